@@ -1,0 +1,156 @@
+"""Trains one tiny GPT at every layout and compares losses and gradient norms with the single process.
+
+    python benchmarks/layouts.py [--precision fp32|bf16] [--iterations N] [--json]
+
+Prints a Markdown table. Exit status 1 when a difference exceeds the tolerance of the precision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A name, how many ranks it takes, and the keys of the parallelism section."""
+
+    name: str
+    world_size: int
+    parallelism: dict[str, Any] = field(default_factory=dict)
+
+
+TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+LAYOUTS = (
+    Layout("single", 1),
+    Layout("TP2", 2, TP2),
+    Layout("PP2", 2, PP2),
+    Layout("DP2", 2),
+    Layout("TP2 x PP2", 4, TP2 | PP2),
+    Layout("TP2 + SP", 2, TP2 | {"sequence_parallel": True}),
+    Layout("VPP2 (PP2)", 2, PP2 | {"virtual_pipeline_model_parallel_size": 2}),
+    Layout("CP2", 2, {"context_parallel_size": 2}),
+    Layout("DP2 + overlap", 2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+)
+
+
+def main() -> int:
+    """Runs the layouts one after another."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--precision", choices=sorted(TOLERANCE), default="fp32")
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        curves = {
+            layout.name: train(layout, Path(scratch), arguments.iterations, arguments.precision)
+            for layout in LAYOUTS
+        }
+    differences = {name: largest_difference(curve, curves["single"]) for name, curve in curves.items()}
+    if arguments.json:
+        print(json.dumps({"precision": arguments.precision, "curves": curves, "differences": differences}))
+    else:
+        print_table(curves, differences)
+    return int(max(differences.values()) > TOLERANCE[arguments.precision])
+
+
+def train(layout: Layout, scratch: Path, iterations: int, precision: str) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each iteration."""
+    print(f"{layout.name}: {layout.world_size} ranks", file=sys.stderr)
+    run_dir = scratch / layout.name.replace(" ", "")
+    run_dir.mkdir()
+    (run_dir / "config.json").write_text(json.dumps(configuration(layout, run_dir, iterations, precision)))
+    run_ranks(run_dir, layout.world_size)
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [(line["loss"], line["grad_norm"]) for line in lines if line["event"] == "step"]
+
+
+def configuration(layout: Layout, run_dir: Path, iterations: int, precision: str) -> dict[str, Any]:
+    """A GPT of 4 layers on made-up samples."""
+    return {
+        "name": layout.name,
+        "run_dir": str(run_dir),
+        "device": "cpu",
+        "world_size": layout.world_size,
+        "model": {
+            "num_layers": 4,
+            "hidden_size": 128,
+            "num_attention_heads": 4,
+            "seq_length": 64,
+            "vocab_size": 1000,
+        },
+        "parallelism": layout.parallelism,
+        "training": {
+            "micro_batch_size": 1,
+            "global_batch_size": 8,
+            "train_iters": iterations,
+            "precision": precision,
+            "eval_iters": 0,
+        },
+        "optimizer": {"lr": 1e-3, "lr_warmup_iters": 0},
+        "data": {"mock": True, "num_workers": 0},
+        "logging": {"tensorboard": False},
+    }
+
+
+def run_ranks(run_dir: Path, world_size: int) -> None:
+    """Starts the ranks and waits for them; their output goes to a log that is shown when one fails."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threads = max(1, (os.cpu_count() or 1) // world_size)
+    log = run_dir / "log"
+    with log.open("w") as output:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "trainer", "--config", str(run_dir / "config.json")],
+                cwd=Path(__file__).parent.parent,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ
+                | {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(world_size),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "OMP_NUM_THREADS": str(threads),
+                },
+            )
+            for rank in range(world_size)
+        ]
+        if any([rank.wait() for rank in ranks]):
+            raise SystemExit(f"{run_dir.name} failed:\n{log.read_text()}")
+
+
+def largest_difference(curve: list[tuple[float, float]], reference: list[tuple[float, float]]) -> float:
+    """Over all iterations, in loss and in gradient norm; a curve that is cut short is infinitely far."""
+    if len(curve) != len(reference):
+        return float("inf")
+    return max(abs(a - b) for pair in zip(curve, reference, strict=True) for a, b in zip(*pair, strict=True))
+
+
+def print_table(curves: dict[str, list[tuple[float, float]]], differences: dict[str, float]) -> None:
+    """First and last iteration of each layout, and its largest difference from the single process."""
+    print("| layout | loss, first | grad norm, first | loss, last | grad norm, last | largest difference |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, curve in curves.items():
+        (first_loss, first_norm), (last_loss, last_norm) = curve[0], curve[-1]
+        print(
+            f"| {name} | {first_loss:.6f} | {first_norm:.6f} | {last_loss:.6f} | {last_norm:.6f} "
+            f"| {differences[name]:.1e} |"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

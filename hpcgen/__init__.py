@@ -1,0 +1,34 @@
+"""Slurm batch scripts and a Megatron-Core trainer for GPT-class models.
+
+    from hpcgen import load_run, plan, render, submit
+
+    run = load_run("run.yaml", overrides=["slurm.train.nodes=4"])
+    print(render(plan(run), "train"))
+    submit(plan(run, ["tokenize", "train"]), launcher="slurm")
+
+The command line calls these four and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcgen.api import load_run, plan, render, submit
+    from hpcgen.errors import ConfigErrors, HpcgenError
+
+__version__ = "0.1.0"
+__all__ = ["ConfigErrors", "HpcgenError", "__version__", "load_run", "plan", "render", "submit"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the interface when it is first used: `hpcgen data` and jobs on nodes need none of it."""
+    if name in ("ConfigErrors", "HpcgenError"):
+        from hpcgen import errors
+
+        return getattr(errors, name)
+    if name in __all__:
+        from hpcgen import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

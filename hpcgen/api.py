@@ -1,0 +1,60 @@
+"""The four functions that the command line and Python programs call: load_run, plan, render, submit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from hpcgen.config.loader import Run, configuration_directories, load_run
+from hpcgen.planning.plan import Plan, plan
+from hpcgen.rendering.script import render_stage
+
+if TYPE_CHECKING:
+    from hpcgen.launchers.job import Job, Progress
+
+__all__ = ["Plan", "Run", "load_run", "plan", "render", "site_directories", "submit"]
+
+
+def render(plan: Plan, stage: str, templates: Sequence[str | Path] = ()) -> str:
+    """The batch script of one stage of `plan`; nothing is written.
+
+    `templates` are directories of site templates, looked in before HPCGEN_TEMPLATES, the user's and the
+    system's configuration directory, and the shipped templates.
+
+    Raises:
+        HpcgenError: a template that is missing, unreadable, writable by strangers, or wrong.
+    """
+    return render_stage(plan, stage, site_directories(templates)).text
+
+
+def submit(
+    plan: Plan,
+    launcher: Literal["slurm", "local"] = "slurm",
+    templates: Sequence[str | Path] = (),
+    on_progress: Callable[[Progress], None] | None = None,
+) -> list[Job]:
+    """Submits the stages of `plan` with submitit, each after the one before it.
+
+    With "slurm" the jobs are queued and the call returns. With "local" the stages run on this machine through
+    submitit's local executor, one after another; the call returns when they are done and tells `on_progress`
+    how far they are.
+
+    Raises:
+        HpcgenError: nothing could be submitted, or a local stage failed.
+    """
+    if launcher == "local":
+        from hpcgen.launchers.local import run_stages
+
+        return run_stages(plan, on_progress)
+    from hpcgen.launchers.slurm import submit_stages
+
+    return submit_stages(plan, site_directories(templates))
+
+
+def site_directories(templates: Sequence[str | Path] = ()) -> list[Path]:
+    """The directories of site templates: those given, HPCGEN_TEMPLATES (separated by ':'), the configuration's."""
+    named = [Path(part) for part in os.environ.get("HPCGEN_TEMPLATES", "").split(os.pathsep) if part]
+    configured = [path for path in configuration_directories("templates") if path.is_dir()]
+    return [*(Path(directory) for directory in templates), *named, *configured]

@@ -1,0 +1,81 @@
+"""The `hpcgen` command: which subcommands there are, and how a user's mistake ends."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from hpcgen import __version__
+from hpcgen.errors import ConfigErrors, HpcgenError
+
+COMMANDS = {
+    "init": "hpcgen.cli.init",
+    "validate": "hpcgen.cli.validate",
+    "render": "hpcgen.cli.render",
+    "submit": "hpcgen.cli.submit",
+    "presets": "hpcgen.cli.presets",
+    "data": "hpcgen.cli.data",
+    "schema": "hpcgen.cli.schema",
+    "install-code": "hpcgen.cli.install_code",
+    "completion": "hpcgen.cli.completion",
+}
+"""Subcommand -> its module, in the order of the help."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module when it is used: start-up time is the user's time."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; commands are {', '.join(COMMANDS)}"
+            ctx.fail(f"no such command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hpcgen")
+def cli() -> None:
+    """Slurm batch scripts and a Megatron-Core trainer for GPT-class models.
+
+    A first run: hpcgen init, edit run.yaml, hpcgen validate -c run.yaml, hpcgen render train -c run.yaml | sbatch
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command and ends the process: 0, 1 for a job that failed, 2 for a user's mistake."""
+    try:
+        status = cli.main(args=arguments, prog_name="hpcgen", standalone_mode=False)
+    except HpcgenError as error:
+        messages = error.messages if isinstance(error, ConfigErrors) else (str(error),)
+        for message in messages:
+            click.secho(message, fg="red", err=True)
+        if len(messages) > 1:
+            click.echo(f"{len(messages)} mistakes; nothing was written or submitted", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of a pipe went away: not our mistake
+        sys.exit(141)
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,236 @@
+"""YAML as plain data that remembers where each value was written, and the merging of such documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcgen.errors import HpcgenError
+
+MAX_BYTES = 256 * 1024
+MAX_VALUES = 20_000
+"""Values after aliases are followed: a document of a few lines can stand for billions of them."""
+MAX_DEPTH = 32
+
+
+@dataclass(frozen=True)
+class Document:
+    """Plain data, and where its values come from: dotted path -> "run.yaml:14", "--set ...", "preset 13b"."""
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+
+    def origin(self, path: str) -> str | None:
+        """Where the value at `path`, or the first one inside it, comes from; None when nobody wrote it."""
+        if path in self.origins:
+            return self.origins[path]
+        return next((where for known, where in self.origins.items() if _inside(known, path)), None)
+
+    def nearest_origin(self, path: str) -> str:
+        """Where `path` would have to be written: the origin of the closest section around it."""
+        while path and path not in self.origins:
+            path = path.rpartition(".")[0]
+        return self.origins[path]
+
+    def get(self, path: str) -> Any:
+        """The value at a dotted `path`; None when there is none."""
+        value: Any = self.values
+        for key in re.findall(r"[^.\[\]]+", path):
+            if isinstance(value, Mapping):
+                value = value.get(key)
+            elif isinstance(value, list | tuple) and key.isdigit() and int(key) < len(value):
+                value = value[int(key)]
+            else:
+                return None
+        return value
+
+
+def constant(values: Mapping[str, Any], origin: str) -> Document:
+    """`values` as a document whose every value has one origin."""
+    origins = {"": origin}
+
+    def copy(value: Any, path: str) -> Any:
+        origins[path] = origin
+        if isinstance(value, Mapping):
+            return {key: copy(item, _join(path, key)) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [copy(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return value
+
+    return Document(copy(values, ""), origins)
+
+
+def merge(lower: Document, upper: Document) -> Document:
+    """`upper` laid over `lower`: mappings are merged key by key, everything else is replaced whole."""
+    origins = dict(lower.origins)
+
+    def lay(below: Any, above: Any, path: str) -> Any:
+        if not (isinstance(below, dict) and isinstance(above, dict)):
+            for stale in [known for known in origins if _inside(known, path)]:
+                del origins[stale]
+            origins.update({known: where for known, where in upper.origins.items() if _inside(known, path)})
+            return above
+        if path in upper.origins:
+            origins[path] = upper.origins[path]
+        merged = dict(below)
+        for key, item in above.items():
+            inner = _join(path, key)
+            if key in below:
+                merged[key] = lay(below[key], item, inner)
+            else:
+                merged[key] = item
+                origins.update({known: where for known, where in upper.origins.items() if _inside(known, inner)})
+        return merged
+
+    return Document(lay(lower.values, upper.values, ""), origins)
+
+
+def override(assignment: str) -> Document:
+    """The document of one `--set a.b=c`; the value is read as YAML ("4", "true", "[1, 2]", "text").
+
+    Raises:
+        HpcgenError: the assignment has another form, or its value is not YAML.
+    """
+    path, equals, text = assignment.partition("=")
+    where = f"--set {assignment}"
+    if not equals or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", path):
+        raise HpcgenError(f"{_printable(where)}: expected KEY.KEY=VALUE", "for example --set slurm.train.nodes=4")
+    value = _load(text, _printable(where)) if text else None
+    origin = _printable(f"--set {path}")
+    values = _plain_tree(value, origin)
+    for section in reversed(path.split(".")):
+        values = {section: values}
+    document = constant(values, origin)
+    own = {known: where for known, where in document.origins.items() if _inside(known, path)}
+    return Document(document.values, own)
+
+
+def read(path: Path) -> Document:
+    """Reads a YAML file.
+
+    Raises:
+        HpcgenError: it can't be read, is too large, or is not a YAML mapping of plain values.
+    """
+    try:
+        if not path.is_file():
+            raise HpcgenError(f"{path}: no such file")
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise HpcgenError(f"{path}: {size} bytes is more than a configuration may have ({MAX_BYTES})")
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise HpcgenError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    except (OSError, ValueError) as error:
+        raise HpcgenError(f"{path}: cannot be read ({error})") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str) -> Document:
+    """The document in `text`; `name` stands before the line in origins.
+
+    Raises:
+        HpcgenError: as `read`.
+    """
+    tree = _load(text, name)
+    if tree is None:
+        return Document({}, {"": name})
+    walk = _Walk(name)
+    values = walk.plain(tree, "", 1, 0)
+    if not isinstance(values, dict):
+        raise HpcgenError(f"{name}:1: expected a mapping of keys to values, got {_short(values)}")
+    walk.origins[""] = name
+    return Document(values, walk.origins)
+
+
+def _load(text: str, name: str) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        return YAML(typ="rt").load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"{name}:{mark.line + 1}" if mark else name
+        problem = " ".join(str(error.problem or error).split("\n")[0].split())
+        raise HpcgenError(f"{line}: not valid YAML: {problem}") from error
+    except YAMLError as error:
+        raise HpcgenError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise HpcgenError(f"{name}: nested too deeply (at most {MAX_DEPTH} levels)") from error
+    except ValueError as error:  # a number or date that YAML's form admits and Python's does not
+        raise HpcgenError(f"{name}: not valid YAML: {error}") from error
+
+
+class _Walk:
+    """Turns ruamel's tree into plain data while noting the line of every value."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.origins: dict[str, str] = {}
+        self._values = 0
+
+    def plain(self, node: Any, path: str, line: int, depth: int) -> Any:
+        where = f"{self.name}:{line}"
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise HpcgenError(f"{where}: more than {MAX_VALUES} values once aliases are followed")
+        if depth > MAX_DEPTH:
+            raise HpcgenError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)")
+        self.origins[path] = where
+        if (tag := getattr(node, "tag", None)) is not None and tag.value is not None:
+            raise HpcgenError(f"{where}: the tag {tag.value} has no meaning here", "write plain values")
+        if isinstance(node, dict):
+            return {key: self.plain(*place, depth + 1) for key, *place in self._items(node, path, line)}
+        if isinstance(node, list):
+            lines = [self._line(node.lc.item, index, line) for index in range(len(node))]  # type: ignore[attr-defined]
+            return [
+                self.plain(item, f"{path}[{index}]", lines[index], depth + 1) for index, item in enumerate(node)
+            ]
+        return _plain_scalar(node, where)
+
+    def _items(self, node: Any, path: str, line: int) -> list[tuple[str, Any, str, int]]:
+        items = []
+        for key, item in node.items():
+            if not isinstance(key, str):
+                raise HpcgenError(f"{self.name}:{line}: the key {_short(key)} is not text", "quote it")
+            items.append((str(key), item, _join(path, str(key)), self._line(node.lc.key, key, line)))
+        return items
+
+    @staticmethod
+    def _line(position: Any, key: Any, fallback: int) -> int:
+        try:
+            return int(position(key)[0]) + 1
+        except (KeyError, TypeError, AttributeError):  # a key that came in through a merge (<<)
+            return fallback
+
+
+def _plain_tree(node: Any, where: str) -> Any:
+    return _Walk(where).plain(node, "", 1, 0)
+
+
+def _plain_scalar(node: Any, where: str) -> Any:
+    if node is None or isinstance(node, bool):
+        return node
+    for kind in (int, float, str):
+        if isinstance(node, kind):
+            return bool(node) if type(node).__name__ == "ScalarBoolean" else kind(node)
+    raise HpcgenError(f"{where}: {_short(node)} is a {type(node).__name__.lower()}, not plain data", "quote it")
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _inside(path: str, section: str) -> bool:
+    return not section or path == section or path.startswith((f"{section}.", f"{section}["))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)

@@ -1,0 +1,117 @@
+"""Constrained types of what users and admins write, and the walk that checks their constraints.
+
+pydantic checks types and keys; numbers carry trainer.config.Range and texts carry `Text`, which stay plain
+data there. `constraint_problems` walks a document beside its type hints, so every value is reported at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Union
+
+from hpcgen.errors import Problem
+from trainer.config import Range
+
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\x80-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a string must look like. Control characters are refused in every string, whatever its field."""
+
+    pattern: str
+    meaning: str
+    """Follows "must be": "1 to 64 letters, digits, '.', '_' or '-'"."""
+
+    def reason(self, value: str) -> str | None:
+        """Why `value` does not fit, in words that follow the value; None when it does."""
+        return None if re.fullmatch(self.pattern, value) else f"must be {self.meaning}"
+
+
+_SEGMENT = r"(?!\.\.(?:/|$))[^/]*"
+_SAFE_SEGMENT = r"(?!\.\.(?:/|$))[A-Za-z0-9._+@=-]*"
+
+Name = Annotated[
+    str, Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "1 to 64 letters, digits, '.', '_' or '-', and not start with '.'")
+]
+"""A run, a partition, an account: safe in a directive, a file name and a comment."""
+SlurmWord = Annotated[str, Text(r"[A-Za-z0-9][A-Za-z0-9._:+,@*|&()\[\]-]{0,255}", "one word of Slurm's (no spaces, quotes or '$')")]
+"""A value that goes into a directive as it is: a constraint such as "a100|h100"."""
+Directive = Annotated[
+    str, Text(r"--[a-z][a-z-]*(=[A-Za-z0-9._:+,@*|&()/%\[\]=-]+)?", "one sbatch option such as --mail-type=FAIL (no spaces, quotes or '$')")
+]
+EnvironmentName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
+FilePath = Annotated[str, Text(rf"(?![~-])(?=.){_SEGMENT}(/{_SEGMENT})*", "a path without '..' that does not start with '~' or '-'")]
+"""A path; a relative one starts at the folder of the file it is written in."""
+RunPath = Annotated[
+    str,
+    Text(rf"(?![-])(?=.){_SAFE_SEGMENT}(/{_SAFE_SEGMENT})*", "a path of letters, digits and . _ + @ = - / without '..': sbatch writes its log there"),
+]
+TimeLimit = Annotated[str, Text(r"(\d+-)?\d{1,2}:\d{2}:\d{2}|\d+-\d{1,2}(:\d{2})?|\d+:\d{2}", "a Slurm time such as 30:00 (minutes:seconds), 12:00:00 or 2-00:00:00")]
+Mask = Annotated[str, Text(r"0x[0-9a-f]{1,64}", "a hexadecimal CPU mask such as 0xfff000")]
+
+
+def constraint_problems(hint: Any, value: Any, path: str = "") -> Iterator[Problem]:
+    """Every number out of range and every text of the wrong form in `value`, a document beside its type `hint`.
+
+    Values of a type that does not fit are passed over: pydantic reports those.
+    """
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        inner, *constraints = typing.get_args(hint)
+        yield from constraint_problems(inner, value, path)
+        yield from _unmet(constraints, value, path)
+    elif origin in (Union, types.UnionType):
+        if value is not None:
+            [inner] = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+            yield from constraint_problems(inner, value, path)
+    elif origin is tuple and isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from constraint_problems(typing.get_args(hint)[0], item, f"{path}[{index}]")
+    elif origin is dict and isinstance(value, Mapping):
+        of_key, of_value = typing.get_args(hint)
+        for key, item in value.items():
+            yield from constraint_problems(of_key, key, f"{path}.{key}")
+            yield from constraint_problems(of_value, item, f"{path}.{key}")
+    elif dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        for field in dataclasses.fields(hint):
+            if field.name in value:
+                inner_path = f"{path}.{field.name}" if path else field.name
+                yield from constraint_problems(hints[field.name], value[field.name], inner_path)
+    elif isinstance(value, str) and (found := CONTROL_CHARACTERS.search(value)):
+        yield Problem(path, f"holds a control character ({found.group()!r})", "remove it")
+
+
+def _unmet(constraints: list[Any], value: Any, path: str) -> Iterator[Problem]:
+    for constraint in constraints:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(constraint, Range) and is_number and (reason := constraint.reason(value)):
+            yield Problem(path, reason)
+        if isinstance(constraint, Text) and isinstance(value, str) and not CONTROL_CHARACTERS.search(value):
+            if reason := constraint.reason(value):
+                yield Problem(path, reason)
+
+
+def seconds(time_limit: str) -> int:
+    """Seconds of a Slurm time: minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    days, dash, clock = time_limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if dash:
+        parts = (parts + [0, 0])[:3]
+    while len(parts) < 3:
+        parts.insert(0, 0)
+    hours, minutes, secs = parts
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
+
+
+def slurm_time(duration_s: int) -> str:
+    """`duration_s` as Slurm writes it: 90 -> 00:01:30, 172800 -> 2-00:00:00."""
+    days, rest = divmod(duration_s, 86400)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock

@@ -1,0 +1,179 @@
+"""Reads a run file with everything it refers to: overrides, preset, cluster profile and node type."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcgen.config import document as documents
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.document import Document
+from hpcgen.config.fields import FilePath, constraint_problems
+from hpcgen.config.node_type import NodeType
+from hpcgen.config.presets import PRESETS, Preset
+from hpcgen.config.run import RunConfig
+from hpcgen.config.validation import build, describe
+from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+from hpcgen.resources import shipped
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run file as it was read: the frozen configuration, and the document that says where each value is from."""
+
+    config: RunConfig
+    cluster: ClusterConfig
+    node_type: NodeType
+    cluster_name: str
+    document: Document
+    directory: Path
+    """Relative paths of the run file start here."""
+    mistakes: tuple[str, ...] = ()
+    """What is wrong in the run file, each value left out of `config`; planning refuses it together with broken rules."""
+    unsure_sections: frozenset[str] = frozenset()
+    """Sections that hold a mistake: what follows from them is not worth a message."""
+
+
+def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
+    """Reads a run file and all it refers to; `overrides` are "a.b=c" texts that win over it.
+
+    Mistakes that leave enough to go on are kept in `mistakes`, so that planning can report all of them at once.
+
+    Raises:
+        ConfigErrors: mistakes in the run file, the overrides, the cluster profile or the node type that leave
+            no configuration to plan with, all of them.
+        HpcgenError: a file that can't be read.
+    """
+    path = Path(path)
+    document = documents.read(path)
+    for assignment in overrides:
+        document = documents.merge(document, documents.override(assignment))
+    messages: list[str] = []
+    preset = _preset(document, messages)
+    if preset is not None:
+        document = documents.merge(documents.constant(preset.sections, f"preset {preset.name}"), document)
+    built = build(RunConfig, document)
+    problems = built.problems
+    if preset is None and document.get("preset") is not None:  # the shape is missing because its name is wrong
+        problems = tuple(problem for problem in problems if problem.reason != "is missing")
+    messages += [describe(problem, document) for problem in problems]
+    directory = path.absolute().parent
+    cluster = node_type = None
+    name = document.get("cluster")
+    if isinstance(name, str) and not any(constraint_problems(FilePath, name)):
+        cluster, node_type = _cluster(name, document, directory, messages)
+    if built.config is None or cluster is None or node_type is None:
+        raise ConfigErrors(messages)
+    unsure = frozenset(re.split(r"[.\[]", problem.path)[0] for problem in problems)
+    return Run(
+        built.config, cluster, node_type, Path(name).stem, document, directory, tuple(messages), unsure
+    )
+
+
+def load_cluster(name: str, directory: Path | None = None) -> tuple[ClusterConfig, NodeType]:
+    """The cluster profile `name` (a name, or a path from `directory`) and its node type.
+
+    Raises:
+        ConfigErrors: every mistake in the two files.
+        HpcgenError: a file that can't be read.
+    """
+    messages: list[str] = []
+    asked = documents.constant({"cluster": name}, "cluster")
+    cluster, node_type = _cluster(name, asked, directory or Path.cwd(), messages)
+    if cluster is None or node_type is None:
+        raise ConfigErrors(messages)
+    return cluster, node_type
+
+
+def cluster_directories() -> list[Path]:
+    """Where cluster profiles are looked up by name, first match wins."""
+    return [
+        Path("clusters"),
+        *configuration_directories("clusters"),
+        Path(__file__).parent.parent / "clusters",
+    ]
+
+
+def configuration_directories(kind: str) -> list[Path]:
+    """The user's and the system's folder for one kind of file ("clusters", "templates")."""
+    user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return [user / "hpcgen" / kind, Path("/etc/hpcgen") / kind]
+
+
+def cluster_names() -> list[str]:
+    """Names of all profiles that can be found."""
+    found = {path.stem for directory in cluster_directories() if directory.is_dir() for path in directory.glob("*.yaml")}
+    return sorted(found)
+
+
+def _preset(document: Document, messages: list[str]) -> Preset | None:
+    name = document.get("preset")
+    if not isinstance(name, str):
+        return None
+    if name not in PRESETS:
+        problem = Problem("preset", "is not a preset", f"use one of {', '.join(PRESETS)}")
+        messages.append(describe(problem, document))
+        return None
+    return PRESETS[name]
+
+
+def _cluster(
+    name: str, asked: Document, directory: Path, messages: list[str]
+) -> tuple[ClusterConfig | None, NodeType | None]:
+    document = _cluster_document(name, asked, directory, messages)
+    if document is None:
+        return None, None
+    built = build(ClusterConfig, document)
+    messages += [describe(problem, document) for problem in built.problems]
+    cluster = built.config
+    if cluster is None or built.problems:
+        return None, None
+    known = sorted(path.stem for path in shipped("topologies").glob("*.yaml"))
+    if cluster.node_type not in known:
+        problem = Problem("node_type", "is not a node type", f"use one of {', '.join(known)}")
+        messages.append(describe(problem, document))
+        return cluster, None
+    facts = documents.read(shipped("topologies") / f"{cluster.node_type}.yaml")
+    node_type = build(NodeType, facts)
+    messages += [describe(problem, facts) for problem in node_type.problems]
+    return cluster, None if node_type.problems else node_type.config
+
+
+def _cluster_document(name: str, asked: Document, directory: Path, messages: list[str]) -> Document | None:
+    """The profile with all that it extends, farthest ancestor lowest."""
+    chain: list[Document] = []
+    seen: list[Path] = []
+    key = "cluster"
+    while True:
+        path = _find_cluster(name, directory, seen)
+        if path is None:
+            hint = f"use the path of a .yaml, or one of {', '.join(cluster_names())}"
+            messages.append(describe(Problem(key, "names no cluster profile", hint), asked))
+            return None
+        try:
+            profile = documents.read(path)
+        except HpcgenError as error:
+            messages.append(str(error))
+            return None
+        chain.append(profile)
+        seen.append(path)
+        parent = profile.values.get("extends")
+        if not isinstance(parent, str):
+            break
+        name, asked, key, directory = parent, profile, "extends", path.absolute().parent
+    merged = chain.pop()
+    while chain:
+        merged = documents.merge(merged, chain.pop())
+    return merged
+
+
+def _find_cluster(name: str, directory: Path, seen: Sequence[Path]) -> Path | None:
+    """The first file that `name` can mean, but none of `seen`: ./clusters/azure-ndv5.yaml may extend azure-ndv5."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        candidates = [directory / name]
+    else:
+        candidates = [folder / f"{name}.yaml" for folder in cluster_directories()]
+    return next((path for path in candidates if path.is_file() and path not in seen), None)

@@ -1,0 +1,217 @@
+"""Shapes to start from, with the optimisation defaults that were published for them.
+
+A preset is a part of a run file: what the run file says wins. The GPT-3 family leaves the vocabulary to the
+tokenizer. Sources:
+GPT-3: Brown et al., "Language models are few-shot learners", arXiv 2005.14165, table 2.1 (learning rates, 300
+billion tokens); NVIDIA NeMo's recipes and Megatron-LM's 175B example (batch, initialisation, layout on H100).
+Llama 3: "The Llama 3 herd of models", arXiv 2407.21783, table 3 and section 3.4.1 (shapes, learning rates,
+warm-up, batch of 405B); NVIDIA NeMo's recipes (the other batches, layout of 70B).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+GPT3_TOKENS = 300_000_000_000
+LLAMA3_TOKENS = 15_000_000_000_000
+
+Section = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sections of a run file under a name."""
+
+    name: str
+    description: str
+    """One line for people: what the shape really is, where the name misleads."""
+    sections: dict[str, Section]
+
+
+def _gpt3(
+    name: str,
+    description: str,
+    *,
+    shape: tuple[int, int, int],
+    seq_length: int = 2048,
+    batch: tuple[int, int],
+    lr: float,
+    init_method_std: float | None = None,
+    parallelism: Section | None = None,
+) -> Preset:
+    """`shape` is layers, hidden size, heads; `batch` is micro, global; the decay ends at a tenth of `lr`."""
+    num_layers, hidden_size, num_attention_heads = shape
+    micro_batch_size, global_batch_size = batch
+    model: Section = {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_attention_heads,
+        "seq_length": seq_length,
+    }
+    if init_method_std is not None:
+        model["init_method_std"] = init_method_std
+    training = {
+        "micro_batch_size": micro_batch_size,
+        "global_batch_size": global_batch_size,
+        "train_iters": GPT3_TOKENS // (global_batch_size * seq_length),
+    }
+    sections = {
+        "model": model,
+        "parallelism": {**OVERLAP, **(parallelism or {})},
+        "training": training,
+        "optimizer": {"lr": lr},
+    }
+    return Preset(name, description, sections)
+
+
+def _llama3(
+    name: str,
+    description: str,
+    *,
+    shape: tuple[int, int, int, int],
+    global_batch_size: int,
+    lr: float,
+    parallelism: Section,
+) -> Preset:
+    """`shape` is layers, hidden size, heads, MLP width; the decay ends at a hundredth of `lr`."""
+    num_layers, hidden_size, num_attention_heads, ffn_hidden_size = shape
+    model = {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_attention_heads,
+        "ffn_hidden_size": ffn_hidden_size,
+        "num_query_groups": 8,
+        "seq_length": 8192,
+        "position_embedding_type": "rope",
+        "rotary_base": 500_000,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": 1e-5,
+        "swiglu": True,
+        "add_bias_linear": False,
+        "untie_embeddings_and_output_weights": True,
+        "vocab_size": 128_256,
+    }
+    training = {
+        "micro_batch_size": 1,
+        "global_batch_size": global_batch_size,
+        "train_iters": LLAMA3_TOKENS // (global_batch_size * 8192),
+    }
+    sections = {
+        "model": model,
+        "parallelism": {**OVERLAP, **parallelism},
+        "training": training,
+        "optimizer": {"lr": lr, "min_lr": float(f"{lr / 100:.6g}"), "lr_warmup_iters": 8000},
+    }
+    return Preset(name, description, sections)
+
+
+def _layout(tensor: int, pipeline: int = 1, virtual: int | None = None) -> Section:
+    """Tensor parallel (with sequence parallel) and pipeline sizes as the run file has them."""
+    sizes = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
+    if virtual is not None:
+        sizes["virtual_pipeline_model_parallel_size"] = virtual
+    return {**sizes, "sequence_parallel": True}
+
+
+OVERLAP: Section = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+
+_ALL = (
+    Preset(
+        "tiny",
+        "a GPT for CPUs: 4 layers of width 128, trains in minutes on 2 cores",
+        {
+            "model": {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "seq_length": 128},
+            "parallelism": {},
+            "training": {
+                "micro_batch_size": 4,
+                "global_batch_size": 8,
+                "train_iters": 80,
+                "precision": "fp32",
+                "eval_interval": 40,
+                "eval_iters": 2,
+            },
+            "optimizer": {"lr": 1e-3},
+        },
+    ),
+    _gpt3(
+        "125m",
+        "GPT-3 Small, with half its sequence length",
+        shape=(12, 768, 12),
+        seq_length=1024,
+        batch=(4, 256),
+        lr=6e-4,
+        init_method_std=0.023,
+    ),
+    _gpt3(
+        "375m",
+        "half as wide as its name says: 12 layers of width 512; learning rate and batch of 125m",
+        shape=(12, 512, 8),
+        seq_length=1024,
+        batch=(4, 256),
+        lr=6e-4,
+    ),
+    _gpt3("345m", "GPT-3 Medium", shape=(24, 1024, 16), batch=(4, 256), lr=3e-4, init_method_std=0.02),
+    _gpt3(
+        "857m",
+        "the same model as 345m: 24 layers of width 1024 are not 857 million parameters",
+        shape=(24, 1024, 16),
+        batch=(4, 256),
+        lr=3e-4,
+        init_method_std=0.02,
+    ),
+    _gpt3("1.3b", "GPT-3 XL", shape=(24, 2048, 16), batch=(4, 512), lr=2e-4, init_method_std=0.014),
+    _gpt3(
+        "13b",
+        "GPT-3 13B, on 2 GPUs per replica",
+        shape=(40, 5120, 40),
+        batch=(2, 1024),
+        lr=1e-4,
+        init_method_std=0.0088,
+        parallelism=_layout(tensor=2),
+    ),
+    _gpt3(
+        "30b",
+        "between GPT-3 13B and 175B, as its learning rate; on 32 GPUs per replica",
+        shape=(48, 7168, 56),
+        batch=(1, 1024),
+        lr=8e-5,
+        parallelism=_layout(tensor=4, pipeline=8),
+    ),
+    _gpt3(
+        "175b",
+        "GPT-3 175B, on 32 GPUs of 80 GB per replica (TP 8 x PP 16 fits smaller ones)",
+        shape=(96, 12288, 96),
+        batch=(1, 1536),
+        lr=6e-5,
+        init_method_std=0.006,
+        parallelism=_layout(tensor=4, pipeline=8, virtual=6),
+    ),
+    _llama3(
+        "llama3-8b",
+        "Llama 3 8B, on 2 GPUs per replica",
+        shape=(32, 4096, 32, 14336),
+        global_batch_size=512,
+        lr=3e-4,
+        parallelism=_layout(tensor=2),
+    ),
+    _llama3(
+        "llama3-70b",
+        "Llama 3 70B, on 32 GPUs per replica",
+        shape=(80, 8192, 64, 28672),
+        global_batch_size=512,
+        lr=1.5e-4,
+        parallelism=_layout(tensor=4, pipeline=8, virtual=5),
+    ),
+    _llama3(
+        "llama3-405b",
+        "Llama 3 405B, on 112 GPUs per replica: PP 14, since 126 layers do not divide by Meta's 16",
+        shape=(126, 16384, 128, 53248),
+        global_batch_size=2048,
+        lr=8e-5,
+        parallelism=_layout(tensor=8, pipeline=14, virtual=3),
+    ),
+)
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _ALL}
+"""By name, small to large in each family."""

@@ -1,0 +1,55 @@
+"""Slurm settings of a stage, as a run file and a cluster profile give them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hpcgen.config.fields import Directive, SlurmWord, TimeLimit
+from trainer.config import FORBID_UNKNOWN_KEYS, Count, NonNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSettings:
+    """What one stage asks of Slurm. Null takes the value of `slurm.defaults`, then the cluster's."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
+
+    nodes: Count | None = None
+    """Nodes of the job; 1 when nobody says."""
+    ntasks_per_node: Count | None = None
+    """Tasks per node; null means one per GPU for train, and one for stages without GPUs."""
+    cpus_per_task: Count | None = None
+    """CPUs per task; null shares the node's CPUs out evenly, where the node type knows them."""
+    time: TimeLimit | None = None
+    """Time limit of one life of the job, in Slurm's form."""
+    partition: SlurmWord | None = None
+    """Partition; null means the cluster's default."""
+    account: SlurmWord | None = None
+    """Account that is charged."""
+    qos: SlurmWord | None = None
+    """Quality of service."""
+    reservation: SlurmWord | None = None
+    """Reservation to run in."""
+    constraint: SlurmWord | None = None
+    """Node features that are required."""
+    signal_lead_s: Count | None = None
+    """Seconds between the warning signal and the time limit; null computes it from the checkpoint's size."""
+    max_restarts: NonNegative | None = None
+    """Times the job may put itself back into the queue; 100 when nobody says."""
+    extra_directives: tuple[Directive, ...] | None = None
+    """More sbatch options, each as written after #SBATCH, such as --mail-type=FAIL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """Slurm settings for all stages (`defaults`) and for each."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
+
+    defaults: StageSettings = field(default_factory=StageSettings)
+    """For every stage that does not say otherwise."""
+    tokenize: StageSettings = field(default_factory=StageSettings)
+    """For the tokenizing stage."""
+    train: StageSettings = field(default_factory=StageSettings)
+    """For the training stage."""

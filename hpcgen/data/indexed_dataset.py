@@ -1,0 +1,127 @@
+"""Megatron-Core's .bin/.idx pair, byte for byte as megatron.core.datasets.indexed_dataset, without torch.
+
+PREFIX.bin holds the token ids of all sequences end to end. PREFIX.idx, all integers little-endian:
+    9 bytes    b"MMIDIDX\\0\\0"
+    uint64     version, 1
+    uint8      code of the ids' dtype
+    uint64     S, the number of sequences
+    uint64     D + 1, one more than the number of documents
+    int32[S]   tokens in each sequence
+    int64[S]   byte offset of each sequence in PREFIX.bin
+    int64[D+1] 0, then after each document the number of sequences so far
+Here a document is one sequence, or none when it holds no token.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcgen.errors import HpcgenError
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+"""megatron.core.datasets.indexed_dataset.DType."""
+_LONGEST_SEQUENCE = 2**31 - 1
+
+
+def bin_path(prefix: Path) -> Path:
+    """The file of token ids. The suffix is appended: a dot in the prefix is part of its name."""
+    return prefix.with_name(prefix.name + ".bin")
+
+
+def idx_path(prefix: Path) -> Path:
+    """The index file."""
+    return prefix.with_name(prefix.name + ".idx")
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The dtype Megatron-Core chooses for a vocabulary before padding (DType.optimal_dtype)."""
+    return np.dtype("<u2" if vocab_size < 65500 else "<i4")
+
+
+class IndexedDatasetWriter:
+    """Appends documents to an open .bin file and, at the end, writes the .idx file that goes with it."""
+
+    def __init__(self, bin_file: BinaryIO, dtype: np.dtype[Any]) -> None:
+        self._bin_file = bin_file
+        self._dtype = dtype
+        self._lengths: list[NDArray[np.int32]] = []
+
+    def add_documents(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """Appends `tokens` [sum(lengths)], the ids of len(lengths) documents end to end.
+
+        Raises:
+            OverflowError: a document is too long for the index (2^31 - 1 tokens).
+        """
+        if lengths.max(initial=0) > _LONGEST_SEQUENCE:
+            raise OverflowError(f"a document has {lengths.max()} tokens; the index holds {_LONGEST_SEQUENCE}")
+        self._bin_file.write(tokens.astype(self._dtype, copy=False).data)
+        self._lengths.append(lengths.astype(np.int32))
+
+    def write_index(self, idx_file: BinaryIO) -> None:
+        """Writes the index of everything added so far."""
+        lengths = np.concatenate([np.empty(0, np.int32), *self._lengths])  # [D]
+        sequences = lengths[lengths > 0]  # [S]
+        ends = np.cumsum(sequences, dtype=np.int64) * self._dtype.itemsize  # [S] bytes
+        documents = np.concatenate([[0], np.cumsum(lengths > 0)])  # [D + 1]
+        code = next(code for code, name in _DTYPES.items() if np.dtype(name) == self._dtype)
+        idx_file.write(_HEADER.pack(_MAGIC, 1, code, len(sequences), len(documents)))
+        idx_file.write(sequences.astype("<i4").data)
+        idx_file.write((ends - sequences * np.int64(self._dtype.itemsize)).astype("<i8").data)
+        idx_file.write(documents.astype("<i8").data)
+
+
+@dataclass(frozen=True)
+class DatasetCounts:
+    """What a .bin/.idx pair holds."""
+
+    documents: int
+    sequences: int
+    tokens: int
+    dtype: str
+
+
+def read_counts(prefix: Path) -> DatasetCounts:
+    """Counts the pair at `prefix` from the index's header and the size of the .bin file.
+
+    Raises:
+        HpcgenError: a file is missing, is no index, or the sizes do not agree (a torn or truncated pair).
+    """
+    index, data = idx_path(prefix), bin_path(prefix)
+    try:
+        with index.open("rb") as file:
+            header = file.read(_HEADER.size)
+        index_size, data_size = index.stat().st_size, data.stat().st_size
+    except OSError as error:
+        raise HpcgenError(f"cannot read the dataset {prefix}: {error}", "it needs .bin and .idx") from error
+    if len(header) < _HEADER.size:
+        raise HpcgenError(f"{index}: {len(header)} bytes are too few for a Megatron index")
+    magic, version, code, sequences, documents = _HEADER.unpack(header)
+    if magic != _MAGIC or version != 1 or code not in _DTYPES:
+        raise HpcgenError(f"{index}: this is not a Megatron index (version 1)")
+    if index_size < _HEADER.size + 12 * sequences + 8 * documents:
+        size = f"{index_size} bytes for {sequences} sequences and {documents} documents"
+        raise HpcgenError(f"{index}: truncated ({size})", "tokenize again")
+    dtype = np.dtype(_DTYPES[code])
+    end = _end(index, sequences, dtype.itemsize)
+    if end != data_size:
+        raise HpcgenError(f"{data}: {data_size} bytes, but its index ends at {end}", "tokenize again")
+    return DatasetCounts(documents - 1, sequences, end // dtype.itemsize, dtype.name)
+
+
+def _end(index: Path, sequences: int, itemsize: int) -> int:
+    """Where the last sequence ends in the .bin file (bytes): its offset and its length."""
+    if not sequences:
+        return 0
+    with index.open("rb") as file:
+        file.seek(_HEADER.size + 4 * (sequences - 1))
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(_HEADER.size + 12 * sequences - 8)
+        return int.from_bytes(file.read(8), "little") + length * itemsize

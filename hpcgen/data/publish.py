@@ -1,0 +1,87 @@
+"""Files appear whole or not at all: written under a private name beside the target, synced, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_SUFFIX = ".tmp"
+
+
+@contextlib.contextmanager
+def private_file(target: Path) -> Iterator[BinaryIO]:
+    """A new file beside `target` for `publish` to rename; gone at the end unless it was published.
+
+    What killed runs left behind for the same target is removed first. A living writer holds a lock on its
+    file, so two runs that write the same target do not disturb each other. On a file system without locks the
+    leftovers stay.
+
+    Raises:
+        OSError: the directory cannot be made or written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(target)
+    file = _create(target)
+    try:
+        yield file
+    finally:
+        file.close()
+        Path(file.name).unlink(missing_ok=True)
+
+
+def sync(file: BinaryIO) -> None:
+    """Brings everything written to `file` to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def publish(file: BinaryIO, target: Path) -> None:
+    """Renames a file of `private_file(target)` to `target`, replacing what is there."""
+    sync(file)
+    Path(file.name).replace(target)
+    sync_directory(target.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes renames and removals in `directory` survive a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _create(target: Path) -> BinaryIO:
+    while True:
+        path = target.parent / f"{_prefix(target)}{secrets.token_hex(8)}{_SUFFIX}"
+        file = path.open("xb")
+        # Another run may sweep the file before it is locked: then it has no name any more, and we try again.
+        if not _lock(file) or os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()
+
+
+def _sweep(target: Path) -> None:
+    for path in target.parent.iterdir():
+        if path.name.startswith(_prefix(target)) and path.name.endswith(_SUFFIX):
+            with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
+                if _lock(file):
+                    path.unlink()
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}."
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Whether the lock was free; False also where the file system knows no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

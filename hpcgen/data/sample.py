@@ -1,0 +1,102 @@
+"""A small corpus of real text that every machine has: sources and docstrings of Python's standard library."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from hpcgen.data.publish import private_file, publish
+from hpcgen.errors import HpcgenError
+
+_NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+"""Installed packages, and test data that is made to be odd."""
+
+
+@dataclass(frozen=True)
+class SampleReport:
+    """What `write_sample` wrote."""
+
+    path: str
+    documents: int
+    text_bytes: int
+    """UTF-8 bytes of all texts."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.path}  ({self.documents:,} documents, {self.text_bytes:,} bytes of text)"
+
+
+def write_sample(target: Path, *, max_mb: float = 8.0, overwrite: bool = False) -> SampleReport:
+    """Writes the corpus as JSON Lines to `target`, whose name ends in .jsonl or .jsonl.zst.
+
+    Documents come in the order of their paths in the library, up to `max_mb` megabytes (10^6 bytes) of text.
+    The same Python gives the same bytes, and a `target` that holds them already is left alone.
+
+    Raises:
+        HpcgenError: another file is in the way, the library has no sources, or the file cannot be written.
+    """
+    if not target.name.endswith((".jsonl", ".jsonl.zst")):
+        raise HpcgenError(f"{target}: the name must end in .jsonl or .jsonl.zst")
+    lines, text_bytes = [], 0
+    for source, text in _documents(Path(sysconfig.get_paths()["stdlib"])):
+        if not text:
+            continue
+        if text_bytes + len(text.encode()) > max_mb * 1e6:
+            break
+        text_bytes += len(text.encode())
+        lines.append(json.dumps({"text": text, "source": source}, ensure_ascii=False) + "\n")
+    if not lines:
+        raise HpcgenError(f"no document fits into {max_mb} MB", "use a larger --max-mb")
+    content = "".join(lines).encode()
+    if target.suffix == ".zst":
+        content = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(content)
+    _write(target, content, overwrite)
+    return SampleReport(str(target), len(lines), text_bytes)
+
+
+def _documents(library: Path) -> Iterator[tuple[str, str]]:
+    """Of each module its source and, as a document of its own, its docstrings; each with its name."""
+    paths = sorted(path.relative_to(library).as_posix() for path in library.rglob("*.py"))
+    modules = [path for path in paths if not _NOT_THE_LIBRARY.intersection(path.split("/"))]
+    if not modules:
+        raise HpcgenError(f"{library} holds no Python sources", "use a Python that has its library as files")
+    for path in modules:
+        with tokenize.open(library / path) as file:
+            source = file.read()
+        yield path, source
+        yield f"{path}#docstrings", "\n\n".join(_docstrings(ast.parse(source)))
+
+
+def _docstrings(module: ast.Module) -> Iterator[str]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield f"{getattr(node, 'name', '')}\n{docstring}".strip()
+
+
+def _write(target: Path, content: bytes, overwrite: bool) -> None:
+    try:
+        if target.exists() and not overwrite:
+            if target.read_bytes() == content:
+                return
+            raise HpcgenError(
+                f"{target} exists and is not this corpus", "choose another name, or pass --overwrite"
+            )
+        with private_file(target) as file:
+            file.write(content)
+            publish(file, target)
+    except OSError as error:
+        raise HpcgenError(f"cannot write {target}: {error.strerror}") from error

@@ -1,0 +1,198 @@
+"""What a stage asks of Slurm: its settings gathered from run file and cluster, and the sbatch directives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.fields import seconds, slurm_time
+from hpcgen.config.node_type import NodeType
+from hpcgen.config.run import RunConfig
+from hpcgen.config.slurm import StageSettings
+from hpcgen.errors import Problem
+
+MAX_RESTARTS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """The nodes and tasks of one stage, and how they are asked for."""
+
+    nodes: int
+    ntasks_per_node: int
+    cpus_per_task: int | None
+    gpus_per_node: int
+    gres: str
+    """The profile's form of the GPU request."""
+    exclusive: bool
+    time_s: int
+    settings: StageSettings
+    """The names that go to Slurm as they are: partition, account, qos, reservation, constraint."""
+    cpu_masks: tuple[str, ...] = ()
+
+    @property
+    def num_tasks(self) -> int:
+        """Ranks of the job."""
+        return self.nodes * self.ntasks_per_node
+
+    @property
+    def max_restarts(self) -> int:
+        """Times the job may requeue itself."""
+        return MAX_RESTARTS if self.settings.max_restarts is None else self.settings.max_restarts
+
+    def resource_options(self) -> dict[str, str | bool]:
+        """sbatch's long options that ask for resources; True stands for an option without a value."""
+        options: dict[str, str | bool | None] = {
+            "nodes": str(self.nodes),
+            "ntasks-per-node": str(self.ntasks_per_node),
+            "cpus-per-task": _text(self.cpus_per_task),
+            **self._gpu_options(),
+            "exclusive": self.exclusive or None,
+            # exclusive takes all CPUs, but without this only the default memory
+            "mem": "0" if self.exclusive else None,
+            "time": slurm_time(self.time_s),
+            **{
+                name: getattr(self.settings, name)
+                for name in ("partition", "account", "qos", "reservation", "constraint")
+            },
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+    def srun_options(self) -> tuple[str, ...]:
+        """srun's options for the step that runs every task. srun inherits neither cpus-per-task nor a binding."""
+        options = [
+            f"--nodes={self.nodes}",
+            f"--ntasks={self.num_tasks}",
+            f"--ntasks-per-node={self.ntasks_per_node}",
+        ]
+        if self.cpus_per_task:
+            options.append(f"--cpus-per-task={self.cpus_per_task}")
+        if self.cpu_masks:
+            options.append(f"--cpu-bind=mask_cpu:{','.join(self.cpu_masks)}")
+        return tuple(options)
+
+    def _gpu_options(self) -> dict[str, str]:
+        if not self.gpus_per_node:
+            return {}
+        if self.gres == "gpus-per-node":
+            return {"gpus-per-node": str(self.gpus_per_node)}
+        return {"gres": self.gres}
+
+
+def _text(value: int | None) -> str | None:
+    return None if value is None else str(value)
+
+
+def stage_settings(stage: str, config: RunConfig, cluster: ClusterConfig) -> StageSettings:
+    """The settings of a stage: its own, else `slurm.defaults`, else the cluster's."""
+    layers = (getattr(config.slurm, stage), config.slurm.defaults, cluster.slurm)
+    chosen = {}
+    for field in dataclasses.fields(StageSettings):
+        given = (getattr(layer, field.name) for layer in layers)
+        chosen[field.name] = next((value for value in given if value is not None), None)
+    return StageSettings(**chosen)
+
+
+def setting_path(stage: str, name: str, config: RunConfig) -> str:
+    """Where a stage's setting is (or would be) written in the run file."""
+    if (
+        getattr(getattr(config.slurm, stage), name) is None
+        and getattr(config.slurm.defaults, name) is not None
+    ):
+        return f"slurm.defaults.{name}"
+    return f"slurm.{stage}.{name}"
+
+
+def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_type: NodeType) -> Allocation:
+    """The allocation of `stage`; a training stage takes every GPU of its nodes, other stages none."""
+    settings = stage_settings(stage, config, cluster)
+    gpus = node_type.gpus_per_node if stage == "train" else 0
+    tasks = settings.ntasks_per_node or gpus or 1
+    cpus = settings.cpus_per_task
+    if cpus is None and node_type.cpus_per_node:
+        cpus = max(1, node_type.cpus_per_node // tasks)
+    return Allocation(
+        nodes=settings.nodes or 1,
+        ntasks_per_node=tasks,
+        cpus_per_task=cpus,
+        gpus_per_node=0 if cluster.gres == "none" else gpus,
+        gres=cluster.gres,
+        exclusive=node_type.exclusive,
+        time_s=seconds(settings.time) if settings.time else 0,
+        settings=settings,
+        cpu_masks=node_type.cpu_masks if gpus and tasks == len(node_type.cpu_masks) else (),
+    )
+
+
+def allocation_problems(
+    stage: str, config: RunConfig, cluster: ClusterConfig, node_type: NodeType, ours: frozenset[str]
+) -> Iterator[Problem]:
+    """What Slurm would refuse, or would do differently than the plan says; `ours` are options that hpcgen writes."""
+    settings = stage_settings(stage, config, cluster)
+
+    def path(name: str) -> str:
+        return setting_path(stage, name, config)
+
+    if settings.time is None:
+        yield Problem(
+            path("time"), "is missing", "a job without a limit is never warned; write for example 1-00:00:00"
+        )
+    elif seconds(settings.time) == 0:
+        yield Problem(
+            path("time"),
+            "means no limit to Slurm, and a job without a limit is never warned",
+            "write a limit",
+        )
+    yield from _partition_problems(settings, cluster, path("partition"), path("time"), path("nodes"))
+    gpus = node_type.gpus_per_node if stage == "train" else 0
+    tasks = settings.ntasks_per_node or gpus or 1
+    if gpus and tasks > gpus:
+        reason = f"is more than the {gpus} GPUs of a node: each rank needs its own"
+        yield Problem(path("ntasks_per_node"), reason, f"use at most {gpus}")
+    if node_type.cpus_per_node and tasks * (settings.cpus_per_task or 1) > node_type.cpus_per_node:
+        what = "cpus_per_task" if settings.cpus_per_task else "ntasks_per_node"
+        reason = f"asks for {tasks} x {settings.cpus_per_task or 1} CPUs of a node that has {node_type.cpus_per_node}"
+        yield Problem(path(what), reason, f"use at most {node_type.cpus_per_node // tasks or 1} CPUs a task")
+    for index, directive in enumerate(settings.extra_directives or ()):
+        option = directive[2:].partition("=")[0]
+        if option in ours:
+            reason = f"sets --{option}, which hpcgen writes itself"
+            yield Problem(
+                f"{path('extra_directives')}[{index}]", reason, "use the key for it, and remove this"
+            )
+
+
+def _partition_problems(
+    settings: StageSettings, cluster: ClusterConfig, partition_path: str, time_path: str, nodes_path: str
+) -> Iterator[Problem]:
+    name = settings.partition
+    if not cluster.partitions or name is None:
+        return
+    for part in name.split(","):
+        if part not in cluster.partitions:
+            yield Problem(
+                partition_path, "is not a partition of the cluster", f"use {' or '.join(cluster.partitions)}"
+            )
+            continue
+        limits = cluster.partitions[part]
+        if limits.max_time and settings.time and seconds(settings.time) > seconds(limits.max_time):
+            yield Problem(
+                time_path, f"is more than partition {part} allows", f"use at most {limits.max_time}"
+            )
+        if limits.max_nodes and (settings.nodes or 1) > limits.max_nodes:
+            yield Problem(
+                nodes_path, f"is more than partition {part} allows", f"use at most {limits.max_nodes}"
+            )
+
+
+def gres_problem(cluster: ClusterConfig, node_type: NodeType) -> Problem | None:
+    """A --gres count that is not the node's number of GPUs."""
+    count = cluster.gres.rpartition(":")[2]
+    if count.isdigit() and int(count) != node_type.gpus_per_node:
+        reason = (
+            f"asks for {count} GPUs of a node type ({cluster.node_type}) that has {node_type.gpus_per_node}"
+        )
+        return Problem("gres", reason, f"write the count {node_type.gpus_per_node}")
+    return None

@@ -1,0 +1,111 @@
+"""How a stage's tasks are wrapped: pyxis flags for srun, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.container import ContainerConfig, Mount
+from hpcgen.config.run import RunConfig
+from hpcgen.errors import Problem
+
+
+@dataclass(frozen=True)
+class Container:
+    """What pyxis needs for one stage."""
+
+    image: str
+    mounts: tuple[str, ...]
+    """SOURCE:TARGET or SOURCE:TARGET:ro."""
+    workdir: str
+    writable: bool
+    environment: tuple[str, ...]
+    """Names: a variable that the image sets wins over the job's unless it is named."""
+
+    def srun_flags(self) -> tuple[str, ...]:
+        """pyxis's options. The mounts are one option: of several, only the last would count."""
+        return (
+            f"--container-image={self.image}",
+            f"--container-mounts={','.join(self.mounts)}",
+            f"--container-workdir={self.workdir}",
+            "--no-container-mount-home",
+            "--container-writable" if self.writable else "--container-readonly",
+            f"--container-env={','.join(self.environment)}",
+        )
+
+
+def runtime(config: RunConfig, cluster: ClusterConfig) -> str:
+    """The container runtime of the run: its own choice, else the cluster's, else none."""
+    return config.container.runtime or cluster.container.runtime or "none"
+
+
+def make_container(
+    config: RunConfig,
+    cluster: ClusterConfig,
+    *,
+    writes: Iterable[str],
+    reads: Iterable[str],
+    environment: Iterable[str],
+) -> Container | None:
+    """The container of a stage that writes to and reads from these host paths; None with runtime none."""
+    if runtime(config, cluster) == "none":
+        return None
+    run, site = config.container, cluster.container
+    image = run.image or site.image or ""
+    writable = next((given for given in (run.writable, site.writable) if given is not None), False)
+    return Container(
+        image=image,
+        mounts=_mounts([*site.mounts, *run.mounts], writes, reads),
+        workdir=run.workdir or site.workdir or config.paths.run_dir,
+        writable=writable,
+        environment=tuple(sorted(set(environment))),
+    )
+
+
+def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> tuple[str, ...]:
+    """The given mounts, then what the stage needs and they do not show already under its own path."""
+    mounts = list(given)
+    for read_only, paths in ((False, writes), (True, reads)):
+        for path in sorted(set(paths)):
+            if not any(_shows(mount, path, read_only) for mount in mounts):
+                mounts.append(Mount(source=path, read_only=read_only))
+    return tuple(
+        f"{mount.source}:{mount.target or mount.source}{':ro' if mount.read_only else ''}" for mount in mounts
+    )
+
+
+def _shows(mount: Mount, path: str, read_only: bool) -> bool:
+    same_place = mount.target in (None, mount.source)
+    inside = PurePosixPath(path).is_relative_to(mount.source)
+    return same_place and inside and (read_only or not mount.read_only)
+
+
+def container_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+    """What pyxis refuses, or accepts and gets wrong: no image, an image without pyxis, two mounts on one target."""
+    run, site = config.container, cluster.container
+    if runtime(config, cluster) == "none":
+        for key in ("image", "workdir"):
+            if getattr(run, key) is not None:
+                yield Problem(
+                    f"container.{key}",
+                    "has no effect with runtime none",
+                    "set container.runtime: pyxis, or remove it",
+                )
+        if run.mounts:
+            yield Problem(
+                "container.mounts",
+                "have no effect with runtime none",
+                "set container.runtime: pyxis, or remove them",
+            )
+        return
+    if not (run.image or site.image):
+        yield Problem("container.image", "is missing", "name a .sqsh file or REGISTRY#IMAGE:TAG")
+    taken = {mount.target or mount.source for mount in site.mounts}
+    for index, mount in enumerate(run.mounts):
+        target = mount.target or mount.source
+        if target in taken:
+            path = f"container.mounts[{index}].{'target' if mount.target else 'source'}"
+            yield Problem(path, "is the target of another mount; pyxis would take one of them silently")
+        taken.add(target)

@@ -1,0 +1,85 @@
+"""How a world of ranks is cut into tensor, pipeline, context and data parallel axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config import ModelConfig, ParallelismConfig, TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The axes of a run whose sizes fit together; `make` builds one, and only where they do.
+
+    Names are Megatron-Core's; `virtual_pipeline_model_parallel_size` is 1 without the interleaved schedule.
+    """
+
+    world_size: int
+    tensor_model_parallel_size: int
+    pipeline_model_parallel_size: int
+    virtual_pipeline_model_parallel_size: int
+    context_parallel_size: int
+    data_parallel_size: int
+    num_microbatches: int
+    """Forward passes of one data-parallel rank in one optimizer step."""
+    num_layers_per_chunk: int
+    """Transformer layers of one model chunk; a stage holds virtual_pipeline_model_parallel_size chunks."""
+
+    @classmethod
+    def make(
+        cls, model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, world_size: int
+    ) -> Layout | None:
+        """The layout; None where ranks, batch or layers cannot be shared out evenly (the rules say why)."""
+        stages = parallelism.pipeline_model_parallel_size
+        chunks = parallelism.virtual_pipeline_model_parallel_size or 1
+        data_parallel_size, ranks_left = divmod(world_size, model_parallel_size(parallelism))
+        if ranks_left or data_parallel_size == 0:
+            return None
+        num_microbatches, samples_left = divmod(
+            training.global_batch_size, training.micro_batch_size * data_parallel_size
+        )
+        if samples_left or model.num_layers % (stages * chunks):
+            return None
+        return cls(
+            world_size=world_size,
+            tensor_model_parallel_size=parallelism.tensor_model_parallel_size,
+            pipeline_model_parallel_size=stages,
+            virtual_pipeline_model_parallel_size=chunks,
+            context_parallel_size=parallelism.context_parallel_size,
+            data_parallel_size=data_parallel_size,
+            num_microbatches=num_microbatches,
+            num_layers_per_chunk=model.num_layers // (stages * chunks),
+        )
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Ranks that hold one replica of the model: tensor x pipeline x context."""
+        return self.world_size // self.data_parallel_size
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle time of the pipeline over its computing time, (PP - 1) / (VPP x num_microbatches).
+
+        Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
+        arXiv 2104.04473, section 2.2.
+        """
+        chunks = self.virtual_pipeline_model_parallel_size * self.num_microbatches
+        return (self.pipeline_model_parallel_size - 1) / chunks
+
+    def __str__(self) -> str:
+        """As people write it: "TP4 PP8 VPP6 CP1 DP4, 384 microbatches on 128 ranks"."""
+        axes = (
+            f"TP{self.tensor_model_parallel_size} PP{self.pipeline_model_parallel_size} "
+            f"VPP{self.virtual_pipeline_model_parallel_size} CP{self.context_parallel_size} "
+            f"DP{self.data_parallel_size}"
+        )
+        return f"{axes}, {self.num_microbatches} microbatches on {self.world_size} ranks"
+
+
+def model_parallel_size(parallelism: ParallelismConfig) -> int:
+    """Ranks that one replica of the model needs: tensor x pipeline x context."""
+    return (
+        parallelism.tensor_model_parallel_size
+        * parallelism.pipeline_model_parallel_size
+        * parallelism.context_parallel_size
+    )

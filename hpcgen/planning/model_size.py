@@ -1,0 +1,42 @@
+"""Sizes that follow from the shape of a model alone: parameters, and bytes of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainer.config import ModelConfig
+
+CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp32": 16}
+"""The weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 each)."""
+
+
+def parameter_count(model: ModelConfig) -> int:
+    """Trainable parameters of the resolved `model`, exactly as Megatron-Core's GPTModel has them."""
+    assert model.max_position_embeddings
+    assert model.padded_vocab_size
+    num_tables = 2 if model.untie_embeddings_and_output_weights else 1
+    positions = model.max_position_embeddings if model.position_embedding_type == "learned_absolute" else 0
+    embedding = (num_tables * model.padded_vocab_size + positions) * model.hidden_size
+    return embedding + model.num_layers * layer_parameter_count(model) + _norm_parameter_count(model)
+
+
+def layer_parameter_count(model: ModelConfig) -> int:
+    """Parameters of one transformer layer of the resolved `model`."""
+    assert model.kv_channels
+    assert model.num_query_groups
+    assert model.ffn_hidden_size
+    query_size = model.kv_channels * model.num_attention_heads
+    qkv_size = query_size + 2 * model.kv_channels * model.num_query_groups
+    fc1_size = model.ffn_hidden_size * (2 if model.swiglu else 1)
+    weights = model.hidden_size * (qkv_size + query_size + fc1_size + model.ffn_hidden_size)
+    biases = qkv_size + fc1_size + 2 * model.hidden_size if model.add_bias_linear else 0
+    return weights + biases + 2 * _norm_parameter_count(model)
+
+
+def _norm_parameter_count(model: ModelConfig) -> int:
+    return model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
+
+
+def checkpoint_bytes(model: ModelConfig, precision: Literal["bf16", "fp32"]) -> int:
+    """Bytes of one checkpoint of the resolved `model`: weights and optimizer state."""
+    return CHECKPOINT_BYTES_PER_PARAMETER[precision] * parameter_count(model)

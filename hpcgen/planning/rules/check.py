@@ -1,0 +1,90 @@
+"""Runs the rules and turns what they find into one message per mistake, each with values that work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcgen.errors import Problem
+from hpcgen.planning.rules import batch, data, model, parallelism, recompute, resources, schedule
+from hpcgen.planning.rules.facts import Facts, Rule, Violation
+
+ERRORS: tuple[Rule, ...] = (
+    *model.RULES,
+    *parallelism.RULES,
+    *batch.RULES,
+    *recompute.RULES,
+    *schedule.RULES,
+    *data.RULES,
+)
+"""Rules that a run must obey. Causes stand before their consequences: the first to object is reported."""
+
+WARNINGS: tuple[Rule, ...] = resources.RULES
+"""Rules that a run may break: it works, but is slow, or may run out of memory."""
+
+Key = tuple[str, str]
+"""A violation is known by its rule's name and its path."""
+
+
+def check(facts: Facts) -> tuple[list[Problem], list[Problem]]:
+    """The errors and the warnings of a run; warnings only where there are no errors to put right first."""
+    errors = _problems(facts, ERRORS, may_break_rules=True)
+    return errors, [] if errors else _problems(facts, ERRORS + WARNINGS, may_break_rules=False)
+
+
+def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> list[Problem]:
+    """One problem per mistake: each is put right with the first value offered for it before the next is looked at.
+
+    What that repairs as well was its consequence, and is not reported.
+    """
+    found = _violations(facts, rules)
+    problems = []
+    for key, violation in found.items():
+        remaining = _violations(facts, rules).get(key)
+        if remaining is None:
+            continue
+        values = _offers(facts, rules, key, remaining, may_break_rules=may_break_rules)
+        problems.append(Problem(violation.path, violation.reason, _hint(values, violation)))
+        if values:
+            facts = facts.with_value(violation.path, values[0])
+    return problems
+
+
+def _violations(facts: Facts, rules: Sequence[Rule]) -> dict[Key, Violation]:
+    return {(rule.__name__, violation.path): violation for rule in rules for violation in rule(facts)}
+
+
+def _offers(
+    facts: Facts, rules: Sequence[Rule], key: Key, violation: Violation, *, may_break_rules: bool
+) -> list[object]:
+    """The candidates that remove the violation and leave the fewest others, the best first.
+
+    One that breaks a rule which held before is offered only where `may_break_rules`, and nothing better is
+    left: two values must change then.
+    """
+    before = _violations(facts, rules).keys()
+    ranked = []
+    for value in violation.candidates:
+        left = _violations(facts.with_value(violation.path, value), rules).keys()
+        broken = len(left - before)
+        if key not in left and (may_break_rules or not broken):
+            ranked.append(((broken, len(left)), value))
+    best = min((rank for rank, _ in ranked), default=None)
+    return [value for rank, value in ranked if rank == best][: violation.offers]
+
+
+def _hint(values: Sequence[object], violation: Violation) -> str:
+    """What to do: "use 1, 2 or 4, or <advice>", numbers in their order."""
+    advice = violation.advice
+    if not values:
+        return f"use {advice}" if advice and violation.candidates else advice
+    numbers = [value for value in values if isinstance(value, int)]
+    *others, last = map(_in_yaml, sorted(numbers) if len(numbers) == len(values) else values)
+    use = f"use {', '.join(others)} or {last}" if others else f"use {last}"
+    return f"{use}, or {advice}" if advice else use
+
+
+def _in_yaml(value: object) -> str:
+    """A value as the run file has it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,103 @@
+"""Rules about the shape of the model alone.
+
+Where a docstring names a file of Megatron-LM, its function there refuses the same values, but only after the
+job has started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
+from trainer.vocabulary import pad_vocab_size
+
+
+def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
+    """hidden_size % num_attention_heads == 0 unless kv_channels is set.
+
+    Source: megatron/training/arguments.py, validate_args.
+    """
+    model = facts.model
+    if model.kv_channels is None and model.hidden_size % model.num_attention_heads:
+        yield Violation(
+            path="model.num_attention_heads",
+            reason=f"does not divide model.hidden_size = {model.hidden_size} "
+            f"({model.hidden_size} / {model.num_attention_heads}), and model.kv_channels is null",
+            candidates=divisors(model.hidden_size, near=model.num_attention_heads),
+            offers=4,
+        )
+
+
+def query_groups_divide_heads(facts: Facts) -> Iterator[Violation]:
+    """num_attention_heads % num_query_groups == 0.
+
+    Source: megatron/core/transformer/attention.py, get_query_key_value_tensors, which divides with //
+    and fails on the shapes.
+    """
+    model = facts.model
+    if model.num_query_groups is not None and model.num_attention_heads % model.num_query_groups:
+        yield Violation(
+            path="model.num_query_groups",
+            reason=f"does not divide model.num_attention_heads = {model.num_attention_heads} "
+            f"({model.num_attention_heads} / {model.num_query_groups})",
+            candidates=divisors(model.num_attention_heads, near=model.num_query_groups),
+        )
+
+
+def rotary_head_width_is_even(facts: Facts) -> Iterator[Violation]:
+    """kv_channels % 2 == 0 with rope.
+
+    Source: megatron/core/models/common/embeddings/rope_utils.py, _rotate_half.
+    """
+    model = facts.model
+    width = facts.resolved_model.kv_channels
+    assert width is not None
+    if model.position_embedding_type != "rope" or width % 2 == 0:
+        return
+    if model.kv_channels is not None:
+        yield Violation(
+            path="model.kv_channels",
+            reason="is odd, and position_embedding_type = rope rotates channels in pairs",
+            candidates=[width - 1, width + 1] if width > 1 else [2],
+        )
+    else:
+        yield Violation(
+            path="model.num_attention_heads",
+            reason=f"makes heads of {width} channels ({model.hidden_size} / {model.num_attention_heads}), "
+            "and position_embedding_type = rope rotates channels in pairs",
+            candidates=divisors(model.hidden_size, near=model.num_attention_heads),
+            offers=4,
+        )
+
+
+def positions_cover_sequence(facts: Facts) -> Iterator[Violation]:
+    """max_position_embeddings >= seq_length (megatron/training/arguments.py, validate_args)."""
+    model = facts.model
+    if model.max_position_embeddings is not None and model.max_position_embeddings < model.seq_length:
+        yield Violation(
+            path="model.max_position_embeddings",
+            reason=f"is less than model.seq_length = {model.seq_length}",
+            candidates=[model.seq_length],
+            advice="a shorter seq_length",
+        )
+
+
+def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
+    """padded_vocab_size >= vocab_size: every token needs its row of the embedding (ours)."""
+    padded, vocab_size = facts.model.padded_vocab_size, facts.model.vocab_size
+    if padded is not None and vocab_size is not None and padded < vocab_size:
+        yield Violation(
+            path="model.padded_vocab_size",
+            reason=f"is less than the vocabulary, model.vocab_size = {vocab_size}",
+            candidates=[pad_vocab_size(vocab_size)],
+            advice="null, which pads vocab_size to a multiple of 128",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    heads_divide_hidden_size,
+    query_groups_divide_heads,
+    rotary_head_width_is_even,
+    positions_cover_sequence,
+    padded_vocabulary_covers_vocabulary,
+)

@@ -1,0 +1,195 @@
+"""Rules about how the model is cut over ranks, and the world that must hold it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from hpcgen.planning.layout import model_parallel_size
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
+
+TP = "parallelism.tensor_model_parallel_size"
+PP = "parallelism.pipeline_model_parallel_size"
+VPP = "parallelism.virtual_pipeline_model_parallel_size"
+CP = "parallelism.context_parallel_size"
+
+
+def tensor_parallel_divides_heads(facts: Facts) -> Iterator[Violation]:
+    """num_attention_heads % TP == 0 (megatron/core/transformer/transformer_config.py, __post_init__)."""
+    yield from _tensor_parallel_divides(facts, "num_attention_heads", facts.model.num_attention_heads)
+
+
+def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Violation]:
+    """num_query_groups % TP == 0 or TP % num_query_groups == 0.
+
+    Source: megatron/core/transformer/transformer_config.py, TransformerConfig.__post_init__.
+    """
+    size = facts.parallelism.tensor_model_parallel_size
+    groups = facts.resolved_model.num_query_groups
+    assert groups is not None
+    if groups % size and size % groups:
+        yield Violation(
+            path=TP,
+            reason=f"neither divides model.num_query_groups = {groups} nor is a multiple of it "
+            f"({groups} / {size})",
+            candidates=divisors(facts.model.num_attention_heads, near=size),
+        )
+
+
+def tensor_parallel_divides_mlp(facts: Facts) -> Iterator[Violation]:
+    """ffn_hidden_size % TP == 0 (megatron/core/tensor_parallel/layers.py, where `divide` asserts it)."""
+    ffn_hidden_size = facts.resolved_model.ffn_hidden_size
+    assert ffn_hidden_size is not None
+    yield from _tensor_parallel_divides(facts, "ffn_hidden_size", ffn_hidden_size)
+
+
+def tensor_parallel_divides_vocabulary(facts: Facts) -> Iterator[Violation]:
+    """padded_vocab_size % TP == 0 (megatron/core/tensor_parallel/utils.py, VocabUtility).
+
+    Megatron-LM pads to a multiple of TP; here the padded size does not depend on the layout.
+    """
+    padded_vocab_size = facts.resolved_model.padded_vocab_size
+    if padded_vocab_size is not None:
+        yield from _tensor_parallel_divides(facts, "padded_vocab_size", padded_vocab_size)
+
+
+def _tensor_parallel_divides(facts: Facts, key: str, value: int) -> Iterator[Violation]:
+    size = facts.parallelism.tensor_model_parallel_size
+    if value % size:
+        yield Violation(
+            path=TP,
+            reason=f"does not divide model.{key} = {value} ({value} / {size})",
+            candidates=divisors(value, near=size),
+        )
+
+
+def sequence_parallel_needs_tensor_parallel(facts: Facts) -> Iterator[Violation]:
+    """sequence_parallel needs TP > 1 (megatron/core/model_parallel_config.py, __post_init__).
+
+    Megatron-LM's command line turns it off without a word; a run file says what runs.
+    """
+    if facts.parallelism.sequence_parallel and facts.parallelism.tensor_model_parallel_size == 1:
+        yield Violation(
+            path="parallelism.sequence_parallel",
+            reason=f"shards activations over tensor-parallel ranks, and {TP} = 1 has no others",
+            candidates=[False],
+        )
+
+
+def pipeline_divides_layers(facts: Facts) -> Iterator[Violation]:
+    """num_layers % PP == 0 (megatron/core/transformer/transformer_block.py, get_num_layers_to_build)."""
+    num_layers, stages = facts.model.num_layers, facts.parallelism.pipeline_model_parallel_size
+    if num_layers % stages:
+        yield Violation(
+            path=PP,
+            reason=f"does not divide model.num_layers = {num_layers} ({num_layers} / {stages})",
+            candidates=divisors(num_layers, near=stages),
+        )
+
+
+def interleaving_needs_pipeline(facts: Facts) -> Iterator[Violation]:
+    """VPP > 1 needs PP > 1 (megatron/core/parallel_state.py, initialize_model_parallel).
+
+    Megatron-LM wants PP > 2 where stages do not overlap their communication; the trainer always overlaps it.
+    """
+    if facts.num_chunks > 1 and facts.parallelism.pipeline_model_parallel_size == 1:
+        yield Violation(
+            path=VPP,
+            reason=f"interleaves pipeline stages, and {PP} = 1 has only one",
+            candidates=[None],
+        )
+
+
+def chunks_divide_stage(facts: Facts) -> Iterator[Violation]:
+    """(num_layers / PP) % VPP == 0.
+
+    Source: megatron/core/transformer/transformer_block.py, get_num_layers_to_build.
+    """
+    stages = facts.parallelism.pipeline_model_parallel_size
+    layers_per_stage, layers_left = divmod(facts.model.num_layers, stages)
+    if layers_left == 0 and layers_per_stage % facts.num_chunks:
+        yield Violation(
+            path=VPP,
+            reason=f"does not divide the layers of a stage, model.num_layers / {PP} = "
+            f"{facts.model.num_layers} / {stages} = {layers_per_stage} "
+            f"({layers_per_stage} / {facts.num_chunks})",
+            candidates=[d for d in divisors(layers_per_stage, near=facts.num_chunks) if d > 1] or [None],
+        )
+
+
+def context_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
+    """seq_length % (2 x CP) == 0 when CP > 1 (megatron/training/arguments.py, validate_args).
+
+    Each rank takes one slice from the front and one from the back, which evens out the causal mask.
+    """
+    seq_length, size = facts.model.seq_length, facts.parallelism.context_parallel_size
+    if size > 1 and seq_length % (2 * size):
+        yield Violation(
+            path=CP,
+            reason=f"cuts each sequence into 2 x {size} slices, and model.seq_length = {seq_length} "
+            f"is not a multiple of {2 * size} ({seq_length} / {2 * size})",
+            candidates=divisors(max(1, seq_length // 2), near=size),
+        )
+
+
+def sequence_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
+    """seq_length % (CP x TP) == 0 with sequence_parallel (ours: Core fails in the first reduce-scatter)."""
+    axes = facts.parallelism
+    ranks = axes.context_parallel_size * axes.tensor_model_parallel_size
+    if axes.sequence_parallel and facts.model.seq_length % ranks:
+        yield Violation(
+            path="model.seq_length",
+            reason=f"is not a multiple of CP x TP = {axes.context_parallel_size} x "
+            f"{axes.tensor_model_parallel_size} = {ranks}, over which parallelism.sequence_parallel = true "
+            f"shares it out ({facts.model.seq_length} / {ranks})",
+            candidates=multiples(ranks, near=facts.model.seq_length),
+            offers=2,
+        )
+
+
+def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
+    """world_size % (TP x PP x CP) == 0; the quotient is DP.
+
+    Source: megatron/core/parallel_state.py, initialize_model_parallel.
+    """
+    if facts.data_parallel_size is not None:
+        return
+    axes = facts.parallelism
+    needed = model_parallel_size(axes)
+    unit = needed // math.gcd(needed, facts.world.ranks_each)
+    yield Violation(
+        path=facts.world.path,
+        reason=f"gives {facts.world}, and TP x PP x CP = {axes.tensor_model_parallel_size} x "
+        f"{axes.pipeline_model_parallel_size} x {axes.context_parallel_size} = {needed} does not divide "
+        f"them ({facts.world.size} / {needed})",
+        candidates=multiples(unit, near=facts.world.count),
+        offers=2,
+        advice=f"parallel sizes whose product divides {facts.world.size}",
+    )
+
+
+def param_gather_overlap_needs_grad_reduce_overlap(facts: Facts) -> Iterator[Violation]:
+    """overlap_param_gather needs overlap_grad_reduce (megatron/training/arguments.py, validate_args)."""
+    if facts.parallelism.overlap_param_gather and not facts.parallelism.overlap_grad_reduce:
+        yield Violation(
+            path="parallelism.overlap_param_gather",
+            reason="needs parallelism.overlap_grad_reduce = true, which is false",
+            candidates=[False],
+            advice="overlap_grad_reduce: true beside it",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    tensor_parallel_divides_heads,
+    tensor_parallel_fits_query_groups,
+    tensor_parallel_divides_mlp,
+    tensor_parallel_divides_vocabulary,
+    sequence_parallel_needs_tensor_parallel,
+    pipeline_divides_layers,
+    interleaving_needs_pipeline,
+    chunks_divide_stage,
+    context_parallel_divides_sequence,
+    sequence_parallel_divides_sequence,
+    model_parallel_divides_world,
+    param_gather_overlap_needs_grad_reduce_overlap,
+)

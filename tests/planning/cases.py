@@ -1,0 +1,40 @@
+"""A run that breaks no rule, and how to change single values of it."""
+
+from __future__ import annotations
+
+from hpcgen.planning.rules import Facts, World, check
+from trainer.config import BlendConfig, ModelConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
+
+
+def valid_facts(device_memory_gib: float = 80, **changes: object) -> Facts:
+    """GPT of 12 layers and 16 heads on two nodes of 8 GPUs; `changes` are "section__key" or "nodes"."""
+    facts = Facts(
+        model=ModelConfig(
+            num_layers=12, hidden_size=1024, num_attention_heads=16, seq_length=2048, vocab_size=50257
+        ),
+        parallelism=ParallelismConfig(),
+        training=TrainingConfig(micro_batch_size=2, global_batch_size=512, train_iters=1000),
+        optimizer=OptimizerConfig(lr=3e-4),
+        data=BlendConfig(mock=True),
+        world=World(path="slurm.train.nodes", count=2, ranks_each=8),
+        gpus_per_node=8,
+        device_memory_gib=device_memory_gib,
+    )
+    for name, value in changes.items():
+        path = facts.world.path if name == "nodes" else name.replace("__", ".")
+        facts = facts.with_value(path, value)
+    return facts
+
+
+def errors(**changes: object) -> list[str]:
+    """The errors of the changed run, one line each: "path reason; hint"."""
+    return [
+        f"{problem.path} {problem.reason}; {problem.hint}" for problem in check(valid_facts(**changes))[0]
+    ]
+
+
+def warnings(device_memory_gib: float = 80, **changes: object) -> list[str]:
+    """The warnings of the changed run, which has no errors."""
+    problems, found = check(valid_facts(device_memory_gib, **changes))
+    assert problems == []
+    return [f"{problem.path} {problem.reason}; {problem.hint}" for problem in found]

@@ -1,0 +1,354 @@
+"""A private two-node Slurm cluster on this machine: real daemons, invented hardware (8 GPUs each, as NDv5).
+
+It owns one directory under /tmp, a munge key and three free ports, so it meets neither a cluster that the
+machine already has nor a second one of its own kind. It needs no root: its jobs run as whoever started it.
+`python -m tests.slurm.cluster -- COMMAND` runs a command beside such a cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+NODES = ("ndv5-1", "ndv5-2")
+GPUS_PER_NODE = 8
+FINAL_STATES = frozenset(
+    ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+)
+
+# munged refuses a directory below one that others cannot enter, and a socket's path holds at most 107 bytes.
+BASE_DIR = Path("/tmp")
+PREFIX = "hpcgen-slurm-"
+
+# Below the ephemeral ports: no outgoing connection takes one between our choice and the daemon's bind.
+PORTS = range(16_000, 20_000)
+START_ATTEMPTS = 3
+
+# Daemons live in sbin, which an ordinary user's PATH lacks.
+SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+DAEMONS = ("munged", "slurmctld", "slurmd")
+CLIENTS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
+
+# MinJobAge keeps finished jobs visible to `scontrol show job`, for there is no slurmdbd. cred_expire is how
+# long a requeued job waits (121 s by default), yet a launch's credentials must reach a busy node within it.
+# SchedulerParameters ends Slurm's own patience: 3 s before a batch job, up to 30 s before a requeued one.
+SLURM_CONF = """\
+ClusterName=hpcgen
+SlurmctldHost=localhost
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={directory}/munge.socket,cred_expire=8
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool-%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SwitchType=switch/none
+MpiDefault=none
+GresTypes=gpu
+ReturnToService=2
+SlurmdParameters=config_overrides
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+MailProg=/bin/true
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+MinJobAge=3600
+KillWait=5
+SlurmctldTimeout=30
+SlurmdTimeout=30
+NodeName={nodes[0]} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} {hardware}
+NodeName={nodes[1]} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} {hardware}
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+HARDWARE = (
+    "Sockets=2 CoresPerSocket=48 ThreadsPerCore=1 RealMemory=1900000 "
+    f"Gres=gpu:h100:{GPUS_PER_NODE} State=UNKNOWN"
+)
+GRES_CONF = "NodeName={nodes} Name=gpu Type=h100 File={directory}/nvidia[0-{last}]\n"
+
+
+class SlurmClusterError(Exception):
+    """The cluster did not start, or one of its commands failed; the message holds what it printed."""
+
+
+def missing_slurm() -> str | None:
+    """Why no cluster can be started on this machine, in one line, or None when one can."""
+    missing = [name for name in (*DAEMONS, *CLIENTS) if shutil.which(name, path=SEARCH_PATH) is None]
+    if missing:
+        return f"no Slurm on this machine (missing: {', '.join(missing)}); apt-get install slurm-wlm munge"
+    return None
+
+
+class SlurmCluster:
+    """The daemons and the clients' side of one cluster; a context manager that starts and stops it."""
+
+    def __init__(self) -> None:
+        self.directory = Path()
+        self.env: dict[str, str] = {}
+
+    def __enter__(self) -> SlurmCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start munged, slurmctld and two slurmd, and return when both nodes are idle.
+
+        Raises SlurmClusterError with the daemons' logs. Clusters whose test run was killed are stopped first.
+        """
+        if (reason := missing_slurm()) is not None:
+            raise SlurmClusterError(reason)
+        stop_abandoned()
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                self._start_daemons()
+                return
+            except SlurmClusterError:  # most likely another program took one of the ports meanwhile
+                self.stop()
+                if attempt == START_ATTEMPTS:
+                    raise
+            except BaseException:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """Cancel what runs, stop the daemons by the pids in their pid files, and remove the directory."""
+        if self.env:
+            stop_daemons(self.directory)
+            self.env = {}
+
+    def run(
+        self,
+        *args: str | os.PathLike[str],
+        input: str | None = None,
+        cwd: Path | None = None,
+        timeout_s: float = 60,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the cluster's environment; its failure raises SlurmClusterError if `check`."""
+        result = subprocess.run(
+            args, input=input, cwd=cwd, env=self.env, text=True, capture_output=True, timeout=timeout_s
+        )
+        if check and result.returncode != 0:
+            raise SlurmClusterError(f"{args} ended with {result.returncode}:\n{result.stdout}{result.stderr}")
+        return result
+
+    def sbatch(self, script: str, *args: str, cwd: Path) -> str:
+        """Pipe the text of a script into sbatch, as `hpcgen render ... | sbatch` does; the job id."""
+        return self.run("sbatch", "--parsable", *args, input=script, cwd=cwd).stdout.strip().partition(";")[0]
+
+    def show(self, job_id: str) -> dict[str, str]:
+        """What `scontrol show job` says of a job, by its own keys (JobState, Restarts, NodeList, ...)."""
+        line = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout.strip()
+        return dict(re.findall(r"(\S+?)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)", line))
+
+    def wait(self, job_id: str, timeout_s: float = 60, states: frozenset[str] = FINAL_STATES) -> str:
+        """The job's state once it is one of `states` (by default: over, and no requeue to follow).
+
+        Raises TimeoutError with the job's record and the daemons' logs.
+        """
+        if not _becomes_true(lambda: self.show(job_id)["JobState"] in states, timeout_s, interval_s=0.2):
+            missed = f"job {job_id} reached none of {sorted(states)} within {timeout_s} s"
+            raise TimeoutError(f"{missed}: {self.show(job_id)}\n{self.logs()}")
+        return self.show(job_id)["JobState"]
+
+    def logs(self, num_lines: int = 40) -> str:
+        """The last lines of each daemon's log."""
+        return "\n".join(
+            f"== {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-num_lines:])
+            for log in sorted(self.directory.glob("*.log"))
+        )
+
+    def _start_daemons(self) -> None:
+        self.directory = create_directory()
+        self.env = client_environment(self.directory, os.environ)
+        try:
+            self.run(
+                "munged",
+                *(f"--{name}-file={self.directory}/munge.{name}" for name in ("key", "log", "seed")),
+                f"--pid-file={self.directory}/munged.pid",
+                f"--socket={self.directory}/munge.socket",
+            )
+            self.run("slurmctld")
+            for node in NODES:
+                self.run("slurmd", "-N", node)
+            self._wait_for_nodes(timeout_s=30)
+        except (SlurmClusterError, subprocess.TimeoutExpired) as error:
+            raise SlurmClusterError(f"the Slurm cluster did not start: {error}\n{self.logs()}") from error
+
+    def _wait_for_nodes(self, timeout_s: float) -> None:
+        def both_idle() -> bool:
+            nodes = self.run("sinfo", "--noheader", "--Node", "--format=%T", check=False)
+            return nodes.stdout.split() == ["idle"] * len(NODES)
+
+        if not _becomes_true(both_idle, timeout_s, interval_s=0.1):
+            raise SlurmClusterError(f"{' and '.join(NODES)} were not idle after {timeout_s} s")
+
+
+def create_directory() -> Path:
+    """A new cluster's directory: its configuration, munge key, fake GPUs, and the process it belongs to."""
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=BASE_DIR))
+    directory.chmod(0o711)  # munged wants its socket within everyone's reach
+    (directory / "owner").write_text(_process_identity(os.getpid()))
+    (directory / "state").mkdir()
+    key = directory / "munge.key"
+    key.touch(mode=0o600)
+    key.write_bytes(os.urandom(1024))
+    for index in range(GPUS_PER_NODE):  # slurmd accepts only character devices
+        (directory / f"nvidia{index}").symlink_to("/dev/null")
+    (directory / "gres.conf").write_text(
+        GRES_CONF.format(nodes=",".join(NODES), directory=directory, last=GPUS_PER_NODE - 1)
+    )
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    (directory / "slurm.conf").write_text(
+        SLURM_CONF.format(directory=directory, user=user, nodes=NODES, ports=free_ports(3), hardware=HARDWARE)
+    )
+    return directory
+
+
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports that nothing listens on at this moment."""
+    ports: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise SlurmClusterError(f"fewer than {count} free ports in {PORTS}")
+
+
+def client_environment(directory: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for the clients of the cluster in `directory`, without what another cluster or job set."""
+    foreign = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SINFO_", "SCONTROL_", "MUNGE_")
+    kept = {name: value for name, value in environ.items() if not name.startswith(foreign)}
+    return kept | {"SLURM_CONF": f"{directory}/slurm.conf", "PATH": SEARCH_PATH}
+
+
+def stop_daemons(directory: Path) -> None:
+    """Stop the cluster in `directory`: its jobs, then the daemons in its pid files; remove the directory."""
+    env = client_environment(directory, os.environ)
+    if _daemon_pid(directory / "slurmctld.pid") is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _cancel_jobs(env)
+    for name in (*(f"slurmd-{node}" for node in NODES), "slurmctld", "munged"):
+        _stop_daemon(directory / f"{name}.pid")
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def stop_abandoned() -> None:
+    """Stop the clusters of this user whose owner is gone without having stopped them (kill -9, a crash)."""
+    for directory in BASE_DIR.glob(f"{PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):  # its owner is just removing or making it
+            owner = (directory / "owner").read_text()
+            ours = directory.stat().st_uid == os.geteuid()
+            if ours and owner and _process_identity(int(owner.split()[0])) != owner:
+                stop_daemons(directory)
+
+
+def _cancel_jobs(env: Mapping[str, str]) -> None:
+    """Cancel every job, and wait until Slurm has killed their processes (at most KillWait and a little)."""
+
+    def all_gone() -> bool:
+        queue = subprocess.run(("squeue", "--noheader"), env=env, text=True, capture_output=True, timeout=10)
+        return queue.returncode != 0 or not queue.stdout.strip()
+
+    if not all_gone():
+        for state in ("PENDING", "RUNNING", "SUSPENDED"):  # scancel cancels nothing when no filter is given
+            subprocess.run(("scancel", f"--state={state}"), env=env, capture_output=True, timeout=10)
+        _becomes_true(all_gone, timeout_s=15, interval_s=0.2)
+
+
+def _stop_daemon(pid_file: Path) -> None:
+    """TERM, and KILL after 5 s, to the daemon a pid file names."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        pid = _daemon_pid(pid_file)
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+        _becomes_true(lambda: _daemon_pid(pid_file) is None, timeout_s=5, interval_s=0.05)
+
+
+def _daemon_pid(pid_file: Path) -> int | None:
+    """The pid in a daemon's pid file, or None when it is gone (its number may be another program's)."""
+    try:
+        pid = int(pid_file.read_text())
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return None
+    name = pid_file.stem.partition("-")[0]
+    return pid if Path(os.fsdecode(words[0])).name == name else None
+
+
+def _process_identity(pid: int) -> str:
+    """The pid and when it started (clock ticks since boot), or "" when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    # proc(5): field 22; the fields are counted after the name, which is in parentheses and may hold anything.
+    return f"{pid} {stat.rpartition(')')[2].split()[19]}"
+
+
+def _becomes_true(condition: Callable[[], bool], timeout_s: float, interval_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(interval_s)
+    return True
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind as an interrupt does, so that the cluster is stopped."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    previous = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command in `argv` (after an optional "--") beside a cluster of its own; its status."""
+    command = argv[1:] if argv[:1] == ["--"] else argv
+    if not command:
+        print("usage: python -m tests.slurm.cluster -- COMMAND [ARGUMENT...]", file=sys.stderr)
+        return 2
+    if (reason := missing_slurm()) is not None:
+        print(reason, file=sys.stderr)
+        return 1
+    with _terminated_as_interrupt(), SlurmCluster() as cluster:
+        return subprocess.run(command, env=cluster.env).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

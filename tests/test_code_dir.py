@@ -1,0 +1,224 @@
+"""`hpcgen install-code`: what it installs runs on an image's torch, hides nothing of it, never changes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hpcgen import code_dir
+from hpcgen.cli.install_code import install_code as command
+from hpcgen.errors import HpcgenError
+
+RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A code directory for the running Python, made by pip from the index `make test` was set up from."""
+    return code_dir.install_code(tmp_path_factory.mktemp("nodes"), RUNNING)
+
+
+@pytest.fixture(scope="module")
+def torch_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an image has: torch, numpy and what they need, without anything else of this environment."""
+    image = tmp_path_factory.mktemp("image")
+    names, todo = set(), {"torch", "numpy"}
+    while todo:
+        names.add(name := todo.pop())
+        distribution = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or () if ".." not in file.parts}:
+            if not (image / top).exists():
+                (image / top).symlink_to(str(distribution.locate_file(top)))
+        needs = (need for need in distribution.requires or () if "extra ==" not in need)
+        todo |= {name for name in map(code_dir.project_name, needs) if is_installed(name)} - names
+    return image
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A finished tree to publish, small."""
+    tree = tmp_path / "private" / "code"
+    (tree / "trainer").mkdir(parents=True)
+    (tree / "trainer" / "__init__.py").write_text("")
+    (tree / "trainer" / "run.sh").write_text("true\n")
+    (tree / "trainer" / "run.sh").chmod(0o755)
+    return tree
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def distribution_names(directory: Path) -> set[str]:
+    found = importlib.metadata.distributions(path=[str(directory)])
+    return {code_dir.project_name(distribution.name) for distribution in found}
+
+
+def run_isolated(code: str, *path: Path) -> str:
+    """What Python prints that sees the standard library and `path`, in this order."""
+    start = f"import sys; sys.path[:0] = {[str(entry) for entry in path]}; "
+    python = (sys.executable, "-I", "-S", "-B", "-W", "ignore", "-c", start + code)
+    result = subprocess.run(python, capture_output=True, text=True, cwd="/")
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_trainer_and_megatron_import_beside_nothing_but_torch(installed: Path, torch_image: Path) -> None:
+    code = """
+import torch, numpy, jinja2
+import trainer, megatron.core, submitit, hpcgen, psutil
+from megatron.core.datasets import helpers_cpp
+from megatron.core.models.gpt import GPTModel
+print(*(module.__file__ for module in (torch, numpy, jinja2)))
+print(*(module.__file__ for module in (trainer, megatron.core, submitit, hpcgen, psutil, helpers_cpp)))
+"""
+    of_image, of_code = run_isolated(code, installed, torch_image).splitlines()
+    assert all(file.startswith(f"{torch_image}/") for file in of_image.split())
+    assert all(file.startswith(f"{installed}/") for file in of_code.split())
+
+
+def test_a_data_stage_runs_from_it(installed: Path, torch_image: Path) -> None:
+    code = """
+import hpcgen.data.tokenize, hpcgen.data.tokenizer
+import awkward, gigatoken, tokenizers, msgspec, zstandard, pydantic, ruamel.yaml, click, rich
+import importlib.metadata
+from hpcgen.resources import shipped
+print(importlib.metadata.version("hpcgen"), *(shipped(folder) for folder in ("templates", "topologies")))
+"""
+    version, *folders = run_isolated(code, installed, torch_image).split()
+    assert version == importlib.metadata.version("hpcgen")
+    assert folders == [f"{installed}/hpcgen/templates", f"{installed}/hpcgen/topologies"]
+
+
+def test_it_hides_nothing_of_the_image(installed: Path, torch_image: Path) -> None:
+    names = distribution_names(installed)
+    assert not names & code_dir.LEFT_TO_IMAGE
+    assert not {name for name in names if name.startswith("nvidia")}
+    hidden = {entry.name for entry in installed.iterdir()} & {entry.name for entry in torch_image.iterdir()}
+    # A newer typing_extensions serves torch as well, and pydantic needs a new one.
+    assert {name for name in hidden if not name.startswith("typing_extensions")} == set()
+
+
+def test_it_holds_all_that_hpcgen_declares_and_an_image_lacks(installed: Path) -> None:
+    names = distribution_names(installed)
+    declared = set(map(code_dir.project_name, code_dir.own_requirements()))
+    assert {"megatron-core", "submitit", "torch"} <= declared
+    assert declared - names <= code_dir.LEFT_TO_IMAGE
+
+
+def test_the_same_content_is_the_same_directory(installed: Path) -> None:
+    again = CliRunner().invoke(command, [str(installed.parent), "--python-version", RUNNING])
+    assert again.exit_code == 0, again.output
+    assert again.stdout == f"{installed}\n"
+    assert list(installed.parent.iterdir()) == [installed]
+    version = importlib.metadata.version("hpcgen")
+    assert re.fullmatch(rf"hpcgen-{re.escape(version)}-[0-9a-f]{{12}}", installed.name)
+
+
+def test_another_python_gets_its_own_wheels(tmp_path: Path) -> None:
+    other = "3.12" if RUNNING != "3.12" else "3.11"
+    directory = code_dir.install_code(tmp_path / "new" / "folder", other)
+    assert json.loads((directory / "manifest.json").read_text())["python_version"] == other
+    compiled = re.findall(r"\.cpython-(\d+)", " ".join(file.name for file in directory.rglob("*.so")))
+    assert set(compiled) == {other.replace(".", "")}
+
+
+def test_the_manifest_names_versions_and_every_file(installed: Path) -> None:
+    manifest = json.loads((installed / "manifest.json").read_text())
+    assert manifest["versions"]["submitit"] == importlib.metadata.version("submitit")
+    assert manifest["files"] == code_dir.content(installed)
+
+
+@pytest.mark.parametrize("python_version", ["3", "2.7", "3.12.1", "3.12\n", "3.12; id", "--help"])
+def test_a_wrong_python_version_is_refused(tmp_path: Path, python_version: str) -> None:
+    with pytest.raises(HpcgenError, match=r"not a Python version; give two numbers, as in 3\.12"):
+        code_dir.install_code(tmp_path / "nodes", python_version)
+    assert not (tmp_path / "nodes").exists()
+
+
+def test_without_an_index_pip_is_quoted_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(HpcgenError, match=r"(?s)reaches an index.*ERROR: No matching distribution found"):
+        code_dir.install_code(tmp_path, RUNNING)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HpcgenError, match=f"can't install the code in {tmp_path}/file/nodes: "):
+        code_dir.install_code(tmp_path / "file" / "nodes", RUNNING)
+
+
+def test_what_is_published_already_is_kept_and_checked(tmp_path: Path, tree: Path) -> None:
+    copy = tmp_path / "copy"
+    subprocess.run(("cp", "-a", tree, copy), check=True)
+    first = code_dir.publish(tree, tmp_path, "3.12")
+    inode = first.stat().st_ino
+    (first / "trainer" / "__pycache__").mkdir()
+    (first / "trainer" / "__pycache__" / "__init__.pyc").write_text("cached by a job")
+    assert code_dir.publish(copy, tmp_path, "3.12") == first
+    assert first.stat().st_ino == inode
+
+
+@pytest.mark.parametrize("change", ["edit", "remove", "add"])
+def test_a_changed_directory_is_refused(tmp_path: Path, tree: Path, change: str) -> None:
+    copy = tmp_path / "copy"
+    subprocess.run(("cp", "-a", tree, copy), check=True)
+    published = code_dir.publish(tree, tmp_path, "3.12")
+    changed = published / "trainer" / ("torch.py" if change == "add" else "__init__.py")
+    changed.unlink() if change == "remove" else changed.write_text("import os")
+    with pytest.raises(HpcgenError, match=rf"1 files changed since .* \(trainer/{changed.name}\)"):
+        code_dir.publish(copy, tmp_path, "3.12")
+
+
+def test_other_content_or_another_python_is_another_directory(tmp_path: Path, tree: Path) -> None:
+    for copy in ("same content", "other content"):
+        subprocess.run(("cp", "-a", tree, tmp_path / copy), check=True)
+    (tmp_path / "other content" / "trainer" / "__init__.py").write_text("import os")
+    published = {
+        code_dir.publish(tree, tmp_path, "3.12"),
+        code_dir.publish(tmp_path / "same content", tmp_path, "3.11"),
+        code_dir.publish(tmp_path / "other content", tmp_path, "3.12"),
+    }
+    assert len(published) == 3
+
+
+@pytest.mark.parametrize(
+    ("mask", "directory", "file"), [(0, 0o775, 0o664), (0o027, 0o750, 0o640), (0o077, 0o700, 0o600)]
+)
+def test_rights_follow_the_umask_but_others_never_write(
+    tmp_path: Path, tree: Path, umask: None, mask: int, directory: int, file: int
+) -> None:
+    os.umask(mask)
+    published = code_dir.publish(tree, tmp_path, "3.12")
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (published, *published.rglob("*"))}
+    assert modes == {
+        published.name: directory,
+        "trainer": directory,
+        "run.sh": directory,
+        "__init__.py": file,
+        "manifest.json": file,
+    }

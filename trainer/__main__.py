@@ -1,0 +1,54 @@
+"""`python -m trainer`: the command line around `trainer.train`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trainer import config as configuration
+from trainer import device
+from trainer.errors import TrainerError
+from trainer.logging import quiet_libraries
+from trainer.versions import print_versions
+
+
+def main() -> int:
+    """Reads the arguments and trains. Returns the exit status."""
+    arguments = _parser().parse_args()
+    if arguments.versions:
+        return print_versions()
+    try:
+        config = configuration.read(arguments.config)
+        quiet_libraries()
+        device.prepare(config.device)
+        from trainer.train import train  # imports megatron.core, which the stand-ins must precede
+
+        train(config, stop_file=arguments.stop_file, progress=arguments.progress)
+    except configuration.ConfigError as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        return 2
+    except TrainerError as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Trains a GPT with Megatron-Core.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", type=Path, metavar="FILE", help="the resolved configuration (JSON)")
+    what.add_argument("--versions", action="store_true", help="print the versions of what is imported")
+    parser.add_argument(
+        "--stop-file",
+        type=Path,
+        metavar="FILE",
+        help="when this file appears, save at the next step boundary and exit with status 0",
+    )
+    parser.add_argument("--progress", action="store_true", help="a progress bar, when stderr is a terminal")
+    return parser
+
+
+# The checkpoint writer's spawned processes import this module again: nothing may run at import.
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Samples in a fixed global order, cut into the micro-batches of this rank.
+
+Step i of a run reads samples [i x global_batch_size, (i + 1) x global_batch_size) of the shuffled training set,
+whatever the layout, so the iteration number alone is the data position that a resume needs.
+Shapes: b micro-batch, s tokens of the sequence on this context-parallel rank.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import get_attr_wrapped_model
+
+from trainer.config import TrainerConfig
+from trainer.sequence import zigzag_positions
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One micro-batch on this rank's device; each [b, s]."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+    position_ids: torch.Tensor
+
+
+class MicroBatchSampler:
+    """The sample indices of this data-parallel rank, one list per micro-batch, from a sample on."""
+
+    def __init__(self, first: int, end: int, micro_batch_size: int, dp_rank: int, dp_size: int) -> None:
+        self.starts = range(first + dp_rank * micro_batch_size, end, dp_size * micro_batch_size)
+        self.micro_batch_size = micro_batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in self.starts:
+            yield list(range(start, start + self.micro_batch_size))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def num_microbatches(config: TrainerConfig, groups: ProcessGroupCollection) -> int:
+    """Micro-batches per optimizer step on each data-parallel rank."""
+    return config.training.global_batch_size // (config.training.micro_batch_size * groups.dp.size())
+
+
+def reads_samples(chunk: DistributedDataParallel) -> bool:
+    """Whether the chunk embeds tokens or computes the loss: the model's first and last chunk do."""
+    return any(get_attr_wrapped_model(chunk, name) for name in ("pre_process", "post_process"))
+
+
+def data_iterators(
+    model: list[DistributedDataParallel],
+    dataset: torch.utils.data.Dataset | None,
+    config: TrainerConfig,
+    groups: ProcessGroupCollection,
+    first_step: int,
+    end_step: int,
+) -> list[Iterator[MicroBatch] | None]:
+    """For each model chunk its micro-batches of the steps first_step to end_step - 1; None where it reads none."""
+    return [
+        micro_batches(dataset, config, groups, first_step, end_step) if reads_samples(chunk) else None
+        for chunk in model
+    ]
+
+
+def micro_batches(
+    dataset: torch.utils.data.Dataset,
+    config: TrainerConfig,
+    groups: ProcessGroupCollection,
+    first_step: int,
+    end_step: int,
+) -> Iterator[MicroBatch]:
+    """This rank's micro-batches of the steps first_step to end_step - 1, in order."""
+    training = config.training
+    sampler = MicroBatchSampler(
+        first_step * training.global_batch_size,
+        end_step * training.global_batch_size,
+        training.micro_batch_size,
+        groups.dp.rank(),
+        groups.dp.size(),
+    )
+    workers = config.data.num_workers
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=workers,
+        pin_memory=config.device == "cuda",
+        worker_init_fn=_outlive_stop_signals if workers else None,
+        multiprocessing_context="fork" if workers else None,
+    )
+    positions = zigzag_positions(config.model.seq_length, groups.cp.rank(), groups.cp.size())
+    device = torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
+    for batch in loader:
+        yield _to_device(batch, positions if groups.cp.size() > 1 else None, device)
+
+
+def _to_device(
+    batch: dict[str, torch.Tensor], positions: torch.Tensor | None, device: torch.device
+) -> MicroBatch:
+    fields = {}
+    for name in ("tokens", "labels", "loss_mask", "position_ids"):
+        tensor = batch[name] if positions is None else batch[name][:, positions]
+        fields[name] = tensor.to(device, non_blocking=True)
+    return MicroBatch(**fields)
+
+
+def _outlive_stop_signals(worker: int) -> None:
+    # srun and scancel signal every process of the step; the trainer still needs its loader to finish the step.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)

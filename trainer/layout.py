@@ -1,0 +1,40 @@
+"""The few rules of a layout that would end in a wrong result or far from their cause.
+
+hpcgen checks all rules, with hints, before a job is queued; these are for a configuration written by hand.
+"""
+
+from __future__ import annotations
+
+from trainer.config import ConfigError, TrainerConfig
+from trainer.model import vocabulary_rows
+
+
+def check_layout(config: TrainerConfig) -> None:
+    """Checks what one number must be a multiple of.
+
+    Raises:
+        ConfigError: the first rule that is broken, with its numbers.
+    """
+    model, layout, training = config.model, config.parallelism, config.training
+    tp, pp, cp = (
+        layout.tensor_model_parallel_size,
+        layout.pipeline_model_parallel_size,
+        layout.context_parallel_size,
+    )
+    vpp = layout.virtual_pipeline_model_parallel_size
+    _divides(config.world_size, "world_size", tp * pp * cp, f"TP x PP x CP = {tp} x {pp} x {cp}")
+    dp = config.world_size // (tp * pp * cp)
+    micro = training.micro_batch_size
+    _divides(training.global_batch_size, "global_batch_size", micro * dp, f"micro_batch_size x DP = {micro} x {dp}")
+    _divides(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
+    _divides(model.num_attention_heads, "num_attention_heads", tp, "TP")
+    _divides(vocabulary_rows(model), "padded_vocab_size", tp, "TP")
+    if cp > 1:
+        _divides(model.seq_length, "seq_length", 2 * cp, "2 x CP")
+    if vpp is not None and pp == 1:
+        raise ConfigError(f"virtual_pipeline_model_parallel_size = {vpp} needs pipeline_model_parallel_size > 1")
+
+
+def _divides(number: int, name: str, divisor: int, what: str) -> None:
+    if number % divisor:
+        raise ConfigError(f"{name} = {number} is not a multiple of {what} ({divisor})")

@@ -1,0 +1,62 @@
+"""The training loop: step, record, evaluate, save, until the last iteration or a request to stop."""
+
+from __future__ import annotations
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from trainer import checkpoint
+from trainer.config import TrainerConfig, TrainingConfig
+from trainer.data import data_iterators
+from trainer.evaluation import evaluate
+from trainer.logging import Log
+from trainer.metrics import Metrics
+from trainer.run_directory import RunDirectory
+from trainer.step import TrainingState, train_step
+from trainer.stopping import StopRequest
+
+
+def run_steps(
+    state: TrainingState,
+    datasets: dict[str, torch.utils.data.Dataset | None],
+    config: TrainerConfig,
+    groups: ProcessGroupCollection,
+    run: RunDirectory,
+    stop: StopRequest,
+    metrics: Metrics,
+    log: Log,
+) -> None:
+    """Trains from state.iteration on; returns after the last iteration, or earlier when asked to stop, saved.
+
+    Raises:
+        NonFiniteError: see `train_step`.
+    """
+    last = config.training.train_iters
+    batches = data_iterators(state.model, datasets["train"], config, groups, state.iteration, last)
+    is_stopping = False
+    while state.iteration < last and not is_stopping:
+        result = train_step(state, batches, config, groups, lambda: stop.reason() is not None)
+        metrics.step(state.iteration, result)
+        is_stopping = result.stop
+        if is_stopping:
+            log.line(f"iteration {state.iteration}: asked to stop ({stop.reason() or 'on another rank'})")
+        for split in due_evaluations(state.iteration, config.training):
+            if split in datasets:
+                loss = evaluate(state.model, datasets[split], config, groups)
+                metrics.evaluation(state.iteration, split, loss)
+                metrics.skip_time()
+        if is_stopping or state.iteration == last or state.iteration % config.checkpoint.save_interval == 0:
+            checkpoint.save(state, run.checkpoints, config, groups)
+            log.line(f"iteration {state.iteration}: checkpoint saved in {run.checkpoints}")
+            metrics.skip_time()
+
+
+def due_evaluations(iteration: int, training: TrainingConfig) -> list[str]:
+    """The splits to evaluate after an iteration: valid at each interval and at the end, test at the end."""
+    if training.eval_iters == 0:
+        return []
+    if iteration == training.train_iters:
+        return ["valid", "test"]
+    if training.eval_interval is not None and iteration % training.eval_interval == 0:
+        return ["valid"]
+    return []

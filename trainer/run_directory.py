@@ -1,0 +1,68 @@
+"""Everything a run writes, by name, and how a small file is published."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config import TrainerConfig
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The run's directory. The batch script reads `DONE` and `STOPPED` beside the exit status."""
+
+    root: Path
+    checkpoints: Path
+    index_cache: Path
+
+    @classmethod
+    def of(cls, config: TrainerConfig) -> RunDirectory:
+        """The directory that the configuration names; nothing is created."""
+        root = Path(config.run_dir)
+        return cls(
+            root=root,
+            checkpoints=Path(config.checkpoint.save or root / "checkpoints"),
+            index_cache=Path(config.data.cache_dir or root / "index-cache"),
+        )
+
+    @property
+    def metrics(self) -> Path:
+        """JSON Lines, one object a line."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files."""
+        return self.root / "tensorboard"
+
+    @property
+    def done(self) -> Path:
+        """There when the run is complete; holds the last iteration."""
+        return self.root / "DONE"
+
+    @property
+    def stopped(self) -> Path:
+        """There when the run saved and left early, to be started again; holds the iteration."""
+        return self.root / "STOPPED"
+
+
+def publish(path: Path, text: str) -> None:
+    """Writes a file so that a reader sees all of it or what was there before, even after a power cut."""
+    private = path.with_name(f".{path.name}.{os.getpid()}")
+    with private.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    private.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

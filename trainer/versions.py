@@ -1,0 +1,44 @@
+"""The versions of what a run stands on, in one line, and a check that all of it can be imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+
+from trainer import device
+
+
+def print_versions() -> int:
+    """Prints one line and returns the exit status: 0, or 1 naming what cannot be imported."""
+    device.stand_in_for_cuda()
+    for module in ("torch", "megatron.core", "trainer.train"):
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # an import can fail in any way: a missing library, a CUDA mismatch
+            print(f"trainer: cannot import {module}: {type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+    versions = {
+        "trainer": distribution_version("hpcgen"),
+        "megatron-core": sys.modules["megatron.core"].__version__,
+        "torch": sys.modules["torch"].__version__,
+        "transformer-engine": transformer_engine_version(),
+    }
+    print(" ".join(f"{name} {version}" for name, version in versions.items()))
+    return 0
+
+
+def distribution_version(name: str) -> str:
+    """The installed version of a distribution; "unknown" when it runs from plain files."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def transformer_engine_version() -> str:
+    """The version of Transformer Engine; "none" when it cannot be imported."""
+    try:
+        return str(importlib.import_module("transformer_engine").__version__)
+    except ImportError:
+        return "none"
