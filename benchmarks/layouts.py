@@ -129,7 +129,8 @@ def run_ranks(run_dir: Path, world_size: int) -> None:
             )
             for rank in range(world_size)
         ]
-        if any([rank.wait() for rank in ranks]):
+        statuses = [rank.wait() for rank in ranks]
+        if any(statuses):
             raise SystemExit(f"{run_dir.name} failed:\n{log.read_text()}")
 
 

@@ -33,3 +33,7 @@ class ConfigErrors(HpcgenError):
     def __init__(self, messages: Sequence[str]) -> None:
         self.messages = tuple(messages)
         super().__init__("\n".join(self.messages))
+
+
+class JobFailed(Exception):
+    """A job that hpcgen waited for has failed: the command prints it and ends with status 1."""

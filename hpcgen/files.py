@@ -1,38 +1,106 @@
-"""Writing a file so that a reader sees the old one or the whole new one, whenever the machine stops."""
+"""Files appear whole or not at all: written under a private name beside the target, synced, then renamed."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import tempfile
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from hpcgen.errors import HpcgenError
 
+_SUFFIX = ".tmp"
 
-def write_text(path: Path, text: str, mode: int = 0o600) -> None:
-    """Writes `path` through a temporary file beside it, synced and renamed.
+
+@contextlib.contextmanager
+def private_file(target: Path) -> Iterator[BinaryIO]:
+    """A new file beside `target` for `publish` to rename; gone at the end unless it was published.
+
+    What killed runs left behind for the same target is removed first. A living writer holds a lock on its
+    file, so two runs that write the same target do not disturb each other. On a file system without locks the
+    leftovers stay.
 
     Raises:
-        HpcgenError: the directory is not there or cannot be written to.
+        OSError: the directory cannot be made or written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(target)
+    file = _create(target)
+    try:
+        yield file
+    finally:
+        file.close()
+        Path(file.name).unlink(missing_ok=True)
+
+
+def sync(file: BinaryIO) -> None:
+    """Brings everything written to `file` to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def publish(file: BinaryIO, target: Path) -> None:
+    """Renames a file of `private_file(target)` to `target`, replacing what is there."""
+    sync(file)
+    Path(file.name).replace(target)
+    sync_directory(target.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes renames and removals in `directory` survive a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(target: Path, text: str, mode: int) -> None:
+    """Publishes a small text file with these permissions, less the umask.
+
+    Raises:
+        HpcgenError: it cannot be written.
     """
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                Path(temporary).unlink()
-            raise
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        with private_file(target) as file:
+            file.write(text.encode())
+            umask = os.umask(0)
+            os.umask(umask)
+            os.fchmod(file.fileno(), mode & ~umask)
+            publish(file, target)
     except OSError as error:
-        raise HpcgenError(f"{path}: cannot be written ({error.strerror})") from error
+        raise HpcgenError(f"{target}: cannot be written ({error.strerror})") from error
+
+
+def _create(target: Path) -> BinaryIO:
+    while True:
+        path = target.parent / f"{_prefix(target)}{secrets.token_hex(8)}{_SUFFIX}"
+        file = path.open("xb")
+        # Another run may sweep the file before it is locked: then it has no name any more, and we try again.
+        if not _lock(file) or os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()
+
+
+def _sweep(target: Path) -> None:
+    for path in target.parent.iterdir():
+        if path.name.startswith(_prefix(target)) and path.name.endswith(_SUFFIX):
+            with contextlib.suppress(OSError), path.open("rb+") as file:
+                if _lock(file):
+                    path.unlink()
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}."
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Whether the lock was free; False also where the file system knows no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

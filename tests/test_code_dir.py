@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcgen import code_dir
-from hpcgen.cli.install_code import install_code as command
+from hpcgen.cli.install_code import command
 from hpcgen.errors import HpcgenError
 
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -16,11 +16,11 @@ from trainer.versions import print_versions
 def main() -> int:
     """Reads the arguments and trains. Returns the exit status."""
     arguments = _parser().parse_args()
+    quiet_libraries()
     if arguments.versions:
         return print_versions()
     try:
         config = configuration.read(arguments.config)
-        quiet_libraries()
         device.prepare(config.device)
         from trainer.train import train  # imports megatron.core, which the stand-ins must precede
 

@@ -7,39 +7,43 @@ newest complete one. The tracker is published only when all of its checkpoint is
 from __future__ import annotations
 
 import dataclasses
+import queue
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer.config import ModelConfig, TrainerConfig
+from trainer.distributed import from_rank_0
 from trainer.errors import TrainerError
-from trainer.model import vocabulary_rows
 from trainer.run_directory import publish, sync_directory
 from trainer.step import TrainingState
+from trainer.vocabulary import vocabulary_rows
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
 CHECKPOINT_VERSION = 3.0
 """Megatron-LM's number for its parameter layout (QKV interleaved by group)."""
 
+HYPERPARAMETERS = ("max_lr", "min_lr", "betas", "eps")
+"""What a parameter group holds beside its state."""
 
-def save(state: TrainingState, directory: Path, config: TrainerConfig, groups: ProcessGroupCollection) -> None:
+# Core collects what its writers did through a server process, so that it can save in the background. Saves
+# here are waited for: a plain queue does. The server would cost each rank 2 s and the memory of one more
+# Python, and die, just before the save, of a stop signal that Slurm sends to every process of the step.
+filesystem_async._results_queue = queue.Queue()
+
+
+def save(
+    state: TrainingState, directory: Path, config: TrainerConfig, groups: ProcessGroupCollection
+) -> None:
     """Saves the state of all ranks as the newest checkpoint in `directory`. Every rank calls this."""
-    target = directory / f"iter_{state.iteration:07d}"
-    if torch.distributed.get_rank() == 0:
-        if tracked_iteration(directory) == state.iteration:
-            is_new = False
-        else:
-            is_new = True
-            shutil.rmtree(target, ignore_errors=True)  # the tracker does not name it: a save that was cut off
-            target.mkdir(parents=True)
-    else:
-        is_new = None
-    if not _from_rank_0(is_new):
+    target = iteration_directory(directory, state.iteration)
+    if not from_rank_0(lambda: _make_room(directory, state.iteration)):
         return
     for chunk in state.model:
         chunk.start_param_sync(force_sync=True)
@@ -51,40 +55,49 @@ def save(state: TrainingState, directory: Path, config: TrainerConfig, groups: P
         "model_config": _shape(config.model),
     }
     dist_checkpointing.save(content, str(target), content_metadata=_plain(metadata))
-    if torch.distributed.get_rank() == 0:
-        sync_directory(target)
-        sync_directory(directory)
-        publish(directory / TRACKER, str(state.iteration))
-    torch.distributed.barrier()
+    from_rank_0(lambda: _publish_tracker(directory, state.iteration))
 
 
-def load(state: TrainingState, directories: list[Path], config: TrainerConfig, groups: ProcessGroupCollection) -> None:
-    """Loads the newest checkpoint of the first directory that has a tracker; keeps `state` when none has.
+def newest(directories: Sequence[Path]) -> Path | None:
+    """The newest complete checkpoint of the first directory that has a tracker; None when none has.
 
     Raises:
-        TrainerError: there is a tracker, but its checkpoint cannot be loaded. A run that has saved once never
-            starts again from random weights.
+        TrainerError: see `tracked_iteration`.
     """
-    found = None
-    if torch.distributed.get_rank() == 0:
-        found = next(((d, i) for d in directories if (i := tracked_iteration(d)) is not None), None)
-    found = _from_rank_0(found)
-    if found is None:
-        return
-    directory, iteration = found
-    source = directory / f"iter_{iteration:07d}"
+    for directory in directories:
+        if (iteration := tracked_iteration(directory)) is not None:
+            return iteration_directory(directory, iteration)
+    return None
+
+
+def iteration_directory(directory: Path, iteration: int) -> Path:
+    """Where the checkpoint of an iteration lies, as Megatron-LM names it."""
+    return directory / f"iter_{iteration:07d}"
+
+
+def load(source: Path, state: TrainingState, config: TrainerConfig, groups: ProcessGroupCollection) -> None:
+    """Fills the state of all ranks from a checkpoint, whatever layout saved it.
+
+    The learning rates, betas and weight decay of the configuration win over those of the checkpoint.
+
+    Raises:
+        TrainerError: it cannot be loaded. A run that has saved once never starts again from random weights.
+    """
     try:
-        _load_from(source, state, config, groups)
+        common = dist_checkpointing.load_common_state_dict(str(source))
+        _check_shape(source, common.get("model_config", {}), _shape(config.model))
+        loaded = dist_checkpointing.load(
+            _sharded_state(state, _metadata(groups), is_loading=True), str(source)
+        )
     except TrainerError:
         raise
     except Exception as error:  # Core raises what it meets: pickle, zip, key and shape errors
         raise TrainerError(
-            f"{directory / TRACKER} names iteration {iteration}, but {source} cannot be loaded "
-            f"({type(error).__name__}: {error}); put the number of an older complete checkpoint into the tracker, "
-            "or move the directory away to start from random weights"
+            f"{source}, which {source.parent / TRACKER} names, cannot be loaded "
+            f"({type(error).__name__}: {error}); write the number of an older complete checkpoint into the "
+            "tracker, or move the directory away to start from random weights"
         ) from error
-    if state.iteration != iteration:
-        raise TrainerError(f"{source} holds iteration {state.iteration}, not {iteration}")
+    _fill(state, loaded)
 
 
 def tracked_iteration(directory: Path) -> int | None:
@@ -101,24 +114,39 @@ def tracked_iteration(directory: Path) -> int | None:
     try:
         return int(text)
     except ValueError:
+        saved = sorted(path.name for path in directory.glob("iter_*"))
         raise TrainerError(
-            f"{tracker} holds {text[:50]!r}, not the number of an iteration; write that of the newest complete "
-            f"checkpoint into it ({', '.join(sorted(p.name for p in directory.glob('iter_*'))) or 'there is none'})"
+            f"{tracker} holds {text[:50]!r}, not the number of an iteration; "
+            f"write that of the newest complete checkpoint into it (there: {', '.join(saved) or 'none'})"
         ) from None
 
 
-def _load_from(
-    source: Path, state: TrainingState, config: TrainerConfig, groups: ProcessGroupCollection
-) -> None:
-    common = dist_checkpointing.load_common_state_dict(str(source))
-    _check_shape(source, common.get("model_config", {}), _shape(config.model))
-    loaded = dist_checkpointing.load(_sharded_state(state, _metadata(groups), is_loading=True), str(source))
+def _make_room(directory: Path, iteration: int) -> bool:
+    """Makes the directory of a checkpoint; false when it is there, complete."""
+    if tracked_iteration(directory) == iteration:
+        return False
+    target = iteration_directory(directory, iteration)
+    if target.exists():  # no tracker names it: a save that was cut off
+        shutil.rmtree(target)
+    target.mkdir(parents=True)
+    return True
+
+
+def _publish_tracker(directory: Path, iteration: int) -> None:
+    sync_directory(iteration_directory(directory, iteration))
+    sync_directory(directory)
+    publish(directory / TRACKER, str(iteration))
+
+
+def _fill(state: TrainingState, loaded: dict[str, Any]) -> None:
     for index, chunk in enumerate(state.model):
         chunk.module.load_state_dict(loaded[_chunk_name(state, index)])
+    configured = [{name: group[name] for name in HYPERPARAMETERS} for group in state.optimizer.param_groups]
     state.optimizer.load_state_dict(loaded["optimizer"])
-    state.scheduler.num_steps = 0
-    state.scheduler.step(loaded["iteration"])
+    for group, values in zip(state.optimizer.param_groups, configured, strict=True):
+        group.update(values)
     state.iteration = loaded["iteration"]
+    state.scheduler.step(state.iteration)
 
 
 def _sharded_state(state: TrainingState, metadata: dict[str, Any], is_loading: bool) -> dict[str, Any]:
@@ -126,7 +154,9 @@ def _sharded_state(state: TrainingState, metadata: dict[str, Any], is_loading: b
         _chunk_name(state, index): chunk.module.sharded_state_dict(metadata=metadata)
         for index, chunk in enumerate(state.model)
     }
-    content["optimizer"] = state.optimizer.sharded_state_dict(content, is_loading=is_loading, metadata=metadata)
+    content["optimizer"] = state.optimizer.sharded_state_dict(
+        content, is_loading=is_loading, metadata=metadata
+    )
     return content
 
 
@@ -170,9 +200,3 @@ def _check_shape(source: Path, saved: dict[str, Any], wanted: dict[str, Any]) ->
     ]
     if differences:
         raise TrainerError(f"{source} is of another model: {'; '.join(differences)}")
-
-
-def _from_rank_0(value: Any) -> Any:
-    box = [value]
-    torch.distributed.broadcast_object_list(box, src=0)
-    return box[0]

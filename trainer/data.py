@@ -1,7 +1,7 @@
 """Samples in a fixed global order, cut into the micro-batches of this rank.
 
-Step i of a run reads samples [i x global_batch_size, (i + 1) x global_batch_size) of the shuffled training set,
-whatever the layout, so the iteration number alone is the data position that a resume needs.
+Step i of a run reads samples [i x global_batch_size, (i + 1) x global_batch_size) of the shuffled training
+set, whatever the layout, so the iteration number alone is the data position that a resume needs.
 Shapes: b micro-batch, s tokens of the sequence on this context-parallel rank.
 """
 
@@ -63,7 +63,7 @@ def data_iterators(
     first_step: int,
     end_step: int,
 ) -> list[Iterator[MicroBatch] | None]:
-    """For each model chunk its micro-batches of the steps first_step to end_step - 1; None where it reads none."""
+    """For each chunk its micro-batches of the steps first_step to end_step - 1; None where it reads none."""
     return [
         micro_batches(dataset, config, groups, first_step, end_step) if reads_samples(chunk) else None
         for chunk in model
@@ -96,7 +96,9 @@ def micro_batches(
         multiprocessing_context="fork" if workers else None,
     )
     positions = zigzag_positions(config.model.seq_length, groups.cp.rank(), groups.cp.size())
-    device = torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
+    device = torch.device("cpu")
+    if config.device == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
     for batch in loader:
         yield _to_device(batch, positions if groups.cp.size() > 1 else None, device)
 
@@ -112,6 +114,6 @@ def _to_device(
 
 
 def _outlive_stop_signals(worker: int) -> None:
-    # srun and scancel signal every process of the step; the trainer still needs its loader to finish the step.
+    # Slurm can signal every process of the step, and the trainer needs its loaders to finish its own step.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)

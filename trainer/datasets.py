@@ -51,7 +51,7 @@ def build_datasets(
     Raises:
         ConfigError: the data is not named in exactly one way, a file is missing, or a split got no document.
     """
-    common = dict(
+    dataset_config = GPTDatasetConfig(
         random_seed=config.training.seed,
         sequence_length=config.model.seq_length,
         path_to_cache=str(cache_dir),
@@ -60,8 +60,8 @@ def build_datasets(
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
+        **_sources(config),
     )
-    dataset_config = GPTDatasetConfig(**common, **_sources(config))
     sizes = _sizes(config)
     used = _used_splits(config, dataset_config, sizes)
     for index, split in enumerate(SPLITS):
@@ -86,8 +86,8 @@ def _sources(config: TrainerConfig) -> dict[str, object]:
     ways = [bool(data.datasets), bool(data.train), data.mock]
     if sum(ways) != 1 or (not data.train and (data.valid or data.test)):
         raise ConfigError(
-            "data: exactly one of data.datasets, data.train (with data.valid and data.test) and data.mock = true "
-            f"must be given; got datasets: {len(data.datasets)}, train: {len(data.train)}, "
+            "data: exactly one of data.datasets, data.train (with data.valid and data.test) and "
+            f"data.mock = true must be given; got datasets: {len(data.datasets)}, train: {len(data.train)}, "
             f"valid: {len(data.valid)}, test: {len(data.test)}, mock: {data.mock}"
         )
     if data.mock:
@@ -95,7 +95,9 @@ def _sources(config: TrainerConfig) -> dict[str, object]:
     if data.datasets:
         return {"blend": _blend(data.datasets, "data.datasets"), "split": data.split}
     parts = {"train": data.train, "valid": data.valid, "test": data.test}
-    return {"blend_per_split": [_blend(part, f"data.{name}") if part else None for name, part in parts.items()]}
+    return {
+        "blend_per_split": [_blend(part, f"data.{name}") if part else None for name, part in parts.items()]
+    }
 
 
 def _blend(datasets: Sequence[Dataset], where: str) -> Blend:
@@ -106,7 +108,9 @@ def _blend(datasets: Sequence[Dataset], where: str) -> Blend:
                 raise ConfigError(f"{where}: {prefix}{extension} is not a file (prefix = {prefix!r})")
     weights = [dataset.weight for dataset in datasets if dataset.weight is not None]
     if weights and len(weights) != len(datasets):
-        raise ConfigError(f"{where}: {len(weights)} of {len(datasets)} datasets have a weight; give all or none")
+        raise ConfigError(
+            f"{where}: {len(weights)} of {len(datasets)} datasets have a weight; give all or none"
+        )
     if len(datasets) == 1:
         return prefixes, None  # Core then reads the corpus itself, with no index of a blend
     return prefixes, weights or [float(_tokens(prefix)) for prefix in prefixes]

@@ -17,9 +17,9 @@ from typing import Any
 from trainer.errors import TrainerError
 
 FACTORIES = (
-    "arange as_tensor empty empty_like full full_like linspace ones ones_like rand rand_like randint randn "
-    "randn_like tensor zeros zeros_like"
-).split()
+    *("arange", "as_tensor", "empty", "empty_like", "full", "full_like", "linspace", "ones", "ones_like"),
+    *("rand", "rand_like", "randint", "randn", "randn_like", "tensor", "zeros", "zeros_like"),
+)
 
 
 def prepare(device: str) -> None:
@@ -37,8 +37,8 @@ def prepare(device: str) -> None:
     if not torch.cuda.is_available():
         rank = os.environ.get("SLURM_PROCID", os.environ.get("RANK", "0"))
         raise TrainerError(
-            f"rank {rank} on {socket.gethostname()}: device = 'cuda', but torch {torch.__version__} sees no GPU; "
-            "check the node's GPUs, the container's driver and that this torch is built for CUDA"
+            f"rank {rank} on {socket.gethostname()}: device = 'cuda', but torch {torch.__version__} "
+            "sees no GPU; check the node's GPUs, the container's driver and that this torch is built for CUDA"
         )
 
 
@@ -48,6 +48,10 @@ def stand_in_for_cuda() -> None:
 
     if torch.cuda.is_available() or getattr(torch.cuda, "stood_in_by_cpu", False):
         return
+    for library in ("transformer_engine", "apex", "amp_C"):
+        sys.modules.setdefault(
+            library, None
+        )  # Core, where it can import them, calls kernels that only a GPU has
     _replace_factories(torch)
     _replace_tensor_methods(torch)
     _replace_random_state(torch)
@@ -58,7 +62,7 @@ def stand_in_for_cuda() -> None:
 
 
 def _replace_factories(torch: Any) -> None:
-    """`torch.zeros(..., device="cuda")` in schedules.py, clip_grads.py, optimizer.py; pinned memory in RoPE."""
+    """`torch.zeros(..., device="cuda")` in schedules.py and the optimizer; pinned memory in RoPE."""
 
     def on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(factory)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from megatron.core import parallel_state
@@ -13,6 +14,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer.config import TrainerConfig
 from trainer.errors import TrainerError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,9 @@ def _ranks(environ: Mapping[str, str], names: tuple[str, str, str], source: str)
         rank, local_rank, world_size = (int(environ[name]) for name in names)
     except (KeyError, ValueError) as error:
         values = ", ".join(f"{name}={environ.get(name)}" for name in names)
-        raise TrainerError(f"{socket.gethostname()}: {source} should set {', '.join(names)}: {values}") from error
+        raise TrainerError(
+            f"{socket.gethostname()}: {source} should set {', '.join(names)}: {values}"
+        ) from error
     return Ranks(rank, local_rank, world_size, source)
 
 
@@ -90,6 +95,21 @@ def initialize(config: TrainerConfig, ranks: Ranks, environ: Mapping[str, str]) 
         create_gloo_process_groups=False,
     )
     return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def from_rank_0(function: Callable[[], T]) -> T:
+    """Calls `function` on rank 0 alone; returns its result, or raises its error, on every rank."""
+    box: list[tuple[T | None, Exception | None]] = [(None, None)]
+    if torch.distributed.get_rank() == 0:
+        try:
+            box = [(function(), None)]
+        except (OSError, TrainerError) as error:
+            box = [(None, error)]
+    torch.distributed.broadcast_object_list(box, src=0)
+    result, error = box[0]
+    if error is not None:
+        raise error
+    return result
 
 
 def finalize() -> None:

@@ -33,7 +33,7 @@ except ImportError:
 
 
 def block_submodules(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
-    """What this chunk of the decoder is made of: Transformer Engine's parts where it is, else this module's."""
+    """What this chunk of the decoder is made of: Transformer Engine's parts if it is here, else ours."""
     norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
     if HAVE_TRANSFORMER_ENGINE:
         from megatron.core.extensions.transformer_engine import TENorm
@@ -64,7 +64,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 def _mark_sequence_parallel(norm: torch.nn.Module, config: TransformerConfig) -> None:
-    # Each tensor-parallel rank normalises its part of the sequence: finalize_model_grads sums these gradients.
+    # Each tensor-parallel rank normalises part of the sequence: finalize_model_grads sums their gradients.
     for parameter in norm.parameters():
         parameter.sequence_parallel = config.sequence_parallel
 
@@ -88,7 +88,8 @@ class CoreAttention(MegatronModule):
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
         super().__init__(config=config)
-        assert attn_mask_type == AttnMaskType.causal and attention_type == "self"
+        assert attn_mask_type == AttnMaskType.causal
+        assert attention_type == "self"
         self.cp_group = pg_collection.cp
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
@@ -96,7 +97,7 @@ class CoreAttention(MegatronModule):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        """Query [s, b, n, d], key and value [s, b, g, d] -> [s, b, n*d]. The mask given is not read: causal."""
+        """Query [s, b, n, d], key and value [s, b, g, d] -> [s, b, n*d]; causal, so no mask is read."""
         mask = None
         if self.cp_group.size() > 1:
             mask = self._mask(query.shape[0], query.device)  # [s, S]
@@ -107,9 +108,12 @@ class CoreAttention(MegatronModule):
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        arguments: dict[str, Any] = dict(
-            attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=query.shape[1] != key.shape[1]
-        )
+        arguments: dict[str, Any] = {
+            "attn_mask": mask,
+            "is_causal": mask is None,
+            "scale": self.scale,
+            "enable_gqa": query.shape[1] != key.shape[1],
+        }
         attend = torch.nn.functional.scaled_dot_product_attention
         if not (self.training and self.dropout > 0):
             return attend(query, key, value, **arguments)

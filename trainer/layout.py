@@ -6,7 +6,7 @@ hpcgen checks all rules, with hints, before a job is queued; these are for a con
 from __future__ import annotations
 
 from trainer.config import ConfigError, TrainerConfig
-from trainer.model import vocabulary_rows
+from trainer.vocabulary import vocabulary_rows
 
 
 def check_layout(config: TrainerConfig) -> None:
@@ -25,14 +25,18 @@ def check_layout(config: TrainerConfig) -> None:
     _divides(config.world_size, "world_size", tp * pp * cp, f"TP x PP x CP = {tp} x {pp} x {cp}")
     dp = config.world_size // (tp * pp * cp)
     micro = training.micro_batch_size
-    _divides(training.global_batch_size, "global_batch_size", micro * dp, f"micro_batch_size x DP = {micro} x {dp}")
+    _divides(
+        training.global_batch_size, "global_batch_size", micro * dp, f"micro_batch_size x DP = {micro} x {dp}"
+    )
     _divides(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
     _divides(model.num_attention_heads, "num_attention_heads", tp, "TP")
     _divides(vocabulary_rows(model), "padded_vocab_size", tp, "TP")
     if cp > 1:
         _divides(model.seq_length, "seq_length", 2 * cp, "2 x CP")
     if vpp is not None and pp == 1:
-        raise ConfigError(f"virtual_pipeline_model_parallel_size = {vpp} needs pipeline_model_parallel_size > 1")
+        raise ConfigError(
+            f"virtual_pipeline_model_parallel_size = {vpp} needs pipeline_model_parallel_size > 1"
+        )
 
 
 def _divides(number: int, name: str, divisor: int, what: str) -> None:

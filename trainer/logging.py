@@ -44,9 +44,11 @@ class Log:
             return
         mfu = f", MFU {values['mfu']:.1%}" if "mfu" in values else ""
         self.line(
-            f"iteration {iteration}/{self._total}: loss {values['loss']:.6f}, grad norm {values['grad_norm']:.4f}, "
-            f"lr {values['lr']:.3e}, {values['step_time_s']:.3f} s, {values['tokens_per_s']:,.0f} tokens/s, "
-            f"{values['model_tflops_per_device']:.2f} TFLOP/s per device{mfu}, {values['peak_memory_gib']:.2f} GiB"
+            f"iteration {iteration}/{self._total}: loss {values['loss']:.6f}, "
+            f"grad norm {values['grad_norm']:.4f}, lr {values['lr']:.3e}, {values['step_time_s']:.3f} s, "
+            f"{values['tokens_per_s']:,.0f} tokens/s, "
+            f"{values['model_tflops_per_device']:.2f} TFLOP/s per device{mfu}, "
+            f"{values['peak_memory_gib']:.2f} GiB"
         )
 
     def close(self) -> None:

@@ -110,7 +110,7 @@ class Metrics:
 
 
 def drop_after(path: Path, iteration: int) -> None:
-    """Drops the lines of later iterations, which this life of the run computes again, and a torn last line."""
+    """Drops the lines of later iterations, which this life computes again, and a torn last line."""
     if not path.exists():
         return
     kept = []

@@ -5,25 +5,28 @@ from __future__ import annotations
 import math
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.distributed import finalize_model_grads
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer import layers
-from trainer.config import ConfigError, ModelConfig, TrainerConfig
+from trainer.config import TrainerConfig
 from trainer.initialization import initialize_by_name
-
-VOCABULARY_MULTIPLE = 128
+from trainer.vocabulary import vocabulary_rows
 
 
 def build_model(config: TrainerConfig, groups: ProcessGroupCollection) -> list[DistributedDataParallel]:
     """This rank's model chunks in order of the pipeline: one, or virtual_pipeline_model_parallel_size."""
     core = transformer_config(config)
     stages = config.parallelism.virtual_pipeline_model_parallel_size
-    chunks = [_build_chunk(config, core, groups, vp_stage) for vp_stage in (range(stages) if stages else [None])]
+    vp_stages = [None] if stages is None else range(stages)
+    chunks = [_build_chunk(config, core, groups, vp_stage) for vp_stage in vp_stages]
     std = config.model.init_method_std or math.sqrt(2 / (5 * config.model.hidden_size))
     for chunk in chunks:
         initialize_by_name(chunk, config.training.seed, std, config.model.num_layers)
@@ -43,23 +46,6 @@ def build_model(config: TrainerConfig, groups: ProcessGroupCollection) -> list[D
     ]
     _connect_schedule(core, layout.overlap_grad_reduce, model)
     return model
-
-
-def vocabulary_rows(model: ModelConfig) -> int:
-    """Rows of the embedding: padded once, whatever the layout, so that every layout has the same loss.
-
-    Raises:
-        ConfigError: neither vocab_size nor padded_vocab_size is set, or the padding cuts tokens off.
-    """
-    if model.padded_vocab_size is None:
-        if model.vocab_size is None:
-            raise ConfigError("model.vocab_size is null; the trainer has no tokenizer to ask, so set it")
-        return math.ceil(model.vocab_size / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-    if model.vocab_size is not None and model.padded_vocab_size < model.vocab_size:
-        raise ConfigError(
-            f"model.padded_vocab_size = {model.padded_vocab_size} is below model.vocab_size = {model.vocab_size}"
-        )
-    return model.padded_vocab_size
 
 
 def transformer_config(config: TrainerConfig) -> TransformerConfig:
@@ -96,7 +82,7 @@ def transformer_config(config: TrainerConfig) -> TransformerConfig:
         recompute_granularity=training.recompute_granularity,
         recompute_method=training.recompute_method,
         recompute_num_layers=training.recompute_num_layers,
-        # Batched point-to-point calls with an interleaved schedule of 2 stages give wrong gradients, silently.
+        # Batched point-to-point calls in an interleaved schedule of 2 stages give wrong gradients, silently.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
         # The loss is the mean over the tokens of the global batch, however they are cut over ranks.
@@ -143,7 +129,7 @@ def _build_chunk(
 
 
 def _connect_schedule(core: TransformerConfig, overlap: bool, model: list[DistributedDataParallel]) -> None:
-    """Tells the pipeline schedule when to reduce gradients; it takes one function for one chunk, else a list."""
+    """Tells the pipeline schedule how to reduce gradients: one function for one chunk, else a list."""
     core.finalize_model_grads_func = finalize_model_grads
     if overlap:
         no_sync, start = [chunk.no_sync for chunk in model], [chunk.start_grad_sync for chunk in model]

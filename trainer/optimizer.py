@@ -18,7 +18,7 @@ WARMUP_TOKENS = 375_000_000
 
 
 def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel]) -> MegatronOptimizer:
-    """The distributed optimizer over this rank's chunks; also at DP = 1, so that checkpoints are of one kind."""
+    """The distributed optimizer over this rank's chunks; at DP = 1 too: checkpoints are of one kind."""
     if core_optimizer.USING_PYTORCH_OPTIMIZER:  # neither Transformer Engine nor apex is there
         _stand_in_for_fused_adam()
     optimizer = config.optimizer
@@ -93,7 +93,7 @@ class FusedAdam(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Any, lr: float, weight_decay: float, betas: Any, eps: float, **_: Any) -> None:
-        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, betas=betas, eps=eps))
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps})
 
     @torch.no_grad()
     def step(self) -> None:
@@ -108,7 +108,10 @@ class FusedAdam(torch.optim.Optimizer):
         for parameter in parameters:
             state = self.state[parameter]
             if not state:
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                state["exp_avg"], state["exp_avg_sq"] = (
+                    torch.zeros_like(parameter),
+                    torch.zeros_like(parameter),
+                )
         gradients = [p.grad for p in parameters]
         averages = [self.state[p]["exp_avg"] for p in parameters]
         squares = [self.state[p]["exp_avg_sq"] for p in parameters]

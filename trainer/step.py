@@ -97,7 +97,7 @@ def forward_backward(
         micro_batch_size=config.training.micro_batch_size,
         forward_only=forward_only,
     )
-    # Sum of losses, tokens, and requests to stop, in one small all-reduce over all ranks; fp64 counts exactly.
+    # Sum of losses, tokens and requests to stop in one small all-reduce over all ranks; fp64 counts exactly.
     totals = torch.zeros(3, dtype=torch.float64)
     if results and groups.tp.rank() == 0:  # the last stage; its tensor-parallel ranks hold the same numbers
         totals[:2] = torch.stack(results).sum(0).double()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from megatron.core.process_groups_config import ProcessGroupCollection
+
 from trainer import checkpoint, distributed
 from trainer.config import TrainerConfig
 from trainer.data import num_microbatches, reads_samples
@@ -13,11 +15,12 @@ from trainer.layout import check_layout
 from trainer.logging import Log
 from trainer.loop import run_steps
 from trainer.metrics import Metrics
-from trainer.model import build_model, vocabulary_rows
+from trainer.model import build_model
 from trainer.optimizer import build_optimizer, build_scheduler
 from trainer.run_directory import RunDirectory, publish
 from trainer.step import TrainingState
 from trainer.stopping import StopRequest
+from trainer.vocabulary import vocabulary_rows
 
 
 def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool = False) -> None:
@@ -37,16 +40,18 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     log = Log(is_rank_0, progress)
     run, last = RunDirectory.of(config), config.training.train_iters
     groups = distributed.initialize(config, ranks, os.environ)
-    if is_rank_0:
-        run.root.mkdir(parents=True, exist_ok=True)
-        run.stopped.unlink(missing_ok=True)
+    newest = distributed.from_rank_0(lambda: _open(run, config))
+    if newest is not None and newest == checkpoint.iteration_directory(run.checkpoints, last):
+        log.line(f"{config.name}: {newest} is there already, nothing to do")
+        _finish(run, last, last)
+        return
 
     model = build_model(config, groups)
     optimizer = build_optimizer(config, model)
     state = TrainingState(model, optimizer, build_scheduler(config, optimizer))
-    sources = [run.checkpoints] + ([Path(config.checkpoint.load)] if config.checkpoint.load else [])
-    checkpoint.load(state, sources, config, groups)
-    log.line(_summary(config, state, num_microbatches(config, groups)))
+    if newest is not None:
+        checkpoint.load(newest, state, config, groups)
+    log.line(_summary(config, groups, newest))
 
     if state.iteration < last:
         is_needed = any(reads_samples(chunk) for chunk in model)
@@ -56,23 +61,30 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
         run_steps(state, datasets, config, groups, run, stop, metrics, log)
         metrics.close()
         log.close()
+    _finish(run, state.iteration, last)
 
-    if is_rank_0:
-        publish(run.done if state.iteration >= last else run.stopped, f"{state.iteration}\n")
+
+def _open(run: RunDirectory, config: TrainerConfig) -> Path | None:
+    """Makes the run directory, takes back earlier lives' marks, and finds the checkpoint to go on from."""
+    run.root.mkdir(parents=True, exist_ok=True)
+    for marker in (run.done, run.stopped):
+        marker.unlink(missing_ok=True)
+    directories = [run.checkpoints] + ([Path(config.checkpoint.load)] if config.checkpoint.load else [])
+    return checkpoint.newest(directories)
+
+
+def _finish(run: RunDirectory, iteration: int, last: int) -> None:
+    """Marks what the run came to, once every rank is through."""
+    distributed.from_rank_0(lambda: publish(run.done if iteration >= last else run.stopped, f"{iteration}\n"))
     distributed.finalize()
 
 
-def _summary(config: TrainerConfig, state: TrainingState, microbatches: int) -> str:
-    layout = config.parallelism
-    tp, pp, cp = (
-        layout.tensor_model_parallel_size,
-        layout.pipeline_model_parallel_size,
-        layout.context_parallel_size,
-    )
-    start = f"continues after iteration {state.iteration}" if state.iteration else "starts from random weights"
+def _summary(config: TrainerConfig, groups: ProcessGroupCollection, newest: Path | None) -> str:
+    sizes = (f"{name} {getattr(groups, name.lower()).size()}" for name in ("TP", "PP", "CP", "DP"))
     return (
-        f"{config.name}: {start}, to {config.training.train_iters}; {config.world_size} ranks on {config.device}: "
-        f"TP {tp} x PP {pp} x CP {cp} x DP {config.world_size // (tp * pp * cp)}, "
-        f"VPP {layout.virtual_pipeline_model_parallel_size or 1}, {microbatches} micro-batches of "
-        f"{config.training.micro_batch_size} per step, {config.training.precision}"
+        f"{config.name}: {f'continues from {newest}' if newest else 'starts from random weights'}, "
+        f"to iteration {config.training.train_iters}; {config.world_size} ranks on {config.device}: "
+        f"{' x '.join(sizes)}, VPP {config.parallelism.virtual_pipeline_model_parallel_size or 1}, "
+        f"{num_microbatches(config, groups)} micro-batches of {config.training.micro_batch_size} per step, "
+        f"{config.training.precision}"
     )

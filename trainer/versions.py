@@ -22,23 +22,15 @@ def print_versions() -> int:
         "trainer": distribution_version("hpcgen"),
         "megatron-core": sys.modules["megatron.core"].__version__,
         "torch": sys.modules["torch"].__version__,
-        "transformer-engine": transformer_engine_version(),
+        "transformer-engine": distribution_version("transformer-engine", missing="none"),
     }
     print(" ".join(f"{name} {version}" for name, version in versions.items()))
     return 0
 
 
-def distribution_version(name: str) -> str:
-    """The installed version of a distribution; "unknown" when it runs from plain files."""
+def distribution_version(name: str, missing: str = "unknown") -> str:
+    """The installed version of a distribution, or `missing` (for ours: it runs from plain files)."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def transformer_engine_version() -> str:
-    """The version of Transformer Engine; "none" when it cannot be imported."""
-    try:
-        return str(importlib.import_module("transformer_engine").__version__)
-    except ImportError:
-        return "none"
+        return missing

@@ -20,12 +20,12 @@ _PROGRESS_INTERVAL_S = 10.0
 """Between lines of progress in a log file, where no bar can be drawn."""
 
 
-@click.group()
-def data() -> None:
+@click.group("data")
+def command() -> None:
     """Prepare training data."""
 
 
-@data.command()
+@command.command()
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=_FILE)
 @click.option(
     "--output-prefix", required=True, type=_FILE, help="Path of the .bin/.idx pair, without the suffix."
@@ -74,7 +74,7 @@ def tokenize(
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))
 
 
-@data.command()
+@command.command()
 @click.argument("out", type=_FILE)
 @click.option(
     "--max-mb",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from hpcgen import __version__
-from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.errors import ConfigErrors, HpcgenError, JobFailed
 
 COMMANDS = {
     "init": "hpcgen.cli.init",
@@ -69,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if len(messages) > 1:
             click.echo(f"{len(messages)} mistakes; nothing was written or submitted", err=True)
         sys.exit(2)
+    except JobFailed as failure:
+        click.secho(str(failure), fg="red", err=True)
+        sys.exit(1)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

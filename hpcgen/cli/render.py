@@ -27,5 +27,5 @@ def command(stage: str, config: Path, overrides: tuple[str, ...], templates: tup
     if output is None:
         click.echo(script, nl=False)
     else:
-        write_text(output, script, mode=0o700)
+        write_text(output, script, mode=0o755)
         click.echo(f"wrote {output}", err=True)

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, Union
 
-from hpcgen.config.document import Document
+from hpcgen.config.document import Document, constant
 from hpcgen.config.fields import constraint_problems
-from hpcgen.errors import Problem
+from hpcgen.errors import ConfigErrors, Problem
 
 T = TypeVar("T")
 
@@ -160,18 +160,18 @@ def _problem(cls: type, detail: Any) -> Problem:
 def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
     section: Any = cls
     for name in names[:-1]:
-        section = _inner_class(typing.get_type_hints(section, include_extras=True)[name])
+        section = inner_class(typing.get_type_hints(section, include_extras=True)[name])
     known = sorted(field.name for field in dataclasses.fields(section))
     hint = _did_you_mean(names[-1], known) or f"known are {', '.join(known)}"
     return Problem(path, "is not a known key", hint)
 
 
-def _inner_class(hint: Any) -> Any:
+def inner_class(hint: Any) -> Any:
     """The dataclass in `X | None`, `tuple[X, ...]`, `dict[str, X]` or an Annotated one."""
     if typing.get_origin(hint) is Annotated:
-        return _inner_class(typing.get_args(hint)[0])
+        return inner_class(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (Union, types.UnionType, tuple, dict):
-        return next(filter(None, (_inner_class(arg) for arg in reversed(typing.get_args(hint)))), None)
+        return next(filter(None, (inner_class(arg) for arg in reversed(typing.get_args(hint)))), None)
     return hint if dataclasses.is_dataclass(hint) else None
 
 
@@ -182,3 +182,15 @@ def _one_of(choices: list[str]) -> str:
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
     return f"did you mean {_one_of(close)}?" if close else ""
+
+
+def check_text(cls: type, values: dict[str, Any], origin: str) -> None:
+    """Refuses values that do not fit the constraints of `cls`; keys that are absent are not missed.
+
+    Raises:
+        ConfigErrors: every value that does not fit.
+    """
+    document = constant(values, origin)
+    messages = [describe(problem, document) for problem in constraint_problems(cls, values)]
+    if messages:
+        raise ConfigErrors(messages)

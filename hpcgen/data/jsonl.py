@@ -141,7 +141,8 @@ def _reason(line: bytes, json_key: str, error: Exception) -> str:
     if not isinstance(document, dict):
         return f"expected a JSON object, got {_shown(document)}"
     if json_key not in document:
-        return f"no key {json_key!r} among {', '.join(map(repr, document))}; name the right one (--json-key)"
+        keys = ", ".join(map(repr, document)) or "none"
+        return f"no key {json_key!r} among {keys}; name the right one (--json-key)"
     if not isinstance(document[json_key], str):
         return f"{json_key!r} must be a string, got {_shown(document[json_key])}"
     try:

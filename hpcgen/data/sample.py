@@ -14,7 +14,7 @@ from typing import Any
 
 import zstandard
 
-from hpcgen.data.publish import private_file, publish
+from hpcgen.files import private_file, publish
 from hpcgen.errors import HpcgenError
 
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
 from hpcgen.data.jsonl import Block, input_size, read_blocks, text_reader
-from hpcgen.data.publish import private_file, publish, sync, sync_directory
+from hpcgen.files import private_file, publish, sync, sync_directory
 from hpcgen.data.tokenizer import Tokenizer
 from hpcgen.errors import HpcgenError
 

@@ -71,7 +71,8 @@ class Allocation:
             options.append(f"--cpus-per-task={self.cpus_per_task}")
         if self.cpu_masks:
             options.append(f"--cpu-bind=mask_cpu:{','.join(self.cpu_masks)}")
-        return tuple(options)
+        # one dead rank ends the step; --export=ALL holds against an sbatch --export=NONE; --label names the rank
+        return (*options, "--kill-on-bad-exit=1", "--export=ALL", "--label")
 
     def _gpu_options(self) -> dict[str, str]:
         if not self.gpus_per_node:

@@ -37,7 +37,7 @@ class MemoryEstimate:
 def estimate_memory(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, layout: Layout
 ) -> MemoryEstimate:
-    """The estimate for the resolved `model`; tests hold it to 5% of what GPUs showed."""
+    """The estimate for the resolved `model`; tests hold it to 6% of what GPUs showed."""
     parameters = _parameters_per_device(model, layout)
     in_flight = _layers_in_flight(layout)
     tokens = training.micro_batch_size * model.seq_length // layout.context_parallel_size

@@ -33,7 +33,7 @@ from hpcgen.planning.environment import (
 )
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, plain_path_problems, trainer_data
-from hpcgen.planning.resolve import resolve_model, resolve_optimizer
+from hpcgen.planning.resolve import resolve_model, resolve_optimizer, resolve_parallelism
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World
 from trainer.config import TrainerConfig
@@ -171,7 +171,7 @@ class _Planner:
             world_size=allocation.num_tasks,
             peak_tflops=node_type.peak_tflops.get(config.training.precision),
             model=resolve_model(model),
-            parallelism=config.parallelism,
+            parallelism=resolve_parallelism(config.parallelism),
             training=config.training,
             optimizer=resolve_optimizer(config.optimizer, config.training, seq_length=model.seq_length),
             data=data,
@@ -324,4 +324,5 @@ def _tokenize_arguments(config: RunConfig) -> tuple[str, ...]:
     }
     words = [f"{option}={value}" for option, value in options.items() if value is not None]
     flags = ["--drop-empty"] if tokenize.drop_empty else []
-    return ("-m", "hpcgen", "data", "tokenize", *words, *flags, "--", *tokenize.input)
+    # a job that Slurm requeued begins again
+    return ("-m", "hpcgen", "data", "tokenize", "--overwrite", *words, *flags, "--", *tokenize.input)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from hpcgen.resources import shipped
 
 # A site's slurm/train.sbatch.j2 extends "hpcgen/slurm/train.sbatch.j2"; its plain name is the site's own.
 SHIPPED_PREFIX = "hpcgen"
+
+_COMMENT_IN_EXPANSION = re.compile(r"(?<!\{% raw %\})\$\{#")
 
 
 class ShellEnvironment(jinja2.Environment):
@@ -43,6 +46,15 @@ class ShellEnvironment(jinja2.Environment):
         self.directories = tuple(directories)
         self.filters = {**OUTPUT_FILTERS, **LOGIC_FILTERS}
         self.globals = {}
+
+    def preprocess(self, source: str, name: str | None = None, filename: str | None = None) -> str:
+        """The source, in which `${#` must not stand: to Jinja a comment begins there, up to any later `#}`."""
+        mistake = _COMMENT_IN_EXPANSION.search(source)
+        if mistake:
+            lineno = source.count("\n", 0, mistake.start()) + 1
+            reason = "{# begins a comment of Jinja; write {% raw %}${#name}{% endraw %}"
+            raise jinja2.TemplateSyntaxError(reason, lineno, name, filename)
+        return super().preprocess(source, name, filename)
 
     def getitem(self, obj: object, argument: object) -> object:
         """As Jinja's, but a text has no items: one character of a quoted word could be its quote."""
@@ -90,16 +102,12 @@ class DirectoryLoader(jinja2.BaseLoader):
             text = path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
             if path.is_symlink():
-                raise HpcgenError(
-                    f"{path}: the template is a broken symbolic link", "mend or remove it"
-                ) from None
+                raise HpcgenError(f"{path}: the template is a broken symbolic link") from None
             raise jinja2.TemplateNotFound(template) from None
         except OSError as error:
             raise HpcgenError(f"{path}: cannot read the template: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise HpcgenError(
-                f"{path}: the template is not UTF-8: {error.reason} at byte {error.start}"
-            ) from error
+            raise HpcgenError(f"{path}: the template is not UTF-8 at byte {error.start}") from error
         if self._trusted_groups is not None:
             self._require_trusted(path, self._trusted_groups)
         return text, str(path), lambda: True

@@ -47,11 +47,15 @@ _UNFINISHED = (_BACKSLASH, _DOLLAR, _HEREDOC)
 
 # A value's mark in `line`, and the commands that evaluate their argument again, where quoting does not hold.
 _MARK = "\x00"
+_COMMAND = r"(?:^|[\s;&|(])\\?"
 _EVALUATED = re.compile(
-    rf"""(?:^|[\s;&|(])(?:eval|let|trap)\s[^;&|]*{_MARK}
-    |\b(?:ba|da|z|k)?sh\s+-\w*c\s+{_MARK}
-    |(?:\[|\btest)\s.*(?:{_MARK}\s+-(?:eq|ne|lt|le|gt|ge)\s|-(?:eq|ne|lt|le|gt|ge|v)\s+{_MARK})
-    |(?:^|[\s;&|(])(?:unset|read|mapfile|readarray|declare|typeset|local|readonly|export|printf\s+-v)(?:\s+-\w+)*\s+{_MARK}""",
+    rf"""{_COMMAND}(?:eval|let|trap)\s[^;&|]*{_MARK}
+    |\b(?:ba|da|z|k)?sh\s+-\w*c\s+(?!["']|\$[\w{{])[^;&|]*{_MARK}
+    |(?:\[|\btest)\s.*(?:{_MARK}\S*\s+-(?:eq|ne|lt|le|gt|ge)\s|-(?:eq|ne|lt|le|gt|ge|v)\s+\S*{_MARK})
+    |{_COMMAND}(?:unset|read|mapfile|readarray|declare|typeset|local|readonly|export)\s(?:[^;&|]*\s)?[^\s=]*{_MARK}
+    |{_COMMAND}(?:declare|typeset|local)\s+-\w*i\w*\s[^;&|]*{_MARK}
+    |{_COMMAND}printf\s+-v\s+\S*{_MARK}
+    |[<>]&\s*[^\s;&|]*{_MARK}""",
     re.VERBOSE,
 )
 
@@ -110,13 +114,15 @@ class ShellReader:
             position += len(token)
 
     def value(self, filter_name: str) -> None:
-        """Read a `{{ }}` with this filter; "" is a quoted word, "markup" the text of a macro or block."""
+        """Read a `{{ }}` with this filter; "" is a quoted word, "markup" a macro's text, "block" a block's lines."""
         self._require_place(filter_name)
         starts_word = self.last in (LINE_START, WORD_START)
-        checked = filter_name in ("integer", "variable")
-        self.line += "0" if checked else _MARK
+        harmless = filter_name in ("integer", "variable") or not self.in_code
+        self.line += "0" if harmless else _MARK
         if filter_name == "heredoc":
             self.last = _HEREDOC
+        elif filter_name == "block":
+            self.line, self.last = "", LINE_START
         else:
             self.last = _VALUE if starts_word and filter_name in ("", "integer") else UNKNOWN
 
@@ -260,8 +266,10 @@ class ShellReader:
             )
         if self.last in (_BACKSLASH, _DOLLAR):
             raise ShellError(f"a value right after {self.last} has other quoting rules; write it apart")
-        if filter_name == "heredoc" and (self.nesting or self.here_documents):
-            raise ShellError("| heredoc within ( ) or after another here-document; give it a line of its own")
+        if filter_name == "block" and not self.at_line_start:
+            raise ShellError("a block holds whole lines of code; write it on a line of its own")
+        if filter_name == "heredoc" and (self.nesting or self.here_documents or self.line[-1:] not in " \t"):
+            raise ShellError("| heredoc stands at the end of a command, after a blank, and outside of ( )")
 
 
 def _precedes(token: str) -> str:

@@ -152,7 +152,7 @@ class TemplateCheck:
             self._logic(value.node)
             return [value.name]
         self._logic(value)
-        return ["markup" if isinstance(value, nodes.Call) else ""]
+        return [_kind(value)]
 
     def _if(self, node: nodes.If, shell: ShellReader) -> ShellReader:
         self._logic(node.test)
@@ -278,6 +278,8 @@ class TemplateCheck:
     def _refuse_node(self, node: nodes.Node) -> NoReturn:
         if isinstance(node, (nodes.BinExpr, nodes.UnaryExpr)):
             self._refuse("arithmetic in a template; compute the value in the plan", node.lineno)
+        if isinstance(node, nodes.Scope):  # the wrapping of {% autoescape %}, which has no line of its own
+            node = node.body[0]
         kind = type(node)
         self._refuse(_INSTEAD.get(kind, f"{kind.__name__} is not a part of hpcgen's templates"), node.lineno)
 
@@ -299,8 +301,7 @@ class TemplateCheck:
             )
             if not (blank or isinstance(node, (*_BESIDE_BLOCKS, nodes.AssignBlock))):
                 self._refuse(
-                    "this text is never written, since the template extends another; put it into a block",
-                    node.lineno,
+                    "never written, as the template extends another; put it into a block", node.lineno
                 )
 
     def _end(self, shell: ShellReader, lineno: int) -> None:
@@ -308,6 +309,19 @@ class TemplateCheck:
             shell.finish()
         except ShellError as error:
             self._refuse(str(error), lineno)
+
+
+def _kind(value: nodes.Expr) -> str:
+    """How `ShellReader.value` calls what is written without a filter."""
+    if not isinstance(value, nodes.Call):
+        return ""
+    if isinstance(value.node, nodes.Getattr):
+        return (
+            "block"
+            if isinstance(value.node.node, nodes.Name) and value.node.node.name == "self"
+            else "markup"
+        )
+    return "block" if isinstance(value.node, nodes.Name) and value.node.name == "super" else "markup"
 
 
 def _last_line(body: Sequence[nodes.Node]) -> int:

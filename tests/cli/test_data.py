@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from hpcgen.cli.data import data
+from hpcgen.cli.data import command
 from hpcgen.errors import HpcgenError
 
 
@@ -19,17 +19,17 @@ def corpus(tmp_path):
 
 
 def run(*arguments):
-    return CliRunner().invoke(data, [str(argument) for argument in arguments], catch_exceptions=False)
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def test_tokenize_reports_what_it_wrote(tmp_path, corpus):
     prefix = tmp_path / "x"
     result = run("tokenize", corpus, "--output-prefix", prefix, "--json-key", "body")
     assert result.stdout == (
-        f"{prefix}.bin, .idx  (68 bytes, uint16)\n"
+        f"{prefix}.bin, .idx  (76 bytes, uint16)\n"
         "documents  2 read, 2 written, 1 empty\n"
         "tokens     3 in 1 sequences, each ended by 50256\n"
-        "input      41 bytes of JSON Lines, encoded with gigatoken\n"
+        "input      37 bytes of JSON Lines, encoded with gigatoken\n"
     )
     assert result.stderr == ""
     assert (tmp_path / "x.bin").read_bytes() == b"".join(i.to_bytes(2, "little") for i in (15496, 995, 50256))

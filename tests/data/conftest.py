@@ -86,7 +86,9 @@ def trained(library_texts: list[str]) -> dict[str, tokenizers.Tokenizer]:
 
     # What a model's own tokenizer.json often carries, none of which belongs in a corpus.
     dressed = tokenizers.Tokenizer.from_str(byte_level.to_str())
-    dressed.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    dressed.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
     dressed.enable_truncation(5)
     dressed.enable_padding(length=9)
     return {
@@ -107,7 +109,9 @@ def _sentencepiece(corpus: list[str]) -> tokenizers.Tokenizer:
     """A BPE in the manner of Llama 2: spaces as "▁", unknown characters as bytes."""
     tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     lines = [line for text in corpus[:5] for line in text.split("\n")]
     _train(tokenizer, lines, trainers.BpeTrainer, special_tokens=specials, max_token_length=16)
@@ -126,7 +130,9 @@ def trained_config(
         tokenizer.save(str(folder / f"{name}.json"))
 
     def config(name: str, eod_token: str | None = "</s>") -> TokenizerConfig:
-        return TokenizerConfig(kind="huggingface", tokenizer_file=str(folder / f"{name}.json"), eod_token=eod_token)
+        return TokenizerConfig(
+            kind="huggingface", tokenizer_file=str(folder / f"{name}.json"), eod_token=eod_token
+        )
 
     return config
 

@@ -30,7 +30,9 @@ def write(prefix: Path, documents: list[list[int]], vocab_size: int) -> tuple[by
     return bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(257, "uint16"), (65499, "uint16"), (65500, "int32"), (2**20, "int32")])
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(257, "uint16"), (65499, "uint16"), (65500, "int32"), (2**20, "int32")]
+)
 def test_dtype_is_megatrons(megatron, vocab_size, dtype):
     assert token_dtype(vocab_size).name == dtype == megatron.DType.optimal_dtype(vocab_size).__name__
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def compressed(data: bytes, level: int = 3) -> bytes:
 @pytest.fixture
 def lines() -> bytes:
     rng = random.Random(1)
-    return b"".join(b'{"text": "%d"}\n' % rng.getrandbits(rng.randrange(8, 4000)) for _ in range(60))
+    return b"".join(b'{"text": "%d"}\n' % rng.getrandbits(rng.randrange(8, 800)) for _ in range(60))
 
 
 def test_blocks_are_whole_lines_and_know_where_they_start(tmp_path):
@@ -32,7 +33,7 @@ def test_blocks_are_whole_lines_and_know_where_they_start(tmp_path):
     blocks = list(read_blocks(path))
     assert content(path) == path.read_bytes()
     assert len(blocks) > 2
-    for block, following in zip(blocks, blocks[1:], strict=False):
+    for block, following in itertools.pairwise(blocks):
         assert block.data.endswith(b"\n")
         assert following.first_line == block.first_line + block.data.count(b"\n")
     assert blocks[-1].bytes_read == path.stat().st_size
@@ -48,18 +49,20 @@ def test_zstd_frames_one_after_another(tmp_path, lines):
 
 def test_a_cut_off_zstd_file_is_refused_wherever_it_is_cut(tmp_path, lines):
     path = tmp_path / "cut.jsonl.zst"
-    first, second = compressed(lines[:5000]), compressed(lines[5000:])
+    first, second = compressed(lines[:2000]), compressed(lines[2000:])
     whole = first + second
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
         if size == len(first):  # a file of its own: only a list of sizes could tell
-            assert content(path) == lines[:5000]
+            assert content(path) == lines[:2000]
             continue
-        with pytest.raises(HpcgenError, match=r"cut\.jsonl\.zst: the (zstd data is cut off|file holds no documents)"):
+        with pytest.raises(
+            HpcgenError, match=r"cut\.jsonl\.zst: the (zstd data is cut off|file holds no documents)"
+        ):
             content(path)
 
 
-def test_flipped_bits_are_refused(tmp_path, lines):
+def test_flipped_bits_are_refused_or_harmless(tmp_path, lines):
     path = tmp_path / "flipped.jsonl.zst"
     whole = compressed(lines)
     rng = random.Random(2)
@@ -67,11 +70,15 @@ def test_flipped_bits_are_refused(tmp_path, lines):
         damaged = bytearray(whole)
         damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
-        with pytest.raises(HpcgenError, match=r"flipped\.jsonl\.zst"):
-            content(path)
+        try:
+            assert content(path) == lines  # a reserved bit of the header, say
+        except HpcgenError as error:
+            assert "flipped.jsonl.zst" in str(error)  # noqa: PT017
 
 
-@pytest.mark.parametrize("data", [b"<html>404 Not Found</html>", b"\x00" * 100, b'{"text": "not compressed"}\n'])
+@pytest.mark.parametrize(
+    "data", [b"<html>404 Not Found</html>", b"\x00" * 100, b'{"text": "not compressed"}\n']
+)
 def test_what_is_not_zstd_is_refused(tmp_path, data):
     path = tmp_path / "page.jsonl.zst"
     path.write_bytes(data)
@@ -87,7 +94,8 @@ def test_an_empty_file_is_refused(tmp_path, name):
 
 
 def test_texts():
-    data = '{"n": [1, {"text": 2}], "text": "a\\u2028b\\ud83d\\ude00"}\r\n{"text": "c\u2028d"}\n \t{"text": ""} \n'
+    first = '{"n": [1, {"text": 2}], "text": "a\\u2028b\\ud83d\\ude00"}\r\n'
+    data = first + '{"text": "c\u2028d"}\n \t{"text": ""} \n'
     assert text_reader("text")(Block(Path("x"), 1, data.encode(), 0)) == ["a\u2028b😀", "c\u2028d", ""]
     assert text_reader("a b.c")(Block(Path("x"), 1, b'{"a b.c": "d", "text": 1}', 0)) == ["d"]
 
@@ -109,7 +117,10 @@ def test_texts():
         (b'{"text": "a", "n": "\\udfff b"}', r"\udfff is half of a surrogate pair"),
         (b'["text"]', 'expected a JSON object, got ["text"]'),
         (b'"text"', 'expected a JSON object, got "text"'),
-        (b'{"content": "a", "id": 1}', "no key 'text' among 'content', 'id'; name the right one (--json-key)"),
+        (
+            b'{"content": "a", "id": 1}',
+            "no key 'text' among 'content', 'id'; name the right one (--json-key)",
+        ),
         (b"{}", "no key 'text' among none; name the right one (--json-key)"),
         (b'{"text": null}', "'text' must be a string, got null"),
         (b'{"text": ["a", "b"]}', """'text' must be a string, got ["a", "b"]"""),

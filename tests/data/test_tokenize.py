@@ -30,7 +30,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_gpt2_pair_is_what_megatron_writes(tmp_path, write_jsonl, library_texts, gpt2_reference, megatron_pair, megatron):
+def test_gpt2_pair_is_what_megatron_writes(
+    tmp_path, write_jsonl, library_texts, gpt2_reference, megatron_pair, megatron
+):
     texts = [*HARD_TEXTS, *library_texts, ""]
     plain = write_jsonl(texts[:30], "a.jsonl")
     packed = tmp_path / "b.jsonl.zst"
@@ -65,11 +67,15 @@ def test_other_tokenizers(tmp_path, write_jsonl, library_texts, trained, trained
 
 def test_bytes(tmp_path, write_jsonl, megatron_pair):
     tokenize_files([write_jsonl(HARD_TEXTS)], tmp_path / "ours", BYTES)
-    assert pair(tmp_path / "ours") == megatron_pair(tmp_path, [list(text.encode()) for text in HARD_TEXTS], 256, 257)
+    assert pair(tmp_path / "ours") == megatron_pair(
+        tmp_path, [list(text.encode()) for text in HARD_TEXTS], 256, 257
+    )
 
 
 def test_empty_documents_can_be_dropped(tmp_path, write_jsonl, megatron_pair):
-    report = tokenize_files([write_jsonl(["", "ab", "", "", "c", ""])], tmp_path / "ours", BYTES, drop_empty=True)
+    report = tokenize_files(
+        [write_jsonl(["", "ab", "", "", "c", ""])], tmp_path / "ours", BYTES, drop_empty=True
+    )
     assert pair(tmp_path / "ours") == megatron_pair(tmp_path, [[97, 98], [99]], 256, 257)
     assert (report.documents_read, report.documents, report.empty_documents, report.sequences) == (6, 2, 4, 2)
     assert "documents  6 read, 2 written, 4 empty and left out" in str(report)
@@ -77,10 +83,14 @@ def test_empty_documents_can_be_dropped(tmp_path, write_jsonl, megatron_pair):
 
 def test_line_ends(tmp_path, megatron_pair):
     path = tmp_path / "ends.jsonl"
-    path.write_bytes('{"text": "a\u2028\u0085b"}\r\n{"text": "c\\r\\n"}\n{"text": "no newline after this"}'.encode())
+    path.write_bytes(
+        '{"text": "a\u2028\u0085b"}\r\n{"text": "c\\r\\n"}\n{"text": "no newline after this"}'.encode()
+    )
     assert tokenize_files([path], tmp_path / "ours", BYTES).documents == 3
     texts = ["a\u2028\u0085b", "c\r\n", "no newline after this"]
-    assert pair(tmp_path / "ours") == megatron_pair(tmp_path, [list(text.encode()) for text in texts], 256, 257)
+    assert pair(tmp_path / "ours") == megatron_pair(
+        tmp_path, [list(text.encode()) for text in texts], 256, 257
+    )
 
 
 def test_end_of_document_tokens_in_the_text_are_counted(tmp_path, write_jsonl):
@@ -98,7 +108,14 @@ def test_output_does_not_depend_on_the_workers(tmp_path):
             file.write(json.dumps({"text": "x" * rng.randrange(4000)}) + "\n")
     seen: list[tuple[int, int]] = []
     reports = [
-        tokenize_files([path, path], tmp_path / "x", BYTES, workers=workers, overwrite=True, progress=lambda *at: seen.append(at))
+        tokenize_files(
+            [path, path],
+            tmp_path / "x",
+            BYTES,
+            workers=workers,
+            overwrite=True,
+            progress=lambda *at: seen.append(at),
+        )
         for workers in (1, 2, 7)
     ]
     first = pair(tmp_path / "x")
@@ -136,7 +153,11 @@ def test_a_dotted_prefix_in_a_new_folder(tmp_path, write_jsonl):
         ("bad.jsonl", b'{"text": "a"}\n{"text": 5}\n', r"bad\.jsonl:2: 'text' must be a string, got 5"),
         ("bad.jsonl", b'{"text": "a"}\n\n', r"bad\.jsonl:2: the line is empty"),
         ("bad.jsonl", b'{"text": ""}\n', "none of the 2 documents holds a token"),
-        ("bad.jsonl.zst", zstandard.compress(b'{"text": "a"}\n' * 9)[:-1], r"bad\.jsonl\.zst: the zstd data is cut off"),
+        (
+            "bad.jsonl.zst",
+            zstandard.compress(b'{"text": "a"}\n' * 9)[:-1],
+            r"bad\.jsonl\.zst: the zstd data is cut off",
+        ),
         ("bad.txt", b"a", r"bad\.txt: the name must end in \.jsonl or \.jsonl\.zst"),
     ],
 )
@@ -188,7 +209,7 @@ PROGRAM = textwrap.dedent(
 
 
 def start(corpus: Path, prefix: Path, *arguments: int) -> subprocess.Popen[str]:
-    """A run in a process of its own, killed at the n-th of its steps (0: never), with a limit on its files."""
+    """A process: killed at the n-th of its steps (0: never), with a limit on the size of its files."""
     command = [sys.executable, "-c", PROGRAM, corpus, prefix, *map(str, arguments)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 

@@ -113,7 +113,9 @@ def test_the_vocabulary_may_have_holes(tmp_path):
 
 
 def test_an_unknown_eod_token_lists_the_special_ones(trained_config):
-    with pytest.raises(HpcgenError, match=r"byte-level\.json: the end-of-document token is not named; .* <s>, </s>"):
+    with pytest.raises(
+        HpcgenError, match=r"byte-level\.json: the end-of-document token is not named; .* <s>, </s>"
+    ):
         eod_id(trained_config("byte-level", eod_token=None))
     with pytest.raises(HpcgenError, match=r"there is no token '<eos>'; set eod_token .* <s>, </s>"):
         load_tokenizer(trained_config("byte-level", eod_token="<eos>"))
@@ -142,7 +144,10 @@ def test_gpt2_without_its_package(monkeypatch, gpt2_reference):
         (TokenizerConfig(kind="huggingface"), ["tokenizer_file"]),
         (TokenizerConfig(kind="huggingface", tokenizer_file="t.json", vocab_file="v.json"), ["vocab_file"]),
         (TokenizerConfig(kind="bytes"), []),
-        (TokenizerConfig(kind="bytes", eod_token="x", tokenizer_file="t.json"), ["tokenizer_file", "eod_token"]),
+        (
+            TokenizerConfig(kind="bytes", eod_token="x", tokenizer_file="t.json"),
+            ["tokenizer_file", "eod_token"],
+        ),
     ],
 )
 def test_fields_that_do_not_fit_the_kind(config, paths):
@@ -150,11 +155,15 @@ def test_fields_that_do_not_fit_the_kind(config, paths):
 
 
 def test_loading_refuses_what_does_not_hold_together():
-    with pytest.raises(HpcgenError, match="tokenizer.merges_file is needed beside its other half; give both or neither"):
+    with pytest.raises(
+        HpcgenError, match=r"tokenizer\.merges_file is needed beside its other half; give both"
+    ):
         load_tokenizer(TokenizerConfig(vocab_file="v.json"))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": "b"}}}', "<html>"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": "b"}}}', "<html>"]
+)
 def test_a_file_that_is_no_tokenizer(tmp_path: Path, content: str):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
@@ -165,7 +174,9 @@ def test_a_file_that_is_no_tokenizer(tmp_path: Path, content: str):
 def test_files_that_tokenizers_cannot_load(tmp_path: Path):
     (tmp_path / "t.json").write_text('{"model": {"type": "Nonsense", "vocab": {"a": 0}}}')
     with pytest.raises(HpcgenError, match=r"t\.json: the library tokenizers cannot load"):
-        load_tokenizer(TokenizerConfig(kind="huggingface", tokenizer_file=str(tmp_path / "t.json"), eod_token="a"))
+        load_tokenizer(
+            TokenizerConfig(kind="huggingface", tokenizer_file=str(tmp_path / "t.json"), eod_token="a")
+        )
     vocab = str(gpt2_files(GPT2)[0])
     (tmp_path / "m.txt").write_text("#version: 0.2\na b c\n")
     with pytest.raises(HpcgenError, match=r"m\.txt: 'a b c' is not a merge"):

@@ -32,21 +32,21 @@ def check(facts: Facts) -> tuple[list[Problem], list[Problem]]:
 
 
 def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> list[Problem]:
-    """One problem per mistake: each is put right with the first value offered for it before the next is looked at.
+    """One problem per value that is wrong.
 
-    What that repairs as well was its consequence, and is not reported.
+    Each is put right with the first value offered for it before the next is looked at; what that repairs as
+    well was its consequence, and is not reported.
     """
-    found = _violations(facts, rules)
-    problems = []
-    for key, violation in found.items():
+    problems: dict[str, Problem] = {}
+    for key, violation in _violations(facts, rules).items():
         remaining = _violations(facts, rules).get(key)
-        if remaining is None:
+        if remaining is None or violation.path in problems:
             continue
         values = _offers(facts, rules, key, remaining, may_break_rules=may_break_rules)
-        problems.append(Problem(violation.path, violation.reason, _hint(values, violation)))
+        problems[violation.path] = Problem(violation.path, violation.reason, _hint(values, violation))
         if values:
             facts = facts.with_value(violation.path, values[0])
-    return problems
+    return list(problems.values())
 
 
 def _violations(facts: Facts, rules: Sequence[Rule]) -> dict[Key, Violation]:

@@ -1,0 +1,63 @@
+"""hpcgen presets: the shapes that a run file can start from, with their real sizes."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+REFERENCE_VOCAB = 50304
+"""GPT-2's vocabulary, padded: what a preset without a vocabulary of its own is counted with."""
+
+
+@click.command("presets")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(as_json: bool) -> None:
+    """List the presets with parameter counts computed from their shapes."""
+    from hpcgen.config.presets import PRESETS
+    from hpcgen.planning.model_size import parameter_count
+    from hpcgen.planning.resolve import resolve_model
+    from trainer.config import ModelConfig
+
+    rows = []
+    for preset in PRESETS.values():
+        shape = {"padded_vocab_size": REFERENCE_VOCAB, **preset.sections["model"]}
+        if "vocab_size" in preset.sections["model"]:
+            del shape["padded_vocab_size"]
+        model = resolve_model(ModelConfig(**shape))
+        parallelism = preset.sections.get("parallelism", {})
+        rows.append(
+            {
+                "name": preset.name,
+                "parameters": parameter_count(model),
+                "num_layers": model.num_layers,
+                "hidden_size": model.hidden_size,
+                "num_attention_heads": model.num_attention_heads,
+                "seq_length": model.seq_length,
+                "tensor_model_parallel_size": parallelism.get("tensor_model_parallel_size", 1),
+                "pipeline_model_parallel_size": parallelism.get("pipeline_model_parallel_size", 1),
+                "global_batch_size": preset.sections["training"]["global_batch_size"],
+                "lr": preset.sections["optimizer"]["lr"],
+                "description": preset.description,
+            }
+        )
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        _print_table(rows)
+
+
+def _print_table(rows: list[dict[str, object]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("preset", "parameters", "layers", "hidden", "heads", "seq", "TP", "PP", "batch", "lr"):
+        table.add_column(title, justify="left" if title == "preset" else "right", no_wrap=True)
+    table.add_column("what it is")
+    for row in rows:
+        count = row["parameters"]
+        assert isinstance(count, int)
+        cells = [str(value) for name, value in row.items() if name not in ("name", "parameters", "description")]
+        table.add_row(str(row["name"]), f"{count / 1e9:.3f} B", *cells, str(row["description"]))
+    Console(width=None if Console().is_terminal else 160).print(table)

@@ -1,0 +1,18 @@
+"""hpcgen schema: the JSON Schema of the files that people write."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command("schema")
+@click.argument("kind", type=click.Choice(["run", "cluster"]), default="run")
+def command(kind: str) -> None:
+    """Print the JSON Schema of a run file, or of a cluster profile."""
+    from hpcgen.config.cluster import ClusterConfig
+    from hpcgen.config.run import RunConfig
+    from hpcgen.config.schema import json_schema
+
+    click.echo(json.dumps(json_schema(RunConfig if kind == "run" else ClusterConfig), indent=1))

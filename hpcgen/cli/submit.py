@@ -1,0 +1,116 @@
+"""hpcgen submit: stages through submitit, to Slurm or on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from hpcgen.cli.options import STAGES, run_options, templates_option, warn
+
+if TYPE_CHECKING:
+    from hpcgen.launchers.job import Progress
+    from hpcgen.planning.plan import Plan
+
+
+@click.command("submit")
+@click.argument("stages", nargs=-1, required=True, type=click.Choice(STAGES))
+@run_options
+@templates_option
+@click.option(
+    "--launcher",
+    type=click.Choice(["slurm", "local"]),
+    default="slurm",
+    show_default=True,
+    help="slurm queues jobs; local runs the stages here, one after another, on CPUs.",
+)
+@click.option("--dry-run", is_flag=True, help="Plan and check everything, and submit nothing.")
+def command(
+    stages: tuple[str, ...],
+    config: Path,
+    overrides: tuple[str, ...],
+    templates: tuple[Path, ...],
+    launcher: Literal["slurm", "local"],
+    dry_run: bool,
+) -> None:
+    """Run STAGES, each after the one before it: hpcgen submit tokenize train -c run.yaml"""
+    from hpcgen import api
+
+    plan = api.plan(api.load_run(config, overrides), stages)
+    warn(plan.warnings)
+    if dry_run:
+        for stage in plan.stages:
+            api.render(plan, stage, templates)
+        click.echo(f"would submit {', '.join(plan.stages)}; nothing was submitted", err=True)
+        return
+    with _progress(plan) if launcher == "local" else contextlib.nullcontext() as on_progress:
+        jobs = api.submit(plan, launcher, templates, on_progress)
+    for job in jobs:
+        if launcher == "slurm":
+            click.echo(f"{job.job_id} {job.stage} {job.log}")
+    if launcher == "local" and "train" in plan.stages:
+        _show_run(plan)
+
+
+@contextlib.contextmanager
+def _progress(plan: Plan) -> Iterator[Callable[[Progress], None]]:
+    """A bar for each stage on a terminal, and a line now and then elsewhere."""
+    if not sys.stderr.isatty():
+        yield _ProgressLines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description:<9}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        tasks = {}
+
+        def show(progress: Progress) -> None:
+            if progress.stage not in tasks:
+                tasks[progress.stage] = bars.add_task(progress.stage, total=progress.total or None, loss="")
+            loss = f"loss {progress.metrics['loss']:.3f}" if progress.metrics else ""
+            bars.update(tasks[progress.stage], completed=progress.done, loss=loss)
+
+        yield show
+
+
+class _ProgressLines:
+    """Prints a line when a stage begins and at each tenth of its steps."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._tenth = 0
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.stage != self._stage:
+            self._stage, self._tenth = progress.stage, 0
+            click.echo(f"{progress.stage} ...", err=True)
+        tenth = 10 * progress.done // progress.total if progress.total else 0
+        if tenth > self._tenth:
+            self._tenth = tenth
+            loss = progress.metrics["loss"]
+            click.echo(f"{progress.stage}: step {progress.done} of {progress.total}, loss {loss:.3f}", err=True)
+
+
+def _show_run(plan: Plan) -> None:
+    """The falling loss as text and as a picture, and where everything lies."""
+    from hpcgen.curve import draw_png, draw_text, read_curve
+
+    run_dir = Path(plan.config.paths.run_dir)
+    curve = read_curve(run_dir / "metrics.jsonl")
+    click.echo(draw_text(curve))
+    picture = draw_png(curve, run_dir / "loss.png", title=plan.config.name)
+    drawn = f", loss curve {picture}" if picture else " (pip install matplotlib for a picture of the loss)"
+    click.echo(f"run {run_dir}: checkpoints, metrics.jsonl, tensorboard{drawn}")

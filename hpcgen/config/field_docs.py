@@ -1,0 +1,22 @@
+"""The sentence under each field of a configuration class, for the starter file and the JSON Schema."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+
+
+@functools.cache
+def field_docs(cls: type) -> dict[str, str]:
+    """Field name -> the string literal that follows it in the class body, base classes included."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, following in zip(definition.body, definition.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                    docs[field.target.id] = " ".join(str(following.value.value).split())
+    return docs

@@ -1,0 +1,71 @@
+"""The JSON Schema of a run file or a cluster profile, which editors check and complete YAML with."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+from hpcgen.config.field_docs import field_docs
+from hpcgen.config.fields import Text
+from hpcgen.config.validation import inner_class
+from trainer.config import Range
+
+
+def json_schema(cls: type) -> dict[str, Any]:
+    """pydantic's schema of `cls`, with our descriptions, ranges and patterns."""
+    from pydantic import TypeAdapter
+
+    schema = TypeAdapter(cls).json_schema()
+    definitions = schema.get("$defs", {})
+    for section in _classes(cls):
+        target = schema if section is cls else definitions.get(section.__name__)
+        if target is not None:
+            _describe(section, target)
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": f"hpcgen {cls.__name__}", **schema}
+
+
+def _classes(cls: type) -> set[type]:
+    found, pending = set(), [cls]
+    while pending:
+        section = pending.pop()
+        if section not in found:
+            found.add(section)
+            hints = typing.get_type_hints(section, include_extras=True)
+            inner = [inner_class(hints[field.name]) for field in dataclasses.fields(section)]
+            pending += [each for each in inner if each is not None]
+    return found
+
+
+def _describe(section: type, schema: dict[str, Any]) -> None:
+    docs, hints = field_docs(section), typing.get_type_hints(section, include_extras=True)
+    if section.__doc__:
+        schema["description"] = " ".join(section.__doc__.split())
+    for name, field in schema["properties"].items():
+        field["description"] = docs[name]
+        for place in (field, *field.get("anyOf", ())):
+            for constraint in _constraints(hints[name]):
+                place.update(_keywords(constraint, place.get("type")))
+
+
+def _constraints(hint: Any) -> list[Any]:
+    """The constraints on the value itself, not on the items of a list or mapping."""
+    if hasattr(hint, "__metadata__"):
+        return list(hint.__metadata__)
+    if typing.get_origin(hint) in (tuple, dict):
+        return []
+    return [constraint for arg in typing.get_args(hint) for constraint in _constraints(arg)]
+
+
+def _keywords(constraint: Any, kind: str | None) -> dict[str, Any]:
+    if isinstance(constraint, Text) and kind == "string":
+        return {"pattern": f"^(?:{constraint.pattern})$"}
+    if not isinstance(constraint, Range) or kind not in ("integer", "number"):
+        return {}
+    limits = {
+        "minimum": constraint.at_least,
+        "maximum": constraint.at_most,
+        "exclusiveMinimum": constraint.above,
+        "exclusiveMaximum": constraint.below,
+    }
+    return {keyword: limit for keyword, limit in limits.items() if limit is not None}

@@ -1,0 +1,96 @@
+"""The run file that `hpcgen init` writes: the values to think about first, every other key as a comment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcgen.config.field_docs import field_docs
+from hpcgen.config.presets import Preset
+from hpcgen.config.run import RunConfig
+from hpcgen.config.validation import inner_class
+
+WIDTH = 110
+SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024}
+BATCH = {"micro_batch_size": 4, "global_batch_size": 256}
+
+
+def starter(name: str, cluster: str, run_dir: str, preset: Preset | None, schema: str) -> str:
+    """The text of a run file; `schema` is the path of its JSON Schema, for editors."""
+    tokens = {"input": ["corpus.jsonl.zst"], "output_prefix": f"data/{name}"}
+    chosen: dict[str, Any] = {
+        "name": name,
+        "cluster": cluster,
+        "paths": {"run_dir": run_dir},
+        "slurm": {"train": {"nodes": 1, "time": "1-00:00:00"}},
+        "data": {"tokenizer": {"kind": "gpt2"}, "tokenize": tokens},
+        "training": {"train_iters": 1000},
+    }
+    if preset is not None:
+        chosen["preset"] = preset.name
+    else:
+        chosen["model"] = SHAPE
+        chosen["training"] = {**BATCH, **chosen["training"]}
+        chosen["optimizer"] = {"lr": 6e-4}
+    lines = [
+        f"# yaml-language-server: $schema={schema}",
+        f"# hpcgen validate -c {name}.yaml     hpcgen render train -c {name}.yaml | sbatch",
+        "# Keys that are commented out show their defaults; paths may be relative to this file's folder.",
+        "",
+        *_section(RunConfig, chosen, preset.sections if preset else {}, 0),
+    ]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _section(cls: type, chosen: Mapping[str, Any], preset: Mapping[str, Any], depth: int) -> Iterator[str]:
+    docs, hints = field_docs(cls), typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        inner = inner_class(hints[field.name])
+        nested = inner is not None and typing.get_origin(hints[field.name]) not in (tuple, dict)
+        given, usual = chosen.get(field.name), preset.get(field.name)
+        yield from _comment(docs[field.name], depth)
+        if nested and (depth == 0 or given is not None):
+            assert inner is not None
+            lines = list(_section(inner, given or {}, usual or {}, depth + 1))
+            unused = all(line.lstrip().startswith("#") or not line for line in lines)
+            yield _line("# " if unused else "", f"{field.name}:", depth)
+            yield from lines
+        elif field.name in chosen:
+            yield _line("", f"{field.name}: {_yaml(given)}", depth)
+        elif field.name in preset:
+            yield _line("# ", f"{field.name}: {_yaml(usual)}   # of the preset", depth)
+        else:
+            yield _line("# ", f"{field.name}: {_yaml(_default(field))}", depth)
+        if depth == 0:
+            yield ""
+
+
+def _comment(text: str, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    yield from (f"{indent}# {line}" for line in textwrap.wrap(text, WIDTH - len(indent) - 2))
+
+
+def _line(mark: str, text: str, depth: int) -> str:
+    return f"{'  ' * depth}{mark}{text}"
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+        return {} if dataclasses.is_dataclass(value) else value
+    return None
+
+
+def _yaml(value: Any) -> str:
+    """A value in YAML's flow style, which is JSON's but for bare words."""
+    if isinstance(value, str) and value and value.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        return value
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_yaml(item) for item in value)}]"
+    return json.dumps(value)

@@ -1,0 +1,72 @@
+"""The loss of a run as text and as a picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Training losses by iteration, and the losses of evaluations by split and iteration (nats per token)."""
+
+    train: dict[int, float]
+    evaluations: dict[str, dict[int, float]]
+
+
+def read_curve(metrics: Path) -> Curve:
+    """The curve in a metrics.jsonl; a torn last line is left out."""
+    train: dict[int, float] = {}
+    evaluations: dict[str, dict[int, float]] = {}
+    for line in metrics.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if entry.get("event") == "step":
+            train[entry["iteration"]] = entry["loss"]
+        elif entry.get("event") == "evaluation":
+            evaluations.setdefault(entry["split"], {})[entry["iteration"]] = entry["loss"]
+    return Curve(train, evaluations)
+
+
+def draw_text(curve: Curve, width: int = 60) -> str:
+    """Two lines: the losses as blocks, each the mean of its share of the steps, and the first and last figures."""
+    losses = list(curve.train.values())
+    if not losses:
+        return "no step was taken: the run was done before"
+    share = max(1, -(-len(losses) // width))
+    means = [sum(losses[start : start + share]) / len(losses[start : start + share]) for start in range(0, len(losses), share)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    blocks = "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)
+    text = f"loss {losses[0]:.3f} {blocks} {losses[-1]:.3f} over {len(losses)} steps"
+    for split, values in curve.evaluations.items():
+        text += f"\n{split} loss {', '.join(f'{loss:.3f} at {iteration}' for iteration, loss in values.items())}"
+    return text
+
+
+def draw_png(curve: Curve, path: Path, title: str) -> Path | None:
+    """Draws the curve to a PNG; None without matplotlib, which the base package does not need."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    axes.plot(list(curve.train), list(curve.train.values()), linewidth=1, label="train")
+    for split, values in curve.evaluations.items():
+        axes.plot(list(values), list(values.values()), marker="o", linestyle="--", label=split)
+    axes.set(title=title, xlabel="iteration", ylabel="loss (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, dpi=120, format="png")
+    pyplot.close(figure)
+    temporary.replace(path)
+    return path

@@ -1,0 +1,154 @@
+"""Runs stages on this machine through submitit's local executor, one after another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcgen.errors import HpcgenError, JobFailed
+from hpcgen.files import write_text
+from hpcgen.launchers.job import Job, Progress
+from hpcgen.launchers.run_directory import make_run_directory, sharing
+from hpcgen.launchers.tasks import ModuleTask
+from hpcgen.planning.plan import Plan, StagePlan
+from trainer.config import to_dict
+
+POLL_S = 0.3
+
+
+def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> list[Job]:
+    """Runs the planned stages in their order and waits for each.
+
+    Ctrl-C asks training for a checkpoint and waits for it; a second one ends it at once.
+
+    Raises:
+        HpcgenError: a stage needs more than this machine: several nodes, a container, or GPUs.
+        JobFailed: a stage failed; the message ends with the last lines of its log.
+    """
+    for stage in plan.stages.values():
+        if stage.allocation.nodes > 1 or stage.container is not None:
+            what = "several nodes" if stage.allocation.nodes > 1 else f"a container ({stage.container})"
+            raise HpcgenError(f"stage {stage.name} asks for {what}, and --launcher local has this machine only")
+    with sharing(plan):
+        run_dir = make_run_directory(plan)
+        return [_run(plan, stage, run_dir, on_progress) for stage in plan.stages.values()]
+
+
+def _run(
+    plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Progress], None] | None
+) -> Job:
+    from submitit import LocalExecutor
+
+    jobs = run_dir / "jobs"
+    jobs.mkdir(exist_ok=True)
+    job_dir = Path(tempfile.mkdtemp(prefix="local-", dir=jobs))
+    executor = LocalExecutor(run_dir / "submitit")
+    # the time limit of a stage is Slurm's business; submitit's default here would be two minutes
+    executor.update_parameters(
+        tasks_per_node=stage.allocation.num_tasks, timeout_min=60 * 24 * 365, stderr_to_stdout=True
+    )
+    with _children_ignore_ctrl_c():
+        submitted: Any = executor.submit(_task(plan, stage, job_dir))
+    job = Job(stage.name, submitted.job_id, Path(submitted.paths.stdout), submitted)
+    _wait(job, stage.name, plan, job_dir / "stop", on_progress)
+    return job
+
+
+def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask:
+    environment = {variable.name: variable.value for variable in stage.environment}
+    if plan.trainer is None or stage.name != "train":
+        return ModuleTask(stage.arguments, environment)
+    write_text(job_dir / "trainer.json", json.dumps(to_dict(plan.trainer), indent=1), mode=0o660)
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    arguments = (*stage.arguments, "--config", str(job_dir / "trainer.json"), "--stop-file", str(job_dir / "stop"))
+    return ModuleTask(arguments, environment)
+
+
+def _wait(
+    job: Job, stage: str, plan: Plan, stop_file: Path, on_progress: Callable[[Progress], None] | None
+) -> None:
+    metrics = Path(plan.config.paths.run_dir) / "metrics.jsonl"
+    total = plan.trainer.training.train_iters if plan.trainer and stage == "train" else 0
+    started = time.time()
+    asked_to_stop = False
+    while True:
+        try:
+            done = job.submitit_job.done()
+            if on_progress is not None:
+                last = _last_step(metrics, started) if total else {}
+                on_progress(Progress(stage, last.get("iteration", 0), total, last))
+            if done:
+                break
+            time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            if asked_to_stop or not total:
+                job.submitit_job.cancel()
+                raise
+            asked_to_stop = True
+            stop_file.touch()
+            print("asked for a checkpoint; interrupt again to end at once", file=sys.stderr)
+    _raise_failure(job, stage)
+    if asked_to_stop:
+        raise KeyboardInterrupt
+
+
+def _raise_failure(job: Job, stage: str) -> None:
+    tasks = job.submitit_job._sub_jobs or [job.submitit_job]
+    logs = [Path(task.paths.stdout) for task in tasks]
+    failed = [index for index, task in enumerate(tasks) if not _succeeded(task)]
+    if not failed or job.submitit_job._process.poll() == 0 and not failed:
+        return
+    log = logs[failed[0]]
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    ended = "\n".join(lines[-15:])
+    raise JobFailed(f"{ended}\nstage {stage} failed (task {failed[0]}); its log is {log}")
+
+
+def _succeeded(task: Any) -> bool:
+    if not Path(task.paths.result_pickle).exists():
+        return False
+    return task.exception() is None
+
+
+def _last_step(metrics: Path, since: float) -> dict[str, Any]:
+    """The last step in metrics.jsonl, when it was written after `since`; the file is read from its end."""
+    try:
+        if metrics.stat().st_mtime < since:
+            return {}
+        with metrics.open("rb") as file:
+            file.seek(max(0, metrics.stat().st_size - 4096))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return {}
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if entry.get("event") == "step":
+                return dict(entry)
+    return {}
+
+
+@contextlib.contextmanager
+def _children_ignore_ctrl_c() -> Iterator[None]:
+    """A terminal sends Ctrl-C to all processes; the stage is to end by its stop file instead."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+

@@ -1,0 +1,72 @@
+"""Submits stages to Slurm with submitit, from the same plan and the same template as the rendered script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcgen.errors import HpcgenError
+from hpcgen.launchers.job import Job
+from hpcgen.launchers.run_directory import make_run_directory, sharing
+from hpcgen.launchers.tasks import ModuleTask
+from hpcgen.planning.plan import Plan, StagePlan
+from hpcgen.rendering.script import Script, render_stage
+
+
+def submit_stages(plan: Plan, site_directories: Sequence[Path]) -> list[Job]:
+    """Queues the planned stages, each to start when the one before it has succeeded.
+
+    Raises:
+        HpcgenError: a template is wrong, there is no Slurm here, or Slurm refuses a job.
+    """
+    scripts = {name: render_stage(plan, name, site_directories) for name in plan.stages}
+    with sharing(plan):
+        run_dir = make_run_directory(plan)
+        jobs: list[Job] = []
+        for stage in plan.stages.values():
+            jobs.append(_submit(plan, stage, scripts[stage.name], run_dir, after=jobs[-1] if jobs else None))
+    return jobs
+
+
+def _submit(plan: Plan, stage: StagePlan, script: Script, run_dir: Path, after: Job | None) -> Job:
+    from submitit import SlurmExecutor
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    try:
+        # the shell words that the rendered script puts before its own Python
+        python = f'env "${{task_environment[@]}}" {stage.python}'
+        executor = SlurmExecutor(run_dir / "submitit", python=python)
+        executor.update_parameters(**submitit_parameters(stage, script, after.job_id if after else None))
+        submitted = executor.submit(_task(plan, stage))
+    except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
+        raise HpcgenError(f"stage {stage.name} was not submitted: {error}") from error
+    log = run_dir / f"{stage.name}-{submitted.job_id}.log"
+    return Job(stage.name, submitted.job_id, log, submitted)
+
+
+def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> dict[str, Any]:
+    """submitit's public parameters: the script's directives, its lines around the launch, and its srun options."""
+    setup, teardown = script.around_launch()
+    options: dict[str, Any] = {}
+    for directive in script.directives():
+        name, equals, value = directive.removeprefix("--").partition("=")
+        options[name.replace("-", "_") if name != "open-mode" else name] = value.strip('"') if equals else True
+    dependency = {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"} if after else {}
+    container = stage.container.srun_flags() if stage.container else ()
+    return {
+        "wckey": None,
+        "stderr_to_stdout": True,
+        "additional_parameters": options | dependency,
+        # submitit's srun line then runs as the script's does: in the background, so that the traps work
+        "setup": [*setup, 'srun() { run_step "$@"; }'],
+        "teardown": teardown,
+        "srun_args": [*stage.allocation.srun_options(), *container],
+    }
+
+
+def _task(plan: Plan, stage: StagePlan) -> ModuleTask:
+    if stage.name != "train":
+        return ModuleTask(stage.arguments, {})
+    arguments = (*stage.arguments, "--config", "$TRAINER_CONFIG", "--stop-file", "$TRAINER_STOP_FILE")
+    return ModuleTask(arguments, {}, stopped_marker=f"{plan.config.paths.run_dir}/STOPPED")

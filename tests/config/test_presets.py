@@ -1,0 +1,108 @@
+"""Presets: they fit the configuration's classes and obey the rules, and they are what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgen.config.presets import PRESETS, Preset
+from hpcgen.planning.layout import model_parallel_size
+from hpcgen.planning.model_size import parameter_count
+from hpcgen.planning.rules import Facts, World, check
+from trainer.config import (
+    BlendConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainingConfig,
+    from_dict,
+)
+
+
+def facts(preset: Preset, world_size: int | None = None, device_memory_gib: float | None = None) -> Facts:
+    """The preset with GPT-2's vocabulary where it has none, on `world_size` ranks, or on as few as it can."""
+    model = {"vocab_size": 50257, **preset.sections["model"]}
+    parallelism = from_dict(ParallelismConfig, preset.sections["parallelism"], preset.name)
+    return Facts(
+        model=from_dict(ModelConfig, model, preset.name),
+        parallelism=parallelism,
+        training=from_dict(TrainingConfig, preset.sections["training"], preset.name),
+        optimizer=from_dict(OptimizerConfig, preset.sections["optimizer"], preset.name),
+        data=BlendConfig(mock=True),
+        world=World(path="ranks", count=world_size or model_parallel_size(parallelism), ranks_each=1),
+        gpus_per_node=8,
+        device_memory_gib=device_memory_gib,
+    )
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_a_preset_obeys_the_rules_on_its_fewest_ranks(preset):
+    assert check(facts(preset)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [
+        ("125m", 8),
+        ("345m", 8),
+        ("1.3b", 8),
+        ("13b", 8),
+        ("30b", 64),
+        ("175b", 128),
+        ("llama3-8b", 8),
+        ("llama3-70b", 64),
+        ("llama3-405b", 896),
+    ],
+)
+def test_a_preset_fits_gpus_of_80_gb_without_a_warning(name, world_size):
+    assert check(facts(PRESETS[name], world_size, device_memory_gib=79.6)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("tiny", 0.00725),
+        ("125m", 0.124),
+        ("345m", 0.356),
+        ("375m", 0.064),
+        ("857m", 0.356),
+        ("1.3b", 1.316),
+        ("13b", 12.9),
+        ("30b", 30.0),
+        ("175b", 174.6),
+        ("llama3-8b", 8.03),
+        ("llama3-70b", 70.55),
+        ("llama3-405b", 405.9),
+    ],
+)
+def test_presets_have_their_real_sizes(name, billions):
+    assert parameter_count(facts(PRESETS[name]).resolved_model) / 1e9 == pytest.approx(billions, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "min_lr", "batch"),
+    [
+        ("125m", 6e-4, 6e-5, 256),
+        ("345m", 3e-4, 3e-5, 256),
+        ("857m", 3e-4, 3e-5, 256),
+        ("1.3b", 2e-4, 2e-5, 512),
+        ("13b", 1e-4, 1e-5, 1024),
+        ("175b", 6e-5, 6e-6, 1536),
+        ("llama3-405b", 8e-5, 8e-7, 2048),
+    ],
+)
+def test_published_optimisation_defaults(name, lr, min_lr, batch):
+    found = facts(PRESETS[name])
+    assert (found.optimizer.lr, found.resolved_optimizer.min_lr) == (lr, min_lr)
+    assert found.training.global_batch_size == batch
+
+
+def test_gpt3_presets_train_on_300_billion_tokens_after_375_million_of_warmup():
+    found = facts(PRESETS["175b"])
+    tokens_per_iter = 1536 * 2048
+    assert found.training.train_iters * tokens_per_iter == pytest.approx(300e9, rel=1e-4)
+    assert found.resolved_optimizer.lr_warmup_iters * tokens_per_iter == pytest.approx(375e6, rel=1e-2)
+
+
+def test_names_and_descriptions():
+    assert list(PRESETS) == [preset.name for preset in PRESETS.values()]
+    assert all(preset.description and "\n" not in preset.description for preset in PRESETS.values())

@@ -1,0 +1,86 @@
+"""The memory estimate against peaks that H200 GPUs showed (torch.cuda.max_memory_allocated)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hpcgen.planning.layout import Layout
+from hpcgen.planning.memory import MemoryEstimate, bytes_per_parameter, estimate_memory
+from tests.planning.test_model_size import gpt3, llama3_8b
+from trainer.config import ParallelismConfig, TrainingConfig
+
+GPT = gpt3(24, 2048, 16)
+
+
+def estimate(
+    model, *, world_size=1, micro=1, num_microbatches=4, tp=1, pp=1, vpp=None, sp=False, **training
+) -> MemoryEstimate:
+    parallelism = ParallelismConfig(
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        virtual_pipeline_model_parallel_size=vpp,
+        sequence_parallel=sp,
+    )
+    batch = micro * num_microbatches * world_size // (tp * pp)
+    config = TrainingConfig(micro_batch_size=micro, global_batch_size=batch, train_iters=1, **training)
+    layout = Layout.make(model, parallelism, config, world_size)
+    assert layout is not None
+    return estimate_memory(model, parallelism, config, layout)
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "peak_gib"),
+    [
+        (GPT, {"micro": 4}, 35.32),
+        (GPT, {"micro": 8}, 48.19),
+        (llama3_8b(8), {"micro": 1}, 53.96),
+        (llama3_8b(8), {"micro": 2}, 59.29),
+        (llama3_8b(16), {"micro": 1}, 87.47),
+        (GPT, {"micro": 4, "world_size": 4}, 24.29),
+        (GPT, {"micro": 2, "world_size": 4, "pp": 4, "num_microbatches": 16}, 13.56),
+    ],
+    ids=["GPT micro 4", "GPT micro 8", "Llama 8 layers", "Llama micro 2", "Llama 16 layers", "DP4", "PP4"],
+)
+def test_the_estimate_is_near_what_gpus_showed(model, run, peak_gib):
+    assert estimate(model, **run).total_gib == pytest.approx(peak_gib, rel=0.06)
+
+
+@pytest.mark.parametrize(("precision", "alone", "sharded"), [("bf16", 18, 9), ("fp32", 16, 10)])
+def test_the_distributed_optimizer_shards_over_data_and_context(precision, alone, sharded):
+    training = TrainingConfig(micro_batch_size=1, global_batch_size=4, train_iters=1, precision=precision)
+    for parallelism, world_size, expected in (
+        (ParallelismConfig(), 1, alone),
+        (ParallelismConfig(), 4, sharded),
+        (ParallelismConfig(context_parallel_size=2), 4, sharded),
+    ):
+        layout = Layout.make(GPT, parallelism, training, world_size)
+        assert layout is not None
+        assert bytes_per_parameter(training, layout) == expected
+
+
+def test_activations_are_those_of_the_paper():
+    """arXiv 2205.05198, with fused attention: 34 bytes, 10 + 24 / TP, and 34 / TP with sequence parallel."""
+    model = dataclasses.replace(GPT, hidden_dropout=0.1)
+    tokens_by_layers = 2048 * 2048 * 24
+    logits = 4 * 2048 * 50304
+    for axes, coefficient in (({}, 34), ({"tp": 2}, 10 + 24 / 2), ({"tp": 2, "sp": True}, 34 / 2)):
+        tp = axes.get("tp", 1)
+        found = estimate(model, world_size=tp, **axes).activation_bytes
+        assert found == tokens_by_layers * coefficient + logits // tp
+
+
+def test_full_recompute_keeps_little():
+    whole = estimate(GPT).activation_bytes
+    one_by_one = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    half = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 12}
+    assert estimate(GPT, **one_by_one).activation_bytes < estimate(GPT, **half).activation_bytes < whole
+
+
+def test_interleaving_keeps_more_microbatches():
+    """By 1 + (PP - 1) / (PP x VPP), arXiv 2205.05198, section 4.2.3."""
+    plain = estimate(GPT, world_size=4, pp=4, num_microbatches=16)
+    interleaved = estimate(GPT, world_size=4, pp=4, vpp=3, num_microbatches=16)
+    assert interleaved.activation_bytes / plain.activation_bytes == pytest.approx(1 + 3 / 12)
+    assert interleaved.parameter_bytes == plain.parameter_bytes

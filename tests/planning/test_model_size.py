@@ -1,0 +1,110 @@
+"""Sizes against numbers that real models showed."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
+from hpcgen.planning.resolve import resolve_model
+from trainer.config import (
+    BlendConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainerConfig,
+    TrainingConfig,
+)
+from trainer.flops import flops_per_iteration
+
+
+def gpt3(num_layers: int, hidden_size: int, num_attention_heads: int) -> ModelConfig:
+    return resolve_model(
+        ModelConfig(
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            num_attention_heads=num_attention_heads,
+            seq_length=2048,
+            vocab_size=50257,
+        )
+    )
+
+
+def llama3_8b(num_layers: int, seq_length: int = 4096) -> ModelConfig:
+    return resolve_model(
+        ModelConfig(
+            num_layers=num_layers,
+            hidden_size=4096,
+            num_attention_heads=32,
+            num_query_groups=8,
+            ffn_hidden_size=14336,
+            seq_length=seq_length,
+            position_embedding_type="rope",
+            normalization="RMSNorm",
+            swiglu=True,
+            add_bias_linear=False,
+            untie_embeddings_and_output_weights=True,
+            vocab_size=128256,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        (gpt3(24, 2048, 16), 1_315_819_520),
+        (llama3_8b(8), 2_795_573_248),
+        (llama3_8b(16), 4_540_469_248),
+        (llama3_8b(32), 8_030_261_248),  # as published for Llama 3 8B
+    ],
+)
+def test_parameters_are_those_of_the_built_model(model, parameters):
+    assert parameter_count(model) == parameters
+
+
+def test_gpt3_175b_has_its_name():
+    assert parameter_count(gpt3(96, 12288, 96)) == pytest.approx(174.6e9, rel=1e-3)
+
+
+def test_a_175b_checkpoint_takes_2_4_terabytes():
+    assert checkpoint_bytes(gpt3(96, 12288, 96), "bf16") == pytest.approx(2.44e12, rel=2e-3)
+
+
+def test_fp32_checkpoints_hold_the_weights_twice():
+    model = gpt3(24, 2048, 16)
+    assert checkpoint_bytes(model, "fp32") == 16 * parameter_count(model)
+
+
+def flops_per_token(model: ModelConfig) -> float:
+    config = TrainerConfig(
+        name="n",
+        run_dir="/r",
+        device="cuda",
+        world_size=1,
+        model=model,
+        parallelism=ParallelismConfig(),
+        training=TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1),
+        optimizer=OptimizerConfig(lr=1e-4),
+        data=BlendConfig(mock=True),
+    )
+    return flops_per_iteration(config) / model.seq_length
+
+
+def test_flops_are_those_of_the_paper():
+    """arXiv 2104.04473, equation 3, without recomputation (x 3/4) and with the causal half of attention."""
+    model = gpt3(96, 12288, 96)
+    layers, hidden, seq, vocab = (
+        model.num_layers,
+        model.hidden_size,
+        model.seq_length,
+        model.padded_vocab_size,
+    )
+    paper = 72 * layers * hidden**2 * (1 + seq / (12 * hidden) + vocab / (12 * layers * hidden))
+    assert flops_per_token(model) == pytest.approx(paper, rel=1e-12)
+
+
+def test_flops_of_grouped_queries_and_gated_mlps():
+    """Six operations per token and matrix weight, and the core attention."""
+    model = llama3_8b(8)
+    table, norms = 128256 * 4096, (2 * 8 + 1) * 4096
+    weights = parameter_count(model) - table - norms
+    assert flops_per_token(model) == 6 * weights + 6 * 8 * 4096 * 4096

@@ -1,0 +1,81 @@
+"""What null means."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hpcgen.planning.resolve import resolve_model, resolve_optimizer, resolve_parallelism
+from trainer.config import ModelConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
+from trainer.vocabulary import pad_vocab_size
+
+SHAPE = {"num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 512}
+
+
+def test_sizes_follow_from_the_shape():
+    model = resolve_model(ModelConfig(**SHAPE, vocab_size=50257))
+    assert model.ffn_hidden_size == 4096
+    assert model.num_query_groups == 16
+    assert model.kv_channels == 64
+    assert model.max_position_embeddings == 512
+    assert model.init_method_std == math.sqrt(2 / 5120)
+    assert model.padded_vocab_size == 50304
+
+
+def test_what_is_given_stays():
+    given = {
+        "ffn_hidden_size": 3000,
+        "num_query_groups": 4,
+        "kv_channels": 80,
+        "max_position_embeddings": 1024,
+        "init_method_std": 0.02,
+        "padded_vocab_size": 50432,
+    }
+    model = ModelConfig(**SHAPE, **given, vocab_size=50257)
+    assert resolve_model(model) == model
+
+
+def test_without_a_vocabulary_the_padded_size_stays_open():
+    assert resolve_model(ModelConfig(**SHAPE)).padded_vocab_size is None
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "rows"), [(1, 128), (128, 128), (129, 256), (50257, 50304), (128256, 128256)]
+)
+def test_padding_goes_to_the_next_multiple_of_128(vocab_size, rows):
+    assert pad_vocab_size(vocab_size) == rows
+
+
+def test_a_virtual_pipeline_of_one_is_none():
+    assert (
+        resolve_parallelism(ParallelismConfig(virtual_pipeline_model_parallel_size=1)) == ParallelismConfig()
+    )
+    interleaved = ParallelismConfig(virtual_pipeline_model_parallel_size=2)
+    assert resolve_parallelism(interleaved) is interleaved
+
+
+def resolved(train_iters: int = 100_000, **optimizer: float) -> OptimizerConfig:
+    training = TrainingConfig(micro_batch_size=1, global_batch_size=256, train_iters=train_iters)
+    return resolve_optimizer(OptimizerConfig(lr=2e-4, **optimizer), training, seq_length=2048)
+
+
+def test_the_schedule_in_steps():
+    optimizer = resolved()
+    assert optimizer.min_lr == 2e-5
+    assert optimizer.lr_decay_iters == 100_000
+    assert optimizer.lr_warmup_iters == 375_000_000 // (256 * 2048) == 715
+
+
+def test_a_short_run_warms_up_for_a_tenth():
+    assert resolved(train_iters=1000).lr_warmup_iters == 100
+
+
+def test_a_fraction_becomes_steps_of_the_decay():
+    optimizer = resolved(lr_warmup_fraction=0.01, lr_decay_iters=50_000)
+    assert (optimizer.lr_warmup_iters, optimizer.lr_warmup_fraction) == (500, None)
+
+
+def test_zero_is_not_null():
+    optimizer = resolved(min_lr=0.0, lr_warmup_iters=0)
+    assert (optimizer.min_lr, optimizer.lr_warmup_iters) == (0.0, 0)

@@ -1,0 +1,66 @@
+"""What is allowed but slow, or may not fit: warnings."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.planning.cases import warnings
+
+TP = "parallelism__tensor_model_parallel_size"
+PP = "parallelism__pipeline_model_parallel_size"
+VPP = "parallelism__virtual_pipeline_model_parallel_size"
+CP = "parallelism__context_parallel_size"
+HEADS = "model__num_attention_heads"
+BATCH = "training__global_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {TP: 16},
+            "parallelism.tensor_model_parallel_size is more than the 8 GPUs of a node, so that every layer "
+            "waits for the network; use 8",
+        ),
+        (
+            {TP: 4, CP: 4},
+            "parallelism.context_parallel_size makes TP x CP = 4 x 4 = 16, more than the 8 GPUs of a "
+            "node, so that every layer waits for the network; use 2",
+        ),
+        (
+            {PP: 4, BATCH: 16},
+            "parallelism.pipeline_model_parallel_size makes a bubble of 150% of the computing time: "
+            "(PP - 1) / (VPP x num_microbatches) = 3 / (1 x 2); use a training.global_batch_size of 240 or "
+            "more, or more virtual stages",
+        ),
+    ],
+)
+def test_what_is_slow_is_a_warning(changes, message):
+    assert warnings(**changes) == [message]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {TP: 8}, {TP: 4, CP: 2}, {PP: 4, BATCH: 240}, {PP: 4, VPP: 3, BATCH: 96}]
+)
+def test_what_is_not_slow_gets_no_warning(changes):
+    assert warnings(**changes) == []
+
+
+def test_a_model_that_does_not_fit_is_a_warning():
+    shape = {"model__num_layers": 40, "model__hidden_size": 5120, HEADS: 40}
+    [message] = warnings(**shape)
+    assert message.startswith("parallelism.tensor_model_parallel_size puts about ")
+    assert " GiB on a device of 80 GiB: " in message
+    assert message.endswith(
+        "; use 2, or more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full"
+    )
+    assert warnings(**shape, **{TP: 2}) == []
+    assert warnings(device_memory_gib=300, **shape) == []
+
+
+def test_a_warning_offers_nothing_that_would_be_an_error():
+    shape = {"model__num_layers": 96, "model__hidden_size": 12288, HEADS: 96, TP: 8}
+    [message] = warnings(**shape)
+    assert message.endswith(
+        "; use more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full"
+    )

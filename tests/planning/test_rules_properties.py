@@ -1,0 +1,97 @@
+"""The rules on random runs: right about what fits, and true to their hints."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgen.planning.rules import Facts, check
+from tests.planning.cases import valid_facts
+
+SIZES = {
+    "model__num_layers": st.integers(1, 12),
+    "model__hidden_size": st.sampled_from([32, 48, 60, 64]),
+    "model__num_attention_heads": st.sampled_from([1, 2, 4, 6, 8, 12]),
+    "model__num_query_groups": st.sampled_from([None, 1, 2, 3, 4]),
+    "model__ffn_hidden_size": st.sampled_from([None, 100, 128]),
+    "model__seq_length": st.sampled_from([32, 36, 64, 65]),
+    "model__vocab_size": st.just(1000),
+    "parallelism__tensor_model_parallel_size": st.integers(1, 8),
+    "parallelism__pipeline_model_parallel_size": st.integers(1, 4),
+    "parallelism__virtual_pipeline_model_parallel_size": st.sampled_from([None, None, 1, 2, 3]),
+    "parallelism__context_parallel_size": st.sampled_from([1, 1, 2, 3]),
+    "parallelism__sequence_parallel": st.booleans(),
+    "training__micro_batch_size": st.integers(1, 3),
+    "training__global_batch_size": st.integers(1, 48),
+    "nodes": st.integers(1, 6),
+}
+RUNS = st.fixed_dictionaries(SIZES).map(lambda changes: valid_facts(**changes))
+
+
+def fits(facts: Facts) -> bool:
+    """The conditions of a layout, written out once more."""
+    model, axes, training = facts.model, facts.parallelism, facts.training
+    tp, pp, cp = (
+        axes.tensor_model_parallel_size,
+        axes.pipeline_model_parallel_size,
+        axes.context_parallel_size,
+    )
+    vpp = axes.virtual_pipeline_model_parallel_size or 1
+    heads, groups = model.num_attention_heads, model.num_query_groups or model.num_attention_heads
+    ranks, replica = facts.world.count * 8, tp * pp * cp
+    if ranks % replica or training.global_batch_size % (training.micro_batch_size * (ranks // replica)):
+        return False
+    num_microbatches = training.global_batch_size // (training.micro_batch_size * (ranks // replica))
+    return (
+        model.hidden_size % heads == 0
+        and heads % groups == 0
+        and heads % tp == 0
+        and (groups % tp == 0 or tp % groups == 0)
+        and (model.ffn_hidden_size or 4 * model.hidden_size) % tp == 0
+        and 1024 % tp == 0
+        and model.num_layers % (pp * vpp) == 0
+        and (vpp == 1 or (pp > 1 and num_microbatches % pp == 0))
+        and (cp == 1 or model.seq_length % (2 * cp) == 0)
+        and (not axes.sequence_parallel or (tp > 1 and model.seq_length % (cp * tp) == 0))
+    )
+
+
+def offered(hint: str) -> list[object]:
+    """The values in "use 1, 2 or null, or advice"; none when the hint is advice alone."""
+    values: dict[str, object] = {"null": None, "false": False}
+    words = re.findall(r"(?:use|,|or) (\d+|null|false)\b", hint)
+    return [values[word] if word in values else int(word) for word in words]
+
+
+@given(RUNS)
+def test_there_are_errors_exactly_where_the_sizes_do_not_fit(facts):
+    found, _ = check(facts)
+    assert (found == []) == fits(facts)
+
+
+@given(RUNS)
+def test_every_value_offered_for_the_first_mistake_removes_it(facts):
+    found, _ = check(facts)
+    if found:
+        for value in offered(found[0].hint):
+            after, _ = check(facts.with_value(found[0].path, value))
+            assert (found[0].path, found[0].reason) not in [(p.path, p.reason) for p in after]
+
+
+@given(RUNS)
+def test_following_the_hints_ends_in_a_run_that_works(facts):
+    """At every step the first offered value of the first mistake; no mistake is without one."""
+    for _ in range(12):
+        found, _ = check(facts)
+        if not found:
+            return
+        facts = facts.with_value(found[0].path, offered(found[0].hint)[0])
+    raise AssertionError(f"twelve hints were not enough: {check(facts)[0]}")
+
+
+@given(RUNS)
+def test_every_value_is_named_once(facts):
+    found, _ = check(facts)
+    assert len({problem.path for problem in found}) == len(found)

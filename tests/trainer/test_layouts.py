@@ -1,0 +1,92 @@
+"""Every layout trains the same model: losses and gradient norms of the single process, from the same seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+
+from tests.trainer.conftest import LLAMA, Run, finished
+
+TP2 = {"tensor_model_parallel_size": 2}
+PP2 = {"pipeline_model_parallel_size": 2}
+CP2 = {"context_parallel_size": 2}
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+
+
+def train_at(
+    layout: dict[str, Any], world_size: int, config: dict[str, Any], **training: Any
+) -> list[tuple[float, ...]]:
+    config["world_size"] = world_size
+    config["parallelism"] = layout
+    config["training"] |= training
+    return finished(config).steps
+
+
+def assert_same_curve(steps: list[tuple[float, ...]], reference: Run) -> None:
+    numpy.testing.assert_allclose(steps, reference.steps, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        pytest.param(TP2 | PP2, 4, id="TP2xPP2"),
+        pytest.param(TP2 | {"sequence_parallel": True}, 2, id="TP2+SP"),
+        pytest.param(PP2 | {"virtual_pipeline_model_parallel_size": 2}, 2, id="VPP2"),
+        pytest.param(CP2, 2, id="CP2"),
+        pytest.param(OVERLAP, 2, id="DP2+overlap"),
+        pytest.param(TP2 | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow),
+        pytest.param(PP2 | CP2, 4, id="PP2xCP2", marks=pytest.mark.slow),
+        pytest.param(PP2 | OVERLAP, 4, id="PP2xDP2+overlap", marks=pytest.mark.slow),
+    ],
+)
+def test_a_gpt_trains_alike_at_every_layout(
+    layout: dict[str, Any], world_size: int, config: dict[str, Any], single_gpt: Run
+) -> None:
+    assert_same_curve(train_at(layout, world_size, config), single_gpt)
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        pytest.param(TP2 | {"sequence_parallel": True}, 2, id="TP2+SP"),
+        pytest.param(CP2, 2, id="CP2"),
+        pytest.param(PP2, 2, id="PP2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_llama_shape_trains_alike_at_every_layout(
+    layout: dict[str, Any], world_size: int, config: dict[str, Any], single_llama: Run
+) -> None:
+    config["model"] = LLAMA
+    assert_same_curve(train_at(layout, world_size, config), single_llama)
+
+
+@pytest.mark.parametrize(
+    "recompute",
+    [
+        pytest.param({"recompute_granularity": "selective"}, id="selective"),
+        pytest.param(
+            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
+            id="full",
+        ),
+    ],
+)
+def test_recomputation_changes_no_number(
+    recompute: dict[str, Any], config: dict[str, Any], single_gpt: Run
+) -> None:
+    assert train_at({}, 1, config, **recompute) == single_gpt.steps
+
+
+def test_micro_batches_change_only_rounding(config: dict[str, Any], single_gpt: Run) -> None:
+    assert_same_curve(train_at({}, 1, config, micro_batch_size=4), single_gpt)
+
+
+def test_bf16_follows_fp32(config: dict[str, Any], single_gpt: Run) -> None:
+    steps = train_at({}, 1, config, precision="bf16")
+    numpy.testing.assert_allclose(steps, single_gpt.steps, rtol=0.02)
+
+
+def test_the_model_learns(single_gpt: Run) -> None:
+    losses = [loss for _, loss, *_ in single_gpt.steps]
+    assert losses[-1] < losses[0] - 0.5
