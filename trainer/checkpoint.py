@@ -16,6 +16,7 @@ from typing import Any
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.process_groups_config import ProcessGroupCollection
+from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.distributed import from_rank_0
@@ -86,12 +87,12 @@ def load(source: Path, state: TrainingState, config: TrainerConfig, groups: Proc
     try:
         common = dist_checkpointing.load_common_state_dict(str(source))
         _check_shape(source, common.get("model_config", {}), _shape(config.model))
-        loaded = dist_checkpointing.load(
-            _sharded_state(state, _metadata(groups), is_loading=True), str(source)
-        )
+        content = _sharded_state(state, _metadata(groups), is_loading=True)
+        loaded = dist_checkpointing.load(content, str(source))
     except TrainerError:
         raise
-    except Exception as error:  # Core raises what it meets: pickle, zip, key and shape errors
+    # Pickle, zip, key and shape errors, and torch's own, which is no Exception.
+    except (Exception, CheckpointException) as error:
         raise TrainerError(
             f"{source}, which {source.parent / TRACKER} names, cannot be loaded "
             f"({type(error).__name__}: {error}); write the number of an older complete checkpoint into the "

@@ -92,6 +92,8 @@ def micro_batches(
         batch_sampler=sampler,
         num_workers=workers,
         pin_memory=config.device == "cuda",
+        # A loader that starts draws one number: not from the generator that dropout uses on a CPU.
+        generator=torch.Generator(),
         worker_init_fn=_outlive_stop_signals if workers else None,
         multiprocessing_context="fork" if workers else None,
     )

@@ -117,7 +117,8 @@ def _blend(datasets: Sequence[Dataset], where: str) -> Blend:
 
 
 def _tokens(prefix: str) -> int:
-    return int(IndexedDataset(prefix).sequence_lengths.sum())
+    corpus = IndexedDataset(prefix)  # its arrays are views of a file that it unmaps when it goes
+    return int(corpus.sequence_lengths.sum())
 
 
 def _used_splits(config: TrainerConfig, dataset_config: GPTDatasetConfig, sizes: Sequence[int]) -> set[str]:
@@ -149,7 +150,7 @@ def _documents(prefix: str, split: str, dataset_config: GPTDatasetConfig) -> int
     bounds = dataset_config.split_matrix[SPLITS.index(split)]
     if bounds is None:
         return 0
-    total = len(IndexedDataset(prefix).sequence_lengths)
+    total = len(IndexedDataset(prefix))
     return round(bounds[1] * total) - round(bounds[0] * total)
 
 

@@ -11,6 +11,7 @@ import functools
 import os
 import socket
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -48,10 +49,7 @@ def stand_in_for_cuda() -> None:
 
     if torch.cuda.is_available() or getattr(torch.cuda, "stood_in_by_cpu", False):
         return
-    for library in ("transformer_engine", "apex", "amp_C"):
-        sys.modules.setdefault(
-            library, None
-        )  # Core, where it can import them, calls kernels that only a GPU has
+    _hide_kernels()
     _replace_factories(torch)
     _replace_tensor_methods(torch)
     _replace_random_state(torch)
@@ -59,6 +57,17 @@ def stand_in_for_cuda() -> None:
     # Core's jit_fuser is torch.compile: it would need a C++ compiler, and 2 s to import.
     torch.compile = lambda model=None, **_: model if model is not None else (lambda function: function)
     torch.cuda.stood_in_by_cpu = True
+
+
+def _hide_kernels() -> None:
+    """Libraries whose kernels need a GPU: Core calls them wherever it can import them."""
+    for library in ("transformer_engine", "apex", "amp_C"):
+        sys.modules.setdefault(library, None)  # type: ignore[arg-type]  # None makes an import fail
+    # megatron-core 0.17 and later import this one module of Triton kernels whether Triton is there or not.
+    paged_stash = types.ModuleType("megatron.core.transformer.moe.ops.paged_stash")
+    for name in ("GLOBAL_BLOCK_SIZE", "paged_stash_copy_kernel", "paged_stash_pop_kernel"):
+        setattr(paged_stash, name, None)
+    sys.modules[paged_stash.__name__] = paged_stash
 
 
 def _replace_factories(torch: Any) -> None:

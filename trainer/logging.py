@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 def quiet_libraries() -> None:
     """Hides the advice to install CUDA libraries and the deprecations inside of megatron.core and torch."""
     warnings.filterwarnings("ignore", module=r"(megatron\.core|torch)\b")
+    logging.getLogger("megatron.core").setLevel(logging.ERROR)
 
 
 class Log:

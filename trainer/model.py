@@ -88,7 +88,7 @@ def transformer_config(config: TrainerConfig) -> TransformerConfig:
         # The loss is the mean over the tokens of the global batch, however they are cut over ranks.
         calculate_per_token_loss=True,
         gradient_accumulation_fusion=False,
-        bias_activation_fusion=on_gpu,
+        bias_activation_fusion=on_gpu and (model.swiglu or model.add_bias_linear),
         bias_dropout_fusion=on_gpu,
         masked_softmax_fusion=False,
         apply_rope_fusion=layers.HAVE_TRANSFORMER_ENGINE and model.position_embedding_type == "rope",

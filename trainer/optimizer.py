@@ -11,7 +11,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, distrib_optimizer, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from trainer.config import OptimizerConfig, TrainerConfig
+from trainer.config import ConfigError, OptimizerConfig, TrainerConfig
 
 WARMUP_TOKENS = 375_000_000
 """Warm-up of GPT-3 (arXiv 2005.14165, appendix B)."""
@@ -51,14 +51,13 @@ def _stand_in_for_fused_adam() -> None:
 
 def build_scheduler(config: TrainerConfig, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     """The learning rate over optimizer steps: linear warm-up from 0, then the decay to min_lr."""
-    decay_iters = config.optimizer.lr_decay_iters or config.training.train_iters
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
         max_lr=config.optimizer.lr,
         min_lr=minimum_lr(config.optimizer),
-        lr_warmup_steps=warmup_iters(config, decay_iters),
-        lr_decay_steps=decay_iters,
+        lr_warmup_steps=warmup_iters(config),
+        lr_decay_steps=decay_iters(config),
         lr_decay_style=config.optimizer.lr_decay_style,
         start_wd=config.optimizer.weight_decay,
         end_wd=config.optimizer.weight_decay,
@@ -72,17 +71,28 @@ def minimum_lr(optimizer: OptimizerConfig) -> float:
     return optimizer.lr / 10 if optimizer.min_lr is None else optimizer.min_lr
 
 
-def warmup_iters(config: TrainerConfig, decay_iters: int) -> int:
-    """Optimizer steps of warm-up; fewer than those of the decay."""
-    optimizer = config.optimizer
+def decay_iters(config: TrainerConfig) -> int:
+    """The optimizer step at which the decay ends."""
+    return config.optimizer.lr_decay_iters or config.training.train_iters
+
+
+def warmup_iters(config: TrainerConfig) -> int:
+    """Optimizer steps of warm-up.
+
+    Raises:
+        ConfigError: it does not end before the decay does.
+    """
+    optimizer, end = config.optimizer, decay_iters(config)
     if optimizer.lr_warmup_iters is not None:
-        wanted = optimizer.lr_warmup_iters
+        steps = optimizer.lr_warmup_iters
     elif optimizer.lr_warmup_fraction is not None:
-        wanted = int(optimizer.lr_warmup_fraction * decay_iters)
+        steps = int(optimizer.lr_warmup_fraction * end)
     else:
         tokens_per_iter = config.training.global_batch_size * config.model.seq_length
-        wanted = min(WARMUP_TOKENS // tokens_per_iter, config.training.train_iters // 10)
-    return min(wanted, decay_iters - 1)
+        steps = min(WARMUP_TOKENS // tokens_per_iter, config.training.train_iters // 10)
+    if steps >= end:
+        raise ConfigError(f"optimizer: the warm-up of {steps} steps does not end before the decay, at {end}")
+    return steps
 
 
 class FusedAdam(torch.optim.Optimizer):

@@ -11,10 +11,10 @@ from trainer import device
 
 def print_versions() -> int:
     """Prints one line and returns the exit status: 0, or 1 naming what cannot be imported."""
-    device.stand_in_for_cuda()
     for module in ("torch", "megatron.core", "trainer.train"):
         try:
             importlib.import_module(module)
+            device.stand_in_for_cuda()  # at once after torch, as a run does
         except Exception as error:  # an import can fail in any way: a missing library, a CUDA mismatch
             print(f"trainer: cannot import {module}: {type(error).__name__}: {error}", file=sys.stderr)
             return 1

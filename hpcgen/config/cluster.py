@@ -49,7 +49,7 @@ class ClusterConfig:
     """Settings for every stage that the run file leaves open; `partition` here is the default one."""
     gres: GpuRequest = "gpus-per-node"
     """How a whole node's GPUs are asked for: "gpus-per-node", or a --gres value such as "gpu:8" or "gpu:h100:8"."""
-    python: Annotated[str, Text(r"[A-Za-z0-9._/+@=-]+", "a command or path without spaces")] = "python3"
+    python: Annotated[str, Text(r"[A-Za-z0-9._/][A-Za-z0-9._/+@-]*", "a command or path of letters, digits and . _ / + @ -")] = "python3"
     """Python of the jobs, in the container where there is one."""
     code_dir: MountPath | None = None
     """A directory made by `hpcgen install-code`, mounted read-only and first on PYTHONPATH; null when the image has the code."""

@@ -8,14 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from hpcgen.config.fields import Text
 from trainer.config import FORBID_UNKNOWN_KEYS
 
-MountPath = Annotated[
-    str,
-    Text(r"(?!.*/\.\.(/|$))/[^\s,:$'\"`\\]*", "an absolute path without '..', spaces, commas, colons or '$' (pyxis refuses them)"),
-]
+MOUNTABLE = Text(
+    r"(?!.*/\.\.(/|$))/[^\s,:$'\"`\\]{0,1000}",
+    "an absolute path without '..', spaces, commas, colons, quotes, backslashes or '$' (pyxis refuses them)",
+)
+MountPath = Annotated[str, MOUNTABLE]
 Image = Annotated[
     str,
     Text(
-        r"(\./|/)[A-Za-z0-9._+@=/-]+\.sqsh|([a-z0-9.-]+(:\d+)?#)?[a-z0-9][a-z0-9._/-]*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?",
+        r"/[A-Za-z0-9._+@=/-]+\.sqsh|(?!.*\.sqsh$)([a-z0-9.-]+(:\d+)?#)?[a-z0-9][a-z0-9._/-]*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?",
         "the absolute path of a .sqsh, or REGISTRY#IMAGE:TAG with a lower-case image (nvcr.io#nvidia/pytorch:25.03-py3)",
     ),
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,9 @@ def override(assignment: str) -> Document:
     where = f"--set {assignment}"
     if not equals or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", path):
         raise HpcgenError(f"{_printable(where)}: expected KEY.KEY=VALUE", "for example --set slurm.train.nodes=4")
-    value = _load(text, _printable(where)) if text else None
+    walk = _Walk(_printable(where), text)
     origin = _printable(f"--set {path}")
-    values = _plain_tree(value, origin)
+    values = None if walk.root is None else walk.plain()
     for section in reversed(path.split(".")):
         values = {section: values}
     document = constant(values, origin)
@@ -133,27 +134,27 @@ def parse(text: str, name: str) -> Document:
     Raises:
         HpcgenError: as `read`.
     """
-    tree = _load(text, name)
-    if tree is None:
+    walk = _Walk(name, text)
+    if walk.root is None:
         return Document({}, {"": name})
-    walk = _Walk(name)
-    values = walk.plain(tree, "", 1, 0)
+    values = walk.plain()
     if not isinstance(values, dict):
         raise HpcgenError(f"{name}:1: expected a mapping of keys to values, got {_short(values)}")
-    walk.origins[""] = name
-    return Document(values, walk.origins)
+    return Document(values, {**walk.origins, "": name})
 
 
-def _load(text: str, name: str) -> Any:
-    from ruamel.yaml import YAML
+@contextlib.contextmanager
+def _yaml_errors(name: str) -> Iterator[None]:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
-        return YAML(typ="rt").load(text)
+        yield
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"{name}:{mark.line + 1}" if mark else name
         problem = " ".join(str(error.problem or error).split("\n")[0].split())
+        if problem.startswith("but "):
+            problem = f"{error.context}, {problem}"
         raise HpcgenError(f"{line}: not valid YAML: {problem}") from error
     except YAMLError as error:
         raise HpcgenError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
@@ -164,14 +165,28 @@ def _load(text: str, name: str) -> Any:
 
 
 class _Walk:
-    """Turns ruamel's tree into plain data while noting the line of every value."""
+    """Turns YAML into plain data while noting the line of every value.
 
-    def __init__(self, name: str) -> None:
+    It reads ruamel's node graph, not the objects of its round-trip loader, which take three times as long.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        from ruamel.yaml import YAML
+
         self.name = name
         self.origins: dict[str, str] = {}
         self._values = 0
+        with _yaml_errors(name):
+            yaml = YAML(typ="safe", pure=True)
+            self._constructor, _ = yaml.get_constructor_parser(text)
+            self.root: Any = self._constructor.composer.get_single_node()
 
-    def plain(self, node: Any, path: str, line: int, depth: int) -> Any:
+    def plain(self) -> Any:
+        """The whole document."""
+        with _yaml_errors(self.name):
+            return self._plain(self.root, "", 1, 0)
+
+    def _plain(self, node: Any, path: str, line: int, depth: int) -> Any:
         where = f"{self.name}:{line}"
         self._values += 1
         if self._values > MAX_VALUES:
@@ -179,44 +194,41 @@ class _Walk:
         if depth > MAX_DEPTH:
             raise HpcgenError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)")
         self.origins[path] = where
-        if (tag := getattr(node, "tag", None)) is not None and tag.value is not None:
-            raise HpcgenError(f"{where}: the tag {tag.value} has no meaning here", "write plain values")
-        if isinstance(node, dict):
-            return {key: self.plain(*place, depth + 1) for key, *place in self._items(node, path, line)}
-        if isinstance(node, list):
-            lines = [self._line(node.lc.item, index, line) for index in range(len(node))]  # type: ignore[attr-defined]
+        if node.tag not in PLAIN_TAGS:
+            raise HpcgenError(f"{where}: {_tag(node)} has no meaning here", "write plain values, or quote it")
+        if node.id == "mapping":
+            self._refuse_repeated_keys(node, path)
+            self._constructor.flatten_mapping(node)  # lays what << merges before the mapping's own keys
+            return {key: self._plain(*place, depth + 1) for key, *place in self._items(node, path)}
+        if node.id == "sequence":
             return [
-                self.plain(item, f"{path}[{index}]", lines[index], depth + 1) for index, item in enumerate(node)
+                self._plain(item, f"{path}[{index}]", item.start_mark.line + 1, depth + 1)
+                for index, item in enumerate(node.value)
             ]
-        return _plain_scalar(node, where)
+        return self._constructor.construct_object(node)
 
-    def _items(self, node: Any, path: str, line: int) -> list[tuple[str, Any, str, int]]:
-        items = []
-        for key, item in node.items():
-            if not isinstance(key, str):
-                raise HpcgenError(f"{self.name}:{line}: the key {_short(key)} is not text", "quote it")
-            items.append((str(key), item, _join(path, str(key)), self._line(node.lc.key, key, line)))
-        return items
+    def _refuse_repeated_keys(self, node: Any, path: str) -> None:
+        seen = set()
+        for key, _ in node.value:
+            where = f"{self.name}:{key.start_mark.line + 1}"
+            if key.id != "scalar" or key.tag not in (STRING, MERGE):
+                raise HpcgenError(f"{where}: the key {_short(key.value)} is not text", "quote it")
+            if key.value in seen:
+                raise HpcgenError(f"{where}: {_join(path, key.value)} stands there twice", "remove one of the two")
+            seen.add(key.value)
 
-    @staticmethod
-    def _line(position: Any, key: Any, fallback: int) -> int:
-        try:
-            return int(position(key)[0]) + 1
-        except (KeyError, TypeError, AttributeError):  # a key that came in through a merge (<<)
-            return fallback
-
-
-def _plain_tree(node: Any, where: str) -> Any:
-    return _Walk(where).plain(node, "", 1, 0)
+    def _items(self, node: Any, path: str) -> Iterator[tuple[str, Any, str, int]]:
+        for key, item in node.value:
+            yield key.value, item, _join(path, key.value), key.start_mark.line + 1
 
 
-def _plain_scalar(node: Any, where: str) -> Any:
-    if node is None or isinstance(node, bool):
-        return node
-    for kind in (int, float, str):
-        if isinstance(node, kind):
-            return bool(node) if type(node).__name__ == "ScalarBoolean" else kind(node)
-    raise HpcgenError(f"{where}: {_short(node)} is a {type(node).__name__.lower()}, not plain data", "quote it")
+STRING, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
+
+
+def _tag(node: Any) -> str:
+    kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    return f"{_short(node.value)} (a {kind})" if node.id == "scalar" else f"the tag {node.tag}"
 
 
 def _join(path: str, key: object) -> str:

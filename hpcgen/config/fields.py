@@ -17,12 +17,10 @@ from typing import Annotated, Any, Union
 from hpcgen.errors import Problem
 from trainer.config import Range
 
-CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\x80-\x9f\u2028\u2029\ud800-\udfff]")
-
 
 @dataclass(frozen=True)
 class Text:
-    """What a string must look like. Control characters are refused in every string, whatever its field."""
+    """What a string must look like. Unprintable characters are refused in every string, whatever its field."""
 
     pattern: str
     meaning: str
@@ -30,29 +28,29 @@ class Text:
 
     def reason(self, value: str) -> str | None:
         """Why `value` does not fit, in words that follow the value; None when it does."""
-        return None if re.fullmatch(self.pattern, value) else f"must be {self.meaning}"
+        return None if re.fullmatch(self.pattern, value, re.ASCII) else f"must be {self.meaning}"
 
 
-_SEGMENT = r"(?!\.\.(?:/|$))[^/]*"
-_SAFE_SEGMENT = r"(?!\.\.(?:/|$))[A-Za-z0-9._+@=-]*"
+_SEGMENT = r"(?!\.\.(?:/|$))[^/]{0,255}"
+_SAFE_SEGMENT = r"(?!\.\.(?:/|$))[A-Za-z0-9._+@=-]{0,255}"
 
 Name = Annotated[
     str, Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "1 to 64 letters, digits, '.', '_' or '-', and not start with '.'")
 ]
 """A run, a partition, an account: safe in a directive, a file name and a comment."""
-SlurmWord = Annotated[str, Text(r"[A-Za-z0-9][A-Za-z0-9._:+,@*|&()\[\]-]{0,255}", "one word of Slurm's (no spaces, quotes or '$')")]
+SlurmWord = Annotated[str, Text(r"[A-Za-z0-9(\[][A-Za-z0-9._:+,@*|&()\[\]-]{0,255}", "one word of Slurm's (no spaces, quotes or '$')")]
 """A value that goes into a directive as it is: a constraint such as "a100|h100"."""
 Directive = Annotated[
     str, Text(r"--[a-z][a-z-]*(=[A-Za-z0-9._:+,@*|&()/%\[\]=-]+)?", "one sbatch option such as --mail-type=FAIL (no spaces, quotes or '$')")
 ]
 EnvironmentName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
-FilePath = Annotated[str, Text(rf"(?![~-])(?=.){_SEGMENT}(/{_SEGMENT})*", "a path without '..' that does not start with '~' or '-'")]
+FilePath = Annotated[str, Text(rf"(?![~-])(?=.{{1,1000}}$){_SEGMENT}(/{_SEGMENT})*", "a path without '..', of at most 1000 characters, that does not start with '~' or '-'")]
 """A path; a relative one starts at the folder of the file it is written in."""
 RunPath = Annotated[
     str,
-    Text(rf"(?![-])(?=.){_SAFE_SEGMENT}(/{_SAFE_SEGMENT})*", "a path of letters, digits and . _ + @ = - / without '..': sbatch writes its log there"),
+    Text(rf"(?![-])(?=.{{1,1000}}$){_SAFE_SEGMENT}(/{_SAFE_SEGMENT})*", "a path of letters, digits and . _ + @ = - / without '..': sbatch writes its log there"),
 ]
-TimeLimit = Annotated[str, Text(r"(\d+-)?\d{1,2}:\d{2}:\d{2}|\d+-\d{1,2}(:\d{2})?|\d+:\d{2}", "a Slurm time such as 30:00 (minutes:seconds), 12:00:00 or 2-00:00:00")]
+TimeLimit = Annotated[str, Text(r"(\d{1,4}-)?\d{1,2}:\d{2}:\d{2}|\d{1,4}-\d{1,2}(:\d{2})?|\d{1,6}:\d{2}", "a Slurm time such as 30:00 (minutes:seconds), 12:00:00 or 2-00:00:00")]
 Mask = Annotated[str, Text(r"0x[0-9a-f]{1,64}", "a hexadecimal CPU mask such as 0xfff000")]
 
 
@@ -84,8 +82,9 @@ def constraint_problems(hint: Any, value: Any, path: str = "") -> Iterator[Probl
             if field.name in value:
                 inner_path = f"{path}.{field.name}" if path else field.name
                 yield from constraint_problems(hints[field.name], value[field.name], inner_path)
-    elif isinstance(value, str) and (found := CONTROL_CHARACTERS.search(value)):
-        yield Problem(path, f"holds a control character ({found.group()!r})", "remove it")
+    elif isinstance(value, str) and not value.isprintable():
+        character = next(character for character in value if not character.isprintable())
+        yield Problem(path, f"holds the unprintable character {character!a}", "remove it")
 
 
 def _unmet(constraints: list[Any], value: Any, path: str) -> Iterator[Problem]:
@@ -93,7 +92,7 @@ def _unmet(constraints: list[Any], value: Any, path: str) -> Iterator[Problem]:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if isinstance(constraint, Range) and is_number and (reason := constraint.reason(value)):
             yield Problem(path, reason)
-        if isinstance(constraint, Text) and isinstance(value, str) and not CONTROL_CHARACTERS.search(value):
+        if isinstance(constraint, Text) and isinstance(value, str) and value.isprintable():
             if reason := constraint.reason(value):
                 yield Problem(path, reason)
 

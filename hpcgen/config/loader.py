@@ -176,4 +176,5 @@ def _find_cluster(name: str, directory: Path, seen: Sequence[Path]) -> Path | No
         candidates = [directory / name]
     else:
         candidates = [folder / f"{name}.yaml" for folder in cluster_directories()]
-    return next((path for path in candidates if path.is_file() and path not in seen), None)
+    # unlike Path.is_file, it answers for a name that is too long as well
+    return next((path for path in candidates if os.path.isfile(path) and path not in seen), None)  # noqa: PTH113

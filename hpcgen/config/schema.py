@@ -6,10 +6,16 @@ import dataclasses
 import typing
 from typing import Any
 
+from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.field_docs import field_docs
 from hpcgen.config.fields import Text
+from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import inner_class
-from trainer.config import Range
+from trainer.config import ModelConfig, OptimizerConfig, Range, TrainingConfig
+
+
+FILLED_IN = (ClusterConfig, ModelConfig, TrainingConfig, OptimizerConfig)
+"""What a profile that is extended, or a preset, may give in the file's place: no key of these is missed here."""
 
 
 def json_schema(cls: type) -> dict[str, Any]:
@@ -39,6 +45,10 @@ def _classes(cls: type) -> set[type]:
 
 def _describe(section: type, schema: dict[str, Any]) -> None:
     docs, hints = field_docs(section), typing.get_type_hints(section, include_extras=True)
+    if section in FILLED_IN:
+        del schema["required"]
+    elif section is RunConfig:
+        schema["required"] = ["name", "cluster", "paths"]
     if section.__doc__:
         schema["description"] = " ".join(section.__doc__.split())
     for name, field in schema["properties"].items():

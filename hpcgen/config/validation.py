@@ -77,7 +77,8 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> s
         value = _attribute(resolved, problem.path)
     shown = "" if _is_private(problem.path) or not _is_value(value) else f" = {show(value)}"
     hint = f"; {problem.hint}" if problem.hint else ""
-    return f"{where}: {problem.path or 'the file'}{shown} {problem.reason}{hint}"
+    path = problem.path if problem.path.isprintable() else ascii(problem.path)
+    return f"{where}: {path or 'the file'}{shown} {problem.reason}{hint}"
 
 
 def show(value: object) -> str:

@@ -55,6 +55,9 @@ def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> 
     dependency = {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"} if after else {}
     container = stage.container.srun_flags() if stage.container else ()
     return {
+        # these two tell submitit how many tasks to expect results of
+        "nodes": stage.allocation.nodes,
+        "ntasks_per_node": stage.allocation.ntasks_per_node,
         "wckey": None,
         "stderr_to_stdout": True,
         "additional_parameters": options | dependency,

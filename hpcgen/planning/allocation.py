@@ -158,8 +158,9 @@ def allocation_problems(
         yield Problem(path(what), reason, f"use at most {node_type.cpus_per_node // tasks or 1} CPUs a task")
     for index, directive in enumerate(settings.extra_directives or ()):
         option = directive[2:].partition("=")[0]
-        if option in ours:
-            reason = f"sets --{option}, which hpcgen writes itself"
+        # sbatch takes any beginning of an option for the option
+        if own := next((name for name in sorted(ours) if name.startswith(option)), None):
+            reason = f"sets --{own}, which hpcgen writes itself"
             yield Problem(
                 f"{path('extra_directives')}[{index}]", reason, "use the key for it, and remove this"
             )

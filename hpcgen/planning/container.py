@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.container import ContainerConfig, Mount
+from hpcgen.config.container import MOUNTABLE, ContainerConfig, Mount
 from hpcgen.config.run import RunConfig
-from hpcgen.errors import Problem
+from hpcgen.errors import HpcgenError, Problem
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,11 @@ def make_container(
     reads: Iterable[str],
     environment: Iterable[str],
 ) -> Container | None:
-    """The container of a stage that writes to and reads from these host paths; None with runtime none."""
+    """The container of a stage that writes to and reads from these host paths; None with runtime none.
+
+    Raises:
+        HpcgenError: pyxis cannot mount one of the paths.
+    """
     if runtime(config, cluster) == "none":
         return None
     run, site = config.container, cluster.container
@@ -65,15 +69,35 @@ def make_container(
 
 
 def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> tuple[str, ...]:
-    """The given mounts, then what the stage needs and they do not show already under its own path."""
+    """The given mounts and what the stage needs that they do not show already under its own path.
+
+    A directory stands before what lies in it, since a later mount hides an earlier one below it.
+    """
     mounts = list(given)
+    shown = {_target(mount): mount.source for mount in given}
     for read_only, paths in ((False, writes), (True, reads)):
         for path in sorted(set(paths)):
+            _require_mountable(path, shown.get(path, path))
             if not any(_shows(mount, path, read_only) for mount in mounts):
                 mounts.append(Mount(source=path, read_only=read_only))
+    mounts.sort(key=_target)
     return tuple(
-        f"{mount.source}:{mount.target or mount.source}{':ro' if mount.read_only else ''}" for mount in mounts
+        f"{mount.source}:{_target(mount)}{':ro' if mount.read_only else ''}" for mount in mounts
     )
+
+
+def _require_mountable(path: str, source: str) -> None:
+    if reason := MOUNTABLE.reason(path):
+        raise HpcgenError(f"{path} cannot be mounted into the container: it {reason}", "move or link it")
+    if path == "/":
+        raise HpcgenError("/ cannot be mounted over the container's own", "keep the run's files in a directory")
+    if source != path:
+        reason = f"the stage needs {path} of the host, and container.mounts shows {source} there"
+        raise HpcgenError(reason, "give that mount another target")
+
+
+def _target(mount: Mount) -> str:
+    return mount.target or mount.source
 
 
 def _shows(mount: Mount, path: str, read_only: bool) -> bool:
@@ -102,9 +126,9 @@ def container_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Pr
         return
     if not (run.image or site.image):
         yield Problem("container.image", "is missing", "name a .sqsh file or REGISTRY#IMAGE:TAG")
-    taken = {mount.target or mount.source for mount in site.mounts}
+    taken = {_target(mount) for mount in site.mounts}
     for index, mount in enumerate(run.mounts):
-        target = mount.target or mount.source
+        target = _target(mount)
         if target in taken:
             path = f"container.mounts[{index}].{'target' if mount.target else 'source'}"
             yield Problem(path, "is the target of another mount; pyxis would take one of them silently")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,36 +12,29 @@ from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from trainer.config import ParallelismConfig
 
-SECRET_WORDS = (
-    "TOKEN",
-    "SECRET",
-    "PASSWORD",
-    "PASSWD",
-    "API_KEY",
-    "APIKEY",
-    "CREDENTIAL",
-    "PRIVATE_KEY",
-    "ACCESS_KEY",
+SECRET = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?|PRIVATE_KEY|ACCESS_KEY)(_|$)", re.IGNORECASE
 )
+"""Names of secrets; TOKENIZERS_PARALLELISM is none."""
 
 SET_BY_THE_SCRIPT = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TRAINER_CONFIG", "TRAINER_STOP_FILE")
 """Known only when the job runs: the script computes them."""
 
+ON_SCRATCH = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+"""The script lets the tasks' caches lie on the node."""
+
+OF_BASH = (
+    "PATH ENV IFS SHELLOPTS POSIXLY_CORRECT GLOBIGNORE TMOUT FUNCNEST UID EUID PPID GROUPS DIRSTACK PIPESTATUS "
+    "LD_PRELOAD LD_AUDIT"
+).split()
+"""Change what bash does with the script, or are not to be set."""
+
 RESERVED = frozenset(
-    {
-        *SET_BY_THE_SCRIPT,
-        "RANK",
-        "LOCAL_RANK",
-        "PATH",
-        "PYTHONPATH",
-        "PYTHONHOME",
-        "LD_PRELOAD",
-        "BASH_ENV",
-        "ENV",
-        "IFS",
-    }
+    (*SET_BY_THE_SCRIPT, *ON_SCRATCH, *OF_BASH, "CHECK_MEMLOCK", "RANK", "LOCAL_RANK", "PYTHONPATH", "PYTHONHOME")
 )
 """A run or cluster file may not set these: the script or the image decides, or they change what bash runs."""
+
+RESERVED_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "BASH")
 
 
 @dataclass(frozen=True)
@@ -134,15 +128,18 @@ def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...
     for name in environment:
         if name in RESERVED:
             yield Problem(f"environment.{name}", "is set by the script or the image", "remove it")
-        elif name.startswith(("SLURM_", "SBATCH_", "SRUN_")):
+        elif name.startswith(RESERVED_PREFIXES):
             yield Problem(
-                f"environment.{name}", "changes what Slurm does behind the script's directives", "remove it"
+                f"environment.{name}", "changes what Slurm or bash does behind the script's back", "remove it"
             )
-        elif any(word in name.upper() for word in SECRET_WORDS):
+        elif name == name.lower() and not name.endswith("_proxy"):
+            # some of them are evaluated as arithmetic, where a text could run a command
+            yield Problem(f"environment.{name}", "is in lower case, as the script's own variables are", "remove it")
+        elif SECRET.search(name):
             hint = f"add {name} to secrets and export it where you submit"
             yield Problem(
                 f"environment.{name}", "looks like a secret, and would be written into the script", hint
             )
     for index, name in enumerate(secrets):
-        if name in RESERVED or name.startswith("SLURM_"):
+        if name in RESERVED or name.startswith(RESERVED_PREFIXES):
             yield Problem(f"secrets[{index}]", "is not a secret: the script or Slurm sets it", "remove it")

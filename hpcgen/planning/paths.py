@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcgen.config.run import RunConfig
-from hpcgen.errors import Problem
+from hpcgen.errors import HpcgenError, Problem
 from trainer.config import BlendConfig, Dataset
 
 BLENDS = ("datasets", "train", "valid", "test")
 
 
 def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
-    """`config` with every relative path taken from `directory`, the folder of the run file."""
+    """`config` with every relative path taken from `directory`, the folder of the run file.
+
+    Raises:
+        HpcgenError: the folder's name would change where sbatch writes the log of the run.
+    """
 
     def here(path: str) -> str:
         return os.path.normpath(directory / path)
@@ -26,6 +30,12 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
     def blend(datasets: tuple[Dataset, ...]) -> tuple[Dataset, ...]:
         return tuple(dataclasses.replace(dataset, prefix=here(dataset.prefix)) for dataset in datasets)
 
+    run_dir = here(config.paths.run_dir)
+    if "%" in run_dir:
+        raise HpcgenError(
+            f"{run_dir}: sbatch reads % in the path of its log as a pattern",
+            "move the run file, or give paths.run_dir as an absolute path",
+        )
     data = config.data
     tokenize = data.tokenize and dataclasses.replace(
         data.tokenize,
@@ -44,7 +54,7 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
     )
     return dataclasses.replace(
         config,
-        paths=dataclasses.replace(config.paths, run_dir=here(config.paths.run_dir)),
+        paths=dataclasses.replace(config.paths, run_dir=run_dir),
         data=dataclasses.replace(
             data, tokenize=tokenize, tokenizer=tokenizer, cache_dir=maybe(data.cache_dir), **blends
         ),
@@ -63,7 +73,12 @@ def trainer_data(config: RunConfig) -> BlendConfig:
 
 
 def plain_path_problems(config: RunConfig) -> Iterator[Problem]:
-    """Paths of trainer sections, whose types carry no pattern: '..' and '~' mean something else in a job."""
+    """A run directory that the job may not call its own, and trainer sections' paths, whose types have no pattern.
+
+    '..' and '~' mean something else in a job.
+    """
+    if os.path.normpath(config.paths.run_dir) in ("/", "//"):
+        yield Problem("paths.run_dir", "is the whole file system", "name a directory of its own")
     for path, value in _trainer_paths(config):
         if not value:
             yield Problem(path, "is empty", "name a path, or leave the key out")

@@ -48,7 +48,7 @@ class ShellEnvironment(jinja2.Environment):
         self.globals = {}
 
     def preprocess(self, source: str, name: str | None = None, filename: str | None = None) -> str:
-        """The source, in which `${#` must not stand: to Jinja a comment begins there, up to any later `#}`."""
+        """The source, without `${#`: to Jinja a comment begins there, up to any later `#}`."""
         mistake = _COMMENT_IN_EXPANSION.search(source)
         if mistake:
             lineno = source.count("\n", 0, mistake.start()) + 1

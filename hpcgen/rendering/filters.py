@@ -42,7 +42,8 @@ def shell_word(value: object) -> str:
     text = _text(value)
     _refuse_unprintable(text, text)
     word = shlex.quote(text)
-    if word == text and (text in _RESERVED_WORDS or _ASSIGNMENT.match(text)):
+    # A bare comma is a plain character to bash, and in an array looks like a separator to readers and shellcheck.
+    if word == text and ("," in text or text in _RESERVED_WORDS or _ASSIGNMENT.match(text)):
         return f"'{text}'"
     return word
 

@@ -47,7 +47,7 @@ _UNFINISHED = (_BACKSLASH, _DOLLAR, _HEREDOC)
 
 # A value's mark in `line`, and the commands that evaluate their argument again, where quoting does not hold.
 _MARK = "\x00"
-_COMMAND = r"(?:^|[\s;&|(])\\?"
+_COMMAND = r"(?<![\w./$-])"
 _EVALUATED = re.compile(
     rf"""{_COMMAND}(?:eval|let|trap)\s[^;&|]*{_MARK}
     |\b(?:ba|da|z|k)?sh\s+-\w*c\s+(?!["']|\$[\w{{])[^;&|]*{_MARK}
@@ -114,7 +114,7 @@ class ShellReader:
             position += len(token)
 
     def value(self, filter_name: str) -> None:
-        """Read a `{{ }}` with this filter; "" is a quoted word, "markup" a macro's text, "block" a block's lines."""
+        """Read a `{{ }}` with this filter; "" is a quoted word, "markup" a macro's text, "block" a block."""
         self._require_place(filter_name)
         starts_word = self.last in (LINE_START, WORD_START)
         harmless = filter_name in ("integer", "variable") or not self.in_code
@@ -257,7 +257,7 @@ class ShellReader:
             raise ShellError("a value right after # could make the comment a directive; put a blank between")
 
     def _require_place_for_word(self, filter_name: str) -> None:
-        if "((" in self.nesting or re.search(rf"[\w{_MARK}]\[[^\]\s]*$", self.line):
+        if "((" in self.nesting or re.search(rf"[\w{_MARK}]\[[^\]]*$", self.line):
             raise ShellError("a value in (( )) or a subscript is evaluated as an expression; use | integer")
         if not self.in_code:
             opened = f"{self.inside} quotes" if self.inside != "${" else "${ }"
@@ -268,7 +268,7 @@ class ShellReader:
             raise ShellError(f"a value right after {self.last} has other quoting rules; write it apart")
         if filter_name == "block" and not self.at_line_start:
             raise ShellError("a block holds whole lines of code; write it on a line of its own")
-        if filter_name == "heredoc" and (self.nesting or self.here_documents or self.line[-1:] not in " \t"):
+        if filter_name == "heredoc" and (self.nesting or self.here_documents or self.line[-1:] != " "):
             raise ShellError("| heredoc stands at the end of a command, after a blank, and outside of ( )")
 
 

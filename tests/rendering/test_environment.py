@@ -25,7 +25,8 @@ def shipped_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = write_templates(
         tmp_path / "shipped",
         {
-            "slurm/base.j2": "{% block head %}\n# shipped\n{% endblock %}\n{% block body %}\n{% endblock %}\n",
+            "slurm/base.j2": "{% block head %}\n# shipped\n{% endblock %}\n"
+            "{% block body %}\n{% endblock %}\n",
             "slurm/train.j2": '{% extends "slurm/base.j2" %}\n{% block body %}\ntrain\n{% endblock %}\n',
         },
     )

@@ -35,7 +35,8 @@ CONSTRUCTS = {
     "macro in a macro": "{% macro inner(v) %}{{ v }}{% endmacro %}\n"
     "{% macro outer(v) %}{{ inner(v) }}{% endmacro %}\nshow {{ outer(value) }}\n",
     "macro's default": "{% macro word(v=value) %}{{ v }}{% endmacro %}\nshow {{ word() }}\n",
-    "call": "{% macro wrap() %}show {{ caller() }}{% endmacro %}\n{% call wrap() %}{{ value }}{% endcall %}\n\n",
+    "call": "{% macro wrap() %}show {{ caller() }}{% endmacro %}\n"
+    "{% call wrap() %}{{ value }}{% endcall %}\n\n",
     "call's argument": "{% macro wrap() %}show {{ caller(value) }}{% endmacro %}\n"
     "{% call(word) wrap() %}{{ word }}{% endcall %}\n\n",
     "import": '{% import "library.j2" as library %}\nshow {{ library.word(value) }}\n',
@@ -209,7 +210,7 @@ def test_the_delimiter_of_a_here_document_is_not_in_its_text(text: str) -> None:
 
 
 def test_a_value_with_its_own_quoting_is_still_quoted(tmp_path: Path) -> None:
-    """A class may have an `__html__` that Jinja would trust, or a `str()` of its own: a text's characters count."""
+    """A class may have an `__html__` that Jinja would trust, or a `str()` of its own."""
 
     class Sly(str):
         def __html__(self) -> str:

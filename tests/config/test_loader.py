@@ -1,0 +1,229 @@
+"""Loading a run with all it refers to: what wins, where each mistake is said to be, and which file is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcgen.config import document as documents
+from hpcgen.config.loader import cluster_names, load_cluster, load_run
+from hpcgen.config.node_type import NodeType
+from hpcgen.config.presets import PRESETS
+from hpcgen.config.validation import build
+from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.resources import shipped
+from tests.runs import loaded, minimal_run, write_yaml
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_configuration_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    monkeypatch.chdir(tmp_path)
+
+
+def mistakes(directory: Path, text: str, overrides: tuple[str, ...] = ()) -> list[str]:
+    """What is wrong with a run file, the file's own path shortened to run.yaml."""
+    path = directory / "run.yaml"
+    path.write_text(text)
+    try:
+        found = load_run(path, overrides).mistakes
+    except ConfigErrors as error:
+        found = error.messages
+    return [message.replace(f"{directory}/", "") for message in found]
+
+
+def test_all_mistakes_at_once_each_with_its_place(tmp_path):
+    text = """\
+name: a b
+cluster: local
+preset: 125m
+paths: {run_dir: /runs/a}
+secret: [X]
+slurm:
+  train:
+    nodes: two
+    nods: 2
+    time: 3 days
+data:
+  datasets:
+  - prefx: /data/a
+  mock: "yes"
+training:
+  precision: bf61
+  seed: -1
+model:
+  num_layers: 12.5
+environment:
+  A-B: x
+  GREETING: "\\e[31m"
+"""
+    assert mistakes(tmp_path, text, ("checkpoint.save_interval=0",)) == [
+        "run.yaml:8: slurm.train.nodes = two must be a whole number",
+        "run.yaml:9: slurm.train.nods = 2 is not a known key; did you mean nodes?",
+        "run.yaml:13: data.datasets[0].prefix is missing",
+        "run.yaml:13: data.datasets[0].prefx = /data/a is not a known key; did you mean prefix?",
+        "run.yaml:14: data.mock = yes must be true or false",
+        "run.yaml:19: model.num_layers = 12.5 must be a whole number",
+        "run.yaml:16: training.precision = bf61 must be bf16 or fp32; did you mean bf16?",
+        'run.yaml:5: secret = ["X"] is not a known key; did you mean secrets?',
+        "run.yaml:1: name = \"a b\" must be 1 to 64 letters, digits, '.', '_' or '-', and not start with '.'",
+        "run.yaml:21: environment.A-B must be the name of an environment variable",
+        "run.yaml:22: environment.GREETING holds the unprintable character '\\x1b'; remove it",
+        "run.yaml:10: slurm.train.time = \"3 days\" must be a Slurm time such as 30:00 (minutes:seconds), 12:00:00 or "
+        "2-00:00:00",
+        "run.yaml:17: training.seed = -1 must be at least 0",
+        "--set checkpoint.save_interval: checkpoint.save_interval = 0 must be at least 1",
+    ]
+
+
+def test_what_is_missing_is_said_where_it_would_stand(tmp_path):
+    text = "name: a\ncluster: local\npaths:\n  run_dir: /r\nmodel:\n  num_layers: 2\n"
+    assert mistakes(tmp_path, text) == [
+        "run.yaml:5: model.hidden_size is missing",
+        "run.yaml:5: model.num_attention_heads is missing",
+        "run.yaml:5: model.seq_length is missing",
+        "run.yaml: training is missing",
+        "run.yaml: optimizer is missing",
+    ]
+
+
+def test_a_value_of_the_preset_that_an_override_breaks(tmp_path):
+    run = loaded(tmp_path, {**minimal_run(), "preset": "13b"})
+    assert run.document.origin("parallelism.tensor_model_parallel_size") == "preset 13b"
+    assert run.config.parallelism.tensor_model_parallel_size == 2
+    assert run.config.model.num_layers == 2  # the file's, over the preset's
+
+
+def test_what_wins(tmp_path):
+    values = {**minimal_run(), "preset": "125m", "training": {"global_batch_size": 8}}
+    run = loaded(tmp_path, values, ["training.train_iters=7", "training.train_iters=8", "logging.tensorboard=false"])
+    assert run.config.training.micro_batch_size == 4  # the preset's
+    assert run.config.training.global_batch_size == 8  # the file's
+    assert run.config.training.train_iters == 8  # the last override's
+    assert run.config.logging.tensorboard is False
+    assert run.config.training.seed == 1234  # the default
+    assert run.document.origin("training.seed") is None
+
+
+def test_an_unknown_preset_is_the_only_mistake(tmp_path):
+    text = "name: a\ncluster: local\npreset: 175B\npaths: {run_dir: /r}\n"
+    assert mistakes(tmp_path, text) == [f"run.yaml:3: preset = 175B is not a preset; use one of {', '.join(PRESETS)}"]
+
+
+def test_an_unknown_cluster_names_those_that_there_are(tmp_path):
+    text = "name: a\ncluster: azure\npreset: tiny\npaths: {run_dir: /r}\n"
+    assert mistakes(tmp_path, text) == [
+        "run.yaml:2: cluster = azure names no cluster profile; use the path of a .yaml, or one of azure-ndv5, local"
+    ]
+
+
+@pytest.mark.parametrize("name", ["./nothing.yaml", "x" * 200, "a/" * 300 + "b", "ü"])
+def test_a_cluster_that_cannot_be_found(tmp_path, name):
+    with pytest.raises(ConfigErrors, match="names no cluster profile"):
+        loaded(tmp_path, minimal_run(cluster=name))
+
+
+def test_mistakes_of_the_cluster_profile_have_its_lines(tmp_path):
+    (tmp_path / "site.yaml").write_text("extends: local\ngres: gpu\nscratsh: /nvme\nenvironment: {X: 1}\n")
+    text = "name: a\ncluster: ./site.yaml\npreset: tiny\npaths: {run_dir: /r}\n"
+    assert mistakes(tmp_path, text) == [
+        "site.yaml:4: environment.X must be text (quote it)",
+        "site.yaml:3: scratsh = /nvme is not a known key; did you mean scratch?",
+        'site.yaml:2: gres = gpu must be "gpus-per-node", "gpu:8", "gpu:h100:8" or "none"',
+    ]
+
+
+def test_mistakes_of_run_file_and_cluster_come_together(tmp_path):
+    (tmp_path / "site.yaml").write_text("extends: local\nnode_type: ndv6\n")
+    text = "name: a b\ncluster: ./site.yaml\npreset: tiny\npaths: {run_dir: /r}\n"
+    name, node_type = mistakes(tmp_path, text)
+    assert name.startswith("run.yaml:1: name = ")
+    assert node_type == "site.yaml:2: node_type = ndv6 is not a node type; use one of cpu, ndv5"
+
+
+def test_profiles_extend_one_another_by_name_and_by_path(tmp_path):
+    write_yaml(tmp_path / "clusters/site.yaml", {"extends": "azure-ndv5", "scratch": "/mnt", "environment": {"A": "1"}})
+    write_yaml(tmp_path / "team.yaml", {"extends": "./clusters/site.yaml", "environment": {"B": "2"}})
+    cluster, node_type = load_cluster("./team.yaml", tmp_path)
+    assert (cluster.scratch, cluster.environment) == ("/mnt", {"A": "1", "B": "2"})
+    assert cluster.container.runtime == "pyxis"
+    assert node_type.gpus_per_node == 8
+
+
+def test_the_folder_clusters_shadows_and_may_extend_a_shipped_name(tmp_path):
+    write_yaml(tmp_path / "clusters/azure-ndv5.yaml", {"extends": "azure-ndv5", "scratch": "/mnt/nvme"})
+    cluster, _ = load_cluster("azure-ndv5")
+    assert (cluster.scratch, cluster.node_type) == ("/mnt/nvme", "ndv5")
+
+
+def test_profiles_of_the_users_configuration(tmp_path):
+    write_yaml(tmp_path / "xdg/hpcgen/clusters/mine.yaml", {"extends": "local", "description": "mine"})
+    assert load_cluster("mine")[0].description == "mine"
+    assert cluster_names() == ["azure-ndv5", "local", "mine"]
+    write_yaml(tmp_path / "clusters/mine.yaml", {"extends": "mine", "scratch": "/mnt"})
+    assert load_cluster("mine")[0] == load_cluster("./clusters/mine.yaml", tmp_path)[0]
+
+
+def test_profiles_that_extend_one_another_in_a_ring(tmp_path):
+    write_yaml(tmp_path / "a.yaml", {"extends": "./b.yaml"})
+    write_yaml(tmp_path / "b.yaml", {"extends": "./a.yaml"})
+    with pytest.raises(ConfigErrors, match=r"b\.yaml:2: extends = \./a\.yaml names no cluster profile"):
+        load_cluster("./a.yaml", tmp_path)
+
+
+def test_a_parent_that_is_missing_is_said_in_the_child(tmp_path):
+    write_yaml(tmp_path / "a.yaml", {"description": "x", "extends": "nothing"})
+    with pytest.raises(ConfigErrors, match=r"a\.yaml:3: extends = nothing names no cluster profile"):
+        load_cluster("./a.yaml", tmp_path)
+
+
+def test_a_profile_that_is_no_yaml(tmp_path):
+    (tmp_path / "bad.yaml").write_text("a: [\n")
+    with pytest.raises(ConfigErrors, match=r"bad\.yaml:2: not valid YAML"):
+        loaded(tmp_path, minimal_run(cluster="./bad.yaml"))
+
+
+def test_a_run_file_that_is_missing(tmp_path):
+    with pytest.raises(HpcgenError, match="nothing.yaml: no such file"):
+        load_run(tmp_path / "nothing.yaml")
+
+
+def test_secrets_given_as_environment_are_not_printed(tmp_path):
+    text = "name: a\ncluster: local\npreset: tiny\npaths: {run_dir: /r}\nenvironment: {HF_TOKEN: [hunter2]}\n"
+    [message] = mistakes(tmp_path, text)
+    assert message == "run.yaml:5: environment.HF_TOKEN must be text (quote it)"
+
+
+def test_keys_with_unprintable_characters_do_not_reach_the_terminal(tmp_path):
+    text = 'name: a\ncluster: local\npreset: tiny\npaths: {run_dir: /r}\n"\\e[31m\\nx": 1\nenvironment: {"A\\n": b}\n'
+    found = mistakes(tmp_path, text)
+    assert len(found) == 2
+    assert all(message.isprintable() for message in found)
+
+
+@pytest.mark.parametrize("name", ["azure-ndv5", "local"])
+def test_shipped_profiles_load(name):
+    cluster, node_type = load_cluster(name)
+    assert cluster.description
+    assert node_type.description
+
+
+def test_shipped_topologies_load_and_say_why():
+    paths = sorted(shipped("topologies").glob("*.yaml"))
+    assert {path.stem for path in paths} >= {"cpu", "ndv5"}
+    for path in paths:
+        built = build(NodeType, documents.read(path))
+        assert built.problems == ()
+        for variable in built.config.environment.values():
+            assert variable.why.endswith(".")
+            assert variable.source
+        assert len(built.config.cpu_masks) in (0, built.config.gpus_per_node)
+
+
+@pytest.mark.parametrize("path", sorted(CHECKOUT.glob("examples/*.yaml")), ids=lambda path: path.name)
+def test_examples_load(path, monkeypatch):
+    monkeypatch.chdir(CHECKOUT)
+    assert load_run(path).mistakes == ()

@@ -1,0 +1,103 @@
+"""The JSON Schema: editors accept with it what the loader accepts, and mark what the loader refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from hpcgen.config import document
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.presets import PRESETS
+from hpcgen.config.run import RunConfig
+from hpcgen.config.schema import json_schema
+from hpcgen.config.starter import starter
+from tests.runs import big_run, minimal_run
+
+PACKAGE = Path(document.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def run_schema() -> jsonschema.Draft7Validator:
+    schema = json_schema(RunConfig)
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
+
+
+@pytest.fixture(scope="module")
+def cluster_schema() -> jsonschema.Draft7Validator:
+    schema = json_schema(ClusterConfig)
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
+
+
+@pytest.mark.parametrize("values", [minimal_run(), big_run(), minimal_run(slurm={"train": {"nodes": None}})])
+def test_valid_runs_are_valid(run_schema, values):
+    assert list(run_schema.iter_errors(values)) == []
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_starters_are_valid(run_schema, preset):
+    text = starter("mini", "azure-ndv5", "runs/mini", PRESETS.get(preset or ""), "s.json")
+    assert list(run_schema.iter_errors(document.parse(text, "f").values)) == []
+
+
+@pytest.mark.parametrize("path", [*PACKAGE.glob("clusters/*.yaml")], ids=lambda path: path.name)
+def test_shipped_profiles_are_valid(cluster_schema, path):
+    assert list(cluster_schema.iter_errors(document.read(path).values)) == []
+
+
+def test_a_profile_that_extends_another_says_only_what_differs(cluster_schema):
+    assert list(cluster_schema.iter_errors({"extends": "azure-ndv5", "scratch": "/mnt"})) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("modle", {}),
+        ("model.layers", 2),
+        ("slurm.train.node", 2),
+        ("data.tokenizer.king", "gpt2"),
+        ("slurm.train.nodes", 0),
+        ("slurm.train.nodes", "2"),
+        ("slurm.train.time", "soon"),
+        ("name", "a b"),
+        ("training.precision", "fp16"),
+        ("optimizer.lr", 0),
+        ("model.hidden_dropout", 1.0),
+        ("secrets", "HF_TOKEN"),
+        ("share", "everybody"),
+        ("paths", None),
+    ],
+)
+def test_what_the_loader_refuses_is_marked(run_schema, path, value):
+    values = minimal_run()
+    *sections, key = path.split(".")
+    section = values
+    for name in sections:
+        section[name] = dict(section.get(name, {}))
+        section = section[name]
+    section[key] = value
+    assert list(run_schema.iter_errors(values))
+
+
+@pytest.mark.parametrize("key", ["name", "cluster", "paths"])
+def test_what_nothing_else_can_give_is_missed(run_schema, key):
+    values = minimal_run()
+    del values[key]
+    assert list(run_schema.iter_errors(values))
+
+
+@pytest.mark.parametrize("cls", [RunConfig, ClusterConfig])
+def test_every_key_is_described(cls):
+    schema = json_schema(cls)
+    for section in (schema, *schema["$defs"].values()):
+        assert section["additionalProperties"] is False
+        assert section["description"]
+        for name, field in section["properties"].items():
+            assert field["description"], name
+    assert set(schema["properties"]) == {field.name for field in dataclasses.fields(cls)}
+    json.dumps(schema)

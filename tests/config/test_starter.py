@@ -1,0 +1,109 @@
+"""What `hpcgen init` writes: it loads, it plans, and each key that is commented out can be used as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcgen.config.document import parse
+from hpcgen.config.loader import load_run
+from hpcgen.config.presets import PRESETS
+from hpcgen.config.run import RunConfig
+from hpcgen.config.starter import starter
+from hpcgen.config.validation import build
+from hpcgen.planning.plan import plan
+
+COMMENTED_KEY = re.compile(r"( *)# ([a-z_0-9]+): (.*)")
+COMMENTED_SECTION = re.compile(r"( *)# ([a-z_]+):")
+
+
+def starter_text(preset: str | None, cluster: str = "azure-ndv5") -> str:
+    return starter("mini", cluster, "runs/mini", PRESETS.get(preset or ""), "./mini.schema.json")
+
+
+def uncommented(text: str, chosen: int) -> str:
+    """The text with the comment mark of one key taken away, and of the section that the key stands in."""
+    lines = text.splitlines()
+    key = COMMENTED_KEY.fullmatch(lines[chosen])
+    assert key
+    indent = len(key[1])
+    lines[chosen] = f"{key[1]}{key[2]}: {key[3]}"
+    for index in range(chosen - 1, -1, -1):
+        section = COMMENTED_SECTION.fullmatch(lines[index])
+        if section and len(section[1]) == indent - 2:
+            lines[index] = f"{section[1]}{section[2]}:"
+            indent -= 2
+        elif re.match(r" *[a-z_]+:$", lines[index]) and len(lines[index]) - len(lines[index].lstrip()) < indent:
+            indent = len(lines[index]) - len(lines[index].lstrip())
+    return "\n".join(lines) + "\n"
+
+
+def commented_keys(text: str) -> list[int]:
+    return [index for index, line in enumerate(text.splitlines()) if COMMENTED_KEY.fullmatch(line)]
+
+
+@pytest.mark.parametrize("cluster", ["azure-ndv5", "local"])
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_it_loads_as_it_is(tmp_path: Path, preset: str | None, cluster: str):
+    path = tmp_path / "mini.yaml"
+    path.write_text(starter_text(preset, cluster))
+    run = load_run(path)
+    assert run.mistakes == ()
+    assert run.config.preset == preset
+    assert run.config.cluster == cluster
+
+
+@pytest.mark.parametrize(("preset", "nodes"), [(None, 1), ("125m", 1), ("llama3-8b", 1), ("175b", 16), ("llama3-405b", 112)])
+def test_it_plans_with_the_nodes_that_the_preset_needs(tmp_path: Path, preset: str | None, nodes: int):
+    path = tmp_path / "mini.yaml"
+    path.write_text(starter_text(preset))
+    run = load_run(path, [f"slurm.train.nodes={nodes}"])
+    found = plan(run, ["tokenize", "train"], exists=lambda path: True)
+    assert list(found.stages) == ["tokenize", "train"]
+
+
+@pytest.mark.parametrize("preset", [None, "125m"])
+def test_every_key_can_be_uncommented_and_means_its_default(preset: str | None):
+    text = starter_text(preset)
+    sections = PRESETS[preset].sections if preset else {}
+    usual = build(RunConfig, _with_preset(text, sections))
+    assert usual.problems == ()
+    keys = commented_keys(text)
+    assert len(keys) > 80
+    for index in keys:
+        document = _with_preset(uncommented(text, index), sections)
+        line = text.splitlines()[index]
+        built = build(RunConfig, document)
+        assert built.problems == (), line
+        assert built.config == usual.config, line
+
+
+def _with_preset(text: str, sections: dict):
+    from hpcgen.config.document import constant, merge
+
+    return merge(constant(sections, "preset"), parse(text, "mini.yaml"))
+
+
+def test_it_is_for_people():
+    text = starter_text("175b")
+    assert text.startswith("# yaml-language-server: $schema=./mini.schema.json\n")
+    assert max(len(line) for line in text.splitlines()) <= 130
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert "# num_layers: 96   # of the preset" in text
+    assert "Megatron-LM" in text
+
+
+def test_every_field_is_explained():
+    lines = starter_text(None).splitlines()
+    for index, line in enumerate(lines):
+        if COMMENTED_KEY.fullmatch(line) or re.match(r" *[a-z_]+:", line):
+            assert re.match(r" *# .*[.;:)\w]$", lines[index - 1]), line
+
+
+def test_awkward_names_come_back_as_they_were():
+    for name in ("no", "true", "1e5", "007", "1-2", "null"):
+        text = starter(name, "local", "runs/x y", None, "s.json")
+        values = parse(text, "f").values
+        assert (values["name"], values["paths"]["run_dir"]) == (name, "runs/x y")

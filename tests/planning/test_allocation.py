@@ -1,0 +1,184 @@
+"""What a stage asks of Slurm: who decides each setting, the options, and what Slurm would refuse or twist."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgen.planning.allocation import allocation_problems, gres_problem, make_allocation, stage_settings
+from hpcgen.planning.plan import OWN_OPTIONS
+from tests.runs import big_run, loaded, minimal_run, write_yaml
+
+
+def run_of(tmp_path, train=None, defaults=None, tokenize=None, **site):
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", **site})
+    slurm = {"train": train or {}, "defaults": defaults or {}, "tokenize": tokenize or {}}
+    found = loaded(tmp_path, big_run(cluster="./site.yaml", slurm=slurm))
+    assert found.mistakes == ()
+    return found
+
+
+def allocation(tmp_path, stage="train", **settings):
+    run = run_of(tmp_path, **settings)
+    return make_allocation(stage, run.config, run.cluster, run.node_type)
+
+
+def problems(tmp_path, stage="train", **settings):
+    settings.setdefault("defaults", {"time": "1:00:00"})
+    run = run_of(tmp_path, **settings)
+    found = allocation_problems(stage, run.config, run.cluster, run.node_type, OWN_OPTIONS)
+    return [(problem.path, problem.reason, problem.hint) for problem in found]
+
+
+def test_a_training_stage_takes_whole_nodes(tmp_path):
+    found = allocation(tmp_path, train={"nodes": 16, "time": "1-00:00:00"})
+    assert found.num_tasks == 128
+    assert found.resource_options() == {
+        "nodes": "16",
+        "ntasks-per-node": "8",
+        "cpus-per-task": "12",
+        "gpus-per-node": "8",
+        "exclusive": True,
+        "mem": "0",
+        "time": "1-00:00:00",
+        "partition": "hpc",
+    }
+    options = found.srun_options()
+    assert options[:4] == ("--nodes=16", "--ntasks=128", "--ntasks-per-node=8", "--cpus-per-task=12")
+    masks = next(option for option in options if option.startswith("--cpu-bind=mask_cpu:"))
+    assert len(masks.split(",")) == 8
+    assert options[-3:] == ("--kill-on-bad-exit=1", "--export=ALL", "--label")
+
+
+def test_the_masks_share_out_every_cpu_once(tmp_path):
+    masks = [int(mask, 16) for mask in allocation(tmp_path, train={"time": "1:00"}).cpu_masks]
+    assert sum(masks) == 2**96 - 1
+    assert all(mask.bit_count() == 12 for mask in masks)
+
+
+def test_a_stage_without_gpus_asks_for_none(tmp_path):
+    found = allocation(tmp_path, "tokenize", tokenize={"time": "1:00:00"})
+    assert (found.num_tasks, found.gpus_per_node, found.cpus_per_task, found.cpu_masks) == (1, 0, 96, ())
+    assert not {"gpus-per-node", "gres"} & found.resource_options().keys()
+
+
+@pytest.mark.parametrize(
+    ("gres", "option"),
+    [
+        ("gpus-per-node", {"gpus-per-node": "8"}),
+        ("gpu:8", {"gres": "gpu:8"}),
+        ("gpu:h100:8", {"gres": "gpu:h100:8"}),
+        ("none", {}),
+    ],
+)
+def test_the_form_of_the_gpu_request(tmp_path, gres, option):
+    options = allocation(tmp_path, train={"time": "1:00"}, gres=gres).resource_options()
+    assert {name: options[name] for name in ("gres", "gpus-per-node") if name in options} == option
+
+
+def test_fewer_tasks_than_gpus_are_not_bound_to_the_masks_of_eight(tmp_path):
+    found = allocation(tmp_path, train={"time": "1:00", "ntasks_per_node": 4})
+    assert (found.ntasks_per_node, found.cpus_per_task, found.cpu_masks) == (4, 24, ())
+
+
+def test_a_shared_node_leaves_memory_and_cpus_to_slurm(tmp_path):
+    run = loaded(tmp_path, minimal_run())
+    options = make_allocation("train", run.config, run.cluster, run.node_type).resource_options()
+    assert not {"exclusive", "mem", "cpus-per-task"} & options.keys()
+
+
+def test_a_setting_comes_from_the_stage_then_the_defaults_then_the_cluster(tmp_path):
+    run = run_of(
+        tmp_path,
+        train={"account": "mine"},
+        defaults={"account": "ours", "qos": "high", "nodes": 2},
+        slurm={"account": "site", "qos": "low", "reservation": "week", "extra_directives": ["--no-kill"]},
+    )
+    found = stage_settings("train", run.config, run.cluster)
+    assert (found.account, found.qos, found.reservation, found.nodes) == ("mine", "high", "week", 2)
+    assert found.partition == "hpc"
+    assert found.extra_directives == ("--no-kill",)
+    assert stage_settings("tokenize", run.config, run.cluster).account == "ours"
+
+
+def test_an_empty_list_is_a_choice(tmp_path):
+    run = run_of(tmp_path, train={"extra_directives": []}, slurm={"extra_directives": ["--no-kill"]})
+    assert stage_settings("train", run.config, run.cluster).extra_directives == ()
+
+
+def test_restarts(tmp_path):
+    assert allocation(tmp_path).max_restarts == 100
+    assert allocation(tmp_path, train={"max_restarts": 0}).max_restarts == 0
+
+
+def test_a_valid_request_has_no_problems(tmp_path):
+    assert problems(tmp_path, train={"nodes": 16, "extra_directives": ["--mail-type=FAIL", "--no-kill"]}) == []
+
+
+@pytest.mark.parametrize("time", [None, "0:00", "00:00:00", "0-0"])
+def test_a_time_limit_is_needed(tmp_path, time):
+    [(path, reason, hint)] = problems(tmp_path, train={"time": time}, defaults={"nodes": 1})
+    assert path == "slurm.train.time"
+    assert "never warned" in reason + hint
+
+
+def test_partitions_and_their_limits(tmp_path):
+    site = {"partitions": {"hpc": {"max_time": "2:00:00", "max_nodes": 4}, "big": {}}}
+    assert problems(tmp_path, train={"time": "2:00:00", "nodes": 4}, **site) == []
+    assert problems(tmp_path, train={"time": "2:00:01", "nodes": 5}, **site) == [
+        ("slurm.train.time", "is more than partition hpc allows", "use at most 2:00:00"),
+        ("slurm.train.nodes", "is more than partition hpc allows", "use at most 4"),
+    ]
+    assert problems(tmp_path, train={"partition": "big", "nodes": 500, "time": "9-00:00:00"}, **site) == []
+    assert problems(tmp_path, train={"partition": "big,gpu"}, **site) == [
+        ("slurm.train.partition", "is not a partition of the cluster", "use hpc or big")
+    ]
+
+
+def test_the_path_is_where_the_value_is_written(tmp_path):
+    site = {"partitions": {"hpc": {"max_nodes": 4}}}
+    [(path, _, _)] = problems(tmp_path, defaults={"nodes": 5, "time": "1:00"}, **site)
+    assert path == "slurm.defaults.nodes"
+
+
+def test_each_rank_needs_its_own_gpu(tmp_path):
+    assert problems(tmp_path, train={"ntasks_per_node": 8}) == []
+    assert problems(tmp_path, train={"ntasks_per_node": 9}) == [
+        ("slurm.train.ntasks_per_node", "is more than the 8 GPUs of a node: each rank needs its own", "use at most 8")
+    ]
+
+
+def test_the_cpus_of_a_node(tmp_path):
+    assert problems(tmp_path, train={"cpus_per_task": 12}) == []
+    assert problems(tmp_path, train={"cpus_per_task": 13}) == [
+        ("slurm.train.cpus_per_task", "asks for 8 x 13 CPUs of a node that has 96", "use at most 12 CPUs a task")
+    ]
+    assert problems(tmp_path, "tokenize", tokenize={"ntasks_per_node": 97})[0][0] == "slurm.tokenize.ntasks_per_node"
+
+
+@pytest.mark.parametrize(
+    ("directive", "option"),
+    [
+        ("--nodes=4", "nodes"),
+        ("--output=/tmp/x", "output"),
+        ("--wrap=x", "wrap"),
+        ("--array=1-3", "array"),
+        ("--part=debug", "partition"),
+        ("--outp=/tmp/x", "output"),
+        ("--requeu", "requeue"),
+    ],
+)
+def test_options_that_hpcgen_writes_itself_also_abbreviated(tmp_path, directive, option):
+    """sbatch takes --part for --partition."""
+    [(path, reason, _)] = problems(tmp_path, train={"extra_directives": ["--no-kill", directive]})
+    assert (path, reason) == ("slurm.train.extra_directives[1]", f"sets --{option}, which hpcgen writes itself")
+
+
+@pytest.mark.parametrize("directive", ["--mem-per-cpu=2G", "--nodelist=n1", "--comment=x", "--switches=1", "--no-kill"])
+def test_other_options_are_the_users(tmp_path, directive):
+    assert problems(tmp_path, train={"extra_directives": [directive]}) == []
+
+
+@pytest.mark.parametrize(("gres", "wrong"), [("gpu:8", False), ("gpu:h100:8", False), ("none", False), ("gpu:4", True)])
+def test_the_count_of_the_gres(tmp_path, gres, wrong):
+    run = run_of(tmp_path, gres=gres)
+    assert bool(gres_problem(run.cluster, run.node_type)) is wrong

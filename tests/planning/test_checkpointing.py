@@ -1,0 +1,75 @@
+"""When a job is warned: early enough to write its checkpoint, and with time to train before."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hpcgen.errors import ConfigErrors
+from hpcgen.planning import checkpointing
+from tests.runs import big_run, minimal_run, planned
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    return planned(tmp_path, big_run()).trainer
+
+
+def test_saving_takes_its_bytes_over_the_bandwidth(trainer):
+    """174.6 billion parameters x 14 bytes (bf16 weights, fp32 copy, two moments) = 2.44 TB."""
+    assert checkpointing.save_time_s(trainer, 64) == pytest.approx(174.6e9 * 14 / 64e9, rel=1e-3)
+    assert checkpointing.save_time_s(trainer, None) == checkpointing.save_time_s(trainer, 1.0)
+
+
+def test_a_slow_step_is_a_fifth_of_the_peak(trainer):
+    """6 x parameters x tokens over 128 GPUs at 0.2 x 989 TFLOP/s, and the attention's part on top."""
+    tokens = 1536 * 2048
+    plain_s = 6 * 174.6e9 * tokens / (128 * 0.2 * 989e12)
+    assert plain_s < checkpointing.slow_step_s(trainer) < 1.2 * plain_s
+    alone = dataclasses.replace(trainer, peak_tflops=None)
+    assert checkpointing.slow_step_s(alone) > 1000 * plain_s
+
+
+@pytest.mark.parametrize(("step_s", "save_s", "lead_s"), [(0, 0, 60), (1, 1, 70), (5, 0, 70), (100, 50, 360)])
+def test_the_lead_is_a_margin_and_twice_the_slowest_step_and_save(step_s, save_s, lead_s):
+    assert checkpointing.signal_lead_s(step_s, save_s) == lead_s
+
+
+def test_the_shortest_time_holds_a_start_a_step_and_the_lead():
+    assert checkpointing.shortest_time_s(100, 600, 30, 40) == 780
+    assert checkpointing.shortest_time_s(101, 600, 30, 40) == 780
+    assert checkpointing.shortest_time_s(111, 600, 30, 40) == 840
+
+
+def directive(plan, name):
+    return [word for word in plan.stages["train"].directives if word.startswith(f"--{name}=")]
+
+
+def test_the_warning_reaches_the_batch_shell_alone(tmp_path):
+    """Without B: USR2 would kill torchrun's agent, data loaders and any wrapper shell."""
+    [signal] = directive(planned(tmp_path, big_run()), "signal")
+    assert signal == "--signal=B:USR2@410"
+
+
+def test_a_lead_of_ones_own(tmp_path):
+    run = big_run()
+    [signal] = directive(planned(tmp_path, run, overrides=["slurm.train.signal_lead_s=900"]), "signal")
+    assert signal == "--signal=B:USR2@900"
+    with pytest.raises(ConfigErrors, match=r"--set slurm.train.signal_lead_s: slurm.train.signal_lead_s = 400 is too short "
+    r"to write a checkpoint: it takes 60 s \+ 2 x \(a step of \d+ s \+ a save of 38 s\); use at least 410$"):
+        planned(tmp_path, run, overrides=["slurm.train.signal_lead_s=400"])
+
+
+def test_a_time_limit_that_leaves_no_time_to_train(tmp_path):
+    run = big_run()
+    with pytest.raises(ConfigErrors, match=r"slurm.train.time = 10:00 leaves no time to train.*; use at least 00:20:00$"):
+        planned(tmp_path, run, overrides=["slurm.train.time=10:00"])
+    planned(tmp_path, run, overrides=["slurm.train.time=00:20:00"])
+    with pytest.raises(ConfigErrors, match="use at least 00:20:00"):
+        planned(tmp_path, run, overrides=["slurm.train.time=00:19:59"])
+
+
+def test_a_small_run_is_warned_early_enough_too(tmp_path):
+    [signal] = directive(planned(tmp_path, minimal_run()), "signal")
+    assert int(signal.rpartition("@")[2]) >= 60

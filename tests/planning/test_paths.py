@@ -1,0 +1,101 @@
+"""Paths: where relative ones start, what the trainer reads, and which a job may not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgen.errors import HpcgenError
+from hpcgen.planning.paths import absolute_paths, plain_path_problems, trainer_data
+from tests.runs import loaded, minimal_run
+
+TOKENIZE = {"input": ["in/a.jsonl", "/b.jsonl.zst"], "output_prefix": "out/corpus"}
+
+
+def config(tmp_path, **sections):
+    run = loaded(tmp_path, minimal_run(**sections))
+    assert run.mistakes == ()
+    return run.config
+
+
+def test_relative_paths_start_at_the_run_files_folder(tmp_path):
+    given = config(
+        tmp_path,
+        paths={"run_dir": "runs/mini"},
+        data={
+            "tokenize": TOKENIZE,
+            "train": [{"prefix": "a/x"}, {"prefix": "/abs/y"}],
+            "valid": [{"prefix": "./v"}],
+            "cache_dir": "cache",
+            "tokenizer": {"kind": "huggingface", "tokenizer_file": "t.json"},
+        },
+        checkpoint={"save": "ckpt", "load": "/old"},
+    )
+    found = absolute_paths(given, tmp_path)
+    assert found.paths.run_dir == f"{tmp_path}/runs/mini"
+    assert found.data.tokenize.input == (f"{tmp_path}/in/a.jsonl", "/b.jsonl.zst")
+    assert found.data.tokenize.output_prefix == f"{tmp_path}/out/corpus"
+    assert [dataset.prefix for dataset in found.data.train] == [f"{tmp_path}/a/x", "/abs/y"]
+    assert found.data.valid[0].prefix == f"{tmp_path}/v"
+    assert found.data.cache_dir == f"{tmp_path}/cache"
+    assert found.data.tokenizer.tokenizer_file == f"{tmp_path}/t.json"
+    assert (found.checkpoint.save, found.checkpoint.load) == (f"{tmp_path}/ckpt", "/old")
+
+
+def test_absolute_paths_stay_and_nulls_stay(tmp_path):
+    given = config(tmp_path)
+    assert absolute_paths(given, tmp_path) == given
+
+
+def test_a_folder_that_sbatch_would_read_as_a_pattern_is_refused(tmp_path):
+    """`%j` in --output is the job's number: the log would lie elsewhere, or the job would die without one."""
+    folder = tmp_path / "50%j"
+    with pytest.raises(HpcgenError, match="50%j/runs/mini: sbatch reads % in the path of its log as a pattern"):
+        absolute_paths(config(folder, paths={"run_dir": "runs/mini"}), folder)
+    absolute_paths(config(folder), folder)
+
+
+def test_the_trainer_reads_what_the_tokenizing_stage_makes(tmp_path):
+    given = absolute_paths(config(tmp_path, data={"tokenize": TOKENIZE}), tmp_path)
+    assert [dataset.prefix for dataset in trainer_data(given).datasets] == [f"{tmp_path}/out/corpus"]
+
+
+@pytest.mark.parametrize(
+    "blend", [{"datasets": [{"prefix": "/d"}]}, {"train": [{"prefix": "/d"}]}, {"mock": True}]
+)
+def test_a_blend_that_is_given_wins_over_the_tokenizing_stage(tmp_path, blend):
+    data = trainer_data(config(tmp_path, data={"tokenize": TOKENIZE, **blend}))
+    assert [dataset.prefix for dataset in data.datasets] == [d["prefix"] for d in blend.get("datasets", [])]
+    assert (bool(data.train), data.mock) == ("train" in blend, "mock" in blend)
+
+
+@pytest.mark.parametrize("path", ["~/x", "-x", "..", "a/../b", "/a/.."])
+def test_paths_of_the_trainers_sections(tmp_path, path):
+    given = config(
+        tmp_path,
+        data={"datasets": [{"prefix": "/ok"}, {"prefix": path}], "cache_dir": path},
+        checkpoint={"save": path, "load": path},
+    )
+    found = list(plain_path_problems(given))
+    assert [problem.path for problem in found] == [
+        "data.datasets[1].prefix",
+        "data.cache_dir",
+        "checkpoint.save",
+        "checkpoint.load",
+    ]
+    assert {problem.reason for problem in found} == {"must be a path without '..' that does not start with '~' or '-'"}
+
+
+def test_an_empty_path_is_no_path(tmp_path):
+    [problem] = plain_path_problems(config(tmp_path, checkpoint={"save": ""}))
+    assert (problem.path, problem.reason) == ("checkpoint.save", "is empty")
+
+
+@pytest.mark.parametrize("path", ["/a..b/c", "a b", "./x", "/x/~y"])
+def test_paths_that_are_fine(tmp_path, path):
+    assert list(plain_path_problems(config(tmp_path, checkpoint={"save": path}))) == []
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/./"])
+def test_the_run_is_not_the_owner_of_the_whole_file_system(tmp_path, path):
+    [problem] = plain_path_problems(config(tmp_path, paths={"run_dir": path}))
+    assert (problem.path, problem.reason) == ("paths.run_dir", "is the whole file system")

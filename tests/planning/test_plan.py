@@ -1,0 +1,196 @@
+"""The plan of a run: what each stage will do, and everything that is wrong with it at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgen import load_run, plan
+from hpcgen.config.document import parse
+from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.planning.summary import summarize
+from tests.runs import big_run, loaded, minimal_run, planned
+
+TOKENIZE = {"tokenizer": {"kind": "gpt2"}, "tokenize": {"input": ["/in/a.jsonl"], "output_prefix": "/data/corpus"}}
+
+
+def test_the_plan_of_175b(tmp_path):
+    found = planned(tmp_path, big_run())
+    stage = found.stages["train"]
+    assert str(found.layout) == "TP4 PP8 VPP6 CP1 DP4, 384 microbatches on 128 ranks"
+    assert stage.directives == (
+        "--job-name=big",
+        "--nodes=16",
+        "--ntasks-per-node=8",
+        "--cpus-per-task=12",
+        "--gpus-per-node=8",
+        "--exclusive",
+        "--mem=0",
+        "--time=1-00:00:00",
+        "--partition=hpc",
+        "--signal=B:USR2@410",
+        "--requeue",
+        "--open-mode=append",
+        "--propagate=NONE",
+        "--output=/shared/runs/big/train-%j.log",
+    )
+    assert stage.inputs == ("/shared/data/pile.idx", "/shared/data/pile.bin")
+    assert stage.arguments == ("-m", "trainer")
+
+
+def test_nothing_is_left_for_the_trainer_to_work_out(tmp_path):
+    trainer = planned(tmp_path, big_run()).trainer
+    assert (trainer.world_size, trainer.device, trainer.peak_tflops) == (128, "cuda", 989.0)
+    assert (trainer.model.vocab_size, trainer.model.padded_vocab_size) == (50257, 50304)
+    assert trainer.model.ffn_hidden_size == 4 * 12288
+    assert (trainer.optimizer.min_lr, trainer.optimizer.lr_decay_iters) == (6e-6, trainer.training.train_iters)
+    assert trainer.optimizer.lr_warmup_iters == 119
+
+
+def test_stages_come_in_their_order_and_the_second_reads_what_the_first_makes(tmp_path):
+    values = big_run(data=TOKENIZE, slurm={"defaults": {"time": "1-00:00:00"}, "train": {"nodes": 16}})
+    run = loaded(tmp_path, values)
+    found = plan(run, ["train", "tokenize"], exists=lambda path: path == "/in/a.jsonl")
+    assert list(found.stages) == ["tokenize", "train"]
+    assert found.warnings == ()
+    assert found.trainer.data.datasets[0].prefix == "/data/corpus"
+    tokenize = found.stages["tokenize"]
+    assert tokenize.job_name == "big-tokenize"
+    assert tokenize.arguments == (
+        *("-m", "hpcgen", "data", "tokenize", "--overwrite", "--output-prefix=/data/corpus", "--tokenizer=gpt2"),
+        *("--json-key=text", "--", "/in/a.jsonl"),
+    )
+    assert not [word for word in tokenize.directives if word.startswith("--signal")]
+    alone = plan(run, ["train"], exists=lambda path: path == "/in/a.jsonl")
+    assert "/data/corpus.bin is not there yet: the tokenize stage must run first" in alone.warnings
+
+
+def test_tokenizing_arguments_follow_the_run_file(tmp_path):
+    data = {
+        "tokenizer": {"kind": "huggingface", "tokenizer_file": "/t/tokenizer.json", "eod_token": "</s>"},
+        "tokenize": {**TOKENIZE["tokenize"], "json_key": "-body", "drop_empty": True, "input": ["-a.jsonl"]},
+    }
+    with pytest.raises(ConfigErrors, match=r"data\.tokenize\.input\[0\] = -a.jsonl must be a path"):
+        planned(tmp_path, minimal_run(data=data), ["tokenize"])
+    data["tokenize"]["input"] = ["/a.jsonl"]
+    found = planned(tmp_path, minimal_run(data=data), ["tokenize"]).stages["tokenize"]
+    assert found.arguments[5:] == (
+        *("--output-prefix=/data/corpus", "--tokenizer=/t/tokenizer.json", "--eod-token=</s>", "--json-key=-body"),
+        *("--drop-empty", "--", "/a.jsonl"),
+    )
+    assert found.inputs == ("/a.jsonl", "/t/tokenizer.json")
+
+
+def test_an_unknown_stage(tmp_path):
+    with pytest.raises(HpcgenError, match="'trian' is not a stage; use tokenize or train"):
+        plan(loaded(tmp_path, minimal_run()), ["trian"])
+
+
+def test_the_tokenizing_stage_needs_its_section(tmp_path):
+    with pytest.raises(ConfigErrors, match="data.tokenize is missing|data.tokenize = null is missing"):
+        planned(tmp_path, minimal_run(), ["tokenize"])
+    empty = {"mock": True, "tokenize": {"input": [], "output_prefix": "x"}}
+    with pytest.raises(ConfigErrors, match=r"data.tokenize.input = \[\] is empty"):
+        planned(tmp_path, minimal_run(data=empty), ["tokenize"])
+
+
+def test_everything_that_is_wrong_comes_at_once(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("""\
+name: a
+cluster: azure-ndv5
+preset: 175b
+paths: {run_dir: /shared/a}
+environment:
+  HF_TOKEN: x
+container:
+  mounts: [{source: /a, target: /t}, {source: /t}]
+slurm:
+  train: {nodes: 16, partition: gpu, time: 5:00, extra_directives: [--nodes=4]}
+data: {mock: true}
+model: {num_attention_heads: 90}
+checkpoint: {save: ~/x}
+logging: {log_interval: 0}
+""")
+    with pytest.raises(ConfigErrors) as error:
+        plan(load_run(path))
+    found = [message.replace(f"{tmp_path}/", "").partition(": ")[::2] for message in error.value.messages]
+    places = [(where, what.split(" ")[0]) for where, what in found]
+    assert places == [
+        ("run.yaml:14", "logging.log_interval"),
+        ("run.yaml:13", "checkpoint.save"),
+        ("run.yaml:6", "environment.HF_TOKEN"),
+        ("run.yaml:8", "container.mounts[1].source"),
+        ("run.yaml:10", "slurm.train.partition"),
+        ("run.yaml:10", "slurm.train.extra_directives[0]"),
+        ("run.yaml:12", "model.num_attention_heads"),
+    ]
+    assert "x" not in error.value.messages[2].split()
+
+
+def test_a_rule_names_both_values_and_what_works(tmp_path):
+    run = minimal_run(slurm={"train": {"ntasks_per_node": 3}})
+    with pytest.raises(ConfigErrors) as error:
+        planned(tmp_path, run, overrides=["parallelism.tensor_model_parallel_size=3"])
+    [message] = error.value.messages
+    assert message.startswith("--set parallelism.tensor_model_parallel_size: parallelism.tensor_model_parallel_size = 3 ")
+    assert "model.num_attention_heads = 4" in message
+
+
+def test_a_rule_that_a_preset_breaks_says_so(tmp_path):
+    with pytest.raises(ConfigErrors, match=r"preset 175b: parallelism\.\w+ = 6 "):
+        planned(tmp_path, big_run(), overrides=["model.num_layers=64"])
+
+
+def test_a_default_that_a_rule_objects_to_is_called_one(tmp_path):
+    with pytest.raises(ConfigErrors, match=r"default: training\.eval_iters = 10 has nothing to read"):
+        planned(tmp_path, minimal_run(data={"datasets": [{"prefix": "/d"}], "split": "1,0,0"}))
+
+
+def test_missing_data_is_an_error_where_this_machine_can_tell(tmp_path):
+    run = loaded(tmp_path, minimal_run(data={"datasets": [{"prefix": str(tmp_path / "corpus")}]}))
+    with pytest.raises(ConfigErrors, match=r"corpus\.idx: no such file, and stage train needs it"):
+        plan(run)
+    for extension in (".idx", ".bin"):
+        (tmp_path / f"corpus{extension}").touch()
+    assert plan(run).warnings == ()
+
+
+def test_data_on_a_file_system_that_only_the_nodes_see_is_a_warning(tmp_path):
+    found = plan(loaded(tmp_path, big_run(data={"datasets": [{"prefix": "/no-such-mount/pile"}]})))
+    assert found.warnings[:2] == (
+        "/no-such-mount/pile.idx cannot be seen from this machine: not checked",
+        "/no-such-mount/pile.bin cannot be seen from this machine: not checked",
+    )
+
+
+def test_a_batch_far_above_the_presets_is_a_warning(tmp_path):
+    assert planned(tmp_path, big_run(), overrides=["training.global_batch_size=3072"]).warnings == ()
+    [warning] = planned(tmp_path, big_run(), overrides=["training.global_batch_size=6144"]).warnings
+    assert "training.global_batch_size = 6144 is more than twice the 1536 of preset 175b" in warning
+
+
+def test_a_tokenizer_whose_files_are_missing(tmp_path):
+    data = {"mock": True, "tokenizer": {"kind": "huggingface", "tokenizer_file": "/no/t.json"}}
+    with pytest.raises(ConfigErrors, match=r"model\.vocab_size.*cannot read the tokenizer file /no/t\.json"):
+        planned(tmp_path, minimal_run(data=data))
+    known = planned(tmp_path, minimal_run(data=data), overrides=["model.vocab_size=1000"])
+    assert known.trainer.model.padded_vocab_size == 1024
+
+
+def test_gpus_that_the_node_type_does_not_have(tmp_path):
+    (tmp_path / "site.yaml").write_text("extends: azure-ndv5\ngres: gpu:4\n")
+    with pytest.raises(ConfigErrors, match="gres = gpu:4 asks for 4 GPUs of a node type"):
+        planned(tmp_path, big_run(cluster="./site.yaml"))
+
+
+def test_the_summary(tmp_path):
+    found = summarize(planned(tmp_path, big_run()))
+    assert found["parameters"] == "174,604,836,864"  # 96 x (12 h^2 + 13 h) + (50304 + 2048 + 2) h, h = 12288
+    assert found["train"].startswith("16 nodes x 8 tasks, limit 1-00:00:00, container nvcr.io#nvidia/pytorch")
+    assert found["warned"] == "410 s before the time limit"
+    assert all(isinstance(value, str) for value in found.values())
+
+
+def test_the_same_run_gives_the_same_plan(tmp_path):
+    assert planned(tmp_path, big_run()) == planned(tmp_path, big_run())
+    assert parse("a: 1", "f") == parse("a: 1", "f")

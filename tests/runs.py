@@ -1,0 +1,60 @@
+"""Run files and cluster profiles as the tests need them: written to a folder, loaded, planned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcgen import load_run, plan
+from hpcgen.config.loader import Run
+from hpcgen.planning.plan import Plan
+
+SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 128}
+
+
+def minimal_run(**sections: Any) -> dict[str, Any]:
+    """A run of a tiny model on this machine that breaks no rule; `sections` replace its own."""
+    return {
+        "name": "mini",
+        "cluster": "local",
+        "paths": {"run_dir": "/runs/mini"},
+        "model": SHAPE,
+        "training": {"micro_batch_size": 1, "global_batch_size": 4, "train_iters": 10, "precision": "fp32"},
+        "optimizer": {"lr": 1e-3},
+        "data": {"mock": True},
+        **sections,
+    }
+
+
+def big_run(**sections: Any) -> dict[str, Any]:
+    """GPT-3 175B on 16 NDv5 nodes; `sections` replace its own."""
+    return {
+        "name": "big",
+        "cluster": "azure-ndv5",
+        "preset": "175b",
+        "paths": {"run_dir": "/shared/runs/big"},
+        "slurm": {"train": {"nodes": 16, "time": "1-00:00:00"}},
+        "data": {"datasets": [{"prefix": "/shared/data/pile"}]},
+        **sections,
+    }
+
+
+def write_yaml(path: Path, values: Mapping[str, Any]) -> Path:
+    """The values as YAML (JSON is YAML)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=1), encoding="utf-8")
+    return path
+
+
+def loaded(directory: Path, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:
+    """The run file of these values, written into `directory` and loaded."""
+    return load_run(write_yaml(directory / "run.yaml", values), overrides)
+
+
+def planned(
+    directory: Path, values: Mapping[str, Any], stages: Sequence[str] = ("train",), overrides: Sequence[str] = ()
+) -> Plan:
+    """The plan of a run whose data files are all there."""
+    return plan(loaded(directory, values, overrides), stages, exists=lambda path: True)

@@ -1,0 +1,167 @@
+"""Runs the trainer as a launcher would: one process per rank, with its ranks in the environment."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+ROOT = Path(__file__).parents[2]
+
+GPT = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "seq_length": 64,
+    "vocab_size": 1000,
+}
+LLAMA = GPT | {
+    "num_query_groups": 2,
+    "ffn_hidden_size": 96,
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "add_bias_linear": False,
+    "untie_embeddings_and_output_weights": True,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's directory and what its ranks ended with."""
+
+    directory: Path
+    statuses: tuple[int, ...]
+    log: str
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def steps(self) -> list[tuple[int, float, float, float]]:
+        """Iteration, loss, gradient norm and learning rate of each step."""
+        names = ("iteration", "loss", "grad_norm", "lr")
+        return [tuple(e[name] for name in names) for e in self.events if e["event"] == "step"]
+
+    @property
+    def evaluations(self) -> list[tuple[int, str, float]]:
+        return [(e["iteration"], e["split"], e["loss"]) for e in self.events if e["event"] == "evaluation"]
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    @property
+    def saved_iteration(self) -> str:
+        return (self.checkpoints / "latest_checkpointed_iteration.txt").read_text()
+
+
+class Ranks:
+    """The processes of one life of a run."""
+
+    def __init__(self, config: dict[str, Any], *arguments: str) -> None:
+        self.directory = Path(config["run_dir"])
+        self.directory.mkdir(parents=True, exist_ok=True)
+        config_file = self.directory / "config.json"
+        config_file.write_text(json.dumps(config))
+        self._log = self.directory / "log"
+        with socket.socket() as free, self._log.open("a") as log:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+            self.processes = [
+                subprocess.Popen(
+                    [sys.executable, "-m", "trainer", "--config", str(config_file), *arguments],
+                    cwd=ROOT,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment(rank, config["world_size"], port),
+                )
+                for rank in range(config["world_size"])
+            ]
+
+    def wait(self) -> Run:
+        try:
+            statuses = tuple(process.wait(timeout=300) for process in self.processes)
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+        return Run(self.directory, statuses, self._log.read_text())
+
+    def wait_for_step(self) -> None:
+        """Returns when the first step is recorded."""
+        metrics = self.directory / "metrics.jsonl"
+        while not (metrics.exists() and '"step"' in metrics.read_text()):
+            assert all(process.poll() is None for process in self.processes), self._log.read_text()
+            time.sleep(0.05)
+
+    def send(self, number: signal.Signals, rank: int = 0) -> None:
+        self.processes[rank].send_signal(number)
+
+
+def environment(rank: int, world_size: int, port: str) -> dict[str, str]:
+    launchers = ("SLURM_", "TORCHELASTIC_", "PYTEST_")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    return inherited | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def run(config: dict[str, Any], *arguments: str) -> Run:
+    return Ranks(config, *arguments).wait()
+
+
+def finished(config: dict[str, Any], *arguments: str) -> Run:
+    result = run(config, *arguments)
+    assert set(result.statuses) == {0}, result.log
+    return result
+
+
+def write_corpus(prefix: Path, documents: int, first_token: int = 0) -> str:
+    """Documents of 20 to 200 tokens that count upwards, so that there is something to learn."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    random = numpy.random.default_rng(first_token)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.uint16)
+    for _ in range(documents):
+        start, length = random.integers(0, 400), random.integers(20, 200)
+        builder.add_document(first_token + (start + numpy.arange(length)) % 500, [int(length)])
+    builder.finalize(f"{prefix}.idx")
+    return str(prefix)
+
+
+def gpt_config(corpus: str, run_dir: Path, model: dict[str, Any] = GPT) -> dict[str, Any]:
+    return {
+        "name": "test",
+        "run_dir": str(run_dir),
+        "device": "cpu",
+        "world_size": 1,
+        "model": copy.deepcopy(model),
+        "parallelism": {},
+        "training": {
+            "micro_batch_size": 1,
+            "global_batch_size": 4,
+            "train_iters": 6,
+            "precision": "fp32",
+            "eval_iters": 0,
+        },
+        "optimizer": {"lr": 1e-2, "lr_warmup_iters": 1},
+        "data": {"datasets": [{"prefix": corpus}], "split": "8,1,1", "num_workers": 0},
+        "logging": {"tensorboard": False},
+    }

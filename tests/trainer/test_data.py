@@ -1,0 +1,140 @@
+"""Blends, splits, sample order and what a rank of the layout reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.runs import finished, run
+from trainer import config as configuration
+from trainer.config import ConfigError, TrainerConfig
+from trainer.data import MicroBatchSampler
+from trainer.datasets import build_datasets
+from trainer.sequence import zigzag_positions
+
+
+def trainer_config(config: dict[str, Any], data: dict[str, Any], **training: Any) -> TrainerConfig:
+    document = config | {"data": {"num_workers": 0} | data, "training": config["training"] | training}
+    return configuration.from_dict(TrainerConfig, document, "test")
+
+
+def build(config: TrainerConfig, tmp_path: Path) -> dict[str, torch.utils.data.Dataset | None]:
+    return build_datasets(config, tmp_path / "cache", vocab_size=1000, is_needed=True)
+
+
+def share_of_high_tokens(dataset: torch.utils.data.Dataset | None, samples: int) -> float:
+    """`other_corpus` has the tokens from 500 on."""
+    return sum(int(dataset[i]["tokens"][0] >= 500) for i in range(samples)) / samples
+
+
+@pytest.fixture
+def parallel_state_of_one() -> Any:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+pytestmark = pytest.mark.usefixtures("parallel_state_of_one")
+
+
+def test_each_split_reads_its_own_blend(
+    config: dict[str, Any], corpus: str, other_corpus: str, tmp_path: Path
+) -> None:
+    data = {"train": [{"prefix": corpus}], "valid": [{"prefix": other_corpus}]}
+    datasets = build(trainer_config(config, data, eval_iters=2), tmp_path)
+    assert datasets.keys() == {"train", "valid"}
+    assert share_of_high_tokens(datasets["train"], 24) == 0
+    assert share_of_high_tokens(datasets["valid"], 8) == 1
+
+
+@pytest.mark.parametrize(
+    ("weights", "share"),
+    [((3.0, 1.0), 0.25), ((1.0, 4.0), 0.8), ((None, None), 0.5)],
+)
+def test_a_blend_follows_its_weights_or_the_token_counts(
+    weights: tuple[float | None, float | None],
+    share: float,
+    config: dict[str, Any],
+    corpus: str,
+    other_corpus: str,
+    tmp_path: Path,
+) -> None:
+    datasets = [{"prefix": p, "weight": w} for p, w in zip((corpus, other_corpus), weights, strict=True)]
+    wanted = trainer_config(config, {"datasets": datasets, "split": "1,0,0"}, train_iters=50)
+    assert share_of_high_tokens(build(wanted, tmp_path)["train"], 200) == pytest.approx(share, abs=0.1)
+
+
+def test_an_unweighted_blend_goes_through_the_data_again(
+    config: dict[str, Any], corpus: str, other_corpus: str, tmp_path: Path
+) -> None:
+    wanted = trainer_config(
+        config,
+        {"datasets": [{"prefix": corpus}, {"prefix": other_corpus}], "split": "1,0,0"},
+        train_iters=500,
+    )
+    assert len(build(wanted, tmp_path)["train"]) >= 2000
+
+
+def test_evaluation_off_builds_no_evaluation_data(
+    config: dict[str, Any], corpus: str, tmp_path: Path
+) -> None:
+    assert build(trainer_config(config, {"datasets": [{"prefix": corpus}]}), tmp_path).keys() == {"train"}
+
+
+def test_an_empty_test_split_is_left_out(config: dict[str, Any], corpus: str, tmp_path: Path) -> None:
+    wanted = trainer_config(config, {"datasets": [{"prefix": corpus}], "split": "9,1,0"}, eval_iters=1)
+    assert build(wanted, tmp_path).keys() == {"train", "valid"}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "exactly one of"),
+        ({"mock": True, "train": [{"prefix": "CORPUS"}]}, "exactly one of"),
+        ({"datasets": [{"prefix": "/absent/corpus"}]}, "/absent/corpus.bin is not a file"),
+        ({"datasets": [{"prefix": "CORPUS.bin"}]}, "is not a file"),
+        ({"datasets": [{"prefix": "CORPUS", "weight": 1.0}, {"prefix": "CORPUS"}]}, "all or none"),
+        ({"datasets": [{"prefix": "CORPUS"}], "split": "99990,8,2"}, "no document .* for valid"),
+    ],
+)
+def test_data_that_cannot_be_read_is_an_error(
+    data: dict[str, Any], message: str, config: dict[str, Any], corpus: str, tmp_path: Path
+) -> None:
+    data = json.loads(json.dumps(data).replace("CORPUS", corpus))
+    with pytest.raises(ConfigError, match=message):
+        build(trainer_config(config, data, eval_iters=1), tmp_path)
+
+
+def test_missing_data_ends_the_run_in_one_line(config: dict[str, Any]) -> None:
+    config["data"]["datasets"] = [{"prefix": "/absent/corpus"}]
+    result = run(config)
+    assert result.statuses == (2,)
+    assert result.log.splitlines()[-1].startswith("trainer: data.datasets: /absent/corpus.bin is not a file")
+
+
+def test_made_up_samples_and_loader_processes(config: dict[str, Any]) -> None:
+    config["data"] = {"mock": True, "num_workers": 1}
+    config["training"] |= {"train_iters": 2, "eval_iters": 1}
+    result = finished(config)
+    assert [(iteration, split) for iteration, split, _ in result.evaluations] == [(2, "valid"), (2, "test")]
+
+
+def test_the_ranks_of_a_step_read_its_samples_once_in_any_layout() -> None:
+    def samples(dp_size: int, micro_batch_size: int) -> list[int]:
+        read = []
+        for rank in range(dp_size):
+            for batch in MicroBatchSampler(8, 24, micro_batch_size, rank, dp_size):
+                read += batch
+        return sorted(read)
+
+    assert samples(1, 8) == samples(2, 2) == samples(4, 1) == samples(2, 4) == list(range(8, 24))
+
+
+def test_the_chunks_of_a_sequence_pair_early_with_late() -> None:
+    assert zigzag_positions(8, 0, 2).tolist() == [0, 1, 6, 7]
+    assert zigzag_positions(8, 1, 2).tolist() == [2, 3, 4, 5]
+    assert zigzag_positions(8, 0, 1).tolist() == list(range(8))

@@ -1,0 +1,128 @@
+"""What a run does with what it cannot go on from."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.runs import ROOT, Ranks, environment, run
+from trainer import config as configuration
+from trainer.config import ConfigError, TrainerConfig
+from trainer.layout import check_layout
+
+
+def trainer(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trainer", *arguments],
+        cwd=ROOT,
+        env=environment(0, 1, "0") | environ,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_numbers_that_are_not_finite_are_never_saved(config: dict[str, Any]) -> None:
+    config["optimizer"] |= {"lr": 1e30, "min_lr": 1e30, "lr_warmup_iters": 0}
+    config["checkpoint"] = {"save_interval": 1}
+    result = run(config)
+    assert result.statuses == (3,)
+    assert "is nan" in result.log
+    saved = int(result.saved_iteration)
+    assert saved == result.steps[-1][0] < 6
+    assert f"at iteration {saved + 1}" in result.log
+    assert [path.name for path in result.checkpoints.glob("iter_*")] == [f"iter_{saved:07d}"]
+    assert not (result.directory / "DONE").exists()
+
+
+def test_a_rank_whose_peer_is_gone_ends_without_saving(config: dict[str, Any]) -> None:
+    config["world_size"] = 2
+    config["training"]["train_iters"] = 100_000
+    ranks = Ranks(config)
+    ranks.wait_for_step()
+    ranks.send(signal.SIGKILL, rank=1)
+    ranks.send(signal.SIGTERM, rank=0)
+    result = ranks.wait()
+    assert result.statuses[0] not in (0, -signal.SIGKILL), result.log
+    assert not result.checkpoints.exists()
+    assert not (result.directory / "STOPPED").exists()
+
+
+def test_the_versions_are_one_line() -> None:
+    result = trainer("--versions")
+    assert result.returncode == 0
+    assert result.stdout.startswith("trainer ")
+    assert " megatron-core " in result.stdout
+    assert " torch " in result.stdout
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_what_cannot_be_imported_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
+    result = trainer("--versions", PYTHONPATH=str(tmp_path))
+    assert result.returncode == 1
+    assert "cannot import torch: OSError: libcudart.so.13" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_cuda_is_never_replaced_by_the_cpu(config: dict[str, Any]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    result = run(config | {"device": "cuda"})
+    assert result.statuses == (2,)
+    assert "rank 0 on " in result.log
+    assert "device = 'cuda', but torch" in result.log
+
+
+def test_another_world_size_than_planned_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    result = trainer("--config", str(path), WORLD_SIZE="2")
+    assert result.returncode == 2
+    assert "rank 0 of 2 on " in result.stderr
+    assert "world_size = 1" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"name": "x"}', '{"nme": "x"}'])
+def test_a_configuration_that_does_not_fit_ends_in_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    result = trainer("--config", str(path))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"trainer: {path}: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("parallelism", {"tensor_model_parallel_size": 8}, "world_size = 4 is not a multiple"),
+        ("training", {"global_batch_size": 6}, "global_batch_size = 6 is not a multiple of"),
+        ("model", {"num_attention_heads": 1}, None),
+        ("model", {"padded_vocab_size": 1001}, None),
+        ("model", {"padded_vocab_size": 999}, "below model.vocab_size = 1000"),
+        ("parallelism", {"pipeline_model_parallel_size": 4, "context_parallel_size": 1}, None),
+        (
+            "parallelism",
+            {"virtual_pipeline_model_parallel_size": 2},
+            "needs pipeline_model_parallel_size > 1",
+        ),
+    ],
+)
+def test_a_layout_must_divide(
+    section: str, values: dict[str, Any], message: str | None, config: dict[str, Any]
+) -> None:
+    document = config | {"world_size": 4, section: config[section] | values}
+    parsed = configuration.from_dict(TrainerConfig, document, "test")
+    if message is None:
+        check_layout(parsed)
+        return
+    with pytest.raises(ConfigError, match=message):
+        check_layout(parsed)

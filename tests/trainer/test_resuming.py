@@ -1,0 +1,194 @@
+"""Stopping and going on: the same curve to the last bit, at the same layout or at another."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from megatron.core import dist_checkpointing
+
+from tests.trainer.runs import Ranks, Run, finished, gpt_config, run
+from trainer.checkpoint import TRACKER, tracked_iteration
+from trainer.errors import TrainerError
+
+
+@pytest.fixture(scope="module")
+def dropout_config(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """With dropout, whose random numbers a resume must find again, and evaluations."""
+    config = gpt_config(corpus, tmp_path_factory.mktemp("undisturbed"))
+    config["model"] |= {"attention_dropout": 0.1, "hidden_dropout": 0.1}
+    config["training"] |= {"eval_iters": 1, "eval_interval": 2}
+    return config
+
+
+@pytest.fixture(scope="module")
+def undisturbed(dropout_config: dict[str, Any]) -> Run:
+    return finished(dropout_config)
+
+
+@pytest.fixture
+def stopped_at_once(tmp_path: Path) -> str:
+    """A stop file that is there from the start: the run leaves after one step."""
+    (tmp_path / "stop").touch()
+    return str(tmp_path / "stop")
+
+
+def test_a_stopped_run_goes_on_as_if_undisturbed(
+    dropout_config: dict[str, Any], undisturbed: Run, tmp_path: Path, stopped_at_once: str
+) -> None:
+    config = dropout_config | {"run_dir": str(tmp_path / "run")}
+
+    first = finished(config, "--stop-file", stopped_at_once)
+    assert first.steps == undisturbed.steps[:1]
+    assert (first.directory / "STOPPED").read_text() == first.saved_iteration + "\n" == "1\n"
+    assert not (first.directory / "DONE").exists()
+
+    second = finished(config)
+    assert second.steps == undisturbed.steps
+    assert second.evaluations == undisturbed.evaluations
+    assert (second.directory / "DONE").read_text() == second.saved_iteration + "\n" == "6\n"
+    assert not (second.directory / "STOPPED").exists()
+    assert_same_checkpoint(second.checkpoints / "iter_0000006", undisturbed.checkpoints / "iter_0000006")
+
+    third = finished(config)
+    assert "nothing to do" in third.log
+    assert third.steps == undisturbed.steps
+
+
+def assert_same_checkpoint(one: Path, other: Path) -> None:
+    """All tensors, of the model and of the optimizer, are bit-identical."""
+    tensors, expected = load_all(one), load_all(other)
+    assert tensors.keys() == expected.keys()
+    assert any("exp_avg_sq" in name for name in tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def load_all(checkpoint: Path) -> dict[str, torch.Tensor]:
+    reader = torch.distributed.checkpoint.FileSystemReader(checkpoint)
+    metadata = reader.read_metadata().state_dict_metadata
+    state = {
+        name: torch.empty(tensor.size, dtype=tensor.properties.dtype)
+        for name, tensor in metadata.items()
+        if isinstance(tensor, torch.distributed.checkpoint.metadata.TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():  # it warns that there is one process, as asked for
+        warnings.simplefilter("ignore")
+        torch.distributed.checkpoint.load(state, storage_reader=reader, no_dist=True)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("saving", "loading"),
+    [
+        pytest.param(
+            (2, {"tensor_model_parallel_size": 2}), (2, {"pipeline_model_parallel_size": 2}), id="TP2-PP2"
+        ),
+        pytest.param((2, {}), (1, {}), id="DP2-DP1", marks=pytest.mark.slow),
+        pytest.param(
+            (1, {}),
+            (2, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}),
+            id="single-VPP2",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_checkpoint_goes_on_at_another_layout(
+    saving: tuple[int, dict[str, Any]],
+    loading: tuple[int, dict[str, Any]],
+    config: dict[str, Any],
+    single_gpt: Run,
+    stopped_at_once: str,
+) -> None:
+    config["world_size"], config["parallelism"] = saving
+    finished(config, "--stop-file", stopped_at_once)
+    config["world_size"], config["parallelism"] = loading
+    numpy.testing.assert_allclose(finished(config).steps, single_gpt.steps, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_to_any_rank_stops_all_of_them(number: signal.Signals, config: dict[str, Any]) -> None:
+    config["world_size"] = 2
+    config["training"]["train_iters"] = 100_000
+    ranks = Ranks(config)
+    ranks.wait_for_step()
+    for _ in range(3):  # Slurm sends SIGTERM more than once
+        ranks.send(number, rank=1)
+    result = ranks.wait()
+    assert result.statuses == (0, 0), result.log
+    assert (result.directory / "STOPPED").read_text() == result.saved_iteration + "\n"
+    assert int(result.saved_iteration) == result.steps[-1][0]
+
+
+def test_load_is_where_a_run_without_checkpoints_starts(
+    config: dict[str, Any], single_gpt: Run, stopped_at_once: str, tmp_path: Path
+) -> None:
+    finished(config, "--stop-file", stopped_at_once)
+    config["checkpoint"] = {"load": str(Path(config["run_dir"]) / "checkpoints")}
+    config["run_dir"] = str(tmp_path / "second")
+    second = finished(config)
+    assert second.steps == single_gpt.steps[1:]
+    assert second.saved_iteration == "6"
+
+
+def test_a_save_that_was_cut_off_is_not_loaded_and_is_made_again(
+    config: dict[str, Any], single_gpt: Run
+) -> None:
+    torn = Path(config["run_dir"]) / "checkpoints" / "iter_0000006"
+    torn.mkdir(parents=True)
+    (torn / "__0_0.distcp").write_bytes(b"half")
+    result = finished(config)
+    assert result.steps == single_gpt.steps
+    assert_same_checkpoint(torn, single_gpt.checkpoints / "iter_0000006")
+
+
+def test_a_run_that_saved_once_never_starts_from_zero(config: dict[str, Any], stopped_at_once: str) -> None:
+    first = finished(config, "--stop-file", stopped_at_once)
+    (first.checkpoints / "iter_0000001" / ".metadata").unlink()
+    second = run(config)
+    assert second.statuses == (2,)
+    assert "iter_0000001" in second.log
+    assert "cannot be loaded" in second.log
+    assert second.steps == first.steps
+    assert not (second.directory / "DONE").exists()
+
+
+def test_a_checkpoint_of_another_shape_is_refused(config: dict[str, Any], stopped_at_once: str) -> None:
+    finished(config, "--stop-file", stopped_at_once)
+    config["model"]["hidden_size"] = 32
+    result = run(config)
+    assert result.statuses == (2,)
+    assert "model.hidden_size = 32, there 64" in result.log
+
+
+@pytest.mark.parametrize("text", ["", "12x", "release", "\0\0"])
+def test_a_torn_tracker_is_an_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / TRACKER).write_text(text)
+    (tmp_path / "iter_0000012").mkdir()
+    with pytest.raises(TrainerError, match="iter_0000012"):
+        tracked_iteration(tmp_path)
+
+
+def test_no_tracker_means_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "iter_0000012").mkdir()
+    assert tracked_iteration(tmp_path) is None
+    assert tracked_iteration(tmp_path / "absent") is None
+
+
+def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(
+    config: dict[str, Any], stopped_at_once: str
+) -> None:
+    finished(config, "--stop-file", stopped_at_once)
+    config["optimizer"] |= {"lr": 1e-4, "lr_decay_style": "constant"}
+    assert [lr for *_, lr in finished(config).steps[1:]] == [1e-4] * 5
+
+
+def test_checkpoints_load_as_core_describes_them(single_gpt: Run) -> None:
+    common = dist_checkpointing.load_common_state_dict(str(single_gpt.checkpoints / "iter_0000006"))
+    assert common["iteration"] == 6
+    assert common["checkpoint_version"] == 3.0
