@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hpcgen.version import __version__
+
 if TYPE_CHECKING:
     from hpcgen.api import load_run, plan, render, submit
     from hpcgen.errors import ConfigErrors, HpcgenError
 
-__version__ = "0.1.0"
 __all__ = ["ConfigErrors", "HpcgenError", "__version__", "load_run", "plan", "render", "submit"]
 
 

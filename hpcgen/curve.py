@@ -39,13 +39,18 @@ def draw_text(curve: Curve, width: int = 60) -> str:
     if not losses:
         return "no step was taken: the run was done before"
     share = max(1, -(-len(losses) // width))
-    means = [sum(losses[start : start + share]) / len(losses[start : start + share]) for start in range(0, len(losses), share)]
+    means = [
+        sum(losses[start : start + share]) / len(losses[start : start + share])
+        for start in range(0, len(losses), share)
+    ]
     low, high = min(means), max(means)
     span = (high - low) or 1.0
     blocks = "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)
     text = f"loss {losses[0]:.3f} {blocks} {losses[-1]:.3f} over {len(losses)} steps"
     for split, values in curve.evaluations.items():
-        text += f"\n{split} loss {', '.join(f'{loss:.3f} at {iteration}' for iteration, loss in values.items())}"
+        text += (
+            f"\n{split} loss {', '.join(f'{loss:.3f} at {iteration}' for iteration, loss in values.items())}"
+        )
     return text
 
 

@@ -54,7 +54,10 @@ def loaded(directory: Path, values: Mapping[str, Any], overrides: Sequence[str] 
 
 
 def planned(
-    directory: Path, values: Mapping[str, Any], stages: Sequence[str] = ("train",), overrides: Sequence[str] = ()
+    directory: Path,
+    values: Mapping[str, Any],
+    stages: Sequence[str] = ("train",),
+    overrides: Sequence[str] = (),
 ) -> Plan:
     """The plan of a run whose data files are all there."""
     return plan(loaded(directory, values, overrides), stages, exists=lambda path: True)

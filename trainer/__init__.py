@@ -1,0 +1,1 @@
+"""A GPT trainer on megatron.core."""

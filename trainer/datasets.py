@@ -111,9 +111,12 @@ def _blend(datasets: Sequence[Dataset], where: str) -> Blend:
         raise ConfigError(
             f"{where}: {len(weights)} of {len(datasets)} datasets have a weight; give all or none"
         )
+    tokens = [_tokens(prefix) for prefix in prefixes]
+    if 0 in tokens:
+        raise ConfigError(f"{where}: {prefixes[tokens.index(0)]} holds no token")
     if len(datasets) == 1:
         return prefixes, None  # Core then reads the corpus itself, with no index of a blend
-    return prefixes, weights or [float(_tokens(prefix)) for prefix in prefixes]
+    return prefixes, weights or [float(count) for count in tokens]
 
 
 def _tokens(prefix: str) -> int:

@@ -36,7 +36,7 @@ def prepare(device: str) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        rank = os.environ.get("SLURM_PROCID", os.environ.get("RANK", "0"))
+        rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
         raise TrainerError(
             f"rank {rank} on {socket.gethostname()}: device = 'cuda', but torch {torch.__version__} "
             "sees no GPU; check the node's GPUs, the container's driver and that this torch is built for CUDA"
@@ -142,4 +142,6 @@ def _replace_streams(torch: Any) -> None:
 
 
 def _is_cuda(value: Any) -> bool:
-    return str(value).startswith("cuda") if isinstance(value, str) or hasattr(value, "index") else False
+    import torch
+
+    return isinstance(value, (str, torch.device)) and str(value).startswith("cuda")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import resource
+import statistics
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -36,7 +37,8 @@ class Metrics:
         self._tokens = config.training.global_batch_size * config.model.seq_length
         if is_rank_0:
             self._open(run, iteration)
-        self._last_time, self._last_iteration = time.perf_counter(), iteration
+        self._step_times: list[float] = []
+        self._last_time = time.perf_counter()
 
     def _open(self, run: RunDirectory, iteration: int) -> None:
         config = self._config
@@ -59,11 +61,12 @@ class Metrics:
 
     def step(self, iteration: int, result: StepResult) -> None:
         """Records a step; step_time_s is the mean since the last recorded one."""
+        now = time.perf_counter()
+        self._step_times.append(now - self._last_time)
+        self._last_time = now
         if iteration % self._config.logging.log_interval and iteration != self._config.training.train_iters:
             return
-        now = time.perf_counter()
-        seconds = (now - self._last_time) / (iteration - self._last_iteration)
-        self._last_time, self._last_iteration = now, iteration
+        seconds, self._step_times = statistics.fmean(self._step_times), []
         tflops = self._flops / seconds / self._config.world_size / 1e12
         values = {
             "loss": result.loss,

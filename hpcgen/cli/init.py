@@ -24,7 +24,9 @@ def _complete_clusters(context: click.Context, parameter: click.Parameter, incom
 
 @click.command("init")
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default="run.yaml")
-@click.option("--preset", help="Shape to start from; `hpcgen presets` lists them.", shell_complete=_complete_presets)
+@click.option(
+    "--preset", help="Shape to start from; `hpcgen presets` lists them.", shell_complete=_complete_presets
+)
 @click.option(
     "--cluster",
     default="azure-ndv5",
@@ -35,7 +37,9 @@ def _complete_clusters(context: click.Context, parameter: click.Parameter, incom
 @click.option("--name", help="Name of the run.  [default: the file's name]")
 @click.option("--run-dir", help="Directory of the run, made now.  [default: runs/NAME beside the file]")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-def command(path: Path, preset: str | None, cluster: str, name: str | None, run_dir: str | None, force: bool) -> None:
+def command(
+    path: Path, preset: str | None, cluster: str, name: str | None, run_dir: str | None, force: bool
+) -> None:
     """Write a commented run file to PATH (run.yaml), its JSON Schema beside it, and make its run directory."""
     from hpcgen.config.loader import load_cluster
     from hpcgen.config.presets import PRESETS
@@ -59,7 +63,9 @@ def command(path: Path, preset: str | None, cluster: str, name: str | None, run_
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise HpcgenError(f"{directory}: cannot be made ({error.strerror})", "choose another --run-dir") from error
+        raise HpcgenError(
+            f"{directory}: cannot be made ({error.strerror})", "choose another --run-dir"
+        ) from error
     write_text(schema, json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
     write_text(path, text, mode=0o666)
     click.echo(f"wrote {path}; next: hpcgen validate -c {path}", err=True)

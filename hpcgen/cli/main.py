@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import click
 
-from hpcgen import __version__
 from hpcgen.errors import ConfigErrors, HpcgenError, JobFailed
+from hpcgen.version import __version__
 
 COMMANDS = {
     "init": "hpcgen.cli.init",
@@ -29,9 +29,11 @@ class LazyGroup(click.Group):
     """A group that imports a subcommand's module when it is used: start-up time is the user's time."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, without importing what they name."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports the subcommand."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command
@@ -40,6 +42,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the subcommand; an unknown one gets the nearest name as a hint."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
 

@@ -58,6 +58,8 @@ def _print_table(rows: list[dict[str, object]]) -> None:
     for row in rows:
         count = row["parameters"]
         assert isinstance(count, int)
-        cells = [str(value) for name, value in row.items() if name not in ("name", "parameters", "description")]
+        cells = [
+            str(value) for name, value in row.items() if name not in ("name", "parameters", "description")
+        ]
         table.add_row(str(row["name"]), f"{count / 1e9:.3f} B", *cells, str(row["description"]))
     Console(width=None if Console().is_terminal else 160).print(table)

@@ -13,8 +13,12 @@ from hpcgen.cli.options import STAGES, run_options, templates_option, warn
 @click.argument("stage", type=click.Choice(STAGES))
 @run_options
 @templates_option
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file, atomically.")
-def command(stage: str, config: Path, overrides: tuple[str, ...], templates: tuple[Path, ...], output: Path | None) -> None:
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file, atomically."
+)
+def command(
+    stage: str, config: Path, overrides: tuple[str, ...], templates: tuple[Path, ...], output: Path | None
+) -> None:
     """Render the batch script of STAGE: hpcgen render train -c run.yaml | sbatch"""
     from hpcgen import api
     from hpcgen.files import write_text
@@ -23,7 +27,11 @@ def command(stage: str, config: Path, overrides: tuple[str, ...], templates: tup
     script = api.render(plan, stage, templates)
     warn(plan.warnings)
     if not Path(plan.config.paths.run_dir).is_dir():
-        warn((f"{plan.config.paths.run_dir} is not there: make it before sbatch, or the job dies without a log",))
+        warn(
+            (
+                f"{plan.config.paths.run_dir} is not there: make it before sbatch, or the job dies without a log",
+            )
+        )
     if output is None:
         click.echo(script, nl=False)
     else:

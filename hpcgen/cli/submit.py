@@ -63,7 +63,13 @@ def _progress(plan: Plan) -> Iterator[Callable[[Progress], None]]:
         yield _ProgressLines()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.progress import Progress as Bars
 
     columns = (
@@ -101,7 +107,9 @@ class _ProgressLines:
         if tenth > self._tenth:
             self._tenth = tenth
             loss = progress.metrics["loss"]
-            click.echo(f"{progress.stage}: step {progress.done} of {progress.total}, loss {loss:.3f}", err=True)
+            click.echo(
+                f"{progress.stage}: step {progress.done} of {progress.total}, loss {loss:.3f}", err=True
+            )
 
 
 def _show_run(plan: Plan) -> None:

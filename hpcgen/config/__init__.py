@@ -1,0 +1,1 @@
+"""What users and admins write, read and checked."""

@@ -11,7 +11,11 @@ from hpcgen.config.slurm import StageSettings
 from trainer.config import FORBID_UNKNOWN_KEYS, Count, PositiveFloat
 
 GpuRequest = Annotated[
-    str, Text(r"gpus-per-node|none|gpu(:[A-Za-z0-9_.-]+)?:[1-9]\d{0,2}", '"gpus-per-node", "gpu:8", "gpu:h100:8" or "none"')
+    str,
+    Text(
+        r"gpus-per-node|none|gpu(:[A-Za-z0-9_.-]+)?:[1-9]\d{0,2}",
+        '"gpus-per-node", "gpu:8", "gpu:h100:8" or "none"',
+    ),
 ]
 SlurmVersion = Annotated[str, Text(r"\d{2}\.\d{2}(\.\d+)*", 'a Slurm version such as "25.11"')]
 GroupName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "the name of a Unix group")]
@@ -49,7 +53,9 @@ class ClusterConfig:
     """Settings for every stage that the run file leaves open; `partition` here is the default one."""
     gres: GpuRequest = "gpus-per-node"
     """How a whole node's GPUs are asked for: "gpus-per-node", or a --gres value such as "gpu:8" or "gpu:h100:8"."""
-    python: Annotated[str, Text(r"[A-Za-z0-9._/][A-Za-z0-9._/+@-]*", "a command or path of letters, digits and . _ / + @ -")] = "python3"
+    python: Annotated[
+        str, Text(r"[A-Za-z0-9._/][A-Za-z0-9._/+@-]*", "a command or path of letters, digits and . _ / + @ -")
+    ] = "python3"
     """Python of the jobs, in the container where there is one."""
     code_dir: MountPath | None = None
     """A directory made by `hpcgen install-code`, mounted read-only and first on PYTHONPATH; null when the image has the code."""

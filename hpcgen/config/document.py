@@ -83,7 +83,9 @@ def merge(lower: Document, upper: Document) -> Document:
                 merged[key] = lay(below[key], item, inner)
             else:
                 merged[key] = item
-                origins.update({known: where for known, where in upper.origins.items() if _inside(known, inner)})
+                origins.update(
+                    {known: where for known, where in upper.origins.items() if _inside(known, inner)}
+                )
         return merged
 
     return Document(lay(lower.values, upper.values, ""), origins)
@@ -98,10 +100,12 @@ def override(assignment: str) -> Document:
     path, equals, text = assignment.partition("=")
     where = f"--set {assignment}"
     if not equals or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", path):
-        raise HpcgenError(f"{_printable(where)}: expected KEY.KEY=VALUE", "for example --set slurm.train.nodes=4")
+        raise HpcgenError(
+            f"{_printable(where)}: expected KEY.KEY=VALUE", "for example --set slurm.train.nodes=4"
+        )
     walk = _Walk(_printable(where), text)
     origin = _printable(f"--set {path}")
-    values = None if walk.root is None else walk.plain()
+    values: Any = None if walk.root is None else walk.plain()
     for section in reversed(path.split(".")):
         values = {section: values}
     document = constant(values, origin)
@@ -199,7 +203,9 @@ class _Walk:
         if node.id == "mapping":
             self._refuse_repeated_keys(node, path)
             self._constructor.flatten_mapping(node)  # lays what << merges before the mapping's own keys
-            return {key: self._plain(*place, depth + 1) for key, *place in self._items(node, path)}
+            return {
+                key: self._plain(item, inner, at, depth + 1) for key, item, inner, at in self._items(node, path)
+            }
         if node.id == "sequence":
             return [
                 self._plain(item, f"{path}[{index}]", item.start_mark.line + 1, depth + 1)
@@ -214,7 +220,9 @@ class _Walk:
             if key.id != "scalar" or key.tag not in (STRING, MERGE):
                 raise HpcgenError(f"{where}: the key {_short(key.value)} is not text", "quote it")
             if key.value in seen:
-                raise HpcgenError(f"{where}: {_join(path, key.value)} stands there twice", "remove one of the two")
+                raise HpcgenError(
+                    f"{where}: {_join(path, key.value)} stands there twice", "remove one of the two"
+                )
             seen.add(key.value)
 
     def _items(self, node: Any, path: str) -> Iterator[tuple[str, Any, str, int]]:

@@ -35,22 +35,49 @@ _SEGMENT = r"(?!\.\.(?:/|$))[^/]{0,255}"
 _SAFE_SEGMENT = r"(?!\.\.(?:/|$))[A-Za-z0-9._+@=-]{0,255}"
 
 Name = Annotated[
-    str, Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "1 to 64 letters, digits, '.', '_' or '-', and not start with '.'")
+    str,
+    Text(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "1 to 64 letters, digits, '.', '_' or '-', and not start with '.'"
+    ),
 ]
 """A run, a partition, an account: safe in a directive, a file name and a comment."""
-SlurmWord = Annotated[str, Text(r"[A-Za-z0-9(\[][A-Za-z0-9._:+,@*|&()\[\]-]{0,255}", "one word of Slurm's (no spaces, quotes or '$')")]
+SlurmWord = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9(\[][A-Za-z0-9._:+,@*|&()\[\]-]{0,255}", "one word of Slurm's (no spaces, quotes or '$')"
+    ),
+]
 """A value that goes into a directive as it is: a constraint such as "a100|h100"."""
 Directive = Annotated[
-    str, Text(r"--[a-z][a-z-]*(=[A-Za-z0-9._:+,@*|&()/%\[\]=-]+)?", "one sbatch option such as --mail-type=FAIL (no spaces, quotes or '$')")
+    str,
+    Text(
+        r"--[a-z][a-z-]*(=[A-Za-z0-9._:+,@*|&()/%\[\]=-]+)?",
+        "one sbatch option such as --mail-type=FAIL (no spaces, quotes or '$')",
+    ),
 ]
 EnvironmentName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
-FilePath = Annotated[str, Text(rf"(?![~-])(?=.{{1,1000}}$){_SEGMENT}(/{_SEGMENT})*", "a path without '..', of at most 1000 characters, that does not start with '~' or '-'")]
+FilePath = Annotated[
+    str,
+    Text(
+        rf"(?![~-])(?=.{{1,1000}}$){_SEGMENT}(/{_SEGMENT})*",
+        "a path without '..', of at most 1000 characters, that does not start with '~' or '-'",
+    ),
+]
 """A path; a relative one starts at the folder of the file it is written in."""
 RunPath = Annotated[
     str,
-    Text(rf"(?![-])(?=.{{1,1000}}$){_SAFE_SEGMENT}(/{_SAFE_SEGMENT})*", "a path of letters, digits and . _ + @ = - / without '..': sbatch writes its log there"),
+    Text(
+        rf"(?![-])(?=.{{1,1000}}$){_SAFE_SEGMENT}(/{_SAFE_SEGMENT})*",
+        "a path of letters, digits and . _ + @ = - / without '..': sbatch writes its log there",
+    ),
 ]
-TimeLimit = Annotated[str, Text(r"(\d{1,4}-)?\d{1,2}:\d{2}:\d{2}|\d{1,4}-\d{1,2}(:\d{2})?|\d{1,6}:\d{2}", "a Slurm time such as 30:00 (minutes:seconds), 12:00:00 or 2-00:00:00")]
+TimeLimit = Annotated[
+    str,
+    Text(
+        r"(\d{1,4}-)?\d{1,2}:\d{2}:\d{2}|\d{1,4}-\d{1,2}(:\d{2})?|\d{1,6}:\d{2}",
+        "a Slurm time such as 30:00 (minutes:seconds), 12:00:00 or 2-00:00:00",
+    ),
+]
 Mask = Annotated[str, Text(r"0x[0-9a-f]{1,64}", "a hexadecimal CPU mask such as 0xfff000")]
 
 

@@ -57,7 +57,9 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         document = documents.merge(documents.constant(preset.sections, f"preset {preset.name}"), document)
     built = build(RunConfig, document)
     problems = built.problems
-    if preset is None and document.get("preset") is not None:  # the shape is missing because its name is wrong
+    if (
+        preset is None and document.get("preset") is not None
+    ):  # the shape is missing because its name is wrong
         problems = tuple(problem for problem in problems if problem.reason != "is missing")
     messages += [describe(problem, document) for problem in problems]
     directory = path.absolute().parent
@@ -105,7 +107,12 @@ def configuration_directories(kind: str) -> list[Path]:
 
 def cluster_names() -> list[str]:
     """Names of all profiles that can be found."""
-    found = {path.stem for directory in cluster_directories() if directory.is_dir() for path in directory.glob("*.yaml")}
+    found = {
+        path.stem
+        for directory in cluster_directories()
+        if directory.is_dir()
+        for path in directory.glob("*.yaml")
+    }
     return sorted(found)
 
 

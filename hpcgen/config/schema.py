@@ -28,7 +28,7 @@ def json_schema(cls: type) -> dict[str, Any]:
         target = schema if section is cls else definitions.get(section.__name__)
         if target is not None:
             _describe(section, target)
-    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": f"hpcgen {cls.__name__}", **schema}
+    return {**schema, "$schema": "http://json-schema.org/draft-07/schema#", "title": f"hpcgen {cls.__name__}"}
 
 
 def _classes(cls: type) -> set[type]:

@@ -91,7 +91,11 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _yaml(value: Any) -> str:
     """A value in YAML's flow style, which is JSON's but for bare words."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", value) and value.lower() not in NOT_WORDS:
+    if (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", value)
+        and value.lower() not in NOT_WORDS
+    ):
         return value
     if isinstance(value, tuple | list):
         return f"[{', '.join(_yaml(item) for item in value)}]"

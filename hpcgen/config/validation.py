@@ -83,7 +83,11 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> s
 
 def show(value: object) -> str:
     """A value as a run file spells it, on one short line."""
-    text = value if isinstance(value, str) and re.fullmatch(r"[\w./:@+,=-]+", value) else json.dumps(value, default=str)
+    text = (
+        value
+        if isinstance(value, str) and re.fullmatch(r"[\w./:@+,=-]+", value)
+        else json.dumps(value, default=str)
+    )
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -110,7 +114,7 @@ def _first_of_each_path(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 @functools.cache
-def _adapter(cls: type[T]) -> Any:
+def _adapter(cls: Any) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(cls)
@@ -119,7 +123,9 @@ def _adapter(cls: type[T]) -> Any:
 def _schema_problems(cls: type, values: Mapping[str, Any]) -> Iterator[Problem]:
     from pydantic import ValidationError
 
-    numbers = [path for path, value in _leaves(values) if isinstance(value, float) and not math.isfinite(value)]
+    numbers = [
+        path for path, value in _leaves(values) if isinstance(value, float) and not math.isfinite(value)
+    ]
     yield from (Problem(path, "must be a finite number") for path in numbers)
     try:
         _adapter(cls).validate_json(json.dumps(values), strict=True)

@@ -1,0 +1,1 @@
+"""Submitting: the only code with side effects on a cluster."""

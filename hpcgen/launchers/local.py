@@ -18,7 +18,8 @@ from hpcgen.files import write_text
 from hpcgen.launchers.job import Job, Progress
 from hpcgen.launchers.run_directory import make_run_directory, sharing
 from hpcgen.launchers.tasks import ModuleTask
-from hpcgen.planning.plan import Plan, StagePlan
+from hpcgen.planning.plan import Plan
+from hpcgen.planning.stage import StagePlan
 from trainer.config import to_dict
 
 POLL_S = 0.3
@@ -36,15 +37,15 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
     for stage in plan.stages.values():
         if stage.allocation.nodes > 1 or stage.container is not None:
             what = "several nodes" if stage.allocation.nodes > 1 else f"a container ({stage.container})"
-            raise HpcgenError(f"stage {stage.name} asks for {what}, and --launcher local has this machine only")
+            raise HpcgenError(
+                f"stage {stage.name} asks for {what}, and --launcher local has this machine only"
+            )
     with sharing(plan):
         run_dir = make_run_directory(plan)
         return [_run(plan, stage, run_dir, on_progress) for stage in plan.stages.values()]
 
 
-def _run(
-    plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Progress], None] | None
-) -> Job:
+def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Progress], None] | None) -> Job:
     from submitit import LocalExecutor
 
     jobs = run_dir / "jobs"
@@ -68,7 +69,13 @@ def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask:
         return ModuleTask(stage.arguments, environment)
     write_text(job_dir / "trainer.json", json.dumps(to_dict(plan.trainer), indent=1), mode=0o660)
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    arguments = (*stage.arguments, "--config", str(job_dir / "trainer.json"), "--stop-file", str(job_dir / "stop"))
+    arguments = (
+        *stage.arguments,
+        "--config",
+        str(job_dir / "trainer.json"),
+        "--stop-file",
+        str(job_dir / "stop"),
+    )
     return ModuleTask(arguments, environment)
 
 
@@ -150,5 +157,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-

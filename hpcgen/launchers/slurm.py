@@ -10,7 +10,8 @@ from hpcgen.errors import HpcgenError
 from hpcgen.launchers.job import Job
 from hpcgen.launchers.run_directory import make_run_directory, sharing
 from hpcgen.launchers.tasks import ModuleTask
-from hpcgen.planning.plan import Plan, StagePlan
+from hpcgen.planning.plan import Plan
+from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.script import Script, render_stage
 
 
@@ -51,7 +52,9 @@ def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> 
     options: dict[str, Any] = {}
     for directive in script.directives():
         name, equals, value = directive.removeprefix("--").partition("=")
-        options[name.replace("-", "_") if name != "open-mode" else name] = value.strip('"') if equals else True
+        options[name.replace("-", "_") if name != "open-mode" else name] = (
+            value.strip('"') if equals else True
+        )
     dependency = {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"} if after else {}
     container = stage.container.srun_flags() if stage.container else ()
     return {

@@ -1,0 +1,1 @@
+"""Pure arithmetic: from a configuration to a plan."""

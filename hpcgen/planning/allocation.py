@@ -15,6 +15,13 @@ from hpcgen.errors import Problem
 
 MAX_RESTARTS = 100
 
+OWN_OPTIONS = frozenset(
+    "job-name nodes ntasks ntasks-per-node cpus-per-task gpus-per-node gres gpus exclusive mem time partition "
+    "account qos reservation constraint signal requeue no-requeue open-mode propagate output error array chdir "
+    "wrap export".split()
+)
+"""sbatch options that have a key of their own, or that the script relies on."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
@@ -128,9 +135,9 @@ def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_
 
 
 def allocation_problems(
-    stage: str, config: RunConfig, cluster: ClusterConfig, node_type: NodeType, ours: frozenset[str]
+    stage: str, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
 ) -> Iterator[Problem]:
-    """What Slurm would refuse, or would do differently than the plan says; `ours` are options that hpcgen writes."""
+    """What Slurm would refuse, or would do differently than the plan says."""
     settings = stage_settings(stage, config, cluster)
 
     def path(name: str) -> str:
@@ -159,7 +166,7 @@ def allocation_problems(
     for index, directive in enumerate(settings.extra_directives or ()):
         option = directive[2:].partition("=")[0]
         # sbatch takes any beginning of an option for the option
-        if own := next((name for name in sorted(ours) if name.startswith(option)), None):
+        if own := next((name for name in sorted(OWN_OPTIONS) if name.startswith(option)), None):
             reason = f"sets --{own}, which hpcgen writes itself"
             yield Problem(
                 f"{path('extra_directives')}[{index}]", reason, "use the key for it, and remove this"

@@ -81,16 +81,16 @@ def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> 
             if not any(_shows(mount, path, read_only) for mount in mounts):
                 mounts.append(Mount(source=path, read_only=read_only))
     mounts.sort(key=_target)
-    return tuple(
-        f"{mount.source}:{_target(mount)}{':ro' if mount.read_only else ''}" for mount in mounts
-    )
+    return tuple(f"{mount.source}:{_target(mount)}{':ro' if mount.read_only else ''}" for mount in mounts)
 
 
 def _require_mountable(path: str, source: str) -> None:
     if reason := MOUNTABLE.reason(path):
         raise HpcgenError(f"{path} cannot be mounted into the container: it {reason}", "move or link it")
     if path == "/":
-        raise HpcgenError("/ cannot be mounted over the container's own", "keep the run's files in a directory")
+        raise HpcgenError(
+            "/ cannot be mounted over the container's own", "keep the run's files in a directory"
+        )
     if source != path:
         reason = f"the stage needs {path} of the host, and container.mounts shows {source} there"
         raise HpcgenError(reason, "give that mount another target")

@@ -30,7 +30,16 @@ OF_BASH = (
 """Change what bash does with the script, or are not to be set."""
 
 RESERVED = frozenset(
-    (*SET_BY_THE_SCRIPT, *ON_SCRATCH, *OF_BASH, "CHECK_MEMLOCK", "RANK", "LOCAL_RANK", "PYTHONPATH", "PYTHONHOME")
+    (
+        *SET_BY_THE_SCRIPT,
+        *ON_SCRATCH,
+        *OF_BASH,
+        "CHECK_MEMLOCK",
+        "RANK",
+        "LOCAL_RANK",
+        "PYTHONPATH",
+        "PYTHONHOME",
+    )
 )
 """A run or cluster file may not set these: the script or the image decides, or they change what bash runs."""
 
@@ -134,7 +143,9 @@ def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...
             )
         elif name == name.lower() and not name.endswith("_proxy"):
             # some of them are evaluated as arithmetic, where a text could run a command
-            yield Problem(f"environment.{name}", "is in lower case, as the script's own variables are", "remove it")
+            yield Problem(
+                f"environment.{name}", "is in lower case, as the script's own variables are", "remove it"
+            )
         elif SECRET.search(name):
             hint = f"add {name} to secrets and export it where you submit"
             yield Problem(

@@ -6,6 +6,7 @@ import dataclasses
 import os.path
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
@@ -48,7 +49,7 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
         merges_file=maybe(data.tokenizer.merges_file),
         tokenizer_file=maybe(data.tokenizer.tokenizer_file),
     )
-    blends = {name: blend(getattr(data, name)) for name in BLENDS}
+    blends: dict[str, Any] = {name: blend(getattr(data, name)) for name in BLENDS}
     checkpoint = dataclasses.replace(
         config.checkpoint, save=maybe(config.checkpoint.save), load=maybe(config.checkpoint.load)
     )

@@ -31,7 +31,6 @@ def _training(plan: Plan) -> dict[str, Any]:
     memory = estimate_memory(trainer.model, trainer.parallelism, trainer.training, layout)
     optimizer, batch = trainer.optimizer, trainer.training.global_batch_size
     tokens = batch * trainer.model.seq_length
-    lead = next(word for word in plan.stages["train"].directives if word.startswith("--signal="))
     save_s = checkpointing.save_time_s(trainer, plan.run.cluster.storage_write_gb_s)
     return {
         "layout": str(layout),
@@ -44,5 +43,5 @@ def _training(plan: Plan) -> dict[str, Any]:
         "memory per device": f"about {memory.total_gib:.1f} GiB",
         "checkpoint": f"{checkpoint_bytes(trainer.model, trainer.training.precision) / 1e9:.1f} GB, "
         f"about {math.ceil(save_s)} s to write",
-        "warned": f"{lead.rpartition('@')[2]} s before the time limit",
+        "warned": f"{plan.stages['train'].signal_lead_s} s before the time limit",
     }

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcgen import __version__
 from hpcgen.errors import HpcgenError
-from hpcgen.planning.plan import Plan, StagePlan
+from hpcgen.planning.plan import Plan
+from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.environment import make_environment, template_origins
 from hpcgen.rendering.render import render_template
+from hpcgen.version import __version__
 from trainer.config import TrainerConfig, to_dict
 
 LAUNCH = "# ==== launch ===="

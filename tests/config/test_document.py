@@ -98,7 +98,9 @@ def test_aliases_and_merges_are_followed():
 def test_every_value_knows_its_line():
     text = "# a comment\nname: x\n\nslurm:\n  train:\n    nodes: 2\ndata:\n  datasets:\n  - prefix: a\n  - prefix: b\n    weight: 2\n"
     found = parse(text, "run.yaml")
-    assert {path: found.origin(path) for path in ("name", "slurm.train.nodes", "data.datasets[1].weight")} == {
+    assert {
+        path: found.origin(path) for path in ("name", "slurm.train.nodes", "data.datasets[1].weight")
+    } == {
         "name": "run.yaml:2",
         "slurm.train.nodes": "run.yaml:6",
         "data.datasets[1].weight": "run.yaml:11",
@@ -183,7 +185,14 @@ def test_the_upper_document_wins_key_by_key_and_lists_whole():
     merged = merge(lower, upper)
     assert merged.values == {"a": {"x": 1, "y": 3, "z": 4}, "b": [9], "c": 1}
     origins = {path: merged.origin(path) for path in ("a.x", "a.y", "a.z", "b[0]", "b[1]", "c")}
-    assert origins == {"a.x": "low:1", "a.y": "up:1", "a.z": "up:1", "b[0]": "up:2", "b[1]": None, "c": "low:3"}
+    assert origins == {
+        "a.x": "low:1",
+        "a.y": "up:1",
+        "a.z": "up:1",
+        "b[0]": "up:2",
+        "b[1]": None,
+        "c": "low:3",
+    }
     assert lower.values["a"] == {"x": 1, "y": 2}
 
 

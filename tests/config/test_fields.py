@@ -44,20 +44,48 @@ ACCEPTED: list[tuple[Any, list[Any]]] = [
 ]
 REFUSED: list[tuple[Any, list[Any]]] = [
     (fields.Name, ["", ".a", "-a", "a b", "a/b", "a" * 65, "ä", "a\n", "$(x)"]),
-    (fields.SlurmWord, ["", "-a", "a b", "a'b", 'a"b', "a$b", "a`b", "a\\b", "a;b", "a#b", "a\nb", "a" * 257]),
-    (fields.Directive, ["", "-N4", "--", "--A", "mail", "--a b", "--a=b c", "--a=$x", "--a=`x`", "--a=", "--a=b\n"]),
+    (
+        fields.SlurmWord,
+        ["", "-a", "a b", "a'b", 'a"b', "a$b", "a`b", "a\\b", "a;b", "a#b", "a\nb", "a" * 257],
+    ),
+    (
+        fields.Directive,
+        ["", "-N4", "--", "--A", "mail", "--a b", "--a=b c", "--a=$x", "--a=`x`", "--a=", "--a=b\n"],
+    ),
     (fields.EnvironmentName, ["", "1A", "A-B", "A=B", "A B", "Ä", "BASH_FUNC_x%%"]),
     (fields.FilePath, ["", "~/a", "-a", "..", "../a", "a/../b", "a/..", "a\0b", "x" * 256, "/" + "x/" * 501]),
     (fields.RunPath, ["", "-a", "a b", "a%j", "~/a", "a/../b", "a$b", "a:b", "ü", "a\\b"]),
-    (fields.TimeLimit, ["", "30", "1:2", "infinite", "UNLIMITED", "-1:00", "1:00:0", "1 day", "1２:00:00", "9" * 9 + "-00"]),
+    (
+        fields.TimeLimit,
+        ["", "30", "1:2", "infinite", "UNLIMITED", "-1:00", "1:00:0", "1 day", "1２:00:00", "9" * 9 + "-00"],
+    ),
     (fields.Mask, ["", "fff", "0xFFF", "0x", "0x" + "f" * 65]),
-    (cluster.GpuRequest, ["", "8", "gpu", "gpu:0", "gpu:h100", "gpu:08", "gpu:1８", "gpu:8,gpu:4", "gpu:a b:8"]),
+    (
+        cluster.GpuRequest,
+        ["", "8", "gpu", "gpu:0", "gpu:h100", "gpu:08", "gpu:1８", "gpu:8,gpu:4", "gpu:a b:8"],
+    ),
     (cluster.SlurmVersion, ["", "25", "25.1", "v25.11"]),
     (cluster.GroupName, ["", "1a", "a b", "a" * 33]),
-    (container.MountPath, ["", "a", "~/a", "/a b", "/a,b", "/a:b", "/$x", "/a/..", "/../a", "/a'b", "/a\\b", "/a`b"]),
+    (
+        container.MountPath,
+        ["", "a", "~/a", "/a b", "/a,b", "/a:b", "/$x", "/a/..", "/../a", "/a'b", "/a\\b", "/a`b"],
+    ),
     (
         container.Image,
-        ["", "x.sqsh", "./x.sqsh", "images/x.sqsh", "~/x.sqsh", "/a b.sqsh", "nvcr.io#NVIDIA/x", "docker://x", "a#b#c", "-x", "a:b c", "x@sha256:abc"],
+        [
+            "",
+            "x.sqsh",
+            "./x.sqsh",
+            "images/x.sqsh",
+            "~/x.sqsh",
+            "/a b.sqsh",
+            "nvcr.io#NVIDIA/x",
+            "docker://x",
+            "a#b#c",
+            "-x",
+            "a:b c",
+            "x@sha256:abc",
+        ],
     ),
     (Count, [0, -1, 2**53 + 1, 10**400]),
     (NonNegative, [-1]),
@@ -78,7 +106,9 @@ def test_refused_with_one_reason(hint, value):
     assert re.match("must be |holds the unprintable character ", problem.reason)
 
 
-@pytest.mark.parametrize("character", ["\n", "\r", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u202e", "\ud800", "\u00a0"])
+@pytest.mark.parametrize(
+    "character", ["\n", "\r", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u202e", "\ud800", "\u00a0"]
+)
 def test_unprintable_characters_are_refused_in_every_text(character):
     [problem] = constraint_problems(str, f"a{character}b", "key")
     assert problem.reason == f"holds the unprintable character {character!a}"

@@ -72,7 +72,7 @@ environment:
         "run.yaml:1: name = \"a b\" must be 1 to 64 letters, digits, '.', '_' or '-', and not start with '.'",
         "run.yaml:21: environment.A-B must be the name of an environment variable",
         "run.yaml:22: environment.GREETING holds the unprintable character '\\x1b'; remove it",
-        "run.yaml:10: slurm.train.time = \"3 days\" must be a Slurm time such as 30:00 (minutes:seconds), 12:00:00 or "
+        'run.yaml:10: slurm.train.time = "3 days" must be a Slurm time such as 30:00 (minutes:seconds), 12:00:00 or '
         "2-00:00:00",
         "run.yaml:17: training.seed = -1 must be at least 0",
         "--set checkpoint.save_interval: checkpoint.save_interval = 0 must be at least 1",
@@ -99,7 +99,9 @@ def test_a_value_of_the_preset_that_an_override_breaks(tmp_path):
 
 def test_what_wins(tmp_path):
     values = {**minimal_run(), "preset": "125m", "training": {"global_batch_size": 8}}
-    run = loaded(tmp_path, values, ["training.train_iters=7", "training.train_iters=8", "logging.tensorboard=false"])
+    run = loaded(
+        tmp_path, values, ["training.train_iters=7", "training.train_iters=8", "logging.tensorboard=false"]
+    )
     assert run.config.training.micro_batch_size == 4  # the preset's
     assert run.config.training.global_batch_size == 8  # the file's
     assert run.config.training.train_iters == 8  # the last override's
@@ -110,7 +112,9 @@ def test_what_wins(tmp_path):
 
 def test_an_unknown_preset_is_the_only_mistake(tmp_path):
     text = "name: a\ncluster: local\npreset: 175B\npaths: {run_dir: /r}\n"
-    assert mistakes(tmp_path, text) == [f"run.yaml:3: preset = 175B is not a preset; use one of {', '.join(PRESETS)}"]
+    assert mistakes(tmp_path, text) == [
+        f"run.yaml:3: preset = 175B is not a preset; use one of {', '.join(PRESETS)}"
+    ]
 
 
 def test_an_unknown_cluster_names_those_that_there_are(tmp_path):
@@ -145,7 +149,10 @@ def test_mistakes_of_run_file_and_cluster_come_together(tmp_path):
 
 
 def test_profiles_extend_one_another_by_name_and_by_path(tmp_path):
-    write_yaml(tmp_path / "clusters/site.yaml", {"extends": "azure-ndv5", "scratch": "/mnt", "environment": {"A": "1"}})
+    write_yaml(
+        tmp_path / "clusters/site.yaml",
+        {"extends": "azure-ndv5", "scratch": "/mnt", "environment": {"A": "1"}},
+    )
     write_yaml(tmp_path / "team.yaml", {"extends": "./clusters/site.yaml", "environment": {"B": "2"}})
     cluster, node_type = load_cluster("./team.yaml", tmp_path)
     assert (cluster.scratch, cluster.environment) == ("/mnt", {"A": "1", "B": "2"})

@@ -35,7 +35,9 @@ def uncommented(text: str, chosen: int) -> str:
         if section and len(section[1]) == indent - 2:
             lines[index] = f"{section[1]}{section[2]}:"
             indent -= 2
-        elif re.match(r" *[a-z_]+:$", lines[index]) and len(lines[index]) - len(lines[index].lstrip()) < indent:
+        elif (
+            re.match(r" *[a-z_]+:$", lines[index]) and len(lines[index]) - len(lines[index].lstrip()) < indent
+        ):
             indent = len(lines[index]) - len(lines[index].lstrip())
     return "\n".join(lines) + "\n"
 
@@ -55,7 +57,9 @@ def test_it_loads_as_it_is(tmp_path: Path, preset: str | None, cluster: str):
     assert run.config.cluster == cluster
 
 
-@pytest.mark.parametrize(("preset", "nodes"), [(None, 1), ("125m", 1), ("llama3-8b", 1), ("175b", 16), ("llama3-405b", 112)])
+@pytest.mark.parametrize(
+    ("preset", "nodes"), [(None, 1), ("125m", 1), ("llama3-8b", 1), ("175b", 16), ("llama3-405b", 112)]
+)
 def test_it_plans_with_the_nodes_that_the_preset_needs(tmp_path: Path, preset: str | None, nodes: int):
     path = tmp_path / "mini.yaml"
     path.write_text(starter_text(preset))

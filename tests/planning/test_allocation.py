@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from hpcgen.planning.allocation import allocation_problems, gres_problem, make_allocation, stage_settings
-from hpcgen.planning.plan import OWN_OPTIONS
 from tests.runs import big_run, loaded, minimal_run, write_yaml
 
 
@@ -25,7 +24,7 @@ def allocation(tmp_path, stage="train", **settings):
 def problems(tmp_path, stage="train", **settings):
     settings.setdefault("defaults", {"time": "1:00:00"})
     run = run_of(tmp_path, **settings)
-    found = allocation_problems(stage, run.config, run.cluster, run.node_type, OWN_OPTIONS)
+    found = allocation_problems(stage, run.config, run.cluster, run.node_type)
     return [(problem.path, problem.reason, problem.hint) for problem in found]
 
 
@@ -111,7 +110,9 @@ def test_restarts(tmp_path):
 
 
 def test_a_valid_request_has_no_problems(tmp_path):
-    assert problems(tmp_path, train={"nodes": 16, "extra_directives": ["--mail-type=FAIL", "--no-kill"]}) == []
+    assert (
+        problems(tmp_path, train={"nodes": 16, "extra_directives": ["--mail-type=FAIL", "--no-kill"]}) == []
+    )
 
 
 @pytest.mark.parametrize("time", [None, "0:00", "00:00:00", "0-0"])
@@ -143,16 +144,27 @@ def test_the_path_is_where_the_value_is_written(tmp_path):
 def test_each_rank_needs_its_own_gpu(tmp_path):
     assert problems(tmp_path, train={"ntasks_per_node": 8}) == []
     assert problems(tmp_path, train={"ntasks_per_node": 9}) == [
-        ("slurm.train.ntasks_per_node", "is more than the 8 GPUs of a node: each rank needs its own", "use at most 8")
+        (
+            "slurm.train.ntasks_per_node",
+            "is more than the 8 GPUs of a node: each rank needs its own",
+            "use at most 8",
+        )
     ]
 
 
 def test_the_cpus_of_a_node(tmp_path):
     assert problems(tmp_path, train={"cpus_per_task": 12}) == []
     assert problems(tmp_path, train={"cpus_per_task": 13}) == [
-        ("slurm.train.cpus_per_task", "asks for 8 x 13 CPUs of a node that has 96", "use at most 12 CPUs a task")
+        (
+            "slurm.train.cpus_per_task",
+            "asks for 8 x 13 CPUs of a node that has 96",
+            "use at most 12 CPUs a task",
+        )
     ]
-    assert problems(tmp_path, "tokenize", tokenize={"ntasks_per_node": 97})[0][0] == "slurm.tokenize.ntasks_per_node"
+    assert (
+        problems(tmp_path, "tokenize", tokenize={"ntasks_per_node": 97})[0][0]
+        == "slurm.tokenize.ntasks_per_node"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,15 +182,22 @@ def test_the_cpus_of_a_node(tmp_path):
 def test_options_that_hpcgen_writes_itself_also_abbreviated(tmp_path, directive, option):
     """sbatch takes --part for --partition."""
     [(path, reason, _)] = problems(tmp_path, train={"extra_directives": ["--no-kill", directive]})
-    assert (path, reason) == ("slurm.train.extra_directives[1]", f"sets --{option}, which hpcgen writes itself")
+    assert (path, reason) == (
+        "slurm.train.extra_directives[1]",
+        f"sets --{option}, which hpcgen writes itself",
+    )
 
 
-@pytest.mark.parametrize("directive", ["--mem-per-cpu=2G", "--nodelist=n1", "--comment=x", "--switches=1", "--no-kill"])
+@pytest.mark.parametrize(
+    "directive", ["--mem-per-cpu=2G", "--nodelist=n1", "--comment=x", "--switches=1", "--no-kill"]
+)
 def test_other_options_are_the_users(tmp_path, directive):
     assert problems(tmp_path, train={"extra_directives": [directive]}) == []
 
 
-@pytest.mark.parametrize(("gres", "wrong"), [("gpu:8", False), ("gpu:h100:8", False), ("none", False), ("gpu:4", True)])
+@pytest.mark.parametrize(
+    ("gres", "wrong"), [("gpu:8", False), ("gpu:h100:8", False), ("none", False), ("gpu:4", True)]
+)
 def test_the_count_of_the_gres(tmp_path, gres, wrong):
     run = run_of(tmp_path, gres=gres)
     assert bool(gres_problem(run.cluster, run.node_type)) is wrong

@@ -56,14 +56,19 @@ def test_a_lead_of_ones_own(tmp_path):
     run = big_run()
     [signal] = directive(planned(tmp_path, run, overrides=["slurm.train.signal_lead_s=900"]), "signal")
     assert signal == "--signal=B:USR2@900"
-    with pytest.raises(ConfigErrors, match=r"--set slurm.train.signal_lead_s: slurm.train.signal_lead_s = 400 is too short "
-    r"to write a checkpoint: it takes 60 s \+ 2 x \(a step of \d+ s \+ a save of 38 s\); use at least 410$"):
+    with pytest.raises(
+        ConfigErrors,
+        match=r"--set slurm.train.signal_lead_s: slurm.train.signal_lead_s = 400 is too short "
+        r"to write a checkpoint: it takes 60 s \+ 2 x \(a step of \d+ s \+ a save of 38 s\); use at least 410$",
+    ):
         planned(tmp_path, run, overrides=["slurm.train.signal_lead_s=400"])
 
 
 def test_a_time_limit_that_leaves_no_time_to_train(tmp_path):
     run = big_run()
-    with pytest.raises(ConfigErrors, match=r"slurm.train.time = 10:00 leaves no time to train.*; use at least 00:20:00$"):
+    with pytest.raises(
+        ConfigErrors, match=r"slurm.train.time = 10:00 leaves no time to train.*; use at least 00:20:00$"
+    ):
         planned(tmp_path, run, overrides=["slurm.train.time=10:00"])
     planned(tmp_path, run, overrides=["slurm.train.time=00:20:00"])
     with pytest.raises(ConfigErrors, match="use at least 00:20:00"):

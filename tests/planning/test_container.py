@@ -9,7 +9,9 @@ from hpcgen.planning.container import Container, container_problems, make_contai
 from tests.runs import big_run, loaded, minimal_run, planned, write_yaml
 
 
-def container(tmp_path, run=None, reads=(), writes=("/runs/x",), environment=("A",), **site) -> Container | None:
+def container(
+    tmp_path, run=None, reads=(), writes=("/runs/x",), environment=("A",), **site
+) -> Container | None:
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", **site})
     found = loaded(tmp_path, big_run(cluster="./site.yaml", container=run or {}))
     assert found.mistakes == ()
@@ -46,7 +48,14 @@ def test_every_variable_that_the_script_sets_is_named(tmp_path):
     stage = planned(tmp_path, big_run(secrets=["HF_TOKEN"])).stages["train"]
     names = set(stage.container.environment)
     assert {variable.name for variable in stage.environment} <= names
-    assert {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TRAINER_CONFIG", "TRAINER_STOP_FILE", "HF_TOKEN"} <= names
+    assert {
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "WORLD_SIZE",
+        "TRAINER_CONFIG",
+        "TRAINER_STOP_FILE",
+        "HF_TOKEN",
+    } <= names
     assert "PATH" not in names
     assert list(stage.container.environment) == sorted(names)
 
@@ -95,7 +104,9 @@ def test_what_pyxis_cannot_mount_is_refused(tmp_path, path):
 
 def test_a_mount_over_a_path_of_the_host_that_the_stage_needs(tmp_path):
     given = {"mounts": [{"source": "/lustre/x", "target": "/data"}]}
-    with pytest.raises(HpcgenError, match="the stage needs /data of the host, and container.mounts shows /lustre/x there"):
+    with pytest.raises(
+        HpcgenError, match="the stage needs /data of the host, and container.mounts shows /lustre/x there"
+    ):
         container(tmp_path, given, reads=["/data"])
 
 

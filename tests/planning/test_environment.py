@@ -15,7 +15,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def variables(run, stage="train", runtime="pyxis"):
-    return {v.name: v for v in stage_environment(stage, run.config, run.cluster, run.node_type, runtime=runtime)}
+    return {
+        v.name: v for v in stage_environment(stage, run.config, run.cluster, run.node_type, runtime=runtime)
+    }
 
 
 def test_what_ndv5_needs(tmp_path):
@@ -49,7 +51,10 @@ def test_every_variable_says_why_and_from_where(tmp_path):
 
 
 def test_higher_layers_win(tmp_path):
-    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "environment": {"NCCL_DEBUG": "INFO", "UCX_TLS": "ud"}})
+    write_yaml(
+        tmp_path / "site.yaml",
+        {"extends": "azure-ndv5", "environment": {"NCCL_DEBUG": "INFO", "UCX_TLS": "ud"}},
+    )
     run = loaded(tmp_path, big_run(cluster="./site.yaml", environment={"NCCL_DEBUG": "TRACE"}))
     found = variables(run)
     assert (found["NCCL_DEBUG"].value, found["NCCL_DEBUG"].layer) == ("TRACE", "run file")
@@ -119,7 +124,16 @@ def test_what_a_file_may_not_set(name, reason):
 
 @pytest.mark.parametrize(
     "name",
-    ["NCCL_DEBUG", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "OMP_NUM_THREADS", "http_proxy", "no_proxy", "HTTPS_PROXY", "LD_LIBRARY_PATH"],
+    [
+        "NCCL_DEBUG",
+        "TOKENIZERS_PARALLELISM",
+        "MAX_TOKENS",
+        "OMP_NUM_THREADS",
+        "http_proxy",
+        "no_proxy",
+        "HTTPS_PROXY",
+        "LD_LIBRARY_PATH",
+    ],
 )
 def test_what_a_file_may_set(name):
     assert list(environment_problems({name: "x"}, ())) == []
@@ -131,7 +145,9 @@ def test_secrets_go_by_name():
     assert [problem.path for problem in found] == ["secrets[1]", "secrets[2]", "secrets[3]"]
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*/*.sbatch")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize(
+    "path", sorted(GOLDEN.glob("*/*.sbatch")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_no_file_can_set_a_variable_of_the_scripts_own(path):
     """What the script assigns is either exported for the stage, or a name that `environment` is refused."""
     script = path.read_text()

@@ -49,7 +49,9 @@ def test_absolute_paths_stay_and_nulls_stay(tmp_path):
 def test_a_folder_that_sbatch_would_read_as_a_pattern_is_refused(tmp_path):
     """`%j` in --output is the job's number: the log would lie elsewhere, or the job would die without one."""
     folder = tmp_path / "50%j"
-    with pytest.raises(HpcgenError, match="50%j/runs/mini: sbatch reads % in the path of its log as a pattern"):
+    with pytest.raises(
+        HpcgenError, match="50%j/runs/mini: sbatch reads % in the path of its log as a pattern"
+    ):
         absolute_paths(config(folder, paths={"run_dir": "runs/mini"}), folder)
     absolute_paths(config(folder), folder)
 
@@ -82,7 +84,9 @@ def test_paths_of_the_trainers_sections(tmp_path, path):
         "checkpoint.save",
         "checkpoint.load",
     ]
-    assert {problem.reason for problem in found} == {"must be a path without '..' that does not start with '~' or '-'"}
+    assert {problem.reason for problem in found} == {
+        "must be a path without '..' that does not start with '~' or '-'"
+    }
 
 
 def test_an_empty_path_is_no_path(tmp_path):

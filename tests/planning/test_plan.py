@@ -10,7 +10,10 @@ from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.planning.summary import summarize
 from tests.runs import big_run, loaded, minimal_run, planned
 
-TOKENIZE = {"tokenizer": {"kind": "gpt2"}, "tokenize": {"input": ["/in/a.jsonl"], "output_prefix": "/data/corpus"}}
+TOKENIZE = {
+    "tokenizer": {"kind": "gpt2"},
+    "tokenize": {"input": ["/in/a.jsonl"], "output_prefix": "/data/corpus"},
+}
 
 
 def test_the_plan_of_175b(tmp_path):
@@ -42,7 +45,10 @@ def test_nothing_is_left_for_the_trainer_to_work_out(tmp_path):
     assert (trainer.world_size, trainer.device, trainer.peak_tflops) == (128, "cuda", 989.0)
     assert (trainer.model.vocab_size, trainer.model.padded_vocab_size) == (50257, 50304)
     assert trainer.model.ffn_hidden_size == 4 * 12288
-    assert (trainer.optimizer.min_lr, trainer.optimizer.lr_decay_iters) == (6e-6, trainer.training.train_iters)
+    assert (trainer.optimizer.min_lr, trainer.optimizer.lr_decay_iters) == (
+        6e-6,
+        trainer.training.train_iters,
+    )
     assert trainer.optimizer.lr_warmup_iters == 119
 
 
@@ -54,9 +60,17 @@ def test_stages_come_in_their_order_and_the_second_reads_what_the_first_makes(tm
     assert found.warnings == ()
     assert found.trainer.data.datasets[0].prefix == "/data/corpus"
     tokenize = found.stages["tokenize"]
-    assert tokenize.job_name == "big-tokenize"
+    assert "--job-name=big-tokenize" in tokenize.directives
     assert tokenize.arguments == (
-        *("-m", "hpcgen", "data", "tokenize", "--overwrite", "--output-prefix=/data/corpus", "--tokenizer=gpt2"),
+        *(
+            "-m",
+            "hpcgen",
+            "data",
+            "tokenize",
+            "--overwrite",
+            "--output-prefix=/data/corpus",
+            "--tokenizer=gpt2",
+        ),
         *("--json-key=text", "--", "/in/a.jsonl"),
     )
     assert not [word for word in tokenize.directives if word.startswith("--signal")]
@@ -74,7 +88,12 @@ def test_tokenizing_arguments_follow_the_run_file(tmp_path):
     data["tokenize"]["input"] = ["/a.jsonl"]
     found = planned(tmp_path, minimal_run(data=data), ["tokenize"]).stages["tokenize"]
     assert found.arguments[5:] == (
-        *("--output-prefix=/data/corpus", "--tokenizer=/t/tokenizer.json", "--eod-token=</s>", "--json-key=-body"),
+        *(
+            "--output-prefix=/data/corpus",
+            "--tokenizer=/t/tokenizer.json",
+            "--eod-token=</s>",
+            "--json-key=-body",
+        ),
         *("--drop-empty", "--", "/a.jsonl"),
     )
     assert found.inputs == ("/a.jsonl", "/t/tokenizer.json")
@@ -132,7 +151,9 @@ def test_a_rule_names_both_values_and_what_works(tmp_path):
     with pytest.raises(ConfigErrors) as error:
         planned(tmp_path, run, overrides=["parallelism.tensor_model_parallel_size=3"])
     [message] = error.value.messages
-    assert message.startswith("--set parallelism.tensor_model_parallel_size: parallelism.tensor_model_parallel_size = 3 ")
+    assert message.startswith(
+        "--set parallelism.tensor_model_parallel_size: parallelism.tensor_model_parallel_size = 3 "
+    )
     assert "model.num_attention_heads = 4" in message
 
 

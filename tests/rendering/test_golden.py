@@ -48,13 +48,17 @@ def test_the_script_is_the_golden_one(case: str, stage: str, request: pytest.Fix
         path.write_text(now, encoding="utf-8")
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     if now != before:
-        lines = difflib.unified_diff(before.splitlines(), now.splitlines(), str(path), "rendered now", lineterm="")
+        lines = difflib.unified_diff(
+            before.splitlines(), now.splitlines(), str(path), "rendered now", lineterm=""
+        )
         pytest.fail("\n".join([*lines, "", f"If the change is meant, run: {UPDATE}"]), pytrace=False)
 
 
 @ALL
 def test_bash_can_read_it(case: str, stage: str) -> None:
-    found = subprocess.run(["bash", "-n"], input=rendered(case, stage), capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["bash", "-n"], input=rendered(case, stage), capture_output=True, text=True, check=False
+    )
     assert (found.returncode, found.stderr) == (0, "")
 
 

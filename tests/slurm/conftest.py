@@ -62,7 +62,9 @@ def tiny_run(tmp_path: Path, byte_corpus: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def single_process_curve(tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path) -> dict[int, tuple[float, float]]:
+def single_process_curve(
+    tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path
+) -> dict[int, tuple[float, float]]:
     """What one process computes for the tiny run, without Slurm."""
     run = make_run(tmp_path_factory.mktemp("single"), byte_corpus)
     hpcgen("submit", "train", "-c", str(run), "--launcher=local", cwd=run.parent)
@@ -80,7 +82,12 @@ def make_run(directory: Path, corpus: Path) -> Path:
 def hpcgen(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> str:
     """Runs the command as a user would; what it prints on standard output."""
     done = subprocess.run(
-        [*HPCGEN, *arguments], cwd=cwd, env=env or dict(os.environ), capture_output=True, text=True, check=False
+        [*HPCGEN, *arguments],
+        cwd=cwd,
+        env=env or dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -101,5 +108,7 @@ def curve(run: Path) -> dict[int, tuple[float, float]]:
     """Iteration -> loss and gradient norm."""
     lines = [json.loads(line) for line in (run.parent / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
-    assert [step["iteration"] for step in steps] == list(range(1, len(steps) + 1)), "each step stands there once"
+    assert [step["iteration"] for step in steps] == list(range(1, len(steps) + 1)), (
+        "each step stands there once"
+    )
     return {step["iteration"]: (step["loss"], step["grad_norm"]) for step in steps}

@@ -37,7 +37,9 @@ def test_submitting_from_python_trains_on_both_nodes_on_the_same_curve(
         assert found[iteration] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-def test_a_warned_job_of_submitit_requeues_itself_and_goes_on(on_cluster: SlurmCluster, tiny_run: Path) -> None:
+def test_a_warned_job_of_submitit_requeues_itself_and_goes_on(
+    on_cluster: SlurmCluster, tiny_run: Path
+) -> None:
     run = interface.load_run(tiny_run, ["training.train_iters=60", "optimizer.lr_decay_iters=60"])
     [job] = interface.submit(interface.plan(run))
     wait_for_steps(tiny_run, 3)
@@ -50,8 +52,19 @@ def test_a_warned_job_of_submitit_requeues_itself_and_goes_on(on_cluster: SlurmC
 def test_the_training_stage_waits_for_the_tokenizing_stage(on_cluster: SlurmCluster, tiny_run: Path) -> None:
     hpcgen("data", "sample", "corpus.jsonl.zst", "--max-mb=0.3", cwd=tiny_run.parent)
     tokens = "data.tokenize={input: [corpus.jsonl.zst], output_prefix: tokens/corpus}"
-    sets = ("--set", tokens, "--set", "data.datasets=[]", "--set", "training.train_iters=2", "--set", "optimizer.lr_decay_iters=3")
-    lines = hpcgen("submit", "tokenize", "train", "-c", str(tiny_run), *sets, cwd=tiny_run.parent).splitlines()
+    sets = (
+        "--set",
+        tokens,
+        "--set",
+        "data.datasets=[]",
+        "--set",
+        "training.train_iters=2",
+        "--set",
+        "optimizer.lr_decay_iters=3",
+    )
+    lines = hpcgen(
+        "submit", "tokenize", "train", "-c", str(tiny_run), *sets, cwd=tiny_run.parent
+    ).splitlines()
     job_ids = [line.split()[0] for line in lines]
     assert [line.split()[1] for line in lines] == ["tokenize", "train"]
     for job_id in job_ids:
@@ -89,7 +102,9 @@ def test_submitit_and_the_rendered_script_ask_slurm_for_the_same(tmp_path: Path)
     theirs = _make_sbatch_string("python", tmp_path, **submitit_parameters(stage, script, after=None))
 
     def directives(text: str) -> set[str]:
-        return {line.replace("'", "").replace('"', "") for line in text.splitlines() if line.startswith("#SBATCH")}
+        return {
+            line.replace("'", "").replace('"', "") for line in text.splitlines() if line.startswith("#SBATCH")
+        }
 
     assert directives(theirs) == directives(script.text)
     exports = re.compile(r"^export .*$", re.MULTILINE)
@@ -121,12 +136,27 @@ def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Pat
     import subprocess
     import sys
 
-    prefix = next(line for line in tiny_run.read_text().splitlines() if "prefix" in line).split("prefix: ")[1].split("}")[0]
+    prefix = (
+        next(line for line in tiny_run.read_text().splitlines() if "prefix" in line)
+        .split("prefix: ")[1]
+        .split("}")[0]
+    )
     broken = tiny_run.parent / "broken"
     broken.with_suffix(".idx").write_bytes(b"not an index")
     broken.with_suffix(".bin").write_bytes(Path(f"{prefix}.bin").read_bytes())
     done = subprocess.run(
-        [sys.executable, "-m", "hpcgen", "submit", "train", "-c", str(tiny_run), "--launcher=local", "--set", f"data.datasets=[{{prefix: {broken}}}]"],
+        [
+            sys.executable,
+            "-m",
+            "hpcgen",
+            "submit",
+            "train",
+            "-c",
+            str(tiny_run),
+            "--launcher=local",
+            "--set",
+            f"data.datasets=[{{prefix: {broken}}}]",
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -113,7 +113,9 @@ def test_three_lives_without_progress_end_the_job(slurm_cluster: SlurmCluster, t
     assert "failed with status 7: three lives without progress beyond iteration 0; not requeued" in log
 
 
-def test_cancelling_saves_and_leaves_the_decision_to_slurm(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
+def test_cancelling_saves_and_leaves_the_decision_to_slurm(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
     script = render(tiny_run, "training.train_iters=100000", "optimizer.lr_decay_iters=100000")
     job_id = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
     wait_for_steps(tiny_run, 3)
@@ -129,7 +131,14 @@ def test_what_the_submitting_shell_leaks_is_unset_and_secrets_go_by_name(
 ) -> None:
     leaky = {"NCCL_IB_HCA": "mlx5_0:1", "PYTHONPATH": "/nowhere", "HF_TOKEN": "hf_planted_secret"}
     script = render(tiny_run, "secrets=[HF_TOKEN]", "training.train_iters=1", "optimizer.lr_decay_iters=3")
-    job = slurm_cluster.run("env", *(f"{name}={value}" for name, value in leaky.items()), "sbatch", "--parsable", input=script, cwd=tiny_run.parent)
+    job = slurm_cluster.run(
+        "env",
+        *(f"{name}={value}" for name, value in leaky.items()),
+        "sbatch",
+        "--parsable",
+        input=script,
+        cwd=tiny_run.parent,
+    )
     job_id = job.stdout.strip()
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
     log = log_of(tiny_run, job_id)
@@ -144,7 +153,9 @@ def test_a_missing_secret_ends_the_job_before_it_trains(slurm_cluster: SlurmClus
     assert "WANDB_API_KEY is not set: export it where you submit" in log_of(tiny_run, job_id)
 
 
-@pytest.mark.parametrize(("share", "file_mode", "directory_mode"), [("private", 0o600, 0o700), ("group", 0o660, 0o770)])
+@pytest.mark.parametrize(
+    ("share", "file_mode", "directory_mode"), [("private", 0o600, 0o700), ("group", 0o660, 0o770)]
+)
 def test_what_the_run_writes_is_as_open_as_share_says(
     slurm_cluster: SlurmCluster, tiny_run: Path, share: str, file_mode: int, directory_mode: int
 ) -> None:

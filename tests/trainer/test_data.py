@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.runs import finished, run
+from tests.trainer.runs import finished, run, write_corpus
 from trainer import config as configuration
 from trainer.config import ConfigError, TrainerConfig
 from trainer.data import MicroBatchSampler
@@ -107,6 +107,12 @@ def test_data_that_cannot_be_read_is_an_error(
     data = json.loads(json.dumps(data).replace("CORPUS", corpus))
     with pytest.raises(ConfigError, match=message):
         build(trainer_config(config, data, eval_iters=1), tmp_path)
+
+
+def test_a_corpus_without_a_token_is_an_error(config: dict[str, Any], tmp_path: Path) -> None:
+    data = {"train": [{"prefix": write_corpus(tmp_path / "empty", documents=0)}]}
+    with pytest.raises(ConfigError, match="empty holds no token"):
+        build(trainer_config(config, data), tmp_path)
 
 
 def test_missing_data_ends_the_run_in_one_line(config: dict[str, Any]) -> None:

@@ -1,0 +1,146 @@
+"""The trainer's resolved configuration, and what is wrong with the run that it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcgen.config import tokenizer as tokenizers
+from hpcgen.config.fields import slurm_time
+from hpcgen.config.loader import Run
+from hpcgen.config.presets import PRESETS
+from hpcgen.config.run import RunConfig
+from hpcgen.errors import HpcgenError, Problem
+from hpcgen.planning import checkpointing
+from hpcgen.planning.allocation import Allocation, make_allocation, setting_path
+from hpcgen.planning.layout import Layout
+from hpcgen.planning.paths import trainer_data
+from hpcgen.planning.resolve import resolve_model, resolve_optimizer, resolve_parallelism
+from hpcgen.planning.rules.check import check
+from hpcgen.planning.rules.facts import Facts, World
+from trainer.config import ModelConfig, TrainerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the training stage came out: with errors, `trainer` and `layout` are None."""
+
+    trainer: TrainerConfig | None
+    layout: Layout | None
+    signal_lead_s: int
+    errors: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+
+
+def plan_training(run: Run, config: RunConfig) -> Training:
+    """Checks every rule of the run whose paths in `config` are absolute, and fills in what was left open."""
+    allocation = make_allocation("train", config, run.cluster, run.node_type)
+    model, vocabulary_problems = _with_vocabulary(config)
+    facts = Facts(
+        model=model,
+        parallelism=config.parallelism,
+        training=config.training,
+        optimizer=config.optimizer,
+        data=trainer_data(config),
+        world=World(
+            path=setting_path("train", "nodes", config),
+            count=allocation.nodes,
+            ranks_each=allocation.ntasks_per_node,
+        ),
+        gpus_per_node=run.node_type.gpus_per_node or allocation.ntasks_per_node,
+        device_memory_gib=run.node_type.gpu_memory_gib,
+    )
+    errors, warnings = check(facts)
+    errors += vocabulary_problems
+    warnings += _batch_warning(config)
+    layout = facts.layout
+    if errors or layout is None:
+        return Training(
+            trainer=None, layout=None, signal_lead_s=0, errors=tuple(errors), warnings=tuple(warnings)
+        )
+    trainer = _trainer(run, config, facts, allocation)
+    lead_s, time_problems = _signal_lead(run, config, trainer, allocation)
+    return Training(
+        trainer=trainer,
+        layout=layout,
+        signal_lead_s=lead_s,
+        errors=tuple(time_problems),
+        warnings=tuple(warnings),
+    )
+
+
+def _trainer(run: Run, config: RunConfig, facts: Facts, allocation: Allocation) -> TrainerConfig:
+    return TrainerConfig(
+        name=config.name,
+        run_dir=config.paths.run_dir,
+        device=run.node_type.device,
+        world_size=allocation.num_tasks,
+        peak_tflops=run.node_type.peak_tflops.get(config.training.precision),
+        model=resolve_model(facts.model),
+        parallelism=resolve_parallelism(config.parallelism),
+        training=config.training,
+        optimizer=resolve_optimizer(config.optimizer, config.training, seq_length=config.model.seq_length),
+        data=facts.data,
+        checkpoint=config.checkpoint,
+        logging=config.logging,
+    )
+
+
+def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
+    """The model with its vocabulary size: its own, which must hold the tokenizer's ids, or the tokenizer's."""
+    model, asked = config.model, config.model.vocab_size
+    if tokenizers.problems(config.data.tokenizer):
+        return model, []  # said already
+    try:
+        known = tokenizers.vocab_size(config.data.tokenizer)
+    except HpcgenError as error:
+        if asked is not None:
+            return model, []
+        hint = "make the tokenizer's files readable here, or set model.vocab_size"
+        return model, [
+            Problem("model.vocab_size", f"is left to data.tokenizer, which cannot tell: {error}", hint)
+        ]
+    if asked is not None and asked < known:
+        reason = f"has no rows for all ids of data.tokenizer ({config.data.tokenizer.kind}, {known} ids)"
+        return model, [Problem("model.vocab_size", reason, f"leave it out, or use at least {known}")]
+    return dataclasses.replace(model, vocab_size=asked or known), []
+
+
+def _batch_warning(config: RunConfig) -> list[Problem]:
+    if config.preset is None:
+        return []
+    usual = PRESETS[config.preset].sections["training"]["global_batch_size"]
+    if config.training.global_batch_size <= 2 * usual:
+        return []
+    reason = f"is more than twice the {usual} of preset {config.preset}: throughput rises, learning per token falls"
+    return [Problem("training.global_batch_size", reason)]
+
+
+def _signal_lead(
+    run: Run, config: RunConfig, trainer: TrainerConfig, allocation: Allocation
+) -> tuple[int, list[Problem]]:
+    """Seconds of warning before the time limit, and what is too short for a checkpoint to be written."""
+    save_s = checkpointing.save_time_s(trainer, run.cluster.storage_write_gb_s)
+    step_s = checkpointing.slow_step_s(trainer)
+    needed_s = checkpointing.signal_lead_s(step_s, save_s)
+    lead_s = max(allocation.settings.signal_lead_s or 0, needed_s)
+    parts = f"60 s + 2 x (a step of {step_s:.0f} s + a save of {save_s:.0f} s)"
+
+    def problems() -> Iterator[Problem]:
+        asked_s = allocation.settings.signal_lead_s
+        if asked_s is not None and asked_s < needed_s:
+            path = setting_path("train", "signal_lead_s", config)
+            reason = f"is too short to write a checkpoint: it takes {parts}"
+            yield Problem(path, reason, f"use at least {needed_s}")
+        startup_s = run.cluster.startup_time_s
+        shortest_s = checkpointing.shortest_time_s(lead_s, startup_s, step_s, save_s)
+        if 0 < allocation.time_s < shortest_s:
+            reason = (
+                f"leaves no time to train: start-up takes {startup_s} s, "
+                f"and the warning comes {lead_s} s before the limit ({parts})"
+            )
+            path = setting_path("train", "time", config)
+            yield Problem(path, reason, f"use at least {slurm_time(shortest_s)}")
+
+    return lead_s, list(problems())

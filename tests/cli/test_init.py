@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from hpcgen.config.presets import PRESETS
+from tests.cli.command import hpcgen, listing
+
+
+def test_the_first_run(workplace):
+    found = hpcgen("init")
+    assert (found.status, found.stdout) == (0, "")
+    assert found.stderr == "wrote run.yaml; next: hpcgen validate -c run.yaml\n"
+    assert sorted(listing(workplace)) == ["run.schema.json", "run.yaml", "runs", "runs/run"]
+    assert json.loads((workplace / "run.schema.json").read_text())["title"] == "hpcgen RunConfig"
+    assert (workplace / "runs/run").stat().st_mode & 0o777 == 0o700
+    assert hpcgen("render", "train", "-c", "run.yaml").status == 0
+
+
+@pytest.mark.parametrize("preset", ["tiny", "125m", "llama3-8b"])
+def test_what_it_writes_can_be_rendered_at_once(preset):
+    assert hpcgen("init", "mini.yaml", "--preset", preset).status == 0
+    found = hpcgen("render", "train", "-c", "mini.yaml")
+    assert found.status == (2 if preset == "tiny" else 0), (
+        found.stderr
+    )  # fp32 on GPUs is refused or not: see below
+
+
+def test_tiny_belongs_on_this_machine():
+    assert hpcgen("init", "mini.yaml", "--preset", "tiny", "--cluster", "local", "--name", "t").status == 0
+    assert hpcgen("render", "train", "-c", "mini.yaml").status == 0
+
+
+def test_a_file_that_is_there_stays(workplace):
+    (workplace / "run.yaml").write_text("mine")
+    before = listing(workplace)
+    found = hpcgen("init")
+    assert found.status == 2
+    assert found.stderr == "run.yaml: exists; choose another name, or use --force\n"
+    assert listing(workplace) == before
+    assert hpcgen("init", "--force").status == 0
+    assert (workplace / "run.yaml").read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--preset", "175B"), f"--preset 175B: not a preset; use one of {', '.join(PRESETS)}"),
+        (("--cluster", "nowhere"), "names no cluster profile"),
+        (("--name", "a b"), "name"),
+        (("--run-dir", "~/x"), "paths.run_dir"),
+        (("--run-dir", "a b"), "paths.run_dir"),
+        (("--name", "a\nb"), "unprintable"),
+    ],
+)
+def test_mistakes_write_nothing(workplace, options, message):
+    found = hpcgen("init", *options)
+    assert found.status == 2
+    assert message in found.stderr
+    assert listing(workplace) == {}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_without_permission(workplace):
+    workplace.chmod(0o500)
+    found = hpcgen("init")
+    assert found.status == 2
+    assert "cannot be made" in found.stderr

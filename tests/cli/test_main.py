@@ -1,0 +1,115 @@
+"""How the command ends: the status, what is said, and what keeps its traceback."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+import hpcgen as package
+from hpcgen import api
+from hpcgen.cli.main import COMMANDS, main
+from hpcgen.errors import JobFailed
+from tests.cli.command import hpcgen
+from tests.runs import minimal_run, write_yaml
+
+
+@pytest.fixture
+def run_file(workplace):
+    return write_yaml(workplace / "run.yaml", minimal_run())
+
+
+def test_help_lists_every_command():
+    found = hpcgen("--help")
+    assert (found.status, found.stderr) == (0, "")
+    for name in COMMANDS:
+        assert f"\n  {name} " in found.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name):
+    found = hpcgen(name, "--help")
+    assert found.status == 0
+    assert found.stdout.startswith(f"Usage: hpcgen {name} ")
+
+
+def test_version():
+    assert hpcgen("--version").stdout == f"hpcgen, version {package.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("rendr", "did you mean render?"),
+        ("preset", "did you mean presets?"),
+        ("xyz", "commands are init, validate, "),
+    ],
+)
+def test_an_unknown_command(word, hint):
+    found = hpcgen(word)
+    assert (found.status, found.stdout) == (2, "")
+    assert f"no such command '{word}'; {hint}" in found.stderr
+
+
+def test_an_unknown_option(run_file):
+    found = hpcgen("render", "train", "-c", run_file, "--outptu", "x")
+    assert (found.status, found.stdout) == (2, "")
+    assert "--output" in found.stderr
+
+
+def test_a_missing_run_file():
+    found = hpcgen("render", "train", "-c", "nothing.yaml")
+    assert (found.status, found.stdout, found.stderr) == (2, "", "nothing.yaml: no such file\n")
+
+
+def test_our_own_bug_keeps_its_traceback(run_file, monkeypatch):
+    def broken(*args, **kwargs):
+        raise KeyError("ours")
+
+    monkeypatch.setattr(api, "render", broken)
+    with pytest.raises(KeyError, match="ours"):
+        main(["render", "train", "-c", str(run_file)])
+
+
+def test_a_job_that_failed_is_status_1(run_file, monkeypatch):
+    def failed(*args, **kwargs):
+        raise JobFailed("stage train failed")
+
+    monkeypatch.setattr(api, "submit", failed)
+    found = hpcgen("submit", "train", "-c", run_file, "--launcher", "local")
+    assert (found.status, found.stdout) == (1, "")
+    assert found.stderr.endswith("stage train failed\n")
+
+
+def test_an_interrupt_is_status_130(run_file, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "plan", interrupted)
+    found = hpcgen("render", "train", "-c", run_file)
+    assert found.status == 130
+    assert "interrupted" in found.stderr
+
+
+def test_colours_are_for_terminals_only(run_file):
+    command = [sys.executable, "-m", "hpcgen", "render", "train", "-c", run_file, "--set", "name=a b"]
+    piped = subprocess.run(command, capture_output=True, check=False)
+    assert piped.returncode == 2
+    assert b"\x1b" not in piped.stderr
+    ours, theirs = pty.openpty()
+    on_terminal = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, check=False)
+    os.close(theirs)
+    text = os.read(ours, 10_000)
+    os.close(ours)
+    assert on_terminal.returncode == 2
+    assert text.startswith(b"\x1b[31m")
+
+
+def test_python_m_hpcgen_is_the_same_command():
+    found = subprocess.run(
+        [sys.executable, "-m", "hpcgen", "--version"], capture_output=True, text=True, check=False
+    )
+    assert found.stdout == hpcgen("--version").stdout

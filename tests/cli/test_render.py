@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import hpcgen, listing
+from tests.runs import big_run, minimal_run, write_yaml
+
+
+@pytest.fixture
+def run_file(workplace: Path) -> Path:
+    return write_yaml(workplace / "run.yaml", big_run())
+
+
+def test_standard_output_is_the_script_and_nothing_else(run_file):
+    found = hpcgen("render", "train", "-c", run_file)
+    assert found.status == 0
+    assert found.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=big\n")
+    assert found.stdout.endswith("\n")
+    assert "warning" not in found.stdout
+    assert found.stderr.splitlines() == [
+        "warning: /shared/data/pile.idx cannot be seen from this machine: not checked",
+        "warning: /shared/data/pile.bin cannot be seen from this machine: not checked",
+        "warning: /shared/runs/big is not there: make it before sbatch, or the job dies without a log",
+    ]
+
+
+def test_a_run_directory_that_is_there_needs_no_warning(workplace):
+    (workplace / "runs").mkdir()
+    run_file = write_yaml(workplace / "run.yaml", minimal_run(paths={"run_dir": "runs"}))
+    assert hpcgen("render", "train", "-c", run_file).stderr == ""
+
+
+def test_rendering_writes_nothing(workplace, run_file):
+    before = listing(workplace)
+    hpcgen("render", "train", "-c", run_file)
+    assert listing(workplace) == before
+
+
+def test_overrides_are_rendered(run_file):
+    found = hpcgen("render", "train", "-c", run_file, "--set", "slurm.train.nodes=32", "--set", "name=other")
+    assert "#SBATCH --nodes=32\n" in found.stdout
+    assert "#SBATCH --job-name=other\n" in found.stdout
+
+
+def test_a_file_gets_the_same_script(workplace, run_file):
+    found = hpcgen("render", "train", "-c", run_file, "-o", "out/job.sbatch")
+    assert (found.status, found.stdout) == (0, "")
+    assert found.stderr.endswith("wrote out/job.sbatch\n")
+    assert (workplace / "out/job.sbatch").read_text() == hpcgen("render", "train", "-c", run_file).stdout
+    assert (workplace / "out/job.sbatch").stat().st_mode & 0o100
+    assert sorted(listing(workplace)) == ["out", "out/job.sbatch", "run.yaml"]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(workplace, run_file):
+    script = workplace / "job.sbatch"
+    script.write_text("old")
+    reader = script.open()
+    assert hpcgen("render", "train", "-c", run_file, "-o", script).status == 0
+    assert reader.read() == "old"  # who had opened it reads on in the old one
+    script.write_text("old")
+    assert hpcgen("render", "train", "-c", run_file, "-o", script, "--set", "model.num_layers=0").status == 2
+    assert script.read_text() == "old"
+    assert sorted(listing(workplace)) == ["job.sbatch", "run.yaml"]
+
+
+def test_a_file_that_cannot_be_written(workplace, run_file):
+    (workplace / "file").touch()
+    found = hpcgen("render", "train", "-c", run_file, "-o", "file/job.sbatch")
+    assert found.status == 2
+    assert "file/job.sbatch: cannot be written" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    ["name=a b", "model.num_layers=0", "nonsense=1", "slurm.train.nodes=3", "paths.run_dir=~/x", "nonsense"],
+)
+def test_a_mistake_ends_with_2_and_writes_nothing(workplace, run_file, mistake):
+    before = listing(workplace)
+    found = hpcgen("render", "train", "-c", run_file, "-o", "job.sbatch", "--set", mistake)
+    assert (found.status, found.stdout) == (2, "")
+    assert found.stderr
+    assert "Traceback" not in found.stderr
+    assert listing(workplace) == before
+
+
+def test_site_templates(workplace, run_file):
+    site = workplace / "site/slurm/train.sbatch.j2"
+    site.parent.mkdir(parents=True)
+    site.write_text(
+        '{% extends "hpcgen/slurm/train.sbatch.j2" %}\n{% block prologue %}\nmodule load site\n{% endblock %}\n'
+    )
+    found = hpcgen("render", "train", "-c", run_file, "--templates", "site")
+    assert "\nmodule load site\n" in found.stdout
+    assert f"# templates: {workplace}/site/slurm/train.sbatch.j2, shipped:" in found.stdout
+    site.write_text("{{ nothing }}\n")
+    found = hpcgen("render", "train", "-c", run_file, "--templates", "site")
+    assert (found.status, found.stdout) == (2, "")
+    assert "train.sbatch.j2:1" in found.stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback(run_file):
+    """hpcgen render ... | head -1"""
+    command = f"{sys.executable} -m hpcgen render train -c {run_file} | head -c 10"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert found.stdout == "#!/bin/bas"
+    assert "Traceback" not in found.stderr
+    assert "Exception" not in found.stderr

@@ -1,0 +1,63 @@
+"""Submitting, as far as it goes without a cluster: what is refused before anything happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.command import hpcgen, listing
+from tests.runs import big_run, minimal_run, write_yaml
+
+
+@pytest.fixture
+def run_file(workplace):
+    return write_yaml(workplace / "run.yaml", minimal_run(paths={"run_dir": "runs/mini"}))
+
+
+def test_a_dry_run_checks_all_and_does_nothing(workplace, run_file):
+    before = listing(workplace)
+    found = hpcgen("submit", "train", "-c", run_file, "--dry-run")
+    assert (found.status, found.stdout) == (0, "")
+    assert found.stderr == "would submit train; nothing was submitted\n"
+    assert listing(workplace) == before
+
+
+def test_a_dry_run_finds_a_wrong_template(workplace, run_file):
+    site = workplace / "site/slurm/train.sbatch.j2"
+    site.parent.mkdir(parents=True)
+    site.write_text("{{ nothing }}\n")
+    found = hpcgen("submit", "train", "-c", run_file, "--dry-run", "--templates", "site")
+    assert found.status == 2
+    assert "'nothing' is undefined" in found.stderr
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "local"])
+def test_a_mistake_submits_nothing(workplace, run_file, launcher):
+    before = listing(workplace)
+    found = hpcgen(
+        "submit", "train", "-c", run_file, "--launcher", launcher, "--set", "training.micro_batch_size=3"
+    )
+    assert (found.status, found.stdout) == (2, "")
+    assert "training.micro_batch_size" in found.stderr
+    assert listing(workplace) == before
+
+
+def test_several_nodes_are_not_this_machine(workplace):
+    run_file = write_yaml(workplace / "run.yaml", big_run(paths={"run_dir": str(workplace / "r")}))
+    found = hpcgen("submit", "train", "-c", run_file, "--launcher", "local")
+    assert found.status == 2
+    assert "--launcher local has this machine only" in found.stderr
+    assert sorted(listing(workplace)) == ["run.yaml"]
+
+
+def test_without_slurm_it_says_so(workplace, run_file, monkeypatch):
+    monkeypatch.setenv("PATH", str(workplace))
+    found = hpcgen("submit", "train", "-c", run_file)
+    assert (found.status, found.stdout) == (2, "")
+    assert "stage train was not submitted" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_an_unknown_stage(run_file):
+    found = hpcgen("submit", "trian", "-c", run_file)
+    assert found.status == 2
+    assert "'trian' is not one of 'tokenize', 'train'" in found.stderr
