@@ -106,17 +106,16 @@ def _blend(datasets: Sequence[Dataset], where: str) -> Blend:
         for extension in (".bin", ".idx"):
             if not Path(prefix + extension).is_file():
                 raise ConfigError(f"{where}: {prefix}{extension} is not a file (prefix = {prefix!r})")
+        if not Path(prefix + ".bin").stat().st_size:  # Core would count its epochs for ever
+            raise ConfigError(f"{where}: {prefix}.bin holds no token")
     weights = [dataset.weight for dataset in datasets if dataset.weight is not None]
     if weights and len(weights) != len(datasets):
         raise ConfigError(
             f"{where}: {len(weights)} of {len(datasets)} datasets have a weight; give all or none"
         )
-    tokens = [_tokens(prefix) for prefix in prefixes]
-    if 0 in tokens:
-        raise ConfigError(f"{where}: {prefixes[tokens.index(0)]} holds no token")
     if len(datasets) == 1:
         return prefixes, None  # Core then reads the corpus itself, with no index of a blend
-    return prefixes, weights or [float(count) for count in tokens]
+    return prefixes, weights or [float(_tokens(prefix)) for prefix in prefixes]
 
 
 def _tokens(prefix: str) -> int:

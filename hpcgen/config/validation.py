@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar, Union
+from typing import Annotated, Any, Generic, TypeVar, Union, cast
 
 from hpcgen.config.document import Document, constant
 from hpcgen.config.fields import constraint_problems
@@ -52,14 +52,21 @@ def build(cls: type[T], document: Document) -> Built[T]:
         values = _without(values, re.findall(r"[^.\[\]]+", problem.path))
     if problems and any(_schema_problems(cls, values)):
         return Built(None, problems)
-    return Built(_adapter(cls).validate_json(json.dumps(values), strict=True), problems)
+    return Built(_validate(cls, values), problems)
+
+
+def _validate(cls: type[T], values: Mapping[str, Any]) -> T:
+    # a lone surrogate, which `constraint_problems` refuses, is not JSON: "?" stands for it here
+    text = json.dumps(values, ensure_ascii=False).encode("utf-8", errors="replace")
+    built: T = _adapter(cast(Any, cls)).validate_json(text, strict=True)
+    return built
 
 
 def _without(value: Any, path: list[str]) -> Any:
     """`value` without the entry at `path`; a list that holds a wrong value goes whole."""
-    key, *rest = path
-    if not isinstance(value, dict) or key not in value:
+    if not path or not isinstance(value, dict) or path[0] not in value:
         return value
+    key, *rest = path
     if rest and isinstance(value[key], dict):
         return {**value, key: _without(value[key], rest)}
     return {name: item for name, item in value.items() if name != key}
@@ -128,7 +135,7 @@ def _schema_problems(cls: type, values: Mapping[str, Any]) -> Iterator[Problem]:
     ]
     yield from (Problem(path, "must be a finite number") for path in numbers)
     try:
-        _adapter(cls).validate_json(json.dumps(values), strict=True)
+        _validate(cls, values)
     except ValidationError as error:
         for detail in error.errors(include_url=False, include_context=True):
             yield _problem(cls, detail)

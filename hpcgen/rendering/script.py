@@ -61,14 +61,13 @@ def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) 
     """
     environment = make_environment(site_directories, plan.run.cluster.trusted_groups)
     name = f"slurm/{stage}.sbatch.j2"
-    stage_plan = plan.stages[stage]
-    context = _context(plan, stage_plan)
-    context["header"] = _header(plan, stage_plan, context, template_origins(environment, name))
+    context = template_context(plan, stage, template_origins(environment, name))
     return Script(render_template(environment, name, context))
 
 
-def _context(plan: Plan, stage: StagePlan) -> dict[str, Any]:
+def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> dict[str, Any]:
     """What a template may use: plain values. templates/README.md documents each."""
+    stage = plan.stages[stage_name]
     config, cluster = plan.config, plan.run.cluster
     umask, file_mode, directory_mode = UMASKS[config.share]
     context: dict[str, Any] = {
@@ -93,6 +92,7 @@ def _context(plan: Plan, stage: StagePlan) -> dict[str, Any]:
     }
     if plan.trainer is not None and stage.name == "train":
         context |= _training_context(plan.trainer, stage)
+    context["header"] = _header(plan, stage, context, origins)
     return context
 
 

@@ -37,7 +37,7 @@ def test_a_mistake_submits_nothing(workplace, run_file, launcher):
         "submit", "train", "-c", run_file, "--launcher", launcher, "--set", "training.micro_batch_size=3"
     )
     assert (found.status, found.stdout) == (2, "")
-    assert "training.micro_batch_size" in found.stderr
+    assert "training.global_batch_size = 4 is not a multiple" in found.stderr
     assert listing(workplace) == before
 
 

@@ -200,7 +200,7 @@ def test_a_tokenizer_whose_files_are_missing(tmp_path):
 
 def test_gpus_that_the_node_type_does_not_have(tmp_path):
     (tmp_path / "site.yaml").write_text("extends: azure-ndv5\ngres: gpu:4\n")
-    with pytest.raises(ConfigErrors, match="gres = gpu:4 asks for 4 GPUs of a node type"):
+    with pytest.raises(ConfigErrors, match=r"cluster = \./site\.yaml names a profile whose gres asks for 4 GPUs of a node type"):
         planned(tmp_path, big_run(cluster="./site.yaml"))
 
 

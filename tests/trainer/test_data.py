@@ -111,7 +111,7 @@ def test_data_that_cannot_be_read_is_an_error(
 
 def test_a_corpus_without_a_token_is_an_error(config: dict[str, Any], tmp_path: Path) -> None:
     data = {"train": [{"prefix": write_corpus(tmp_path / "empty", documents=0)}]}
-    with pytest.raises(ConfigError, match="empty holds no token"):
+    with pytest.raises(ConfigError, match=r"empty\.bin holds no token"):
         build(trainer_config(config, data), tmp_path)
 
 

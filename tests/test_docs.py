@@ -1,0 +1,152 @@
+"""Every command and every program in the documentation runs, in the order of its page.
+
+In a page, `console` blocks are typed after a `$`, `sh` blocks as they stand. `<!-- exits 2 -->` before a block says that
+its commands fail so. `make` lines are checked for their targets alone: continuous integration runs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpcgen.config import document
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.validation import build
+from tests.slurm.cluster import SlurmCluster, missing_slurm
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("t*/README.md"))
+)
+
+RUN = """\
+name: tiny
+cluster: ./tiny-cluster.yaml
+paths: {run_dir: run}
+slurm: {train: {time: "10:00"}}
+data:
+  num_workers: 0
+  split: 9,1,0
+  tokenizer: {kind: bytes}
+  tokenize: {input: [corpus.jsonl], output_prefix: tokens/corpus}
+model: {num_layers: 2, hidden_size: 32, num_attention_heads: 2, seq_length: 32}
+training: {micro_batch_size: 2, global_batch_size: 8, train_iters: 2, precision: fp32, eval_iters: 0}
+optimizer: {lr: 1.0e-3}
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    text: str
+    status: int
+
+    def commands(self) -> Iterator[str]:
+        """What a reader would type, comments and outputs aside."""
+        for line in self.text.splitlines():
+            if self.language == "console":
+                if line.startswith("$ "):
+                    yield line[2:]
+            elif command := re.sub(r"(^|\s)#.*", "", line).strip():
+                yield command
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    fences = re.finditer(r"(<!-- exits (\d) -->\n)?```(\w+)\n(.*?)```", text, re.DOTALL)
+    return [Block(fence[3], fence[4], int(fence[2] or 0)) for fence in fences]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster | None]:
+    if missing_slurm():
+        yield None
+        return
+    with SlurmCluster() as started:
+        yield started
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a reader who has hpcgen on PATH, a corpus, and a run file of each kind."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    lines = [json.dumps({"text": f"document {number} " + "words and more words " * 40}) for number in range(3000)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    lines[1870] = '{"content": "x", "id": 7}'
+    (tmp_path / "broken.jsonl").write_text("\n".join(lines))
+    for name in ("corpus-1.jsonl.zst", "corpus.jsonl.zst"):
+        hpcgen = [sys.executable, "-m", "hpcgen", "data", "sample", str(tmp_path / name), "--max-mb=0.1"]
+        subprocess.run(hpcgen, check=True, capture_output=True)
+    (tmp_path / "tiny-cluster.yaml").write_text(f"extends: local\npython: {sys.executable}\nstartup_time_s: 1\n")
+    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "run").mkdir()
+    return tmp_path
+
+
+def run(command: str, folder: Path, cluster: SlurmCluster | None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=folder,
+        env={**(cluster.env if cluster else {}), **os.environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("language", ["console", "sh"])
+def test_every_command_runs(page: str, language: str, reader: Path, cluster: SlurmCluster | None) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for block in (block for block in blocks(page) if block.language == language):
+        for command in block.commands():
+            if command.startswith("make "):
+                assert set(re.findall(r"make ([a-z-]+)", command)) <= targets, command
+                continue
+            if "$ hpcgen init run.yaml" in block.text:
+                (reader / "run.yaml").unlink(missing_ok=True)
+            if cluster is None and re.search(r"\bsbatch\b|\bsrun\b|\bscancel\b|hpcgen submit tokenize train -c run", command):
+                continue
+            done = run(command, reader, cluster)
+            assert done.returncode == block.status, f"{page}: {command}\n{done.stdout}\n{done.stderr}"
+    if cluster is not None:
+        cluster.run("scancel", "--user=root", check=False)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_program_runs(page: str, reader: Path) -> None:
+    program = "\n".join(block.text for block in blocks(page) if block.language == "python")
+    if not program:
+        pytest.skip("no program on this page")
+    # submitting is shown in full; here everything up to it
+    program = re.sub(r"^jobs = submit\(.*\n", "", program, flags=re.MULTILINE)
+    overrides = 'overrides=["data.mock=true", "data.tokenize=null", '
+    program = program.replace("overrides=[", overrides)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=reader, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{page}:\n{done.stderr}"
+
+
+def test_the_profile_in_the_admins_guide_is_one(tmp_path: Path) -> None:
+    [profile] = [block.text for block in blocks("docs/admins.md") if block.language == "yaml"]
+    assert build(ClusterConfig, document.merge(document.parse("node_type: ndv5", "x"), document.parse(profile, "x"))).problems == ()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
+    for link in links:
+        assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).exists(), link

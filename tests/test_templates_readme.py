@@ -1,0 +1,78 @@
+"""templates/README.md names every block and every variable that a site may use, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from jinja2 import meta, nodes
+
+from hpcgen.rendering.environment import make_environment
+from hpcgen.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS
+from hpcgen.rendering.script import CONCLUDE, LAUNCH, template_context
+from tests.runs import big_run, minimal_run, planned
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+README = (TEMPLATES / "README.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    return README.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def first_column(text: str) -> set[str]:
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def parsed() -> list[nodes.Template]:
+    environment = make_environment()
+    return [environment.parse(path.read_text(encoding="utf-8")) for path in TEMPLATES.rglob("*.j2")]
+
+
+def test_every_block_is_documented() -> None:
+    blocks = {block.name for tree in parsed() for block in tree.find_all(nodes.Block)}
+    assert first_column(section("Blocks")) == blocks
+
+
+def test_every_variable_is_documented_for_the_stages_that_have_it(tmp_path: Path) -> None:
+    documented = {
+        name: "train" if re.search(rf"`{name}`.*\| train \|", section("Variables")) else "all"
+        for name in first_column(section("Variables"))
+    }
+    tokenize = {"tokenize": {"input": ["/d/a.jsonl"], "output_prefix": "/d/a"}}
+    plan = planned(tmp_path, minimal_run(data={"mock": True, **tokenize}), ["tokenize", "train"])
+    given = {stage: set(template_context(plan, stage, origins=())) for stage in ("tokenize", "train")}
+    assert given["train"] == documented.keys()
+    assert given["tokenize"] == {name for name, where in documented.items() if where == "all"}
+
+
+def test_templates_use_no_variable_that_is_not_documented() -> None:
+    used = set().union(*(meta.find_undeclared_variables(tree) for tree in parsed()))
+    assert used <= first_column(section("Variables"))
+
+
+def test_every_filter_is_documented() -> None:
+    assert first_column(section("Rules")) == {*OUTPUT_FILTERS, *LOGIC_FILTERS}
+
+
+def test_the_markers_are_the_ones_that_submitit_is_cut_at() -> None:
+    assert f"`{LAUNCH}`" in README
+    assert f"`{CONCLUDE}`" in README
+
+
+@pytest.mark.parametrize("stage", ["base", "train"])
+def test_the_examples_in_the_readme_can_be_loaded(tmp_path: Path, stage: str) -> None:
+    example = README.split("```jinja\n")[1].split("```")[0].replace("train", stage)
+    site = tmp_path / "slurm"
+    site.mkdir()
+    (site / f"{stage}.sbatch.j2").write_text(example)
+    plan = planned(tmp_path, big_run())
+    from hpcgen import render
+
+    script = render(plan, "train", [tmp_path])
+    assert "export SITE_PROXY=http://proxy:3128" in script
+    assert f"{site}/{stage}.sbatch.j2" in script
+
+
