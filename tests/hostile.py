@@ -1,4 +1,4 @@
-"""Hostile strings, the fields that they can stand in, and programs that only write down how they were called."""
+"""Hostile strings, the fields they can stand in, and programs that only write down how they were called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import stat
 import subprocess
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -22,11 +22,87 @@ KEY = "a key"
 Place = tuple[str | int, ...]
 
 FRAGMENTS = (
-    *("$(>canary)", "`>canary`", "'; >canary; '", '"; >canary; "', "; >canary;", "\n>canary\n", "\n#SBATCH --wrap=x\n"),
-    *(" ", "'", '"', "\\", "$", "`", ";", "&", "|", "<", ">", "(", ")", "{", "}", "*", "?", "[", "]", "~", "!", "#"),
-    *("%", "^", "=", ",", ":", "@", "+", "-", "--", "..", "../", "/", "//", "a", "B", "0", "END_OF_TEXT", "{{ 7 }}"),
-    *("\t", "\r", "\0", "\x1b[2J", "\x7f", "\u2028", "\u202e", "\ud800", "\ufeff", "é", "日", "🚀", "a" * 300),
-    *("{% raw %}", "${HOME}", "$((1+1))", "a[$(>canary)]", "<(>canary)", "EOF", "%j", "%x", "sha256", ".sqsh", ".yaml"),
+    *(
+        "$(>canary)",
+        "`>canary`",
+        "'; >canary; '",
+        '"; >canary; "',
+        "; >canary;",
+        "\n>canary\n",
+        "\n#SBATCH --wrap=x\n",
+    ),
+    *(
+        " ",
+        "'",
+        '"',
+        "\\",
+        "$",
+        "`",
+        ";",
+        "&",
+        "|",
+        "<",
+        ">",
+        "(",
+        ")",
+        "{",
+        "}",
+        "*",
+        "?",
+        "[",
+        "]",
+        "~",
+        "!",
+        "#",
+    ),
+    *(
+        "%",
+        "^",
+        "=",
+        ",",
+        ":",
+        "@",
+        "+",
+        "-",
+        "--",
+        "..",
+        "../",
+        "/",
+        "//",
+        "a",
+        "B",
+        "0",
+        "END_OF_TEXT",
+        "{{ 7 }}",
+    ),
+    *(
+        "\t",
+        "\r",
+        "\0",
+        "\x1b[2J",
+        "\x7f",
+        "\u2028",
+        "\u202e",
+        "\ud800",
+        "\ufeff",
+        "é",
+        "日",
+        "🚀",
+        "a" * 300,
+    ),
+    *(
+        "{% raw %}",
+        "${HOME}",
+        "$((1+1))",
+        "a[$(>canary)]",
+        "<(>canary)",
+        "EOF",
+        "%j",
+        "%x",
+        "sha256",
+        ".sqsh",
+        ".yaml",
+    ),
 )
 STARTS = ("", "", "a", "/", "/data/", "-", "--a=", "gpu:", "./", "nvcr.io#a/", "A")
 
@@ -117,7 +193,7 @@ class Recording:
         return found
 
 
-def run_script(script: str, directory: Path, run_dir: str) -> Recording:
+def run_script(script: str, directory: Path, run_dir: str, secrets: Sequence[str] = ()) -> Recording:
     """Runs a batch script with stand-ins for what would change this machine or needs a cluster.
 
     Its run directory is not made by the script, since `mkdir` is a stand-in: where it lies in `directory`, it
@@ -134,14 +210,17 @@ def run_script(script: str, directory: Path, run_dir: str) -> Recording:
     (directory / "job.sh").write_text(script, encoding="utf-8")
     environment = {
         **{"PATH": f"{programs}:/usr/bin:/bin", "CALLS": str(directory / "calls"), "HOME": str(directory)},
-        **{"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node-1", "LC_ALL": "C.UTF-8", "HF_TOKEN": "t", "NCCL_X": "leak"},
+        **{"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node-1", "LC_ALL": "C.UTF-8", "NCCL_X": "leak"},
+        **dict.fromkeys(secrets, "hunter2"),
     }
     found = subprocess.run(
         ["bash", "job.sh"], cwd=directory, env=environment, capture_output=True, timeout=60, check=False
     )
     output = (found.stdout + found.stderr).decode(errors="replace")
-    assert not [path for path in directory.rglob(f"*{CANARY}*")], f"a planted command ran\n{output}"
-    calls = (directory / "calls").read_bytes().decode().split("\0")[:-1] if (directory / "calls").exists() else []
+    assert not list(directory.rglob(f"*{CANARY}*")), f"a planted command ran\n{output}"
+    calls = (
+        (directory / "calls").read_bytes().decode().split("\0")[:-1] if (directory / "calls").exists() else []
+    )
     return Recording(tuple(_split(calls)), _environment(directory / "calls.environment"), output)
 
 

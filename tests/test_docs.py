@@ -95,11 +95,20 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def write_trainer_config(folder: Path, command: str) -> None:
+    """The page's own run.json, for as many ranks as the command starts."""
+    [example] = [block.text for block in blocks("docs/trainer.md") if block.language == "json"]
+    ranks = re.search(r"--nproc-per-node (\d+)|srun -n (\d+)", command)
+    world_size = int(ranks[1] or ranks[2]) if ranks else 1
+    config = json.loads(example) | {"world_size": world_size, "run_dir": str(folder / f"by-hand-{world_size}")}
+    (folder / "run.json").write_text(json.dumps(config))
+
+
 def run(command: str, folder: Path, cluster: SlurmCluster | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         cwd=folder,
-        env={**(cluster.env if cluster else {}), **os.environ},
+        env={**(cluster.env if cluster else {}), **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871"},
         capture_output=True,
         text=True,
         check=False,
@@ -115,8 +124,10 @@ def test_every_command_runs(page: str, language: str, reader: Path, cluster: Slu
             if command.startswith("make "):
                 assert set(re.findall(r"make ([a-z-]+)", command)) <= targets, command
                 continue
-            if "$ hpcgen init run.yaml" in block.text:
+            if command.startswith("hpcgen init run.yaml"):
                 (reader / "run.yaml").unlink(missing_ok=True)
+            if page == "docs/trainer.md":
+                write_trainer_config(reader, command)
             if cluster is None and re.search(r"\bsbatch\b|\bsrun\b|\bscancel\b|hpcgen submit tokenize train -c run", command):
                 continue
             done = run(command, reader, cluster)

@@ -24,7 +24,9 @@ def test_import_linters_contracts_are_kept() -> None:
 
 def heavy_modules(program: str, cwd: Path) -> set[str]:
     """Which of the heavy modules a program has imported when it ends, however it ends."""
-    text = f"import atexit, sys\natexit.register(lambda: print('\\0', *sys.modules, file=sys.stderr))\n{program}"
+    text = (
+        f"import atexit, sys\natexit.register(lambda: print('\\0', *sys.modules, file=sys.stderr))\n{program}"
+    )
     environment = {**os.environ, "XDG_CONFIG_HOME": str(cwd)}
     found = subprocess.run(
         [sys.executable, "-c", text], cwd=cwd, env=environment, capture_output=True, text=True, check=False
@@ -51,7 +53,9 @@ def test_what_is_typed_often_starts_fast(program: str, tmp_path: Path) -> None:
 
 
 def test_the_shared_configuration_needs_the_standard_library_alone(tmp_path: Path) -> None:
-    program = "import sys; before = set(sys.modules); import trainer.config; print(*(set(sys.modules) - before))"
+    program = (
+        "import sys; before = set(sys.modules); import trainer.config; print(*(set(sys.modules) - before))"
+    )
     found = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); {program}"],
         capture_output=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def main() -> int:
     except TrainerError as error:
         print(f"trainer: {error}", file=sys.stderr)
         return error.exit_code
+    finally:
+        # Loader workers outlive SIGTERM, which is all that the interpreter would send them before it waits for them:
+        # a rank that fails must end, or its peers wait in a collective.
+        for child in multiprocessing.active_children():
+            child.kill()
     return 0
 
 

@@ -138,11 +138,11 @@ class TrainingConfig:
     recompute_granularity: Literal["selective", "full"] | None = None
     """Activations computed again in the backward pass: core attention only, whole layers, or none (null)."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """For full: groups of recompute_num_layers (uniform), or the first recompute_num_layers of a stage (block)."""
+    """For full: groups of recompute_num_layers (uniform), or the first ones of a stage (block)."""
     recompute_num_layers: Count | None = None
     """Layers per group (uniform) or per stage (block)."""
     eval_interval: Count | None = None
-    """Optimizer steps between evaluations; null means only at the end (and not at all when eval_iters is 0)."""
+    """Optimizer steps between evaluations; null means only at the end."""
     eval_iters: NonNegative = 10
     """Global batches per evaluation; 0 turns evaluation off."""
     distributed_timeout_minutes: Count = 60
@@ -164,7 +164,7 @@ class OptimizerConfig:
     lr_decay_iters: Count | None = None
     """Step at which the decay ends; null means train_iters."""
     lr_warmup_iters: NonNegative | None = None
-    """Steps of linear warm-up; null (with lr_warmup_fraction null) means 375M tokens, at most a tenth of the run."""
+    """Steps of linear warm-up; null, without lr_warmup_fraction, means 375M tokens, at most a tenth of the run."""
     lr_warmup_fraction: Fraction | None = None
     """Warm-up as a fraction of lr_decay_iters, in place of lr_warmup_iters."""
     weight_decay: NonNegativeFloat = 0.1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
@@ -15,6 +16,9 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from trainer.config import ConfigError, Dataset, TrainerConfig
 
 SPLITS = ("train", "valid", "test")
+
+LOOKED_AT = 2**20
+"""Tokens of each corpus that are compared with the size of the vocabulary."""
 
 Blend = tuple[list[str], list[float] | None]
 """Prefixes and their weights, as Megatron takes them."""
@@ -60,7 +64,7 @@ def build_datasets(
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
-        **_sources(config),
+        **_sources(config, vocab_size),
     )
     sizes = _sizes(config)
     used = _used_splits(config, dataset_config, sizes)
@@ -81,7 +85,7 @@ def _sizes(config: TrainerConfig) -> list[int]:
     return [training.train_iters * training.global_batch_size, evaluation, evaluation]
 
 
-def _sources(config: TrainerConfig) -> dict[str, object]:
+def _sources(config: TrainerConfig, rows: int) -> dict[str, object]:
     data = config.data
     ways = [bool(data.datasets), bool(data.train), data.mock]
     if sum(ways) != 1 or (not data.train and (data.valid or data.test)):
@@ -93,14 +97,16 @@ def _sources(config: TrainerConfig) -> dict[str, object]:
     if data.mock:
         return {}
     if data.datasets:
-        return {"blend": _blend(data.datasets, "data.datasets"), "split": data.split}
+        return {"blend": _blend(data.datasets, "data.datasets", rows), "split": data.split}
     parts = {"train": data.train, "valid": data.valid, "test": data.test}
     return {
-        "blend_per_split": [_blend(part, f"data.{name}") if part else None for name, part in parts.items()]
+        "blend_per_split": [
+            _blend(part, f"data.{name}", rows) if part else None for name, part in parts.items()
+        ]
     }
 
 
-def _blend(datasets: Sequence[Dataset], where: str) -> Blend:
+def _blend(datasets: Sequence[Dataset], where: str, rows: int) -> Blend:
     prefixes = [dataset.prefix for dataset in datasets]
     for prefix in prefixes:
         for extension in (".bin", ".idx"):
@@ -108,6 +114,7 @@ def _blend(datasets: Sequence[Dataset], where: str) -> Blend:
                 raise ConfigError(f"{where}: {prefix}{extension} is not a file (prefix = {prefix!r})")
         if not Path(prefix + ".bin").stat().st_size:  # Core would count its epochs for ever
             raise ConfigError(f"{where}: {prefix}.bin holds no token")
+        _require_rows(where, prefix, rows)
     weights = [dataset.weight for dataset in datasets if dataset.weight is not None]
     if weights and len(weights) != len(datasets):
         raise ConfigError(
@@ -116,6 +123,17 @@ def _blend(datasets: Sequence[Dataset], where: str) -> Blend:
     if len(datasets) == 1:
         return prefixes, None  # Core then reads the corpus itself, with no index of a blend
     return prefixes, weights or [float(_tokens(prefix)) for prefix in prefixes]
+
+
+def _require_rows(where: str, prefix: str, rows: int) -> None:
+    """Refuses a corpus of another tokenizer. A look at its beginning finds one: Core would embed such ids as zeros."""
+    corpus = IndexedDataset(prefix)
+    beginning = numpy.fromfile(f"{prefix}.bin", dtype=corpus.index.dtype, count=LOOKED_AT)
+    if (largest := int(beginning.max())) >= rows:
+        raise ConfigError(
+            f"{where}: {prefix} holds the token id {largest}, and the embedding has {rows} rows; "
+            "name the tokenizer that made it (data.tokenizer), or mend model.vocab_size"
+        )
 
 
 def _tokens(prefix: str) -> int:

@@ -12,6 +12,7 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -24,6 +25,8 @@ from trainer.vocabulary import vocabulary_rows
 def build_model(config: TrainerConfig, groups: ProcessGroupCollection) -> list[DistributedDataParallel]:
     """This rank's model chunks in order of the pipeline: one, or virtual_pipeline_model_parallel_size."""
     core = transformer_config(config)
+    # On a GPU Core draws weights from its own generators, which must be there even though the draw is replaced.
+    model_parallel_cuda_manual_seed(config.training.seed)
     stages = config.parallelism.virtual_pipeline_model_parallel_size
     vp_stages = [None] if stages is None else range(stages)
     chunks = [_build_chunk(config, core, groups, vp_stage) for vp_stage in vp_stages]

@@ -70,7 +70,8 @@ def train_step(
     if not math.isfinite(loss):
         raise NonFiniteError(f"the loss is {loss} {where}")
     lr = state.optimizer.param_groups[0]["lr"]
-    _, grad_norm, _ = state.optimizer.step()
+    _, norm, _ = state.optimizer.step()
+    grad_norm = float(norm)  # a tensor on a GPU, since megatron-core 0.17
     if not math.isfinite(grad_norm):
         raise NonFiniteError(f"the gradient norm is {grad_norm} {where} (loss {loss})")
     state.scheduler.step(1)

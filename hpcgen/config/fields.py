@@ -56,13 +56,11 @@ Directive = Annotated[
     ),
 ]
 EnvironmentName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
-FilePath = Annotated[
-    str,
-    Text(
-        rf"(?![~-])(?=.{{1,1000}}$){_SEGMENT}(/{_SEGMENT})*",
-        "a path without '..', of at most 1000 characters, that does not start with '~' or '-'",
-    ),
-]
+PATH = Text(
+    rf"(?![~-])(?=.{{1,1000}}$){_SEGMENT}(/{_SEGMENT})*",
+    "a path without '..', of at most 1000 characters, that does not start with '~' or '-'",
+)
+FilePath = Annotated[str, PATH]
 """A path; a relative one starts at the folder of the file it is written in."""
 RunPath = Annotated[
     str,

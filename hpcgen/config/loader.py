@@ -57,17 +57,18 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         document = documents.merge(documents.constant(preset.sections, f"preset {preset.name}"), document)
     built = build(RunConfig, document)
     problems = built.problems
-    if (
-        preset is None and document.get("preset") is not None
-    ):  # the shape is missing because its name is wrong
-        problems = tuple(problem for problem in problems if problem.reason != "is missing")
+    if is_unknown := preset is None and isinstance(document.get("preset"), str):
+        # said already; and what is missing may be so because of it
+        problems = tuple(
+            problem for problem in problems if problem.path != "preset" and problem.reason != "is missing"
+        )
     messages += [describe(problem, document) for problem in problems]
     directory = path.absolute().parent
     cluster = node_type = None
     name = document.get("cluster")
     if isinstance(name, str) and not any(constraint_problems(FilePath, name)):
         cluster, node_type = _cluster(name, document, directory, messages)
-    if built.config is None or cluster is None or node_type is None:
+    if is_unknown or built.config is None or cluster is None or node_type is None:
         raise ConfigErrors(messages)
     unsure = frozenset(re.split(r"[.\[]", problem.path)[0] for problem in problems)
     return Run(

@@ -13,9 +13,8 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import inner_class
 from trainer.config import ModelConfig, OptimizerConfig, Range, TrainingConfig
 
-
 FILLED_IN = (ClusterConfig, ModelConfig, TrainingConfig, OptimizerConfig)
-"""What a profile that is extended, or a preset, may give in the file's place: no key of these is missed here."""
+"""What a profile that is extended, or a preset, may give in the file's place: no key of these is missed."""
 
 
 def json_schema(cls: type) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hpcgen.config.fields import PATH
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
 from trainer.config import BlendConfig, Dataset
@@ -74,17 +75,17 @@ def trainer_data(config: RunConfig) -> BlendConfig:
 
 
 def plain_path_problems(config: RunConfig) -> Iterator[Problem]:
-    """A run directory that the job may not call its own, and trainer sections' paths, whose types have no pattern.
+    """A run directory that is no directory of its own, and wrong paths of the trainer's sections.
 
-    '..' and '~' mean something else in a job.
+    The types of these carry no pattern.
     """
     if os.path.normpath(config.paths.run_dir) in ("/", "//"):
         yield Problem("paths.run_dir", "is the whole file system", "name a directory of its own")
     for path, value in _trainer_paths(config):
         if not value:
             yield Problem(path, "is empty", "name a path, or leave the key out")
-        elif value.startswith(("~", "-")) or ".." in value.split("/"):
-            yield Problem(path, "must be a path without '..' that does not start with '~' or '-'")
+        elif reason := PATH.reason(value):
+            yield Problem(path, reason)
 
 
 def _trainer_paths(config: RunConfig) -> Iterator[tuple[str, str]]:

@@ -90,7 +90,8 @@ def test_site_templates(workplace, run_file):
     site = workplace / "site/slurm/train.sbatch.j2"
     site.parent.mkdir(parents=True)
     site.write_text(
-        '{% extends "hpcgen/slurm/train.sbatch.j2" %}\n{% block prologue %}\nmodule load site\n{% endblock %}\n'
+        '{% extends "hpcgen/slurm/train.sbatch.j2" %}\n'
+        "{% block prologue %}\nmodule load site\n{% endblock %}\n"
     )
     found = hpcgen("render", "train", "-c", run_file, "--templates", "site")
     assert "\nmodule load site\n" in found.stdout

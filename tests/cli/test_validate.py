@@ -47,7 +47,11 @@ def test_all_mistakes_one_line_each_and_their_number(run_file):
     found = hpcgen("validate", "-c", run_file, *(word for each in sets for word in ("--set", each)))
     assert (found.status, found.stdout) == (2, "")
     *mistakes, summary = found.stderr.splitlines()
-    assert [line.split(": ")[1].split(" ")[0] for line in mistakes] == ["model.num_layers", "trainign", "name"]
+    assert [line.split(": ")[1].split(" ")[0] for line in mistakes] == [
+        "model.num_layers",
+        "trainign",
+        "name",
+    ]
     assert all(line.startswith("--set ") for line in mistakes)
     assert summary == f"{len(mistakes)} mistakes; nothing was written or submitted"
     assert "\x1b" not in found.stderr

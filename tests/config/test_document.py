@@ -49,16 +49,19 @@ MISTAKES = {
     "a: 1\n  b: 2\n": "run.yaml:2: not valid YAML: mapping values are not allowed here",
     "a: 1\n\tb: 2\n": "run.yaml:2: not valid YAML: ",
     "a: !!python/object/apply:os.system [touch canary]\n": "run.yaml:1: the tag",
-    "a:\n  b: !secret x\n": "run.yaml:2: 'x' (a !secret) has no meaning here; write plain values, or quote it",
+    "a:\n  b: !secret x\n": "run.yaml:2: 'x' (a !secret) has no meaning here; "
+    "write plain values, or quote it",
     "a: 2024-01-01\n": "'2024-01-01' (a timestamp) has no meaning here; write plain values, or quote it",
-    "a: 2024-01-01 10:00:00\n": "'2024-01-01 10:00:00' (a timestamp) has no meaning here; write plain values, or quote it",
+    "a: 2024-01-01 10:00:00\n": "'2024-01-01 10:00:00' (a timestamp) has no meaning here; "
+    "write plain values, or quote it",
     "a: !!binary aGk=\n": "run.yaml:1: ",
     "a: !!set {x, y}\n": "run.yaml:1: ",
     "1: x\n": "run.yaml:1: the key '1' is not text; quote it",
     "? [a, b]\n: x\n": "run.yaml:1: the key",
     "- a\n- b\n": "run.yaml:1: expected a mapping of keys to values, got ['a', 'b']",
     "only text\n": "run.yaml:1: expected a mapping of keys to values, got 'only text'",
-    "a: 1\n---\nb: 2\n": "run.yaml:2: not valid YAML: expected a single document in the stream, but found another",
+    "a: 1\n---\nb: 2\n": "run.yaml:2: not valid YAML: expected a single document in the stream, "
+    "but found another",
     "a: *nowhere\n": "run.yaml:1: not valid YAML: found undefined alias 'nowhere'",
     "a: \x07\n": "run.yaml: not valid YAML: ",
     "a: \x00\n": "run.yaml: not valid YAML: ",
@@ -83,7 +86,7 @@ def test_a_bomb_of_aliases_is_refused_before_it_goes_off():
 
 
 def test_an_alias_within_its_own_value_does_not_go_on_for_ever():
-    with pytest.raises(HpcgenError, match="run.yaml:1: nested too deeply"):
+    with pytest.raises(HpcgenError, match=r"run\.yaml:1: nested too deeply"):
         parse("a: &a [*a]\n", "run.yaml")
 
 
@@ -96,7 +99,8 @@ def test_aliases_and_merges_are_followed():
 
 
 def test_every_value_knows_its_line():
-    text = "# a comment\nname: x\n\nslurm:\n  train:\n    nodes: 2\ndata:\n  datasets:\n  - prefix: a\n  - prefix: b\n    weight: 2\n"
+    text = "# a comment\nname: x\n\nslurm:\n  train:\n    nodes: 2\n"
+    text += "data:\n  datasets:\n  - prefix: a\n  - prefix: b\n    weight: 2\n"
     found = parse(text, "run.yaml")
     assert {
         path: found.origin(path) for path in ("name", "slurm.train.nodes", "data.datasets[1].weight")

@@ -1,4 +1,4 @@
-"""Loading a run with all it refers to: what wins, where each mistake is said to be, and which file is meant."""
+"""Loading a run with all it refers to: what wins, where a mistake is said to be, which file is meant."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ environment:
         "run.yaml:1: name = \"a b\" must be 1 to 64 letters, digits, '.', '_' or '-', and not start with '.'",
         "run.yaml:21: environment.A-B must be the name of an environment variable",
         "run.yaml:22: environment.GREETING holds the unprintable character '\\x1b'; remove it",
-        'run.yaml:10: slurm.train.time = "3 days" must be a Slurm time such as 30:00 (minutes:seconds), 12:00:00 or '
-        "2-00:00:00",
+        'run.yaml:10: slurm.train.time = "3 days" must be a Slurm time such as 30:00 (minutes:seconds), '
+        "12:00:00 or 2-00:00:00",
         "run.yaml:17: training.seed = -1 must be at least 0",
         "--set checkpoint.save_interval: checkpoint.save_interval = 0 must be at least 1",
     ]
@@ -117,10 +117,18 @@ def test_an_unknown_preset_is_the_only_mistake(tmp_path):
     ]
 
 
+def test_an_unknown_preset_beside_a_whole_shape(tmp_path):
+    with pytest.raises(ConfigErrors) as error:
+        loaded(tmp_path, minimal_run(preset="a b"))
+    [message] = error.value.messages
+    assert 'preset = "a b" is not a preset; use one of tiny, ' in message
+
+
 def test_an_unknown_cluster_names_those_that_there_are(tmp_path):
     text = "name: a\ncluster: azure\npreset: tiny\npaths: {run_dir: /r}\n"
     assert mistakes(tmp_path, text) == [
-        "run.yaml:2: cluster = azure names no cluster profile; use the path of a .yaml, or one of azure-ndv5, local"
+        "run.yaml:2: cluster = azure names no cluster profile; use the path of a .yaml, "
+        "or one of azure-ndv5, local"
     ]
 
 
@@ -194,7 +202,7 @@ def test_a_profile_that_is_no_yaml(tmp_path):
 
 
 def test_a_run_file_that_is_missing(tmp_path):
-    with pytest.raises(HpcgenError, match="nothing.yaml: no such file"):
+    with pytest.raises(HpcgenError, match=r"nothing\.yaml: no such file"):
         load_run(tmp_path / "nothing.yaml")
 
 
@@ -205,7 +213,8 @@ def test_secrets_given_as_environment_are_not_printed(tmp_path):
 
 
 def test_keys_with_unprintable_characters_do_not_reach_the_terminal(tmp_path):
-    text = 'name: a\ncluster: local\npreset: tiny\npaths: {run_dir: /r}\n"\\e[31m\\nx": 1\nenvironment: {"A\\n": b}\n'
+    text = "name: a\ncluster: local\npreset: tiny\npaths: {run_dir: /r}\n"
+    text += '"\\e[31m\\nx": 1\nenvironment: {"A\\n": b}\n'
     found = mistakes(tmp_path, text)
     assert len(found) == 2
     assert all(message.isprintable() for message in found)

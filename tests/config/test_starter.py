@@ -1,4 +1,4 @@
-"""What `hpcgen init` writes: it loads, it plans, and each key that is commented out can be used as it stands."""
+"""What `hpcgen init` writes: it loads, it plans, and each key in comments can be used as it stands."""
 
 from __future__ import annotations
 

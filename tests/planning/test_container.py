@@ -105,7 +105,7 @@ def test_what_pyxis_cannot_mount_is_refused(tmp_path, path):
 def test_a_mount_over_a_path_of_the_host_that_the_stage_needs(tmp_path):
     given = {"mounts": [{"source": "/lustre/x", "target": "/data"}]}
     with pytest.raises(
-        HpcgenError, match="the stage needs /data of the host, and container.mounts shows /lustre/x there"
+        HpcgenError, match=r"the stage needs /data of the host, and container\.mounts shows /lustre/x there"
     ):
         container(tmp_path, given, reads=["/data"])
 

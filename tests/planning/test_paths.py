@@ -70,7 +70,7 @@ def test_a_blend_that_is_given_wins_over_the_tokenizing_stage(tmp_path, blend):
     assert (bool(data.train), data.mock) == ("train" in blend, "mock" in blend)
 
 
-@pytest.mark.parametrize("path", ["~/x", "-x", "..", "a/../b", "/a/.."])
+@pytest.mark.parametrize("path", ["~/x", "-x", "..", "a/../b", "/a/..", "x" * 256, "/x" * 501])
 def test_paths_of_the_trainers_sections(tmp_path, path):
     given = config(
         tmp_path,
@@ -84,9 +84,7 @@ def test_paths_of_the_trainers_sections(tmp_path, path):
         "checkpoint.save",
         "checkpoint.load",
     ]
-    assert {problem.reason for problem in found} == {
-        "must be a path without '..' that does not start with '~' or '-'"
-    }
+    assert all(problem.reason.startswith("must be a path without '..'") for problem in found)
 
 
 def test_an_empty_path_is_no_path(tmp_path):

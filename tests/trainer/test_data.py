@@ -115,6 +115,14 @@ def test_a_corpus_without_a_token_is_an_error(config: dict[str, Any], tmp_path: 
         build(trainer_config(config, data), tmp_path)
 
 
+def test_a_corpus_of_another_tokenizer_is_an_error(
+    config: dict[str, Any], other_corpus: str, tmp_path: Path
+) -> None:
+    wanted = trainer_config(config, {"datasets": [{"prefix": other_corpus}], "split": "8,2,0"})
+    with pytest.raises(ConfigError, match="token id .* the embedding has 128 rows; name the tokenizer"):
+        build_datasets(wanted, tmp_path / "cache", vocab_size=128, is_needed=True)
+
+
 def test_missing_data_ends_the_run_in_one_line(config: dict[str, Any]) -> None:
     config["data"]["datasets"] = [{"prefix": "/absent/corpus"}]
     result = run(config)

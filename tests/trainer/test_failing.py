@@ -27,6 +27,17 @@ def trainer(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     )
 
 
+def test_loader_workers_do_not_keep_a_rank_that_fails_from_ending(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "iter_0000001").touch()  # where the first checkpoint's directory is to be
+    config["data"]["num_workers"] = 2
+    config["checkpoint"] = {"save_interval": 1, "save": str(tmp_path)}
+    result = run(config)
+    assert result.statuses[0] not in (0, None)
+    assert "Not a directory" in result.log
+
+
 def test_numbers_that_are_not_finite_are_never_saved(config: dict[str, Any]) -> None:
     config["optimizer"] |= {"lr": 1e30, "min_lr": 1e30, "lr_warmup_iters": 0}
     config["checkpoint"] = {"save_interval": 1}
