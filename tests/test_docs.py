@@ -1,7 +1,7 @@
 """Every command and every program in the documentation runs, in the order of its page.
 
-In a page, `console` blocks are typed after a `$`, `sh` blocks as they stand. `<!-- exits 2 -->` before a block says that
-its commands fail so. `make` lines are checked for their targets alone: continuous integration runs them.
+In a page, `console` blocks are typed after a `$`, `sh` blocks as they stand. `<!-- exits 2 -->` before a block
+says that its commands fail so. `make` lines are checked for their targets alone: continuous integration runs them.
 """
 
 from __future__ import annotations
@@ -82,14 +82,18 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a reader who has hpcgen on PATH, a corpus, and a run file of each kind."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    lines = [json.dumps({"text": f"document {number} " + "words and more words " * 40}) for number in range(3000)]
+    lines = [
+        json.dumps({"text": f"document {number} " + "words and more words " * 40}) for number in range(3000)
+    ]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
     lines[1870] = '{"content": "x", "id": 7}'
     (tmp_path / "broken.jsonl").write_text("\n".join(lines))
     for name in ("corpus-1.jsonl.zst", "corpus.jsonl.zst"):
         hpcgen = [sys.executable, "-m", "hpcgen", "data", "sample", str(tmp_path / name), "--max-mb=0.1"]
         subprocess.run(hpcgen, check=True, capture_output=True)
-    (tmp_path / "tiny-cluster.yaml").write_text(f"extends: local\npython: {sys.executable}\nstartup_time_s: 1\n")
+    (tmp_path / "tiny-cluster.yaml").write_text(
+        f"extends: local\npython: {sys.executable}\nstartup_time_s: 1\n"
+    )
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "run").mkdir()
     return tmp_path
@@ -100,7 +104,10 @@ def write_trainer_config(folder: Path, command: str) -> None:
     [example] = [block.text for block in blocks("docs/trainer.md") if block.language == "json"]
     ranks = re.search(r"--nproc-per-node (\d+)|srun -n (\d+)", command)
     world_size = int(ranks[1] or ranks[2]) if ranks else 1
-    config = json.loads(example) | {"world_size": world_size, "run_dir": str(folder / f"by-hand-{world_size}")}
+    config = json.loads(example) | {
+        "world_size": world_size,
+        "run_dir": str(folder / f"by-hand-{world_size}"),
+    }
     (folder / "run.json").write_text(json.dumps(config))
 
 
@@ -108,7 +115,12 @@ def run(command: str, folder: Path, cluster: SlurmCluster | None) -> subprocess.
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         cwd=folder,
-        env={**(cluster.env if cluster else {}), **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871"},
+        env={
+            **(cluster.env if cluster else {}),
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29871",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -128,7 +140,9 @@ def test_every_command_runs(page: str, language: str, reader: Path, cluster: Slu
                 (reader / "run.yaml").unlink(missing_ok=True)
             if page == "docs/trainer.md":
                 write_trainer_config(reader, command)
-            if cluster is None and re.search(r"\bsbatch\b|\bsrun\b|\bscancel\b|hpcgen submit tokenize train -c run", command):
+            if cluster is None and re.search(
+                r"\bsbatch\b|\bsrun\b|\bscancel\b|hpcgen submit tokenize train -c run", command
+            ):
                 continue
             done = run(command, reader, cluster)
             assert done.returncode == block.status, f"{page}: {command}\n{done.stdout}\n{done.stderr}"
@@ -146,14 +160,24 @@ def test_every_program_runs(page: str, reader: Path) -> None:
     overrides = 'overrides=["data.mock=true", "data.tokenize=null", '
     program = program.replace("overrides=[", overrides)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], cwd=reader, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=reader,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{page}:\n{done.stderr}"
 
 
 def test_the_profile_in_the_admins_guide_is_one(tmp_path: Path) -> None:
     [profile] = [block.text for block in blocks("docs/admins.md") if block.language == "yaml"]
-    assert build(ClusterConfig, document.merge(document.parse("node_type: ndv5", "x"), document.parse(profile, "x"))).problems == ()
+    assert (
+        build(
+            ClusterConfig,
+            document.merge(document.parse("node_type: ndv5", "x"), document.parse(profile, "x")),
+        ).problems
+        == ()
+    )
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -74,5 +74,3 @@ def test_the_examples_in_the_readme_can_be_loaded(tmp_path: Path, stage: str) ->
     script = render(plan, "train", [tmp_path])
     assert "export SITE_PROXY=http://proxy:3128" in script
     assert f"{site}/{stage}.sbatch.j2" in script
-
-

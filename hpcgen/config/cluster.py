@@ -58,7 +58,7 @@ class ClusterConfig:
     ] = "python3"
     """Python of the jobs, in the container where there is one."""
     code_dir: MountPath | None = None
-    """A directory made by `hpcgen install-code`, mounted read-only and first on PYTHONPATH; null when the image has the code."""
+    """A directory of `hpcgen install-code`, mounted read-only and first on PYTHONPATH; null when the image has it."""
     container: ContainerConfig = field(default_factory=ContainerConfig)
     """Container defaults; the run file's values win and its mounts are added."""
     environment: dict[EnvironmentName, str] = field(default_factory=dict)

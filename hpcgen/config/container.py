@@ -16,7 +16,8 @@ MountPath = Annotated[str, MOUNTABLE]
 Image = Annotated[
     str,
     Text(
-        r"/[A-Za-z0-9._+@=/-]+\.sqsh|(?!.*\.sqsh$)([a-z0-9.-]+(:\d+)?#)?[a-z0-9][a-z0-9._/-]*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?",
+        r"/[A-Za-z0-9._+@=/-]+\.sqsh"
+        r"|(?!.*\.sqsh$)([a-z0-9.-]+(:\d+)?#)?[a-z0-9][a-z0-9._/-]*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?",
         "the absolute path of a .sqsh, or REGISTRY#IMAGE:TAG with a lower-case image (nvcr.io#nvidia/pytorch:25.03-py3)",
     ),
 ]

@@ -204,7 +204,8 @@ class _Walk:
             self._refuse_repeated_keys(node, path)
             self._constructor.flatten_mapping(node)  # lays what << merges before the mapping's own keys
             return {
-                key: self._plain(item, inner, at, depth + 1) for key, item, inner, at in self._items(node, path)
+                key: self._plain(item, inner, at, depth + 1)
+                for key, item, inner, at in self._items(node, path)
             }
         if node.id == "sequence":
             return [

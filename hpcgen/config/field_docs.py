@@ -16,7 +16,9 @@ def field_docs(cls: type) -> dict[str, str]:
         [definition] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)
         for field, following in zip(definition.body, definition.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                    docs[field.target.id] = " ".join(str(following.value.value).split())
+            match field, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(sentence))
+                ):
+                    docs[name] = " ".join(sentence.split())
     return docs

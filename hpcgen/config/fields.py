@@ -117,9 +117,9 @@ def _unmet(constraints: list[Any], value: Any, path: str) -> Iterator[Problem]:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if isinstance(constraint, Range) and is_number and (reason := constraint.reason(value)):
             yield Problem(path, reason)
-        if isinstance(constraint, Text) and isinstance(value, str) and value.isprintable():
-            if reason := constraint.reason(value):
-                yield Problem(path, reason)
+        is_text = isinstance(value, str) and value.isprintable()
+        if isinstance(constraint, Text) and is_text and (reason := constraint.reason(value)):
+            yield Problem(path, reason)
 
 
 def seconds(time_limit: str) -> int:
@@ -127,7 +127,7 @@ def seconds(time_limit: str) -> int:
     days, dash, clock = time_limit.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     if dash:
-        parts = (parts + [0, 0])[:3]
+        parts = [*parts, 0, 0][:3]
     while len(parts) < 3:
         parts.insert(0, 0)
     hours, minutes, secs = parts

@@ -32,7 +32,7 @@ class Run:
     directory: Path
     """Relative paths of the run file start here."""
     mistakes: tuple[str, ...] = ()
-    """What is wrong in the run file, each value left out of `config`; planning refuses it together with broken rules."""
+    """What is wrong in the run file, left out of `config`; planning refuses it together with broken rules."""
     unsure_sections: frozenset[str] = frozenset()
     """Sections that hold a mistake: what follows from them is not worth a message."""
 

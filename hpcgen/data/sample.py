@@ -14,8 +14,8 @@ from typing import Any
 
 import zstandard
 
-from hpcgen.files import private_file, publish
 from hpcgen.errors import HpcgenError
+from hpcgen.files import private_file, publish
 
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 """Installed packages, and test data that is made to be odd."""

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
 from hpcgen.data.jsonl import Block, input_size, read_blocks, text_reader
-from hpcgen.files import private_file, publish, sync, sync_directory
 from hpcgen.data.tokenizer import Tokenizer
 from hpcgen.errors import HpcgenError
+from hpcgen.files import private_file, publish, sync, sync_directory
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the input files done so far and their total."""

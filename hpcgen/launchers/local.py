@@ -111,7 +111,7 @@ def _raise_failure(job: Job, stage: str) -> None:
     tasks = job.submitit_job._sub_jobs or [job.submitit_job]
     logs = [Path(task.paths.stdout) for task in tasks]
     failed = [index for index, task in enumerate(tasks) if not _succeeded(task)]
-    if not failed or job.submitit_job._process.poll() == 0 and not failed:
+    if not failed or (job.submitit_job._process.poll() == 0 and not failed):
         return
     log = logs[failed[0]]
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []

@@ -15,11 +15,14 @@ from hpcgen.errors import Problem
 
 MAX_RESTARTS = 100
 
-OWN_OPTIONS = frozenset(
-    "job-name nodes ntasks ntasks-per-node cpus-per-task gpus-per-node gres gpus exclusive mem time partition "
-    "account qos reservation constraint signal requeue no-requeue open-mode propagate output error array chdir "
-    "wrap export".split()
-)
+# fmt: off
+OWN_OPTIONS = frozenset((
+    "job-name", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres", "gpus",
+    "exclusive", "mem", "time", "partition", "account", "qos", "reservation", "constraint", "signal",
+    "requeue", "no-requeue", "open-mode", "propagate", "output", "error", "array", "chdir", "wrap",
+    "export",
+))
+# fmt: on
 """sbatch options that have a key of their own, or that the script relies on."""
 
 

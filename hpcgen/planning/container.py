@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.container import MOUNTABLE, ContainerConfig, Mount
+from hpcgen.config.container import MOUNTABLE, Mount
 from hpcgen.config.run import RunConfig
+from hpcgen.config.validation import show
 from hpcgen.errors import HpcgenError, Problem
 
 
@@ -86,7 +87,9 @@ def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> 
 
 def _require_mountable(path: str, source: str) -> None:
     if reason := MOUNTABLE.reason(path):
-        raise HpcgenError(f"{path} cannot be mounted into the container: it {reason}", "move or link it")
+        raise HpcgenError(
+            f"{show(path)} cannot be mounted into the container: it {reason}", "move or link it"
+        )
     if path == "/":
         raise HpcgenError(
             "/ cannot be mounted over the container's own", "keep the run's files in a directory"

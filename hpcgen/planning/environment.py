@@ -23,10 +23,12 @@ SET_BY_THE_SCRIPT = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TRAINER_CONFIG
 ON_SCRATCH = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 """The script lets the tasks' caches lie on the node."""
 
+# fmt: off
 OF_BASH = (
-    "PATH ENV IFS SHELLOPTS POSIXLY_CORRECT GLOBIGNORE TMOUT FUNCNEST UID EUID PPID GROUPS DIRSTACK PIPESTATUS "
-    "LD_PRELOAD LD_AUDIT"
-).split()
+    "PATH", "ENV", "IFS", "SHELLOPTS", "POSIXLY_CORRECT", "GLOBIGNORE", "TMOUT", "FUNCNEST", "UID",
+    "EUID", "PPID", "GROUPS", "DIRSTACK", "PIPESTATUS", "LD_PRELOAD", "LD_AUDIT",
+)
+# fmt: on
 """Change what bash does with the script, or are not to be set."""
 
 RESERVED = frozenset(

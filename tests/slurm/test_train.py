@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -162,10 +161,10 @@ def test_what_the_run_writes_is_as_open_as_share_says(
     run_job(slurm_cluster, tiny_run, f"share={share}", "training.train_iters=1", "optimizer.lr_decay_iters=3")
     run_dir = tiny_run.parent / "run"
     for path in (run_dir, *run_dir.rglob("*")):
-        mode = os.stat(path).st_mode & 0o777
+        mode = path.stat().st_mode & 0o777
         assert mode == (directory_mode if path.is_dir() else file_mode), path
     if share == "group":
-        assert os.stat(run_dir).st_mode & 0o2000
+        assert run_dir.stat().st_mode & 0o2000
 
 
 def test_the_script_needs_no_other_file(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:

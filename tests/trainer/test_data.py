@@ -119,7 +119,7 @@ def test_a_corpus_of_another_tokenizer_is_an_error(
     config: dict[str, Any], other_corpus: str, tmp_path: Path
 ) -> None:
     wanted = trainer_config(config, {"datasets": [{"prefix": other_corpus}], "split": "8,2,0"})
-    with pytest.raises(ConfigError, match="token id .* the embedding has 128 rows; name the tokenizer"):
+    with pytest.raises(ConfigError, match=r"token id .* the embedding has 128 rows; name the tokenizer"):
         build_datasets(wanted, tmp_path / "cache", vocab_size=128, is_needed=True)
 
 
