@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Problem:
     path: str
     reason: str
     hint: str = ""
+    file: Literal["run", "cluster"] = "run"
+    """Where `path` is to be looked up: the run file, or the cluster profile."""
 
 
 class HpcgenError(Exception):

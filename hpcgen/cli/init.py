@@ -58,7 +58,7 @@ def command(
     run_dir = run_dir or f"runs/{name}"
     check_text(RunConfig, {"name": name, "paths": {"run_dir": run_dir}}, "hpcgen init")
     schema = path.with_name(f"{path.stem}.schema.json")
-    text = starter(name, cluster, run_dir, PRESETS.get(preset or ""), f"./{schema.name}")
+    text = starter(name, cluster, run_dir, PRESETS.get(preset or ""), f"./{schema.name}", path.name)
     directory = path.absolute().parent / run_dir
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)

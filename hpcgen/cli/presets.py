@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 
@@ -62,4 +63,5 @@ def _print_table(rows: list[dict[str, object]]) -> None:
             str(value) for name, value in row.items() if name not in ("name", "parameters", "description")
         ]
         table.add_row(str(row["name"]), f"{count / 1e9:.3f} B", *cells, str(row["description"]))
-    Console(width=None if Console().is_terminal else 160).print(table)
+    # in a pipe a row is a line, however long
+    Console(width=None if sys.stdout.isatty() else 250).print(table)

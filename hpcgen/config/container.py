@@ -18,7 +18,7 @@ Image = Annotated[
     Text(
         r"/[A-Za-z0-9._+@=/-]+\.sqsh"
         r"|(?!.*\.sqsh$)([a-z0-9.-]+(:\d+)?#)?[a-z0-9][a-z0-9._/-]*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?",
-        "the absolute path of a .sqsh, or REGISTRY#IMAGE:TAG with a lower-case image (nvcr.io#nvidia/pytorch:25.03-py3)",
+        "the absolute path of a .sqsh, or REGISTRY#IMAGE:TAG in lower case (nvcr.io#nvidia/pytorch:25.03-py3)",
     ),
 ]
 

@@ -29,6 +29,7 @@ class Run:
     node_type: NodeType
     cluster_name: str
     document: Document
+    cluster_document: Document
     directory: Path
     """Relative paths of the run file start here."""
     mistakes: tuple[str, ...] = ()
@@ -64,15 +65,22 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         )
     messages += [describe(problem, document) for problem in problems]
     directory = path.absolute().parent
-    cluster = node_type = None
+    cluster = None
     name = document.get("cluster")
     if isinstance(name, str) and not any(constraint_problems(FilePath, name)):
-        cluster, node_type = _cluster(name, document, directory, messages)
-    if is_unknown or built.config is None or cluster is None or node_type is None:
+        cluster = _cluster(name, document, directory, messages)
+    if is_unknown or built.config is None or cluster is None:
         raise ConfigErrors(messages)
-    unsure = frozenset(re.split(r"[.\[]", problem.path)[0] for problem in problems)
     return Run(
-        built.config, cluster, node_type, Path(name).stem, document, directory, tuple(messages), unsure
+        config=built.config,
+        cluster=cluster.config,
+        node_type=cluster.node_type,
+        cluster_name=Path(name).name.removesuffix(".yaml"),
+        document=document,
+        cluster_document=cluster.document,
+        directory=directory,
+        mistakes=tuple(messages),
+        unsure_sections=frozenset(re.split(r"[.\[]", problem.path)[0] for problem in problems),
     )
 
 
@@ -85,10 +93,10 @@ def load_cluster(name: str, directory: Path | None = None) -> tuple[ClusterConfi
     """
     messages: list[str] = []
     asked = documents.constant({"cluster": name}, "cluster")
-    cluster, node_type = _cluster(name, asked, directory or Path.cwd(), messages)
-    if cluster is None or node_type is None:
+    cluster = _cluster(name, asked, directory or Path.cwd(), messages)
+    if cluster is None:
         raise ConfigErrors(messages)
-    return cluster, node_type
+    return cluster.config, cluster.node_type
 
 
 def cluster_directories() -> list[Path]:
@@ -128,26 +136,33 @@ def _preset(document: Document, messages: list[str]) -> Preset | None:
     return PRESETS[name]
 
 
-def _cluster(
-    name: str, asked: Document, directory: Path, messages: list[str]
-) -> tuple[ClusterConfig | None, NodeType | None]:
+@dataclass(frozen=True)
+class _Cluster:
+    config: ClusterConfig
+    node_type: NodeType
+    document: Document
+
+
+def _cluster(name: str, asked: Document, directory: Path, messages: list[str]) -> _Cluster | None:
+    """The profile and its node type; None, with a message for each mistake, when they are not right."""
     document = _cluster_document(name, asked, directory, messages)
     if document is None:
-        return None, None
+        return None
     built = build(ClusterConfig, document)
     messages += [describe(problem, document) for problem in built.problems]
-    cluster = built.config
-    if cluster is None or built.problems:
-        return None, None
+    if built.config is None or built.problems:
+        return None
     known = sorted(path.stem for path in shipped("topologies").glob("*.yaml"))
-    if cluster.node_type not in known:
+    if built.config.node_type not in known:
         problem = Problem("node_type", "is not a node type", f"use one of {', '.join(known)}")
         messages.append(describe(problem, document))
-        return cluster, None
-    facts = documents.read(shipped("topologies") / f"{cluster.node_type}.yaml")
+        return None
+    facts = documents.read(shipped("topologies") / f"{built.config.node_type}.yaml")
     node_type = build(NodeType, facts)
     messages += [describe(problem, facts) for problem in node_type.problems]
-    return cluster, None if node_type.problems else node_type.config
+    if node_type.config is None or node_type.problems:
+        return None
+    return _Cluster(built.config, node_type.config, document)
 
 
 def _cluster_document(name: str, asked: Document, directory: Path, messages: list[str]) -> Document | None:

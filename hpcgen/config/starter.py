@@ -22,7 +22,9 @@ NOT_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 BATCH = {"micro_batch_size": 4, "global_batch_size": 256, "train_iters": 1000}
 
 
-def starter(name: str, cluster: str, run_dir: str, preset: Preset | None, schema: str) -> str:
+def starter(
+    name: str, cluster: str, run_dir: str, preset: Preset | None, schema: str, file_name: str = "run.yaml"
+) -> str:
     """The text of a run file; `schema` is the path of its JSON Schema, for editors."""
     tokens = {"input": ["corpus.jsonl.zst"], "output_prefix": f"data/{name}"}
     chosen: dict[str, Any] = {
@@ -40,7 +42,7 @@ def starter(name: str, cluster: str, run_dir: str, preset: Preset | None, schema
         chosen["optimizer"] = {"lr": 6e-4}
     lines = [
         f"# yaml-language-server: $schema={schema}",
-        f"# hpcgen validate -c {name}.yaml     hpcgen render train -c {name}.yaml | sbatch",
+        f"# hpcgen validate -c {file_name}     hpcgen render train -c {file_name} | sbatch",
         "# Keys that are commented out show their defaults; paths may be relative to this file's folder.",
         "",
         *_section(RunConfig, chosen, preset.sections if preset else {}, 0),

@@ -82,7 +82,8 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> s
     if where is None:
         where = "default" if resolved is not None else document.nearest_origin(problem.path)
         value = _attribute(resolved, problem.path)
-    shown = "" if _is_private(problem.path) or not _is_value(value) else f" = {show(value)}"
+    is_silent = _is_private(problem.path) or not _is_value(value) or (where == "default" and value is None)
+    shown = "" if is_silent else f" = {show(value)}"
     hint = f"; {problem.hint}" if problem.hint else ""
     path = problem.path if problem.path.isprintable() else ascii(problem.path)
     return f"{where}: {path or 'the file'}{shown} {problem.reason}{hint}"

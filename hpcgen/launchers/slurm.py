@@ -65,7 +65,7 @@ def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> 
         "stderr_to_stdout": True,
         "additional_parameters": options | dependency,
         # submitit's srun line then runs as the script's does: in the background, so that the traps work
-        "setup": [*setup, 'srun() { run_step "$@"; }'],
+        "setup": [*setup, 'srun() { run_step command srun "$@"; }'],
         "teardown": teardown,
         "srun_args": [*stage.allocation.srun_options(), *container],
     }

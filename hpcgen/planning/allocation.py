@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import seconds, slurm_time
@@ -14,6 +15,9 @@ from hpcgen.config.slurm import StageSettings
 from hpcgen.errors import Problem
 
 MAX_RESTARTS = 100
+
+OLDEST_SLURM = (20, 11)
+"""Since then --exclusive, step resources and requeue signals are what the scripts expect."""
 
 # fmt: off
 OWN_OPTIONS = frozenset((
@@ -106,14 +110,26 @@ def stage_settings(stage: str, config: RunConfig, cluster: ClusterConfig) -> Sta
     return StageSettings(**chosen)
 
 
-def setting_path(stage: str, name: str, config: RunConfig) -> str:
-    """Where a stage's setting is (or would be) written in the run file."""
-    if (
-        getattr(getattr(config.slurm, stage), name) is None
-        and getattr(config.slurm.defaults, name) is not None
-    ):
-        return f"slurm.defaults.{name}"
-    return f"slurm.{stage}.{name}"
+@dataclass(frozen=True)
+class Place:
+    """Where a setting is written, or would be: a dotted path of the run file or of the cluster profile."""
+
+    path: str
+    file: Literal["run", "cluster"] = "run"
+
+    def problem(self, reason: str, hint: str = "") -> Problem:
+        """What is wrong with the setting."""
+        return Problem(self.path, reason, hint, self.file)
+
+
+def place_of(stage: str, name: str, config: RunConfig, cluster: ClusterConfig) -> Place:
+    """Where the value of a stage's setting comes from; where nobody wrote one, the stage's own section."""
+    if getattr(getattr(config.slurm, stage), name) is None:
+        if getattr(config.slurm.defaults, name) is not None:
+            return Place(f"slurm.defaults.{name}")
+        if getattr(cluster.slurm, name) is not None:
+            return Place(f"slurm.{name}", "cluster")
+    return Place(f"slurm.{stage}.{name}")
 
 
 def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_type: NodeType) -> Allocation:
@@ -143,68 +159,68 @@ def allocation_problems(
     """What Slurm would refuse, or would do differently than the plan says."""
     settings = stage_settings(stage, config, cluster)
 
-    def path(name: str) -> str:
-        return setting_path(stage, name, config)
+    def place(name: str) -> Place:
+        return place_of(stage, name, config, cluster)
 
     if settings.time is None:
-        yield Problem(
-            path("time"), "is missing", "a job without a limit is never warned; write for example 1-00:00:00"
-        )
+        hint = "a job without a limit is never warned; write for example 1-00:00:00"
+        yield place("time").problem("is missing", hint)
     elif seconds(settings.time) == 0:
-        yield Problem(
-            path("time"),
-            "means no limit to Slurm, and a job without a limit is never warned",
-            "write a limit",
-        )
-    yield from _partition_problems(settings, cluster, path("partition"), path("time"), path("nodes"))
-    gpus = node_type.gpus_per_node if stage == "train" else 0
-    tasks = settings.ntasks_per_node or gpus or 1
-    if gpus and tasks > gpus:
-        reason = f"is more than the {gpus} GPUs of a node: each rank needs its own"
-        yield Problem(path("ntasks_per_node"), reason, f"use at most {gpus}")
-    if node_type.cpus_per_node and tasks * (settings.cpus_per_task or 1) > node_type.cpus_per_node:
-        what = "cpus_per_task" if settings.cpus_per_task else "ntasks_per_node"
-        reason = f"asks for {tasks} x {settings.cpus_per_task or 1} CPUs of a node that has {node_type.cpus_per_node}"
-        yield Problem(path(what), reason, f"use at most {node_type.cpus_per_node // tasks or 1} CPUs a task")
+        reason = "means no limit to Slurm, and a job without a limit is never warned"
+        yield place("time").problem(reason, "write a limit")
+    yield from _partition_problems(settings, cluster, place)
+    yield from _task_problems(settings, node_type.gpus_per_node if stage == "train" else 0, node_type, place)
     for index, directive in enumerate(settings.extra_directives or ()):
         option = directive[2:].partition("=")[0]
         # sbatch takes any beginning of an option for the option
         if own := next((name for name in sorted(OWN_OPTIONS) if name.startswith(option)), None):
-            reason = f"sets --{own}, which hpcgen writes itself"
-            yield Problem(
-                f"{path('extra_directives')}[{index}]", reason, "use the key for it, and remove this"
+            where = place("extra_directives")
+            item = Place(f"{where.path}[{index}]", where.file)
+            yield item.problem(
+                f"sets --{own}, which hpcgen writes itself", "use the key for it, and remove this"
             )
+
+
+def _task_problems(
+    settings: StageSettings, gpus: int, node_type: NodeType, place: Callable[[str], Place]
+) -> Iterator[Problem]:
+    tasks, cpus = settings.ntasks_per_node or gpus or 1, settings.cpus_per_task or 1
+    if gpus and tasks > gpus:
+        reason = f"is more than the {gpus} GPUs of a node: each rank needs its own"
+        yield place("ntasks_per_node").problem(reason, f"use at most {gpus}")
+    if node_type.cpus_per_node and tasks * cpus > node_type.cpus_per_node:
+        where = place("cpus_per_task" if settings.cpus_per_task else "ntasks_per_node")
+        reason = f"asks for {tasks} x {cpus} CPUs of a node that has {node_type.cpus_per_node}"
+        yield where.problem(reason, f"use at most {node_type.cpus_per_node // tasks or 1} CPUs a task")
 
 
 def _partition_problems(
-    settings: StageSettings, cluster: ClusterConfig, partition_path: str, time_path: str, nodes_path: str
+    settings: StageSettings, cluster: ClusterConfig, place: Callable[[str], Place]
 ) -> Iterator[Problem]:
-    name = settings.partition
-    if not cluster.partitions or name is None:
-        return
-    for part in name.split(","):
-        if part not in cluster.partitions:
-            yield Problem(
-                partition_path, "is not a partition of the cluster", f"use {' or '.join(cluster.partitions)}"
-            )
+    for name in (settings.partition or "").split(",") if cluster.partitions else ():
+        if not name:
             continue
-        limits = cluster.partitions[part]
+        if name not in cluster.partitions:
+            hint = f"use {' or '.join(cluster.partitions)}"
+            yield place("partition").problem("is not a partition of the cluster", hint)
+            continue
+        limits = cluster.partitions[name]
+        reason = f"is more than partition {name} allows"
         if limits.max_time and settings.time and seconds(settings.time) > seconds(limits.max_time):
-            yield Problem(
-                time_path, f"is more than partition {part} allows", f"use at most {limits.max_time}"
-            )
+            yield place("time").problem(reason, f"use at most {limits.max_time}")
         if limits.max_nodes and (settings.nodes or 1) > limits.max_nodes:
-            yield Problem(
-                nodes_path, f"is more than partition {part} allows", f"use at most {limits.max_nodes}"
-            )
+            yield place("nodes").problem(reason, f"use at most {limits.max_nodes}")
 
 
-def gres_problem(cluster: ClusterConfig, node_type: NodeType) -> Problem | None:
-    """A --gres count that is not the node's number of GPUs."""
+def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
+    """What does not fit in the profile itself."""
     count = cluster.gres.rpartition(":")[2]
     if count.isdigit() and int(count) != node_type.gpus_per_node:
         reason = (
             f"asks for {count} GPUs of a node type ({cluster.node_type}) that has {node_type.gpus_per_node}"
         )
-        return Problem("gres", reason, f"write the count {node_type.gpus_per_node}")
-    return None
+        yield Problem("gres", reason, f"write the count {node_type.gpus_per_node}", "cluster")
+    if tuple(int(part) for part in cluster.slurm_version.split(".")[:2]) < OLDEST_SLURM:
+        reason = "is older than what the scripts are written for"
+        oldest = f"{OLDEST_SLURM[0]}.{OLDEST_SLURM[1]:02}"
+        yield Problem("slurm_version", reason, f"they need {oldest} or newer", "cluster")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os.path
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
-from hpcgen.planning.allocation import allocation_problems, gres_problem
+from hpcgen.planning.allocation import allocation_problems, cluster_problems
 from hpcgen.planning.container import container_problems
 from hpcgen.planning.environment import environment_problems
 from hpcgen.planning.layout import Layout
@@ -75,7 +76,7 @@ def plan(
         stages=planned,
         trainer=training.trainer if training else None,
         layout=training.layout if training else None,
-        warnings=(*(describe(problem, run.document, run.config) for problem in warnings), *unsure),
+        warnings=(*(_describe(run, problem) for problem in warnings), *unsure),
     )
 
 
@@ -84,7 +85,13 @@ def _described(run: Run, problems: Iterable[Problem]) -> Iterator[str]:
     for problem in problems:
         sections = re.findall(r"\b([a-z]+)[.\[]", f"{problem.path}. {problem.reason}")
         if run.unsure_sections.isdisjoint(sections):
-            yield describe(problem, run.document, run.config)
+            yield _describe(run, problem)
+
+
+def _describe(run: Run, problem: Problem) -> str:
+    if problem.file == "cluster":
+        return describe(problem, run.cluster_document, run.cluster)
+    return describe(problem, run.document, run.config)
 
 
 def _section_problems(run: Run, stages: Sequence[str]) -> Iterator[Problem]:
@@ -93,17 +100,13 @@ def _section_problems(run: Run, stages: Sequence[str]) -> Iterator[Problem]:
     yield from environment_problems(config.environment, config.secrets)
     yield from container_problems(config, cluster)
     yield from tokenizers.problems(config.data.tokenizer)
-    yield from _gres_problems(run)
+    yield from cluster_problems(cluster, node_type)
+    for problem in environment_problems(cluster.environment, ()):
+        yield dataclasses.replace(problem, file="cluster")
     for stage in stages:
         yield from allocation_problems(stage, config, cluster, node_type)
     if "tokenize" in stages:
         yield from _tokenize_problems(config)
-
-
-def _gres_problems(run: Run) -> Iterator[Problem]:
-    """The profile's GPU request, as a problem of the run's choice of cluster."""
-    if problem := gres_problem(run.cluster, run.node_type):
-        yield Problem("cluster", f"names a profile whose gres {problem.reason}", problem.hint)
 
 
 def _tokenize_problems(config: RunConfig) -> Iterator[Problem]:

@@ -68,7 +68,7 @@ def make_stage(name: str, run: Run, config: RunConfig, signal_lead_s: int = 0) -
             cluster,
             writes=(*work.writes, config.paths.run_dir, cluster.scratch),
             reads=(*work.reads, *(str(PurePosixPath(path).parent) for path in work.inputs), *code),
-            environment=(*exported, *SET_BY_THE_SCRIPT, *config.secrets),
+            environment=(*exported, *(SET_BY_THE_SCRIPT if name == "train" else ()), *config.secrets),
         ),
         python=cluster.python,
         arguments=work.arguments,

@@ -13,7 +13,7 @@ from hpcgen.config.presets import PRESETS
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning import checkpointing
-from hpcgen.planning.allocation import Allocation, make_allocation, setting_path
+from hpcgen.planning.allocation import Allocation, Place, make_allocation, place_of
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.resolve import resolve_model, resolve_optimizer, resolve_parallelism
@@ -37,6 +37,7 @@ def plan_training(run: Run, config: RunConfig) -> Training:
     """Checks every rule of the run whose paths in `config` are absolute, and fills in what was left open."""
     allocation = make_allocation("train", config, run.cluster, run.node_type)
     model, vocabulary_problems = _with_vocabulary(config)
+    nodes = place_of("train", "nodes", config, run.cluster)
     facts = Facts(
         model=model,
         parallelism=config.parallelism,
@@ -44,7 +45,7 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         optimizer=config.optimizer,
         data=trainer_data(config),
         world=World(
-            path=setting_path("train", "nodes", config),
+            path=nodes.path,
             count=allocation.nodes,
             ranks_each=allocation.ntasks_per_node,
         ),
@@ -52,8 +53,8 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         device_memory_gib=run.node_type.gpu_memory_gib,
     )
     errors, warnings = check(facts)
-    errors += vocabulary_problems
-    warnings += _batch_warning(config)
+    errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems
+    warnings = [_in_file(problem, nodes) for problem in warnings] + _batch_warning(config)
     layout = facts.layout
     if errors or layout is None:
         return Training(
@@ -68,6 +69,11 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         errors=tuple(time_problems),
         warnings=tuple(warnings),
     )
+
+
+def _in_file(problem: Problem, nodes: Place) -> Problem:
+    """The rules know the run file alone, and the number of nodes may stand in the profile."""
+    return dataclasses.replace(problem, file=nodes.file) if problem.path == nodes.path else problem
 
 
 def _trainer(run: Run, config: RunConfig, facts: Facts, allocation: Allocation) -> TrainerConfig:
@@ -130,9 +136,10 @@ def _signal_lead(
     def problems() -> Iterator[Problem]:
         asked_s = allocation.settings.signal_lead_s
         if asked_s is not None and asked_s < needed_s:
-            path = setting_path("train", "signal_lead_s", config)
-            reason = f"is too short to write a checkpoint: it takes {parts}"
-            yield Problem(path, reason, f"use at least {needed_s}")
+            where = place_of("train", "signal_lead_s", config, run.cluster)
+            yield where.problem(
+                f"is too short to write a checkpoint: it takes {parts}", f"use at least {needed_s}"
+            )
         startup_s = run.cluster.startup_time_s
         shortest_s = checkpointing.shortest_time_s(lead_s, startup_s, step_s, save_s)
         if 0 < allocation.time_s < shortest_s:
@@ -140,7 +147,7 @@ def _signal_lead(
                 f"leaves no time to train: start-up takes {startup_s} s, "
                 f"and the warning comes {lead_s} s before the limit ({parts})"
             )
-            path = setting_path("train", "time", config)
-            yield Problem(path, reason, f"use at least {slurm_time(shortest_s)}")
+            where = place_of("train", "time", config, run.cluster)
+            yield where.problem(reason, f"use at least {slurm_time(shortest_s)}")
 
     return lead_s, list(problems())

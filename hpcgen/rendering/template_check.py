@@ -114,7 +114,7 @@ class TemplateCheck:
 
     def _output(self, node: nodes.Output, shell: ShellReader) -> ShellReader:
         for child in node.nodes:
-            if isinstance(child, nodes.TemplateData):
+            if isinstance(child, nodes.TemplateData):  # noqa: SIM108  # as a ternary it is longer than a line
                 shell = self._text(child, shell)
             else:
                 shell = self._value(child, shell)

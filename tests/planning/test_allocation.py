@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcgen.planning.allocation import allocation_problems, gres_problem, make_allocation, stage_settings
+from hpcgen.planning.allocation import allocation_problems, cluster_problems, make_allocation, stage_settings
 from tests.runs import big_run, loaded, minimal_run, write_yaml
 
 
@@ -200,4 +200,4 @@ def test_other_options_are_the_users(tmp_path, directive):
 )
 def test_the_count_of_the_gres(tmp_path, gres, wrong):
     run = run_of(tmp_path, gres=gres)
-    assert bool(gres_problem(run.cluster, run.node_type)) is wrong
+    assert bool(list(cluster_problems(run.cluster, run.node_type))) is wrong

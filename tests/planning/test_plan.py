@@ -202,7 +202,7 @@ def test_gpus_that_the_node_type_does_not_have(tmp_path):
     (tmp_path / "site.yaml").write_text("extends: azure-ndv5\ngres: gpu:4\n")
     with pytest.raises(
         ConfigErrors,
-        match=r"cluster = \./site\.yaml names a profile whose gres asks for 4 GPUs of a node type",
+        match=r"site\.yaml:2: gres = gpu:4 asks for 4 GPUs of a node type",
     ):
         planned(tmp_path, big_run(cluster="./site.yaml"))
 
