@@ -35,6 +35,7 @@ def big_run(**sections: Any) -> dict[str, Any]:
         "cluster": "azure-ndv5",
         "preset": "175b",
         "paths": {"run_dir": "/shared/runs/big"},
+        "container": {"image": "/shared/images/gpt.sqsh"},
         "slurm": {"train": {"nodes": 16, "time": "1-00:00:00"}},
         "data": {"datasets": [{"prefix": "/shared/data/pile"}]},
         **sections,

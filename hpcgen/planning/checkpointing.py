@@ -30,9 +30,15 @@ def slow_step_s(trainer: TrainerConfig) -> float:
     return flops_per_iteration(trainer) / (trainer.world_size * tflops * 1e12)
 
 
-def signal_lead_s(step_s: float, save_s: float) -> int:
-    """Seconds from the warning to the time limit: a margin, and twice the slowest step with its save, in tens."""
-    return math.ceil((LEAD_MARGIN_S + 2 * (step_s + save_s)) / 10) * 10
+def evaluation_s(trainer: TrainerConfig, step_s: float) -> float:
+    """Seconds of an evaluation, which a stop waits for when one is due: forward passes, a third of a step each."""
+    return trainer.training.eval_iters * step_s / 3
+
+
+def signal_lead_s(step_s: float, save_s: float, evaluation_s: float) -> int:
+    """Seconds from the warning to the time limit, in tens: a margin, twice the slowest step with its save, and an
+    evaluation that may stand between them."""
+    return math.ceil((LEAD_MARGIN_S + 2 * (step_s + save_s) + evaluation_s) / 10) * 10
 
 
 def shortest_time_s(lead_s: int, startup_s: int, step_s: float, save_s: float) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Literal
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.container import MOUNTABLE, Mount
@@ -107,6 +108,16 @@ def _shows(mount: Mount, path: str, read_only: bool) -> bool:
     same_place = mount.target in (None, mount.source)
     inside = PurePosixPath(path).is_relative_to(mount.source)
     return same_place and inside and (read_only or not mount.read_only)
+
+
+def container_warnings(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+    """An image that is known to lack what a job needs."""
+    image = config.container.image or cluster.container.image or ""
+    if runtime(config, cluster) == "pyxis" and "nvidia/pytorch" in image and not cluster.code_dir:
+        file: Literal["run", "cluster"] = "run" if config.container.image else "cluster"
+        reason = "holds neither Megatron-Core nor hpcgen, and the cluster profile names no code_dir"
+        hint = "run hpcgen install-code and name its directory as code_dir, or use an image of your own"
+        yield Problem("container.image", reason, hint, file)
 
 
 def container_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
-from hpcgen.planning.container import container_problems
+from hpcgen.planning.container import container_problems, container_warnings
 from hpcgen.planning.environment import environment_problems
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, plain_path_problems
@@ -69,7 +69,7 @@ def plan(
     errors += missing
     if errors:
         raise ConfigErrors(list(dict.fromkeys(errors)))
-    warnings = training.warnings if training else ()
+    warnings = (*container_warnings(run.config, run.cluster), *(training.warnings if training else ()))
     return Plan(
         run=run,
         config=config,

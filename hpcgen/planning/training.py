@@ -129,9 +129,13 @@ def _signal_lead(
     """Seconds of warning before the time limit, and what is too short for a checkpoint to be written."""
     save_s = checkpointing.save_time_s(trainer, run.cluster.storage_write_gb_s)
     step_s = checkpointing.slow_step_s(trainer)
-    needed_s = checkpointing.signal_lead_s(step_s, save_s)
+    evaluation_s = checkpointing.evaluation_s(trainer, step_s)
+    needed_s = checkpointing.signal_lead_s(step_s, save_s, evaluation_s)
     lead_s = max(allocation.settings.signal_lead_s or 0, needed_s)
-    parts = f"60 s + 2 x (a step of {step_s:.0f} s + a save of {save_s:.0f} s)"
+    parts = (
+        f"60 s + 2 x (a step of {step_s:.0f} s + a save of {save_s:.0f} s) "
+        f"+ an evaluation of {evaluation_s:.0f} s"
+    )
 
     def problems() -> Iterator[Problem]:
         asked_s = allocation.settings.signal_lead_s

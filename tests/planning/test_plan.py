@@ -30,7 +30,7 @@ def test_the_plan_of_175b(tmp_path):
         "--mem=0",
         "--time=1-00:00:00",
         "--partition=hpc",
-        "--signal=B:USR2@410",
+        "--signal=B:USR2@850",
         "--requeue",
         "--open-mode=append",
         "--propagate=NONE",
@@ -210,8 +210,10 @@ def test_gpus_that_the_node_type_does_not_have(tmp_path):
 def test_the_summary(tmp_path):
     found = summarize(planned(tmp_path, big_run()))
     assert found["parameters"] == "174,604,836,864"  # 96 x (12 h^2 + 13 h) + (50304 + 2048 + 2) h, h = 12288
-    assert found["train"].startswith("16 nodes x 8 tasks, limit 1-00:00:00, container nvcr.io#nvidia/pytorch")
-    assert found["warned"] == "410 s before the time limit"
+    assert found["train"].startswith(
+        "16 nodes x 8 tasks, limit 1-00:00:00, container /shared/images/gpt.sqsh"
+    )
+    assert found["warned"] == "850 s before the time limit"
     assert all(isinstance(value, str) for value in found.values())
 
 
