@@ -38,6 +38,7 @@ def big_run(**sections: Any) -> dict[str, Any]:
         "container": {"image": "/shared/images/gpt.sqsh"},
         "slurm": {"train": {"nodes": 16, "time": "1-00:00:00"}},
         "data": {"datasets": [{"prefix": "/shared/data/pile"}]},
+        "checkpoint": {"keep_last": 5},
         **sections,
     }
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import sys
 from pathlib import Path
 
 from trainer import config as configuration
 from trainer import device
-from trainer.errors import TrainerError
+from trainer.errors import RunDirectoryBusyError, TrainerError
 from trainer.logging import quiet_libraries
+from trainer.run_directory import RunDirectory, publish
 from trainer.versions import print_versions
 
 
@@ -20,24 +22,29 @@ def main() -> int:
     quiet_libraries()
     if arguments.versions:
         return print_versions()
+    config = None
     try:
         config = configuration.read(arguments.config)
         device.prepare(config.device)
         from trainer.train import train  # imports megatron.core, which the stand-ins must precede
 
         train(config, stop_file=arguments.stop_file, progress=arguments.progress)
-    except configuration.ConfigError as error:
+    except (configuration.ConfigError, TrainerError) as error:
         print(f"trainer: {error}", file=sys.stderr)
-        return 2
-    except TrainerError as error:
-        print(f"trainer: {error}", file=sys.stderr)
-        return error.exit_code
+        if config is not None and not isinstance(error, RunDirectoryBusyError):
+            _leave_reason(config, error)
+        return error.exit_code if isinstance(error, TrainerError) else 2
     finally:
         # Loader workers outlive SIGTERM, which is all that the interpreter would send them before it waits for them:
         # a rank that fails must end, or its peers wait in a collective.
         for child in multiprocessing.active_children():
             child.kill()
     return 0
+
+
+def _leave_reason(config: configuration.TrainerConfig, error: Exception) -> None:
+    with contextlib.suppress(OSError):  # the log has it, and the run directory may be what is wrong
+        publish(RunDirectory.of(config).failed, f"{error}\n")
 
 
 def _parser() -> argparse.ArgumentParser:

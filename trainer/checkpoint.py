@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import queue
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +53,30 @@ def save(
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,
         "model_config": _shape(config.model),
+        "sample_order": _sample_order(config),
     }
     dist_checkpointing.save(content, str(target), content_metadata=_plain(metadata))
     from_rank_0(lambda: _publish_tracker(directory, state.iteration))
+    if (keep_last := config.checkpoint.keep_last) is not None:
+        from_rank_0(lambda: _remove_older(directory, keep_last))
 
 
-def newest(directories: Sequence[Path]) -> Path | None:
-    """The newest complete checkpoint of the first directory that has a tracker; None when none has.
+def newest(own: Path, other: str | None) -> Path | None:
+    """The newest complete checkpoint in `own`, else in `other`; None when the run begins from random weights.
 
     Raises:
-        TrainerError: see `tracked_iteration`.
+        TrainerError: `other` is named and holds no checkpoint; or see `tracked_iteration`.
     """
-    for directory in directories:
-        if (iteration := tracked_iteration(directory)) is not None:
-            return iteration_directory(directory, iteration)
-    return None
+    if (iteration := tracked_iteration(own)) is not None:
+        return iteration_directory(own, iteration)
+    if other is None:
+        return None
+    if (iteration := tracked_iteration(Path(other))) is None:
+        raise TrainerError(
+            f"checkpoint.load = {other!r} holds no {TRACKER}: name a directory of checkpoints, "
+            "or leave it out to start from random weights"
+        )
+    return iteration_directory(Path(other), iteration)
 
 
 def iteration_directory(directory: Path, iteration: int) -> Path:
@@ -86,7 +94,8 @@ def load(source: Path, state: TrainingState, config: TrainerConfig, groups: Proc
     """
     try:
         common = dist_checkpointing.load_common_state_dict(str(source))
-        _check_shape(source, common.get("model_config", {}), _shape(config.model))
+        _check(source, "model", common.get("model_config", {}), _shape(config.model))
+        _check(source, "sample order", common.get("sample_order", {}), _sample_order(config))
         content = _sharded_state(state, _metadata(groups), is_loading=True)
         loaded = dist_checkpointing.load(content, str(source))
     except TrainerError:
@@ -137,6 +146,15 @@ def _publish_tracker(directory: Path, iteration: int) -> None:
     sync_directory(iteration_directory(directory, iteration))
     sync_directory(directory)
     publish(directory / TRACKER, str(iteration))
+
+
+def _remove_older(directory: Path, keep: int) -> None:
+    """Removes all but the newest `keep` checkpoints; the tracked one is the newest."""
+    tracked = tracked_iteration(directory)
+    saved = sorted(path for path in directory.glob("iter_*") if path.name[5:].isdigit())
+    complete = [path for path in saved if tracked is not None and int(path.name[5:]) <= tracked]
+    for path in complete[:-keep]:
+        shutil.rmtree(path)
 
 
 def _fill(state: TrainingState, loaded: dict[str, Any]) -> None:
@@ -193,11 +211,20 @@ def _shape(model: ModelConfig) -> dict[str, Any]:
     return shape
 
 
-def _check_shape(source: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _sample_order(config: TrainerConfig) -> dict[str, Any]:
+    """What decides which samples an iteration reads: with another value, some would be read twice or never."""
+    return {
+        "global_batch_size": config.training.global_batch_size,
+        "seed": config.training.seed,
+        "seq_length": config.model.seq_length,
+    }
+
+
+def _check(source: Path, what: str, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     differences = [
-        f"model.{name} = {wanted[name]!r}, there {value!r}"
+        f"{name} = {wanted[name]!r}, there {value!r}"
         for name, value in saved.items()
         if name in wanted and wanted[name] != value
     ]
     if differences:
-        raise TrainerError(f"{source} is of another model: {'; '.join(differences)}")
+        raise TrainerError(f"{source} is of another {what}: {'; '.join(differences)}")

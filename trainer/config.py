@@ -224,9 +224,11 @@ class CheckpointConfig:
     save: str | None = None
     """Directory of the checkpoints; null means `checkpoints` in the run directory."""
     load: str | None = None
-    """Directory to start from while `save` holds none; null starts from random weights."""
-    save_interval: Count = 500
-    """Optimizer steps between checkpoints; the last step and a stop always save."""
+    """Directory of checkpoints to start from while `save` holds none; null starts from random weights."""
+    save_interval: Count | None = None
+    """Optimizer steps between checkpoints; the last step and a stop always save. Null: hpcgen plans 30 minutes."""
+    keep_last: Count | None = None
+    """Newest checkpoints to keep; older ones are removed once a new one is complete. Null keeps all."""
 
 
 @dataclass(frozen=True, kw_only=True)

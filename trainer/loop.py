@@ -1,4 +1,4 @@
-"""The training loop: step, record, evaluate, save, until the last iteration or a request to stop."""
+"""The training loop: step, record, save, evaluate, until the last iteration or a request to stop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,18 @@ def run_steps(
         NonFiniteError: see `train_step`.
     """
     last = config.training.train_iters
+    save_interval = config.checkpoint.save_interval or last
     batches = data_iterators(state.model, datasets["train"], config, groups, state.iteration, last)
+
+    def evaluate_due_splits() -> None:
+        for split in due_evaluations(state.iteration, config.training):
+            if split in datasets:
+                loss = evaluate(state.model, datasets[split], config, groups)
+                metrics.evaluation(state.iteration, split, loss)
+                metrics.skip_time()
+
+    if state.iteration > 0:  # the life that saved this iteration may have stopped before it evaluated
+        evaluate_due_splits()
     is_stopping = False
     while state.iteration < last and not is_stopping:
         result = train_step(state, batches, config, groups, lambda: stop.reason() is not None)
@@ -40,15 +51,12 @@ def run_steps(
         is_stopping = result.stop
         if is_stopping:
             log.line(f"iteration {state.iteration}: asked to stop ({stop.reason() or 'on another rank'})")
-        for split in due_evaluations(state.iteration, config.training):
-            if split in datasets:
-                loss = evaluate(state.model, datasets[split], config, groups)
-                metrics.evaluation(state.iteration, split, loss)
-                metrics.skip_time()
-        if is_stopping or state.iteration == last or state.iteration % config.checkpoint.save_interval == 0:
+        if is_stopping or state.iteration == last or state.iteration % save_interval == 0:
             checkpoint.save(state, run.checkpoints, config, groups)
             log.line(f"iteration {state.iteration}: checkpoint saved in {run.checkpoints}")
             metrics.skip_time()
+        if not is_stopping or state.iteration == last:
+            evaluate_due_splits()
 
 
 def due_evaluations(iteration: int, training: TrainingConfig) -> list[str]:

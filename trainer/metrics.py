@@ -113,13 +113,18 @@ class Metrics:
 
 
 def drop_after(path: Path, iteration: int) -> None:
-    """Drops the lines of later iterations, which this life computes again, and a torn last line."""
+    """Drops what this life computes again, and a torn last line.
+
+    That is every later iteration, and the evaluation of this one.
+    """
     if not path.exists():
         return
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         try:
-            is_kept = line.endswith("\n") and json.loads(line)["iteration"] <= iteration
+            entry = json.loads(line)
+            is_again = entry["iteration"] == iteration and entry["event"] == "evaluation"
+            is_kept = line.endswith("\n") and entry["iteration"] <= iteration and not is_again
         except ValueError:
             is_kept = False
         if is_kept:

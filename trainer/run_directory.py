@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,10 +48,18 @@ class RunDirectory:
         """There when the run saved and left early, to be started again; holds the iteration."""
         return self.root / "STOPPED"
 
+    @property
+    def failed(self) -> Path:
+        """There when starting again would give the same; holds the reason.
+
+        An exit status would not do: srun ends the other ranks when the first one leaves, and reports theirs.
+        """
+        return self.root / "FAILED"
+
 
 def publish(path: Path, text: str) -> None:
     """Writes a file so that a reader sees all of it or what was there before, even after a power cut."""
-    private = path.with_name(f".{path.name}.{os.getpid()}")
+    private = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     with private.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

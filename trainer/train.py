@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
+from typing import TextIO
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -11,6 +13,7 @@ from trainer import checkpoint, distributed
 from trainer.config import TrainerConfig
 from trainer.data import num_microbatches, reads_samples
 from trainer.datasets import build_datasets
+from trainer.errors import RunDirectoryBusyError
 from trainer.layout import check_layout
 from trainer.logging import Log
 from trainer.loop import run_steps
@@ -40,9 +43,9 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     log = Log(is_rank_0, progress)
     run, last = RunDirectory.of(config), config.training.train_iters
     groups = distributed.initialize(config, ranks, os.environ)
-    newest = distributed.from_rank_0(lambda: _open(run, config))
-    if newest is not None and newest == checkpoint.iteration_directory(run.checkpoints, last):
-        log.line(f"{config.name}: {newest} is there already, nothing to do")
+    is_done, newest = distributed.from_rank_0(lambda: _open(run, config))
+    if is_done:
+        log.line(f"{config.name}: iteration {last} is done, nothing to do")
         _finish(run, last, last)
         return
 
@@ -53,24 +56,52 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
         checkpoint.load(newest, state, config, groups)
     log.line(_summary(config, groups, newest))
 
-    if state.iteration < last:
-        is_needed = any(reads_samples(chunk) for chunk in model)
-        datasets = build_datasets(config, run.index_cache, vocabulary_rows(config.model), is_needed)
-        metrics = Metrics(config, run, log, state.iteration, is_rank_0)
-        log.start(state.iteration, last)
-        run_steps(state, datasets, config, groups, run, stop, metrics, log)
-        metrics.close()
-        log.close()
+    is_needed = any(reads_samples(chunk) for chunk in model)
+    datasets = build_datasets(config, run.index_cache, vocabulary_rows(config.model), is_needed)
+    metrics = Metrics(config, run, log, state.iteration, is_rank_0)
+    log.start(state.iteration, last)
+    run_steps(state, datasets, config, groups, run, stop, metrics, log)
+    metrics.close()
+    log.close()
     _finish(run, state.iteration, last)
 
 
-def _open(run: RunDirectory, config: TrainerConfig) -> Path | None:
-    """Makes the run directory, takes back earlier lives' marks, and finds the checkpoint to go on from."""
+def _open(run: RunDirectory, config: TrainerConfig) -> tuple[bool, Path | None]:
+    """Makes the run directory and takes back earlier lives' marks.
+
+    Returns whether the run was done, and the checkpoint to go on from.
+    """
     run.root.mkdir(parents=True, exist_ok=True)
-    for marker in (run.done, run.stopped):
+    _take_possession(run)
+    newest = checkpoint.newest(run.checkpoints, config.checkpoint.load)
+    is_done = run.done.exists() and newest == checkpoint.iteration_directory(
+        run.checkpoints, config.training.train_iters
+    )
+    for marker in (run.done, run.stopped, run.failed):
         marker.unlink(missing_ok=True)
-    directories = [run.checkpoints] + ([Path(config.checkpoint.load)] if config.checkpoint.load else [])
-    return checkpoint.newest(directories)
+    return is_done, newest
+
+
+def _take_possession(run: RunDirectory) -> None:
+    """Locks the run directory for the life of this process: two runs in it would overwrite each other's checkpoints.
+
+    Raises:
+        RunDirectoryBusyError: another process holds it.
+    """
+    lock = (run.root / ".lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunDirectoryBusyError(
+            f"another process is training in {run.root}; wait for it, or name another run_dir"
+        ) from None
+    except OSError:
+        return  # a file system without locks
+    _held.append(lock)
+
+
+_held: list[TextIO] = []
+"""Locks end with their files, so these stay open."""
 
 
 def _finish(run: RunDirectory, iteration: int, last: int) -> None:

@@ -46,7 +46,7 @@ class ClusterConfig:
     node_type: Name
     """Facts about the nodes: a file of topologies/ (ndv5, cpu)."""
     slurm_version: SlurmVersion = "22.05"
-    """Version of Slurm; options newer than it are not used."""
+    """Version of Slurm; one older than the scripts are written for is refused."""
     partitions: dict[SlurmWord, PartitionConfig] = field(default_factory=dict)
     """The partitions jobs may use; empty leaves partitions to Slurm."""
     slurm: StageSettings = field(default_factory=StageSettings)

@@ -14,6 +14,12 @@ from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.script import Script, render_stage
 
+TASK_LOGS = ('say "the tasks\' own logs: $run_dir/submitit/${SLURM_JOB_ID}_*_log.out"',)
+"""submitit gives every task a file of its own, and the job's log does not have them."""
+
+SRUN_AS_A_STEP = ('srun() { ((terminated)) || run_step command srun "$@"; }',)
+"""submitit's srun line then runs as the script's: in the background, so that traps work; not when cancelled."""
+
 
 def submit_stages(plan: Plan, site_directories: Sequence[Path]) -> list[Job]:
     """Queues the planned stages, each to start when the one before it has succeeded.
@@ -35,15 +41,18 @@ def _submit(plan: Plan, stage: StagePlan, script: Script, run_dir: Path, after: 
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
-        # the shell words that the rendered script puts before its own Python
-        python = f'env "${{task_environment[@]}}" {stage.python}'
-        executor = SlurmExecutor(run_dir / "submitit", python=python)
+        executor = SlurmExecutor(run_dir / "submitit", python=task_python(stage))
         executor.update_parameters(**submitit_parameters(stage, script, after.job_id if after else None))
         submitted = executor.submit(_task(plan, stage))
     except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
         raise HpcgenError(f"stage {stage.name} was not submitted: {error}") from error
     log = run_dir / f"{stage.name}-{submitted.job_id}.log"
     return Job(stage.name, submitted.job_id, log, submitted)
+
+
+def task_python(stage: StagePlan) -> str:
+    """The shell words with which the rendered script too starts its Python."""
+    return f'env "${{task_environment[@]}}" {stage.python}'
 
 
 def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> dict[str, Any]:
@@ -64,8 +73,7 @@ def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> 
         "wckey": None,
         "stderr_to_stdout": True,
         "additional_parameters": options | dependency,
-        # submitit's srun line then runs as the script's does: in the background, so that the traps work
-        "setup": [*setup, 'srun() { run_step command srun "$@"; }'],
+        "setup": [*setup, *TASK_LOGS, *SRUN_AS_A_STEP],
         "teardown": teardown,
         "srun_args": [*stage.allocation.srun_options(), *container],
     }

@@ -13,6 +13,9 @@ ASSUMED_MFU = 0.2
 ASSUMED_CPU_TFLOPS = 0.02
 """One core, fp32."""
 ASSUMED_WRITE_GB_S = 1.0
+SAVE_EVERY_S = 30 * 60
+"""What a failure may cost."""
+MOST_STEPS_UNSAVED = 1000
 LEAD_MARGIN_S = 60
 """Slurm delivers the signal up to 10 s early, and 30 s after the limit it kills."""
 
@@ -31,8 +34,16 @@ def slow_step_s(trainer: TrainerConfig) -> float:
 
 
 def evaluation_s(trainer: TrainerConfig, step_s: float) -> float:
-    """Seconds of an evaluation, which a stop waits for when one is due: forward passes, a third of a step each."""
-    return trainer.training.eval_iters * step_s / 3
+    """Seconds of an evaluation, which a warning may find running: forward passes, a third of a step each."""
+    return trainer.training.eval_iters * step_s / 3 if trainer.training.eval_interval else 0.0
+
+
+def save_interval(step_s: float) -> int:
+    """Steps between checkpoints so that one is written about every SAVE_EVERY_S, when nobody says otherwise.
+
+    `step_s` is a slow step's time; the usual one takes half as long.
+    """
+    return max(1, min(MOST_STEPS_UNSAVED, round(SAVE_EVERY_S / (step_s / 2))))
 
 
 def signal_lead_s(step_s: float, save_s: float, evaluation_s: float) -> int:

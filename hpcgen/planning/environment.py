@@ -45,7 +45,7 @@ RESERVED = frozenset(
 )
 """A run or cluster file may not set these: the script or the image decides, or they change what bash runs."""
 
-RESERVED_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "BASH")
+RESERVED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "BASH")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from trainer.config import ModelConfig, ParallelismConfig, TrainingConfig
 
 GIB = 1024**3
 LOGIT_BYTES = 4
-"""Logits and their gradient in bf16; the fused cross-entropy keeps nothing more."""
+"""Logits and their gradient in bf16; what the unfused cross-entropy keeps goes before the backward pass ends."""
 
 
 @dataclass(frozen=True)

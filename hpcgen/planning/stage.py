@@ -30,7 +30,11 @@ class StagePlan:
     arguments: tuple[str, ...]
     """What follows `python`; the training stage adds its configuration and its stop file in the job."""
     inputs: tuple[str, ...]
-    """Host files that must be there when the stage starts."""
+    """Host files that the stage reads, which the login node can look for."""
+    required: tuple[str, ...]
+    """Host paths that every node must have: inputs, and what is mounted and not made by the job."""
+    directories: tuple[str, ...]
+    """Directories besides the run's that the job makes, since a container can mount only what is there."""
     signal_lead_s: int
     """Seconds before the time limit at which the job is warned; 0 for a stage that has nothing to save."""
 
@@ -73,8 +77,16 @@ def make_stage(name: str, run: Run, config: RunConfig, signal_lead_s: int = 0) -
         python=cluster.python,
         arguments=work.arguments,
         inputs=work.inputs,
+        required=(*work.inputs, *work.reads, *code, *_given_mounts(run, config)),
+        directories=work.writes,
         signal_lead_s=signal_lead_s,
     )
+
+
+def _given_mounts(run: Run, config: RunConfig) -> tuple[str, ...]:
+    if runtime(config, run.cluster) == "none":
+        return ()
+    return tuple(mount.source for mount in (*run.cluster.container.mounts, *config.container.mounts))
 
 
 def _train(run: Run, config: RunConfig) -> _Work:

@@ -15,11 +15,14 @@ from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation, Place, make_allocation, place_of
 from hpcgen.planning.layout import Layout
+from hpcgen.planning.model_size import checkpoint_bytes
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.resolve import resolve_model, resolve_optimizer, resolve_parallelism
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World
 from trainer.config import ModelConfig, TrainerConfig
+
+MUCH_SPACE_TB = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,11 @@ def plan_training(run: Run, config: RunConfig) -> Training:
             trainer=None, layout=None, signal_lead_s=0, errors=tuple(errors), warnings=tuple(warnings)
         )
     trainer = _trainer(run, config, facts, allocation)
+    if trainer.checkpoint.save_interval is None:
+        interval = checkpointing.save_interval(checkpointing.slow_step_s(trainer))
+        planned = dataclasses.replace(trainer.checkpoint, save_interval=interval)
+        trainer = dataclasses.replace(trainer, checkpoint=planned)
+    warnings += _space_warning(trainer)
     lead_s, time_problems = _signal_lead(run, config, trainer, allocation)
     return Training(
         trainer=trainer,
@@ -121,6 +129,17 @@ def _batch_warning(config: RunConfig) -> list[Problem]:
         return []
     reason = f"is more than twice the {usual} of preset {config.preset}: throughput rises, learning per token falls"
     return [Problem("training.global_batch_size", reason)]
+
+
+def _space_warning(trainer: TrainerConfig) -> list[Problem]:
+    checkpoint = trainer.checkpoint
+    assert checkpoint.save_interval
+    saves = -(-trainer.training.train_iters // checkpoint.save_interval)
+    total_tb = saves * checkpoint_bytes(trainer.model, trainer.training.precision) / 1e12
+    if checkpoint.keep_last is not None or total_tb < MUCH_SPACE_TB:
+        return []
+    reason = f"keeps all {saves} checkpoints of the run, {total_tb:,.0f} TB"
+    return [Problem("checkpoint.keep_last", reason, "set how many of the newest to keep")]
 
 
 def _signal_lead(

@@ -84,7 +84,8 @@ def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> d
         "secrets": config.secrets,
         "environment": [asdict(variable) for variable in stage.environment],
         "scratch": cluster.scratch,
-        "required_files": _required_files(plan, stage),
+        "directories": stage.directories,
+        "required_files": list(dict.fromkeys(stage.required)),
         "container_flags": stage.container.srun_flags() if stage.container else (),
         "step_options": stage.allocation.srun_options(),
         "python": stage.python,
@@ -111,12 +112,6 @@ def _training_context(trainer: TrainerConfig, stage: StagePlan) -> dict[str, Any
         "check_failed": f"{stage.python} cannot run the trainer (above): install it into {where} "
         "or set the cluster's code_dir (hpcgen install-code)",
     }
-
-
-def _required_files(plan: Plan, stage: StagePlan) -> tuple[str, ...]:
-    """Host files that every node must have: the inputs, and NCCL's topology."""
-    topology = plan.run.node_type.topology_file if stage.name == "train" else None
-    return (*stage.inputs, *((topology,) if topology else ()))
 
 
 def _header(plan: Plan, stage: StagePlan, context: dict[str, Any], origins: tuple[str, ...]) -> list[str]:

@@ -39,8 +39,19 @@ def test_the_lead_is_a_margin_and_twice_the_slowest_step_and_save(step_s, save_s
     assert checkpointing.signal_lead_s(step_s, save_s, evaluation_s) == lead_s
 
 
-def test_an_evaluation_is_forward_passes_alone(trainer):
-    assert checkpointing.evaluation_s(trainer, step_s=3) == pytest.approx(10.0)
+def test_an_evaluation_is_forward_passes_alone_and_counts_where_a_warning_may_meet_it(trainer):
+    assert checkpointing.evaluation_s(trainer, step_s=3) == 0
+    training = dataclasses.replace(trainer.training, eval_interval=100)
+    assert checkpointing.evaluation_s(
+        dataclasses.replace(trainer, training=training), step_s=3
+    ) == pytest.approx(10)
+
+
+def test_checkpoints_are_half_an_hour_apart_where_nobody_says(trainer):
+    assert checkpointing.save_interval(step_s=120) == 30
+    assert checkpointing.save_interval(step_s=1e6) == 1
+    assert checkpointing.save_interval(step_s=0.01) == 1000
+    assert 20 < trainer.checkpoint.save_interval < 35
 
 
 def test_the_shortest_time_holds_a_start_a_step_and_the_lead():
@@ -56,7 +67,7 @@ def directive(plan, name):
 def test_the_warning_reaches_the_batch_shell_alone(tmp_path):
     """Without B: USR2 would kill torchrun's agent, data loaders and any wrapper shell."""
     [signal] = directive(planned(tmp_path, big_run()), "signal")
-    assert signal == "--signal=B:USR2@850"
+    assert signal == "--signal=B:USR2@410"
 
 
 def test_a_lead_of_ones_own(tmp_path):
@@ -67,7 +78,7 @@ def test_a_lead_of_ones_own(tmp_path):
         ConfigErrors,
         match=r"--set slurm.train.signal_lead_s: slurm.train.signal_lead_s = 400 is too short "
         r"to write a checkpoint: it takes 60 s \+ 2 x \(a step of \d+ s \+ a save of 38 s\) "
-        r"\+ an evaluation of 440 s; use at least 850$",
+        r"\+ an evaluation of 0 s; use at least 410$",
     ):
         planned(tmp_path, run, overrides=["slurm.train.signal_lead_s=400"])
 
@@ -75,12 +86,12 @@ def test_a_lead_of_ones_own(tmp_path):
 def test_a_time_limit_that_leaves_no_time_to_train(tmp_path):
     run = big_run()
     with pytest.raises(
-        ConfigErrors, match=r"slurm.train.time = 10:00 leaves no time to train.*; use at least 00:28:00$"
+        ConfigErrors, match=r"slurm.train.time = 10:00 leaves no time to train.*; use at least 00:20:00$"
     ):
         planned(tmp_path, run, overrides=["slurm.train.time=10:00"])
-    planned(tmp_path, run, overrides=["slurm.train.time=00:28:00"])
-    with pytest.raises(ConfigErrors, match="use at least 00:28:00"):
-        planned(tmp_path, run, overrides=["slurm.train.time=00:27:59"])
+    planned(tmp_path, run, overrides=["slurm.train.time=00:20:00"])
+    with pytest.raises(ConfigErrors, match="use at least 00:20:00"):
+        planned(tmp_path, run, overrides=["slurm.train.time=00:19:59"])
 
 
 def test_a_small_run_is_warned_early_enough_too(tmp_path):

@@ -30,7 +30,7 @@ def test_the_plan_of_175b(tmp_path):
         "--mem=0",
         "--time=1-00:00:00",
         "--partition=hpc",
-        "--signal=B:USR2@850",
+        "--signal=B:USR2@410",
         "--requeue",
         "--open-mode=append",
         "--propagate=NONE",
@@ -213,7 +213,7 @@ def test_the_summary(tmp_path):
     assert found["train"].startswith(
         "16 nodes x 8 tasks, limit 1-00:00:00, container /shared/images/gpt.sqsh"
     )
-    assert found["warned"] == "850 s before the time limit"
+    assert found["warned"] == "410 s before the time limit"
     assert all(isinstance(value, str) for value in found.values())
 
 

@@ -9,7 +9,7 @@ import pytest
 from submitit.slurm.slurm import _make_sbatch_string
 
 import hpcgen as interface
-from hpcgen.launchers.slurm import submitit_parameters
+from hpcgen.launchers.slurm import submitit_parameters, task_python
 from hpcgen.rendering.script import render_stage
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import TP2_PP2, TWO_NODES, curve, hpcgen, log_of
@@ -47,6 +47,19 @@ def test_a_warned_job_of_submitit_requeues_itself_and_goes_on(
     assert on_cluster.wait(job.job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job.job_id)
     assert "back into the queue (restart 1 of at most 100)" in log_of(tiny_run, job.job_id)
     assert len(curve(tiny_run)) == 60
+
+
+def test_a_mistake_found_by_the_trainer_is_not_tried_again_through_submitit(
+    on_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    run = interface.load_run(
+        tiny_run, ["data.split=1,0,0", "training.eval_iters=0", "checkpoint.load=/absent", *TWO_NODES]
+    )
+    [job] = interface.submit(interface.plan(run, exists=lambda path: True))
+    assert on_cluster.wait(job.job_id, timeout_s=JOB_S) == "FAILED"
+    log = job.log.read_text()
+    assert "not requeued, since it would fail again: checkpoint.load = '/absent' holds no" in log
+    assert f"the tasks' own logs: {tiny_run.parent}/run/submitit/{job.job_id}_*_log.out" in log
 
 
 def test_the_training_stage_waits_for_the_tokenizing_stage(on_cluster: SlurmCluster, tiny_run: Path) -> None:
@@ -99,7 +112,8 @@ def test_submitit_and_the_rendered_script_ask_slurm_for_the_same(tmp_path: Path)
     run.write_text(AZURE)
     plan = interface.plan(interface.load_run(run))
     stage, script = plan.stages["train"], render_stage(plan, "train")
-    theirs = _make_sbatch_string("python", tmp_path, **submitit_parameters(stage, script, after=None))
+    command = f"{task_python(stage)} -u -m submitit.core._submit {tmp_path}"
+    theirs = _make_sbatch_string(command, tmp_path, **submitit_parameters(stage, script, after=None))
 
     def directives(text: str) -> set[str]:
         return {
@@ -113,6 +127,8 @@ def test_submitit_and_the_rendered_script_ask_slurm_for_the_same(tmp_path: Path)
         if line.startswith("trap "):
             assert line in theirs
     [launch] = [line for line in theirs.splitlines() if line.startswith("srun --unbuffered")]
+    assert 'env "${task_environment[@]}" python3 ' in launch
+    assert "((terminated)) || run_step" in theirs
     for flag in (*stage.allocation.srun_options(), *stage.container.srun_flags()):  # type: ignore[union-attr]
         assert flag in launch.replace("'", "")
         assert flag in script.text

@@ -112,6 +112,52 @@ def test_three_lives_without_progress_end_the_job(slurm_cluster: SlurmCluster, t
     assert "failed with status 7: three lives without progress beyond iteration 0; not requeued" in log
 
 
+def test_a_loss_that_is_not_a_number_ends_the_job_in_its_first_life(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    """Four ranks: the first that leaves has srun end the others, so the exit status tells nothing."""
+    diverging = (
+        "optimizer.lr=1e30",
+        "optimizer.min_lr=1e30",
+        "optimizer.lr_warmup_iters=0",
+        "checkpoint.save_interval=1",
+    )
+    job_id = slurm_cluster.sbatch(render(tiny_run, *TWO_NODES, *TP2_PP2, *diverging), cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    log = log_of(tiny_run, job_id)
+    assert "ERROR: not requeued, since it would fail again: the " in log
+    assert "is nan at iteration" in log
+    assert "back into the queue" not in log
+
+
+def test_a_second_job_in_the_same_run_directory_ends_at_once(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    script = render(tiny_run, "training.train_iters=100000", "optimizer.lr_decay_iters=100000")
+    first = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
+    wait_for_steps(tiny_run, 1)
+    second = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
+    assert slurm_cluster.wait(second, timeout_s=JOB_S) == "FAILED"
+    assert f"job {first} is training in" in log_of(tiny_run, second)
+    slurm_cluster.run("scancel", first)
+    slurm_cluster.wait(first, timeout_s=60)
+
+
+def test_directories_that_the_job_writes_to_are_made_before_a_container_would_mount_them(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    elsewhere = tiny_run.parent / "elsewhere" / "checkpoints"
+    run_job(
+        slurm_cluster,
+        tiny_run,
+        f"checkpoint.save={elsewhere}",
+        "training.train_iters=1",
+        "optimizer.lr_decay_iters=3",
+    )
+    assert (elsewhere / "latest_checkpointed_iteration.txt").read_text() == "1"
+    assert f" {elsewhere} || die" in render(tiny_run, f"checkpoint.save={elsewhere}")
+
+
 def test_cancelling_saves_and_leaves_the_decision_to_slurm(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:

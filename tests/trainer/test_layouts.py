@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -51,6 +52,16 @@ def test_evaluations_and_saves_between_overlapped_steps_change_nothing(
 ) -> None:
     config["checkpoint"] = {"save_interval": 2}
     assert_same_curve(train_at(OVERLAP, 2, config, eval_iters=1, eval_interval=3), single_gpt)
+
+
+def test_evaluations_are_alike_with_overlap(config: dict[str, Any], tmp_path: Path) -> None:
+    """An evaluation between overlapped steps must see gathered parameters."""
+    config["training"] |= {"eval_iters": 1, "eval_interval": 2}
+    alone = finished(config).evaluations
+    config |= {"world_size": 2, "parallelism": OVERLAP, "run_dir": str(tmp_path / "overlapped")}
+    together = finished(config).evaluations
+    assert [each[:2] for each in together] == [each[:2] for each in alone]
+    numpy.testing.assert_allclose([each[2] for each in together], [each[2] for each in alone], atol=1e-4)
 
 
 @pytest.mark.parametrize(

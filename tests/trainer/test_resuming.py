@@ -163,7 +163,7 @@ def test_a_checkpoint_of_another_shape_is_refused(config: dict[str, Any], stoppe
     config["model"]["hidden_size"] = 32
     result = run(config)
     assert result.statuses == (2,)
-    assert "model.hidden_size = 32, there 64" in result.log
+    assert "is of another model: hidden_size = 32, there 64" in result.log
 
 
 @pytest.mark.parametrize("text", ["", "12x", "release", "\0\0"])
@@ -192,3 +192,39 @@ def test_checkpoints_load_as_core_describes_them(single_gpt: Run) -> None:
     common = dist_checkpointing.load_common_state_dict(str(single_gpt.checkpoints / "iter_0000006"))
     assert common["iteration"] == 6
     assert common["checkpoint_version"] == 3.0
+
+
+def test_a_changed_batch_would_read_other_samples_and_is_refused(
+    config: dict[str, Any], stopped_at_once: str
+) -> None:
+    finished(config, "--stop-file", stopped_at_once)
+    config["training"]["global_batch_size"] = 8
+    result = run(config)
+    assert result.statuses == (2,)
+    assert "is of another sample order: global_batch_size = 8, there 4" in result.log
+    assert "global_batch_size = 8" in (result.directory / "FAILED").read_text()
+
+
+def test_a_directory_to_start_from_must_hold_a_checkpoint(config: dict[str, Any], tmp_path: Path) -> None:
+    config["checkpoint"] = {"load": str(tmp_path)}
+    result = run(config)
+    assert result.statuses == (2,)
+    assert f"checkpoint.load = {str(tmp_path)!r} holds no latest_checkpointed_iteration.txt" in result.log
+    assert not result.checkpoints.exists()
+
+
+def test_older_checkpoints_are_removed_when_asked(config: dict[str, Any]) -> None:
+    config["checkpoint"] = {"save_interval": 1, "keep_last": 2}
+    result = finished(config)
+    assert sorted(path.name for path in result.checkpoints.glob("iter_*")) == ["iter_0000005", "iter_0000006"]
+
+
+def test_two_runs_in_one_directory_are_refused(config: dict[str, Any]) -> None:
+    config["training"]["train_iters"] = 100_000
+    first = Ranks(config)
+    first.wait_for_step()
+    second = run(config)
+    first.send(signal.SIGKILL)
+    first.wait()
+    assert second.statuses == (2,)
+    assert "another process is training in" in second.log
