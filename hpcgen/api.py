@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hpcgen.config.loader import Run, configuration_directories, load_run
+from hpcgen.errors import HpcgenError
 from hpcgen.planning.plan import Plan, plan
 from hpcgen.rendering.script import render_stage
 
@@ -24,8 +25,11 @@ def render(plan: Plan, stage: str, templates: Sequence[str | Path] = ()) -> str:
     system's configuration directory, and the shipped templates.
 
     Raises:
-        HpcgenError: a template that is missing, unreadable, writable by strangers, or wrong.
+        HpcgenError: a stage that was not planned; a template that is missing, unreadable, writable by strangers,
+            or wrong.
     """
+    if stage not in plan.stages:
+        raise HpcgenError(f"stage {stage!r} is not planned", f"planned are {', '.join(plan.stages)}")
     return render_stage(plan, stage, site_directories(templates)).text
 
 
@@ -42,8 +46,15 @@ def submit(
     how far they are.
 
     Raises:
-        HpcgenError: nothing could be submitted, or a local stage failed.
+        HpcgenError: nothing could be submitted.
+        JobFailed: a local stage failed.
     """
+    if launcher not in ("slurm", "local"):
+        raise HpcgenError(f"{launcher!r} is not a launcher", "use slurm or local")
+    if unset := [name for name in plan.config.secrets if not os.environ.get(name)]:
+        raise HpcgenError(
+            f"secrets name {', '.join(unset)}, which this environment does not have", "export them"
+        )
     if launcher == "local":
         from hpcgen.launchers.local import run_stages
 
@@ -57,4 +68,10 @@ def site_directories(templates: Sequence[str | Path] = ()) -> list[Path]:
     """The directories of site templates: those given, HPCGEN_TEMPLATES (separated by ':'), the configuration's."""
     named = [Path(part) for part in os.environ.get("HPCGEN_TEMPLATES", "").split(os.pathsep) if part]
     configured = [path for path in configuration_directories("templates") if path.is_dir()]
-    return [*(Path(directory) for directory in templates), *named, *configured]
+    given = [Path(directory) for directory in templates]
+    for directory in given:
+        if directory.is_dir() and not any(directory.glob("slurm/*.sbatch.j2")):
+            raise HpcgenError(
+                f"{directory}: holds no template", "its files are slurm/train.sbatch.j2 and the like"
+            )
+    return [*given, *named, *configured]

@@ -52,10 +52,9 @@ def test_what_is_typed_often_starts_fast(program: str, tmp_path: Path) -> None:
     assert heavy_modules(program, tmp_path) == set()
 
 
-def test_the_shared_configuration_needs_the_standard_library_alone(tmp_path: Path) -> None:
-    program = (
-        "import sys; before = set(sys.modules); import trainer.config; print(*(set(sys.modules) - before))"
-    )
+def test_what_hpcgen_shares_with_the_trainer_needs_the_standard_library_alone(tmp_path: Path) -> None:
+    shared = "trainer.config, trainer.flops, trainer.resolve"
+    program = f"import sys; before = set(sys.modules); import {shared}; print(*(set(sys.modules) - before))"
     found = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); {program}"],
         capture_output=True,

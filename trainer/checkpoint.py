@@ -22,7 +22,6 @@ from trainer.distributed import from_rank_0
 from trainer.errors import TrainerError
 from trainer.run_directory import publish, sync_directory
 from trainer.step import TrainingState
-from trainer.vocabulary import vocabulary_rows
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -202,13 +201,7 @@ def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
 def _shape(model: ModelConfig) -> dict[str, Any]:
     """What must not change between saving and loading."""
     free = {"seq_length", "attention_dropout", "hidden_dropout", "init_method_std", "vocab_size"}
-    shape = {name: value for name, value in dataclasses.asdict(model).items() if name not in free}
-    shape["padded_vocab_size"] = vocabulary_rows(model)
-    shape["ffn_hidden_size"] = model.ffn_hidden_size or 4 * model.hidden_size
-    shape["num_query_groups"] = model.num_query_groups or model.num_attention_heads
-    shape["kv_channels"] = model.kv_channels or model.hidden_size // model.num_attention_heads
-    shape["max_position_embeddings"] = model.max_position_embeddings or model.seq_length
-    return shape
+    return {name: value for name, value in dataclasses.asdict(model).items() if name not in free}
 
 
 def _sample_order(config: TrainerConfig) -> dict[str, Any]:

@@ -6,11 +6,10 @@ hpcgen checks all rules, with hints, before a job is queued; these are for a con
 from __future__ import annotations
 
 from trainer.config import ConfigError, TrainerConfig
-from trainer.vocabulary import vocabulary_rows
 
 
 def check_layout(config: TrainerConfig) -> None:
-    """Checks what one number must be a multiple of.
+    """Checks what one number of the resolved `config` must be a multiple of.
 
     Raises:
         ConfigError: the first rule that is broken, with its numbers.
@@ -30,7 +29,7 @@ def check_layout(config: TrainerConfig) -> None:
     )
     _divides(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
     _divides(model.num_attention_heads, "num_attention_heads", tp, "TP")
-    _divides(vocabulary_rows(model), "padded_vocab_size", tp, "TP")
+    _divides(model.padded_vocab_size, "padded_vocab_size", tp, "TP")
     if cp > 1:
         _divides(model.seq_length, "seq_length", 2 * cp, "2 x CP")
     if vpp is not None and pp == 1:

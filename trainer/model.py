@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -19,7 +17,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from trainer import layers
 from trainer.config import TrainerConfig
 from trainer.initialization import initialize_by_name
-from trainer.vocabulary import vocabulary_rows
 
 
 def build_model(config: TrainerConfig, groups: ProcessGroupCollection) -> list[DistributedDataParallel]:
@@ -30,9 +27,8 @@ def build_model(config: TrainerConfig, groups: ProcessGroupCollection) -> list[D
     stages = config.parallelism.virtual_pipeline_model_parallel_size
     vp_stages = [None] if stages is None else range(stages)
     chunks = [_build_chunk(config, core, groups, vp_stage) for vp_stage in vp_stages]
-    std = config.model.init_method_std or math.sqrt(2 / (5 * config.model.hidden_size))
     for chunk in chunks:
-        initialize_by_name(chunk, config.training.seed, std, config.model.num_layers)
+        initialize_by_name(chunk, config.training.seed, config.model.init_method_std, config.model.num_layers)
     if config.training.precision == "bf16":
         chunks = [Float16Module(core, chunk) for chunk in chunks]
     layout = config.parallelism
@@ -116,8 +112,8 @@ def _build_chunk(
     chunk = GPTModel(
         config=core,
         transformer_layer_spec=layers.block_submodules(core, vp_stage),
-        vocab_size=vocabulary_rows(model),
-        max_sequence_length=model.max_position_embeddings or model.seq_length,
+        vocab_size=model.padded_vocab_size,
+        max_sequence_length=model.max_position_embeddings,
         pre_process=groups.pp.rank() == 0 and (vp_stage or 0) == 0,
         post_process=groups.pp.rank() == groups.pp.size() - 1 and (vp_stage or 0) == last_vp_stage,
         share_embeddings_and_output_weights=not model.untie_embeddings_and_output_weights,

@@ -11,10 +11,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, distrib_optimizer, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from trainer.config import ConfigError, OptimizerConfig, TrainerConfig
-
-WARMUP_TOKENS = 375_000_000
-"""Warm-up of GPT-3 (arXiv 2005.14165, appendix B)."""
+from trainer.config import TrainerConfig
 
 
 def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel]) -> MegatronOptimizer:
@@ -26,7 +23,7 @@ def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel])
         core_optimizer.OptimizerConfig(
             optimizer="adam",
             lr=optimizer.lr,
-            min_lr=minimum_lr(optimizer),
+            min_lr=optimizer.min_lr,
             weight_decay=optimizer.weight_decay,
             adam_beta1=optimizer.adam_beta1,
             adam_beta2=optimizer.adam_beta2,
@@ -55,44 +52,15 @@ def build_scheduler(config: TrainerConfig, optimizer: MegatronOptimizer) -> Opti
         optimizer,
         init_lr=0.0,
         max_lr=config.optimizer.lr,
-        min_lr=minimum_lr(config.optimizer),
-        lr_warmup_steps=warmup_iters(config),
-        lr_decay_steps=decay_iters(config),
+        min_lr=config.optimizer.min_lr,
+        lr_warmup_steps=config.optimizer.lr_warmup_iters,
+        lr_decay_steps=config.optimizer.lr_decay_iters,
         lr_decay_style=config.optimizer.lr_decay_style,
         start_wd=config.optimizer.weight_decay,
         end_wd=config.optimizer.weight_decay,
         wd_incr_steps=0,
         wd_incr_style="constant",
     )
-
-
-def minimum_lr(optimizer: OptimizerConfig) -> float:
-    """The rate at the end of the decay."""
-    return optimizer.lr / 10 if optimizer.min_lr is None else optimizer.min_lr
-
-
-def decay_iters(config: TrainerConfig) -> int:
-    """The optimizer step at which the decay ends."""
-    return config.optimizer.lr_decay_iters or config.training.train_iters
-
-
-def warmup_iters(config: TrainerConfig) -> int:
-    """Optimizer steps of warm-up.
-
-    Raises:
-        ConfigError: it does not end before the decay does.
-    """
-    optimizer, end = config.optimizer, decay_iters(config)
-    if optimizer.lr_warmup_iters is not None:
-        steps = optimizer.lr_warmup_iters
-    elif optimizer.lr_warmup_fraction is not None:
-        steps = int(optimizer.lr_warmup_fraction * end)
-    else:
-        tokens_per_iter = config.training.global_batch_size * config.model.seq_length
-        steps = min(WARMUP_TOKENS // tokens_per_iter, config.training.train_iters // 10)
-    if steps >= end:
-        raise ConfigError(f"optimizer: the warm-up of {steps} steps does not end before the decay, at {end}")
-    return steps
 
 
 class FusedAdam(torch.optim.Optimizer):

@@ -20,10 +20,10 @@ from trainer.loop import run_steps
 from trainer.metrics import Metrics
 from trainer.model import build_model
 from trainer.optimizer import build_optimizer, build_scheduler
+from trainer.resolve import resolve
 from trainer.run_directory import RunDirectory, publish
 from trainer.step import TrainingState
 from trainer.stopping import StopRequest
-from trainer.vocabulary import vocabulary_rows
 
 
 def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool = False) -> None:
@@ -36,6 +36,7 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
         TrainerError: the ranks, the device or a checkpoint are not what the configuration needs.
         NonFiniteError: the loss or the gradient norm is not a number.
     """
+    config = resolve(config)
     check_layout(config)
     ranks = distributed.find_ranks(os.environ)
     is_rank_0 = ranks.rank == 0
@@ -57,7 +58,7 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     log.line(_summary(config, groups, newest))
 
     is_needed = any(reads_samples(chunk) for chunk in model)
-    datasets = build_datasets(config, run.index_cache, vocabulary_rows(config.model), is_needed)
+    datasets = build_datasets(config, run.index_cache, config.model.padded_vocab_size, is_needed)
     metrics = Metrics(config, run, log, state.iteration, is_rank_0)
     log.start(state.iteration, last)
     run_steps(state, datasets, config, groups, run, stop, metrics, log)

@@ -53,12 +53,20 @@ def command(
         raise HpcgenError(f"--preset {preset}: not a preset", f"use one of {', '.join(PRESETS)}")
     if path.exists() and not force:
         raise HpcgenError(f"{path}: exists", "choose another name, or use --force")
-    load_cluster(cluster, path.absolute().parent)
+    _, node_type = load_cluster(cluster, path.absolute().parent)
     name = name or path.stem
     run_dir = run_dir or f"runs/{name}"
     check_text(RunConfig, {"name": name, "paths": {"run_dir": run_dir}}, "hpcgen init")
     schema = path.with_name(f"{path.stem}.schema.json")
-    text = starter(name, cluster, run_dir, PRESETS.get(preset or ""), f"./{schema.name}", path.name)
+    text = starter(
+        name,
+        cluster,
+        run_dir,
+        PRESETS.get(preset or ""),
+        f"./{schema.name}",
+        gpus_per_node=node_type.gpus_per_node,
+        file_name=path.name,
+    )
     directory = path.absolute().parent / run_dir
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)

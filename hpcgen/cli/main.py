@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -84,4 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a pipe went away: not our mistake
         sys.exit(141)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            raise  # ours: with its traceback
+        click.secho(f"cannot write: {error.strerror}", fg="red", err=True)
+        os._exit(1)  # not through the interpreter's end, which would try to flush what cannot be written
     sys.exit(status if isinstance(status, int) else 0)

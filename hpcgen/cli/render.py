@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -26,6 +27,10 @@ def command(
     plan = api.plan(api.load_run(config, overrides), [stage])
     script = api.render(plan, stage, templates)
     warn(plan.warnings)
+    unset = [name for name in plan.config.secrets if not os.environ.get(name)]
+    warn(
+        tuple(f"{name} is a secret of the run and is not set here: export it before sbatch" for name in unset)
+    )
     if not Path(plan.config.paths.run_dir).is_dir():
         warn(
             (

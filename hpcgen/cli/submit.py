@@ -115,10 +115,12 @@ class _ProgressLines:
 def _show_run(plan: Plan) -> None:
     """The falling loss as text and as a picture, and where everything lies."""
     from hpcgen.curve import draw_png, draw_text, read_curve
+    from hpcgen.launchers.run_directory import sharing
 
     run_dir = Path(plan.config.paths.run_dir)
     curve = read_curve(run_dir / "metrics.jsonl")
     click.echo(draw_text(curve))
-    picture = draw_png(curve, run_dir / "loss.png", title=plan.config.name)
+    with sharing(plan):
+        picture = draw_png(curve, run_dir / "loss.png", title=plan.config.name)
     drawn = f", loss curve {picture}" if picture else " (pip install matplotlib for a picture of the loss)"
     click.echo(f"run {run_dir}: checkpoints, metrics.jsonl, tensorboard{drawn}")

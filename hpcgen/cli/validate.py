@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -18,14 +17,14 @@ from hpcgen.cli.options import STAGES, run_options, warn
 def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a run file for STAGES (train when none is named) and print what they would do."""
     from hpcgen import api
-    from hpcgen.planning.summary import summarize
+    from hpcgen.planning.summary import for_people, summarize
 
     plan = api.plan(api.load_run(config, overrides), stages or ("train",))
-    warn(plan.warnings)
-    summary: dict[str, Any] = summarize(plan)
+    if not as_json:
+        warn(plan.warnings)
+    summary = summarize(plan)
     if as_json:
         click.echo(json.dumps(summary, indent=1))
         return
-    width = max(len(name) for name in summary)
-    for name, value in summary.items():
-        click.echo(f"{name:<{width}}  {value}")
+    for heading, text in for_people(summary):
+        click.echo(f"{heading:<15}  {text}")

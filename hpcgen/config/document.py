@@ -121,7 +121,7 @@ def read(path: Path) -> Document:
     """
     try:
         if not path.is_file():
-            raise HpcgenError(f"{path}: no such file")
+            raise HpcgenError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
         if (size := path.stat().st_size) > MAX_BYTES:
             raise HpcgenError(f"{path}: {size} bytes is more than a configuration may have ({MAX_BYTES})")
         text = path.read_bytes().decode("utf-8")

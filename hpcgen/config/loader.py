@@ -50,7 +50,7 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     """
     path = Path(path)
     document = documents.read(path)
-    for assignment in overrides:
+    for assignment in [overrides] if isinstance(overrides, str) else overrides:
         document = documents.merge(document, documents.override(assignment))
     messages: list[str] = []
     preset = _preset(document, messages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import textwrap
 import typing
@@ -23,7 +24,14 @@ BATCH = {"micro_batch_size": 4, "global_batch_size": 256, "train_iters": 1000}
 
 
 def starter(
-    name: str, cluster: str, run_dir: str, preset: Preset | None, schema: str, file_name: str = "run.yaml"
+    name: str,
+    cluster: str,
+    run_dir: str,
+    preset: Preset | None,
+    schema: str,
+    *,
+    gpus_per_node: int = 0,
+    file_name: str = "run.yaml",
 ) -> str:
     """The text of a run file; `schema` is the path of its JSON Schema, for editors."""
     tokens = {"input": ["corpus.jsonl.zst"], "output_prefix": f"data/{name}"}
@@ -31,11 +39,13 @@ def starter(
         "name": name,
         "cluster": cluster,
         "paths": {"run_dir": run_dir},
-        "slurm": {"defaults": {"time": "1-00:00:00"}, "train": {"nodes": 1}},
-        "data": {"tokenizer": {"kind": "gpt2"}, "tokenize": tokens},
+        "slurm": {"defaults": {"time": "1-00:00:00"}, "train": _tasks(preset, gpus_per_node)},
+        # a share that leaves documents for validation in a small corpus as well
+        "data": {"split": "98,1,1", "tokenizer": {"kind": "gpt2"}, "tokenize": tokens},
     }
     if preset is not None:
         chosen["preset"] = preset.name
+        chosen["training"] = _micro_batch(preset, gpus_per_node)
     else:
         chosen["model"] = SHAPE
         chosen["training"] = BATCH
@@ -48,6 +58,30 @@ def starter(
         *_section(RunConfig, chosen, preset.sections if preset else {}, 0),
     ]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _model_parallel_size(preset: Preset | None) -> int:
+    parallelism = preset.sections.get("parallelism", {}) if preset else {}
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    return math.prod(parallelism.get(name, 1) for name in sizes)
+
+
+def _tasks(preset: Preset | None, gpus_per_node: int) -> dict[str, int]:
+    """The fewest nodes that hold the preset's layout; without GPUs, one node with that many tasks."""
+    ranks = _model_parallel_size(preset)
+    if gpus_per_node:
+        return {"nodes": -(-ranks // gpus_per_node)}
+    return {"nodes": 1, "ntasks_per_node": ranks} if ranks > 1 else {"nodes": 1}
+
+
+def _micro_batch(preset: Preset, gpus_per_node: int) -> dict[str, int]:
+    """A micro-batch of one where the preset's does not divide the batch over the GPUs of those nodes."""
+    tasks = _tasks(preset, gpus_per_node)
+    world_size = tasks["nodes"] * (gpus_per_node or tasks.get("ntasks_per_node", 1))
+    training = preset.sections["training"]
+    data_parallel_size = world_size // _model_parallel_size(preset)
+    fits = training["global_batch_size"] % (training["micro_batch_size"] * data_parallel_size) == 0
+    return {} if fits else {"micro_batch_size": 1}
 
 
 def _section(cls: type, chosen: Mapping[str, Any], preset: Mapping[str, Any], depth: int) -> Iterator[str]:

@@ -31,7 +31,7 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
     Ctrl-C asks training for a checkpoint and waits for it; a second one ends it at once.
 
     Raises:
-        HpcgenError: a stage needs more than this machine: several nodes, a container, or GPUs.
+        HpcgenError: a stage needs more than this machine: several nodes or a container.
         JobFailed: a stage failed; the message ends with the last lines of its log.
     """
     for stage in plan.stages.values():
@@ -54,7 +54,10 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
     executor = LocalExecutor(run_dir / "submitit")
     # the time limit of a stage is Slurm's business; submitit's default here would be two minutes
     executor.update_parameters(
-        tasks_per_node=stage.allocation.num_tasks, timeout_min=60 * 24 * 365, stderr_to_stdout=True
+        tasks_per_node=stage.allocation.num_tasks,
+        gpus_per_node=stage.allocation.gpus_per_node,
+        timeout_min=60 * 24 * 365,
+        stderr_to_stdout=True,
     )
     with _children_ignore_ctrl_c():
         submitted: Any = executor.submit(_task(plan, stage, job_dir))
@@ -104,6 +107,10 @@ def _wait(
             print("asked for a checkpoint; interrupt again to end at once", file=sys.stderr)
     _raise_failure(job, stage)
     if asked_to_stop:
+        iteration = _last_step(metrics, started).get("iteration", 0)
+        print(
+            f"stopped at iteration {iteration}, saved; the same command goes on from there", file=sys.stderr
+        )
         raise KeyboardInterrupt
 
 

@@ -48,6 +48,7 @@ def plan(
         ConfigErrors: every mistake of the run file and every rule that the run breaks.
         HpcgenError: an unknown stage.
     """
+    stages = [stages] if isinstance(stages, str) else stages
     if unknown := [stage for stage in stages if stage not in STAGES]:
         raise HpcgenError(f"{unknown[0]!r} is not a stage", f"use {' or '.join(STAGES)}")
     ordered = [stage for stage in STAGES if stage in stages]

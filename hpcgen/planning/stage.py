@@ -93,6 +93,8 @@ def _train(run: Run, config: RunConfig) -> _Work:
     data, checkpoint = trainer_data(config), config.checkpoint
     datasets = (*data.datasets, *data.train, *data.valid, *data.test)
     inputs = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
+    if checkpoint.load:
+        inputs = (*inputs, f"{checkpoint.load}/latest_checkpointed_iteration.txt")
     reads = (checkpoint.load, run.node_type.topology_file)
     writes = (checkpoint.save, data.cache_dir)
     return _Work(

@@ -1,4 +1,4 @@
-"""What a plan will do, in figures for people and scripts."""
+"""What a plan will do, in figures: plain data for scripts, and lines for people."""
 
 from __future__ import annotations
 
@@ -13,35 +13,77 @@ from hpcgen.planning.plan import Plan
 
 
 def summarize(plan: Plan) -> dict[str, Any]:
-    """Name of the figure -> its value; the training figures only when training is planned."""
-    summary: dict[str, Any] = {"name": plan.config.name, "cluster": plan.run.cluster_name}
-    for stage in plan.stages.values():
-        allocation = stage.allocation
-        summary[stage.name] = (
-            f"{allocation.nodes} nodes x {allocation.ntasks_per_node} tasks, limit {slurm_time(allocation.time_s)}, "
-            + (f"container {stage.container.image}" if stage.container else "no container")
-        )
-    return summary | _training(plan)
+    """The figures as JSON has them; those of training only when training is planned. Units are in the names."""
+    stages = {
+        stage.name: {
+            "nodes": stage.allocation.nodes,
+            "ntasks_per_node": stage.allocation.ntasks_per_node,
+            "time_s": stage.allocation.time_s,
+            "container_image": stage.container.image if stage.container else None,
+        }
+        for stage in plan.stages.values()
+    }
+    return {
+        "name": plan.config.name,
+        "cluster": plan.run.cluster_name,
+        "stages": stages,
+        **_training(plan),
+        "warnings": list(plan.warnings),
+    }
 
 
 def _training(plan: Plan) -> dict[str, Any]:
     trainer, layout = plan.trainer, plan.layout
     if trainer is None or layout is None:
         return {}
+    tokens = trainer.training.global_batch_size * trainer.model.seq_length
     memory = estimate_memory(trainer.model, trainer.parallelism, trainer.training, layout)
-    optimizer, batch = trainer.optimizer, trainer.training.global_batch_size
-    tokens = batch * trainer.model.seq_length
-    save_s = checkpointing.save_time_s(trainer, plan.run.cluster.storage_write_gb_s)
     return {
         "layout": str(layout),
-        "pipeline bubble": f"{layout.bubble_fraction:.1%}",
-        "parameters": f"{parameter_count(trainer.model):,}",
-        "tokens per step": f"{tokens:,}",
-        "tokens of the run": f"{tokens * trainer.training.train_iters:,}",
-        "learning rate": f"{optimizer.lr:g} after {optimizer.lr_warmup_iters} steps, "
-        f"{optimizer.lr_decay_style} to {optimizer.min_lr:g} at step {optimizer.lr_decay_iters}",
-        "memory per device": f"about {memory.total_gib:.1f} GiB",
-        "checkpoint": f"{checkpoint_bytes(trainer.model, trainer.training.precision) / 1e9:.1f} GB, "
-        f"about {math.ceil(save_s)} s to write",
-        "warned": f"{plan.stages['train'].signal_lead_s} s before the time limit",
+        "bubble_fraction": layout.bubble_fraction,
+        "parameters": parameter_count(trainer.model),
+        "tokens_per_step": tokens,
+        "tokens_of_the_run": tokens * trainer.training.train_iters,
+        "lr": trainer.optimizer.lr,
+        "min_lr": trainer.optimizer.min_lr,
+        "lr_decay_style": trainer.optimizer.lr_decay_style,
+        "lr_warmup_iters": trainer.optimizer.lr_warmup_iters,
+        "lr_decay_iters": trainer.optimizer.lr_decay_iters,
+        "memory_gib_per_device": memory.total_gib,
+        "checkpoint_bytes": checkpoint_bytes(trainer.model, trainer.training.precision),
+        "save_time_s": checkpointing.save_time_s(trainer, plan.run.cluster.storage_write_gb_s),
+        "save_interval": trainer.checkpoint.save_interval,
+        "slow_step_s": checkpointing.slow_step_s(trainer),
+        "signal_lead_s": plan.stages["train"].signal_lead_s,
     }
+
+
+def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same figures as a list of headings and sentences; warnings apart."""
+    lines = [("name", summary["name"]), ("cluster", summary["cluster"])]
+    for name, stage in summary["stages"].items():
+        container = f"container {stage['container_image']}" if stage["container_image"] else "no container"
+        size = f"{stage['nodes']} nodes x {stage['ntasks_per_node']} tasks"
+        lines.append((name, f"{size}, limit {slurm_time(stage['time_s'])}, {container}"))
+    if "layout" not in summary:
+        return lines
+    rate = (
+        f"{summary['lr']:g} after {summary['lr_warmup_iters']} steps, "
+        f"{summary['lr_decay_style']} to {summary['min_lr']:g} at step {summary['lr_decay_iters']}"
+    )
+    checkpoint = (
+        f"{summary['checkpoint_bytes'] / 1e9:.1f} GB every {summary['save_interval']} steps, "
+        f"about {math.ceil(summary['save_time_s'])} s to write"
+    )
+    warned = f"{summary['signal_lead_s']} s before the time limit, for a step of at most {summary['slow_step_s']:.0f} s"
+    return [
+        *lines,
+        ("layout", summary["layout"]),
+        ("pipeline bubble", f"{summary['bubble_fraction']:.1%}"),
+        ("parameters", f"{summary['parameters']:,}"),
+        ("tokens", f"{summary['tokens_per_step']:,} a step, {summary['tokens_of_the_run']:,} in all"),
+        ("learning rate", rate),
+        ("memory", f"about {summary['memory_gib_per_device']:.1f} GiB on the fullest device"),
+        ("checkpoint", checkpoint),
+        ("warned", warned),
+    ]

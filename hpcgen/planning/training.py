@@ -17,10 +17,10 @@ from hpcgen.planning.allocation import Allocation, Place, make_allocation, place
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.model_size import checkpoint_bytes
 from hpcgen.planning.paths import trainer_data
-from hpcgen.planning.resolve import resolve_model, resolve_optimizer, resolve_parallelism
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World
 from trainer.config import ModelConfig, TrainerConfig
+from trainer.resolve import resolve
 
 MUCH_SPACE_TB = 10
 
@@ -59,7 +59,8 @@ def plan_training(run: Run, config: RunConfig) -> Training:
     errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems
     warnings = [_in_file(problem, nodes) for problem in warnings] + _batch_warning(config)
     layout = facts.layout
-    if errors or layout is None:
+    # Without a vocabulary the tokenizer is wrong, and plan() says so.
+    if errors or layout is None or facts.resolved_model.padded_vocab_size is None:
         return Training(
             trainer=None, layout=None, signal_lead_s=0, errors=tuple(errors), warnings=tuple(warnings)
         )
@@ -85,20 +86,21 @@ def _in_file(problem: Problem, nodes: Place) -> Problem:
 
 
 def _trainer(run: Run, config: RunConfig, facts: Facts, allocation: Allocation) -> TrainerConfig:
-    return TrainerConfig(
+    trainer = TrainerConfig(
         name=config.name,
         run_dir=config.paths.run_dir,
         device=run.node_type.device,
         world_size=allocation.num_tasks,
         peak_tflops=run.node_type.peak_tflops.get(config.training.precision),
-        model=resolve_model(facts.model),
-        parallelism=resolve_parallelism(config.parallelism),
+        model=facts.model,
+        parallelism=config.parallelism,
         training=config.training,
-        optimizer=resolve_optimizer(config.optimizer, config.training, seq_length=config.model.seq_length),
+        optimizer=config.optimizer,
         data=facts.data,
         checkpoint=config.checkpoint,
         logging=config.logging,
     )
+    return resolve(trainer)
 
 
 def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:

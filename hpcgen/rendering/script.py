@@ -12,6 +12,7 @@ from typing import Any
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
+from hpcgen.rendering.blocks import require_known_blocks
 from hpcgen.rendering.environment import make_environment, template_origins
 from hpcgen.rendering.render import render_template
 from hpcgen.version import __version__
@@ -61,7 +62,10 @@ def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) 
     """
     environment = make_environment(site_directories, plan.run.cluster.trusted_groups)
     name = f"slurm/{stage}.sbatch.j2"
-    context = template_context(plan, stage, template_origins(environment, name))
+    origins = template_origins(environment, name)
+    if site_directories:
+        require_known_blocks(environment, name)
+    context = template_context(plan, stage, origins)
     return Script(render_template(environment, name, context))
 
 

@@ -38,7 +38,7 @@ def test_other_stages(workplace):
     assert "a.jsonl: no such file, and stage tokenize needs it" in found.stderr
     (workplace / "a.jsonl").touch()
     summary = json.loads(hpcgen("validate", "tokenize", "-c", run_file, "--json").stdout)
-    assert summary["tokenize"] == "1 nodes x 1 tasks, limit 1-00:00:00, no container"
+    assert summary["stages"]["tokenize"]["time_s"] == 86400
     assert "layout" not in summary
 
 

@@ -131,7 +131,7 @@ def test_what_cannot_be_read(tmp_path: Path):
     path = tmp_path / "run.yaml"
     with pytest.raises(HpcgenError, match="no such file"):
         read(path)
-    with pytest.raises(HpcgenError, match="no such file"):
+    with pytest.raises(HpcgenError, match="not a regular file"):
         read(tmp_path)
     path.write_bytes(b"name: caf\xe9\n")
     with pytest.raises(HpcgenError, match=r"not UTF-8 text \(byte 9\)"):

@@ -19,8 +19,15 @@ COMMENTED_KEY = re.compile(r"( *)# ([a-z_0-9]+): (.*)")
 COMMENTED_SECTION = re.compile(r"( *)# ([a-z_]+):")
 
 
-def starter_text(preset: str | None, cluster: str = "azure-ndv5") -> str:
-    return starter("mini", cluster, "runs/mini", PRESETS.get(preset or ""), "./mini.schema.json")
+def starter_text(preset: str | None, cluster: str = "azure-ndv5", gpus_per_node: int = 0) -> str:
+    return starter(
+        "mini",
+        cluster,
+        "runs/mini",
+        PRESETS.get(preset or ""),
+        "./mini.schema.json",
+        gpus_per_node=gpus_per_node,
+    )
 
 
 def uncommented(text: str, chosen: int) -> str:
@@ -57,15 +64,14 @@ def test_it_loads_as_it_is(tmp_path: Path, preset: str | None, cluster: str):
     assert run.config.cluster == cluster
 
 
-@pytest.mark.parametrize(
-    ("preset", "nodes"), [(None, 1), ("125m", 1), ("llama3-8b", 1), ("175b", 16), ("llama3-405b", 112)]
-)
-def test_it_plans_with_the_nodes_that_the_preset_needs(tmp_path: Path, preset: str | None, nodes: int):
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_it_plans_at_once_on_the_fewest_nodes_that_hold_the_preset(tmp_path: Path, preset: str | None):
     path = tmp_path / "mini.yaml"
-    path.write_text(starter_text(preset))
-    run = load_run(path, [f"slurm.train.nodes={nodes}"])
-    found = plan(run, ["tokenize", "train"], exists=lambda path: True)
+    path.write_text(starter_text(preset, gpus_per_node=8))
+    found = plan(load_run(path), ["tokenize", "train"], exists=lambda path: True)
     assert list(found.stages) == ["tokenize", "train"]
+    assert found.layout is not None
+    assert found.layout.world_size - 8 < found.layout.model_parallel_size
 
 
 @pytest.mark.parametrize("preset", [None, "125m"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
-from hpcgen.planning.resolve import resolve_model
 from trainer.config import (
     BlendConfig,
     ModelConfig,
@@ -15,6 +14,7 @@ from trainer.config import (
     TrainingConfig,
 )
 from trainer.flops import flops_per_iteration
+from trainer.resolve import resolve_model
 
 
 def gpt3(num_layers: int, hidden_size: int, num_attention_heads: int) -> ModelConfig:

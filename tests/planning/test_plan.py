@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from hpcgen import load_run, plan
 from hpcgen.config.document import parse
 from hpcgen.errors import ConfigErrors, HpcgenError
-from hpcgen.planning.summary import summarize
+from hpcgen.planning.summary import for_people, summarize
 from tests.runs import big_run, loaded, minimal_run, planned
 
 TOKENIZE = {
@@ -198,6 +200,13 @@ def test_a_tokenizer_whose_files_are_missing(tmp_path):
     assert known.trainer.model.padded_vocab_size == 1024
 
 
+def test_a_tokenizer_that_is_not_whole_is_one_message(tmp_path):
+    run = minimal_run(data={"mock": True, "tokenizer": {"kind": "huggingface"}})
+    with pytest.raises(ConfigErrors, match=r"tokenizer_file is needed when data\.tokenizer\.kind") as error:
+        planned(tmp_path, run)
+    assert len(error.value.messages) == 1
+
+
 def test_gpus_that_the_node_type_does_not_have(tmp_path):
     (tmp_path / "site.yaml").write_text("extends: azure-ndv5\ngres: gpu:4\n")
     with pytest.raises(
@@ -209,12 +218,18 @@ def test_gpus_that_the_node_type_does_not_have(tmp_path):
 
 def test_the_summary(tmp_path):
     found = summarize(planned(tmp_path, big_run()))
-    assert found["parameters"] == "174,604,836,864"  # 96 x (12 h^2 + 13 h) + (50304 + 2048 + 2) h, h = 12288
-    assert found["train"].startswith(
-        "16 nodes x 8 tasks, limit 1-00:00:00, container /shared/images/gpt.sqsh"
-    )
-    assert found["warned"] == "410 s before the time limit"
-    assert all(isinstance(value, str) for value in found.values())
+    assert found["parameters"] == 174_604_836_864  # 96 x (12 h^2 + 13 h) + (50304 + 2048 + 2) h, h = 12288
+    assert found["stages"]["train"] == {
+        "nodes": 16,
+        "ntasks_per_node": 8,
+        "time_s": 86400,
+        "container_image": "/shared/images/gpt.sqsh",
+    }
+    assert found["signal_lead_s"] == 410
+    assert json.loads(json.dumps(found)) == found
+    lines = dict(for_people(found))
+    assert lines["train"] == "16 nodes x 8 tasks, limit 1-00:00:00, container /shared/images/gpt.sqsh"
+    assert lines["parameters"] == "174,604,836,864"
 
 
 def test_the_same_run_gives_the_same_plan(tmp_path):

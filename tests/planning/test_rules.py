@@ -189,12 +189,17 @@ REFUSED = {
     "warm-up as long as the run": (
         {"optimizer__lr_warmup_iters": 1000},
         "optimizer.lr_warmup_iters is not less than training.train_iters = 1000, where the decay ends; "
-        "use 100, or null, which takes 375M tokens or a tenth of the run",
+        "use 100 or null",
     ),
     "warm-up as long as the decay": (
         {"optimizer__lr_warmup_iters": 500, "optimizer__lr_decay_iters": 500},
         "optimizer.lr_warmup_iters is not less than optimizer.lr_decay_iters = 500, where the decay ends; "
-        "use 50, or null, which takes 375M tokens or a tenth of the run",
+        "use 50 or null",
+    ),
+    "a default warm-up as long as the decay": (
+        {"optimizer__lr_decay_iters": 100},
+        "optimizer.lr_warmup_iters (null means 100) is not less than optimizer.lr_decay_iters = 100, where the "
+        "decay ends; use 10",
     ),
     "data two ways": (
         {"data__datasets": (CORPUS,)},

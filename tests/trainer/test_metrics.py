@@ -13,6 +13,7 @@ from trainer import config as configuration
 from trainer.config import TrainerConfig
 from trainer.flops import flops_per_iteration
 from trainer.metrics import drop_after
+from trainer.resolve import resolve
 
 GPT_1_3B = {
     "num_layers": 24,
@@ -57,7 +58,7 @@ def test_the_first_line_names_the_formula_and_each_step_has_its_numbers(single_g
     ],
 )
 def test_flops_agree_with_megatron_lm(model: dict[str, Any], expected: float, tmp_path: Path) -> None:
-    config = configuration.from_dict(TrainerConfig, gpt_config("x", tmp_path, model), "test")
+    config = resolve(configuration.from_dict(TrainerConfig, gpt_config("x", tmp_path, model), "test"))
     per_token = flops_per_iteration(config) / (config.training.global_batch_size * config.model.seq_length)
     assert per_token == pytest.approx(expected, rel=0.005)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hpcgen.planning.layout import Layout, model_parallel_size
-from hpcgen.planning.resolve import resolve_model, resolve_optimizer
 from trainer.config import BlendConfig, ModelConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
+from trainer.resolve import resolve_model, resolve_optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

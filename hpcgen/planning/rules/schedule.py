@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.resolve import default_min_lr
 from hpcgen.planning.rules.facts import Facts, Rule, Violation
+from trainer.resolve import default_min_lr
 
 
 def min_lr_is_not_above_lr(facts: Facts) -> Iterator[Violation]:
@@ -35,15 +35,16 @@ def warmup_ends_before_decay(facts: Facts) -> Iterator[Violation]:
 
     Source: megatron/core/optimizer_param_scheduler.py, OptimizerParamScheduler.
     """
-    warmup, decay = facts.optimizer.lr_warmup_iters, facts.resolved_optimizer.lr_decay_iters
+    warmup, decay = facts.resolved_optimizer.lr_warmup_iters, facts.resolved_optimizer.lr_decay_iters
+    assert warmup is not None
     assert decay is not None
-    if warmup is not None and warmup >= decay:
+    if warmup >= decay:
+        meaning = f"(null means {warmup}) " if facts.optimizer.lr_warmup_iters is None else ""
         key = "training.train_iters" if facts.optimizer.lr_decay_iters is None else "optimizer.lr_decay_iters"
         yield Violation(
             path="optimizer.lr_warmup_iters",
-            reason=f"is not less than {key} = {decay}, where the decay ends",
-            candidates=[decay // 10],
-            advice="null, which takes 375M tokens or a tenth of the run",
+            reason=f"{meaning}is not less than {key} = {decay}, where the decay ends",
+            candidates=[decay // 10, None],
         )
 
 

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
-from hpcgen.planning.resolve import resolve_model, resolve_optimizer, resolve_parallelism
-from trainer.config import ModelConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
-from trainer.vocabulary import pad_vocab_size
+from trainer import config as configuration
+from trainer.config import (
+    ConfigError,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainerConfig,
+    TrainingConfig,
+)
+from trainer.resolve import (
+    pad_vocab_size,
+    resolve,
+    resolve_model,
+    resolve_optimizer,
+    resolve_parallelism,
+)
 
 SHAPE = {"num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 512}
 
@@ -67,8 +81,9 @@ def test_the_schedule_in_steps():
     assert optimizer.lr_warmup_iters == 375_000_000 // (256 * 2048) == 715
 
 
-def test_a_short_run_warms_up_for_a_tenth():
+def test_a_short_run_warms_up_for_a_tenth_of_itself():
     assert resolved(train_iters=1000).lr_warmup_iters == 100
+    assert resolved(train_iters=1000, lr_decay_iters=4000).lr_warmup_iters == 100
 
 
 def test_a_fraction_becomes_steps_of_the_decay():
@@ -76,6 +91,32 @@ def test_a_fraction_becomes_steps_of_the_decay():
     assert (optimizer.lr_warmup_iters, optimizer.lr_warmup_fraction) == (500, None)
 
 
+def test_steps_win_over_a_fraction():
+    assert resolved(lr_warmup_iters=7, lr_warmup_fraction=0.25).lr_warmup_iters == 7
+
+
 def test_zero_is_not_null():
     optimizer = resolved(min_lr=0.0, lr_warmup_iters=0)
     assert (optimizer.min_lr, optimizer.lr_warmup_iters) == (0.0, 0)
+
+
+def test_what_is_resolved_stays(config: dict[str, Any]):
+    once = resolve(configuration.from_dict(TrainerConfig, config, "test"))
+    assert once.model.padded_vocab_size == 1024
+    assert once.optimizer.lr_decay_iters == 6
+    assert resolve(once) == once
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("model", {"vocab_size": None}, "vocab_size is null"),
+        ("model", {"padded_vocab_size": 999}, "999 is below model.vocab_size = 1000"),
+        ("optimizer", {"lr_warmup_iters": 6}, "warm-up of 6 steps does not end before the decay, at 6"),
+        ("optimizer", {"lr_warmup_iters": 3, "lr_decay_iters": 3}, "warm-up of 3 steps .* at 3"),
+    ],
+)
+def test_what_cannot_be_resolved(section: str, values: dict[str, Any], message: str, config: dict[str, Any]):
+    document = config | {section: config[section] | values}
+    with pytest.raises(ConfigError, match=message):
+        resolve(configuration.from_dict(TrainerConfig, document, "test"))

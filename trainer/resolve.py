@@ -1,15 +1,44 @@
-"""Values that a run file may leave null, filled in from the others. Refusing values is left to the rules."""
+"""What null means: values that a configuration may leave open, filled in from the others.
+
+hpcgen resolves a run file to plan with it, the trainer whatever configuration it is given; so, like the
+configuration itself, this needs nothing but the standard library.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 
-from trainer.config import ModelConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
-from trainer.vocabulary import pad_vocab_size
+from trainer.config import (
+    ConfigError,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainerConfig,
+    TrainingConfig,
+)
 
 WARMUP_TOKENS = 375_000_000
 """GPT-3's warm-up: Brown et al., arXiv 2005.14165, appendix B."""
+
+VOCAB_MULTIPLE = 128
+
+
+def resolve(config: TrainerConfig) -> TrainerConfig:
+    """`config` with model, parallelism and optimizer resolved; one that is resolved already stays as it is.
+
+    Raises:
+        ConfigError: a null that nothing fills in, or values that what was filled in contradicts.
+    """
+    resolved = dataclasses.replace(
+        config,
+        model=resolve_model(config.model),
+        parallelism=resolve_parallelism(config.parallelism),
+        optimizer=resolve_optimizer(config.optimizer, config.training, seq_length=config.model.seq_length),
+    )
+    _check_vocabulary(resolved.model)
+    _check_warmup(resolved.optimizer)
+    return resolved
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
@@ -43,7 +72,7 @@ def resolve_optimizer(
             lr_warmup_iters = int(optimizer.lr_warmup_fraction * lr_decay_iters)
         else:
             tokens_per_iter = training.global_batch_size * seq_length
-            lr_warmup_iters = min(WARMUP_TOKENS // tokens_per_iter, lr_decay_iters // 10)
+            lr_warmup_iters = min(WARMUP_TOKENS // tokens_per_iter, training.train_iters // 10)
     return dataclasses.replace(
         optimizer,
         min_lr=default_min_lr(optimizer.lr) if optimizer.min_lr is None else optimizer.min_lr,
@@ -61,3 +90,33 @@ def default_init_method_std(hidden_size: int) -> float:
 def default_min_lr(lr: float) -> float:
     """A tenth of the peak, to six digits, so that 2e-4 gives 2e-5 and not 2.0000000000000003e-05."""
     return float(f"{lr / 10:.6g}")
+
+
+def pad_vocab_size(vocab_size: int) -> int:
+    """The next multiple of 128, whatever the layout, so that every layout has the same loss.
+
+    Megatron-LM pads to a multiple of 128 x TP, so that another layout has another model: padded columns are
+    not masked, and 50432 rows in place of 50304 raise the first loss by ln(50432 / 50304) = 0.0025.
+    """
+    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def _check_vocabulary(model: ModelConfig) -> None:
+    if model.padded_vocab_size is None:
+        raise ConfigError("model.vocab_size is null; the trainer has no tokenizer to ask, so set it")
+    if model.vocab_size is not None and model.padded_vocab_size < model.vocab_size:
+        raise ConfigError(
+            f"model.padded_vocab_size = {model.padded_vocab_size} is below "
+            f"model.vocab_size = {model.vocab_size}"
+        )
+
+
+def _check_warmup(optimizer: OptimizerConfig) -> None:
+    steps, end = optimizer.lr_warmup_iters, optimizer.lr_decay_iters
+    assert steps is not None
+    assert end is not None
+    if steps >= end:
+        raise ConfigError(
+            f"optimizer: the warm-up of {steps} steps does not end before the decay, at {end}; "
+            "set optimizer.lr_warmup_iters to less"
+        )

@@ -1,0 +1,60 @@
+"""The four functions as a Python user calls them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hpcgen
+from tests.runs import minimal_run, write_yaml
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> hpcgen.api.Run:
+    return hpcgen.load_run(
+        write_yaml(tmp_path / "run.yaml", minimal_run(paths={"run_dir": str(tmp_path / "run")}))
+    )
+
+
+def test_load_plan_render(run: hpcgen.api.Run) -> None:
+    planned = hpcgen.plan(run)
+    assert planned.layout is not None
+    assert hpcgen.render(planned, "train").startswith("#!/bin/bash\n#SBATCH --job-name=mini\n")
+
+
+def test_one_stage_and_one_override_may_be_plain_text(tmp_path: Path) -> None:
+    run = hpcgen.load_run(write_yaml(tmp_path / "run.yaml", minimal_run()), "name=other")
+    assert run.config.name == "other"
+    assert list(hpcgen.plan(run, "train").stages) == ["train"]
+
+
+def test_mistakes_name_what_there_is(run: hpcgen.api.Run, tmp_path: Path) -> None:
+    planned = hpcgen.plan(run)
+    with pytest.raises(hpcgen.HpcgenError, match="'tokenize' is not planned; planned are train"):
+        hpcgen.render(planned, "tokenize")
+    with pytest.raises(hpcgen.HpcgenError, match="'pbs' is not a launcher; use slurm or local"):
+        hpcgen.submit(planned, launcher="pbs")  # type: ignore[arg-type]
+    with pytest.raises(hpcgen.HpcgenError, match="holds no template"):
+        hpcgen.render(planned, "train", [tmp_path])
+
+
+def test_a_secret_that_is_not_there_is_noticed_before_anything_is_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    values = minimal_run(secrets=["WANDB_API_KEY"], paths={"run_dir": str(tmp_path / "run")})
+    planned = hpcgen.plan(hpcgen.load_run(write_yaml(tmp_path / "run.yaml", values)))
+    with pytest.raises(
+        hpcgen.HpcgenError, match="secrets name WANDB_API_KEY, which this environment does not have"
+    ):
+        hpcgen.submit(planned)
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_are_told_together(tmp_path: Path) -> None:
+    values = minimal_run(share="everybody", parallelism={"tensor_model_parallel_size": 3})
+    run = hpcgen.load_run(write_yaml(tmp_path / "run.yaml", values))
+    with pytest.raises(hpcgen.ConfigErrors) as error:
+        hpcgen.plan(run)
+    assert len(error.value.messages) == 2
