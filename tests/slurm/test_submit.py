@@ -52,14 +52,20 @@ def test_a_warned_job_of_submitit_requeues_itself_and_goes_on(
 def test_a_mistake_found_by_the_trainer_is_not_tried_again_through_submitit(
     on_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
-    run = interface.load_run(
-        tiny_run, ["data.split=1,0,0", "training.eval_iters=0", "checkpoint.load=/absent", *TWO_NODES]
-    )
-    [job] = interface.submit(interface.plan(run, exists=lambda path: True))
+    """Two ranks on two nodes, so that srun reports another status than the trainer's."""
+    torn = tiny_run.parent / "old"
+    torn.mkdir()
+    (torn / "latest_checkpointed_iteration.txt").write_text("torn")
+    run = interface.load_run(tiny_run, [f"checkpoint.load={torn}", "slurm.train.nodes=2"])
+    [job] = interface.submit(interface.plan(run))
     assert on_cluster.wait(job.job_id, timeout_s=JOB_S) == "FAILED"
     log = job.log.read_text()
-    assert "not requeued, since it would fail again: checkpoint.load = '/absent' holds no" in log
+    assert (
+        f"not requeued, since it would fail again: {torn}/latest_checkpointed_iteration.txt holds 'torn'"
+        in log
+    )
     assert f"the tasks' own logs: {tiny_run.parent}/run/submitit/{job.job_id}_*_log.out" in log
+    assert "back into the queue" not in log
 
 
 def test_the_training_stage_waits_for_the_tokenizing_stage(on_cluster: SlurmCluster, tiny_run: Path) -> None:
