@@ -166,6 +166,7 @@ STAND_IN = """#!/bin/sh
 case "${0##*/} $*" in
 "srun "*" -m "*) env -0 >"$CALLS.environment" ;;
 "srun "*" prepare_node "*) while [ "$1" != bash ]; do shift; done; "$@" >/dev/null 2>&1 ;;
+"timeout "*) shift; exec "$@" ;;
 "scontrol show hostnames"*) echo node-1 ;;
 "scontrol show node"*) echo "NodeName=node-1 NodeAddr=10.0.0.1 NodeHostName=node-1 Port=1" ;;
 esac

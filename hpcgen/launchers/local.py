@@ -105,7 +105,7 @@ def _wait(
             asked_to_stop = True
             stop_file.touch()
             print("asked for a checkpoint; interrupt again to end at once", file=sys.stderr)
-    _raise_failure(job, stage)
+    _raise_failure(job, plan.stages[stage])
     if asked_to_stop:
         iteration = _last_step(metrics, started).get("iteration", 0)
         print(
@@ -114,16 +114,19 @@ def _wait(
         raise KeyboardInterrupt
 
 
-def _raise_failure(job: Job, stage: str) -> None:
-    tasks = job.submitit_job._sub_jobs or [job.submitit_job]
-    logs = [Path(task.paths.stdout) for task in tasks]
-    failed = [index for index, task in enumerate(tasks) if not _succeeded(task)]
-    if not failed or (job.submitit_job._process.poll() == 0 and not failed):
-        return
-    log = logs[failed[0]]
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    ended = "\n".join(lines[-15:])
-    raise JobFailed(f"{ended}\nstage {stage} failed (task {failed[0]}); its log is {log}")
+def _raise_failure(job: Job, stage: StagePlan) -> None:
+    """Shows the end of the log of the first task that failed.
+
+    Raises:
+        JobFailed: there is one.
+    """
+    for index in range(stage.allocation.num_tasks):
+        task = job.submitit_job.task(index)
+        if not _succeeded(task):
+            log = Path(task.paths.stdout)
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+            ended = "\n".join(lines[-15:])
+            raise JobFailed(f"{ended}\nstage {stage.name} failed (task {index}); its log is {log}")
 
 
 def _succeeded(task: Any) -> bool:
