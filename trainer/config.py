@@ -334,8 +334,16 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} = {value!r} must be a list")
         inner = typing.get_args(hint)[0]
         return tuple(_value(inner, item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where} = {value!r} must be a mapping")
+        of_key, of_value = typing.get_args(hint)
+        return {
+            _value(of_key, key, where): _value(of_value, item, f"{where}.{key}")
+            for key, item in value.items()
+        }
     if origin is Literal:
-        if value not in typing.get_args(hint):
+        if not isinstance(value, str) or value not in typing.get_args(hint):
             raise ConfigError(f"{where} = {value!r} must be one of {typing.get_args(hint)}")
         return value
     if dataclasses.is_dataclass(hint):
@@ -343,4 +351,4 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     accepted = (int, float) if hint is float else (hint,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} = {value!r} must be of type {hint.__name__}")
-    return value
+    return float(value) if hint is float else value
