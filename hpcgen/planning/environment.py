@@ -134,6 +134,15 @@ def _given(values: Mapping[str, str], layer: str, why: str) -> Iterator[Variable
         yield Variable(name, value, layer, why)
 
 
+def environment_warnings(config: RunConfig, node_type: NodeType) -> Iterator[Problem]:
+    """A variable of the run file that undoes what the layout needs (Megatron-LM, arguments.py)."""
+    layout, asked = config.parallelism, config.environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    overlaps = layout.tensor_model_parallel_size > 1 or layout.context_parallel_size > 1
+    if node_type.device == "cuda" and overlaps and asked != "1":
+        reason = "is not 1, so that communication of TP or CP may wait behind compute before Blackwell"
+        yield Problem("environment.CUDA_DEVICE_MAX_CONNECTIONS", reason, "remove it")
+
+
 def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...]) -> Iterator[Problem]:
     """Variables that a file may not set: those the script computes, and secrets, which go by name."""
     for name in environment:

@@ -15,7 +15,7 @@ from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
 from hpcgen.planning.container import container_problems, container_warnings
-from hpcgen.planning.environment import environment_problems
+from hpcgen.planning.environment import environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, plain_path_problems
 from hpcgen.planning.stage import STAGES, StagePlan, make_stage
@@ -70,7 +70,9 @@ def plan(
     errors += missing
     if errors:
         raise ConfigErrors(list(dict.fromkeys(errors)))
-    warnings = (*container_warnings(run.config, run.cluster), *(training.warnings if training else ()))
+    warnings = [*container_warnings(run.config, run.cluster)]
+    if training is not None:
+        warnings += [*environment_warnings(run.config, run.node_type), *training.warnings]
     return Plan(
         run=run,
         config=config,

@@ -170,3 +170,10 @@ def test_shipped_files_obey(tmp_path):
         "TRAINER_CONFIG",
         "TRAINER_STOP_FILE",
     }
+
+
+def test_undoing_what_tensor_parallelism_needs_is_a_warning(tmp_path):
+    undone = planned(tmp_path, big_run(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}))
+    assert any("environment.CUDA_DEVICE_MAX_CONNECTIONS is not 1" in warning for warning in undone.warnings)
+    kept = planned(tmp_path, big_run(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}))
+    assert not any("CUDA_DEVICE_MAX_CONNECTIONS" in warning for warning in kept.warnings)
