@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcgen.errors import HpcgenError
+from hpcgen.files import sync_path
 from hpcgen.resources import shipped
 
 LEFT_TO_IMAGE = frozenset(
@@ -169,7 +170,7 @@ def publish(tree: Path, parent: Path, python_version: str) -> Path:
     settle(tree)
     try:
         tree.rename(target)
-        sync(parent)
+        sync_path(parent)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
@@ -204,13 +205,4 @@ def settle(tree: Path) -> None:
     for path in (*tree.rglob("*"), tree):
         wanted = 0o777 if path.is_dir() or path.stat().st_mode & 0o100 else 0o666
         path.chmod(wanted & ~umask & ~0o002)
-        sync(path)
-
-
-def sync(path: Path) -> None:
-    """Bring a file or the entries of a directory to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_path(path)

@@ -46,12 +46,12 @@ def publish(file: BinaryIO, target: Path) -> None:
     """Renames a file of `private_file(target)` to `target`, replacing what is there."""
     sync(file)
     Path(file.name).replace(target)
-    sync_directory(target.parent)
+    sync_path(target.parent)
 
 
-def sync_directory(directory: Path) -> None:
-    """Makes renames and removals in `directory` survive a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Brings a file, or the renames and removals in a directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -18,7 +18,7 @@ from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path
 from hpcgen.data.jsonl import Block, input_size, read_blocks, text_reader
 from hpcgen.data.tokenizer import Tokenizer
 from hpcgen.errors import HpcgenError
-from hpcgen.files import private_file, publish, sync, sync_directory
+from hpcgen.files import private_file, publish, sync, sync_path
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the input files done so far and their total."""
@@ -158,7 +158,7 @@ def _publish_pair(bin_file: BinaryIO, bin_target: Path, idx_file: BinaryIO, idx_
     sync(bin_file)
     sync(idx_file)
     idx_target.unlink(missing_ok=True)
-    sync_directory(idx_target.parent)
+    sync_path(idx_target.parent)
     publish(bin_file, bin_target)
     publish(idx_file, idx_target)
 
