@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hpcgen.config.loader import Run, configuration_directories, load_run
+from hpcgen.config.directories import configuration_directories
+from hpcgen.config.loader import Run, load_run
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.plan import Plan, plan
 from hpcgen.rendering.script import render_stage

@@ -117,6 +117,8 @@ class ParallelismConfig:
     """Reduces gradients over data-parallel ranks while the backward pass still runs."""
     overlap_param_gather: bool = False
     """Gathers updated parameters while the next forward pass runs; needs overlap_grad_reduce."""
+    use_sharp: bool = False
+    """Lets the InfiniBand switches add up the gradients of data-parallel ranks (SHARP); needs GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)

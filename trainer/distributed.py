@@ -93,6 +93,7 @@ def initialize(config: TrainerConfig, ranks: Ranks, environ: Mapping[str, str]) 
         context_parallel_size=layout.context_parallel_size,
         distributed_timeout_minutes=config.training.distributed_timeout_minutes,
         create_gloo_process_groups=False,
+        use_sharp=layout.use_sharp,
     )
     return ProcessGroupCollection.use_mpu_process_groups()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from hpcgen.cli.options import complete_clusters
 from hpcgen.errors import HpcgenError
 
 
@@ -14,12 +15,6 @@ def _complete_presets(context: click.Context, parameter: click.Parameter, incomp
     from hpcgen.config.presets import PRESETS
 
     return [name for name in PRESETS if name.startswith(incomplete)]
-
-
-def _complete_clusters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from hpcgen.config.loader import cluster_names
-
-    return [name for name in cluster_names() if name.startswith(incomplete)]
 
 
 @click.command("init")
@@ -32,7 +27,7 @@ def _complete_clusters(context: click.Context, parameter: click.Parameter, incom
     default="azure-ndv5",
     show_default=True,
     help="Cluster profile: a name or a path.",
-    shell_complete=_complete_clusters,
+    shell_complete=complete_clusters,
 )
 @click.option("--name", help="Name of the run.  [default: the file's name]")
 @click.option("--run-dir", help="Directory of the run, made now.  [default: runs/NAME beside the file]")

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hpcgen.config.stages import CLUSTER_STAGES, STAGES
+from hpcgen.errors import HpcgenError
+
+if TYPE_CHECKING:
+    from hpcgen.config.loader import Run
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-STAGES = ("tokenize", "train")
 
-
-def run_options(command: Command) -> Command:
-    """--config and --set: which run."""
-    command = click.option(
+def override_option(command: Command) -> Command:
+    """--set: values over the run file's."""
+    return click.option(
         "--set",
         "overrides",
         multiple=True,
         metavar="A.B=C",
         help="Override a value of the run file; may be given many times.",
     )(command)
+
+
+def run_options(command: Command) -> Command:
+    """--config and --set: which run."""
     return click.option(
         "-c",
         "--config",
@@ -30,7 +38,79 @@ def run_options(command: Command) -> Command:
         type=click.Path(path_type=Path),
         metavar="RUN.YAML",
         help="The run file.",
+    )(override_option(command))
+
+
+def run_or_cluster_options(command: Command) -> Command:
+    """--config, or --cluster with --run-dir for stages that need no model; and --set."""
+    command = click.option(
+        "-c",
+        "--config",
+        "config",
+        type=click.Path(path_type=Path),
+        metavar="RUN.YAML",
+        help="The run file.",
+    )(override_option(command))
+    command = click.option(
+        "--run-dir",
+        metavar="DIR",
+        help="With --cluster: the directory of logs and results.  [default: runs/CLUSTER]",
     )(command)
+    return click.option(
+        "--cluster",
+        metavar="PROFILE",
+        shell_complete=complete_clusters,
+        help="Instead of a run file, where no model is needed: the cluster profile.",
+    )(command)
+
+
+def stage_option(command: Command) -> Command:
+    """--stage: whose environment."""
+    return click.option(
+        "--stage", type=click.Choice(STAGES), default="train", show_default=True, help="The stage."
+    )(command)
+
+
+def complete_clusters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of profiles, for the shell's completion."""
+    from hpcgen.config.loader import cluster_names
+
+    return [name for name in cluster_names() if name.startswith(incomplete)]
+
+
+def read_run(
+    stage: str, config: Path | None, cluster: str | None, run_dir: str | None, overrides: tuple[str, ...]
+) -> Run:
+    """The run to plan `stage` of, from the options of `run_or_cluster_options`.
+
+    Raises:
+        HpcgenError: the options do not go together; the run file or the profile is wrong.
+    """
+    if config is None and cluster is not None and stage not in CLUSTER_STAGES:
+        hint = f"use -c run.yaml; with --cluster alone there are {', '.join(CLUSTER_STAGES)}"
+        raise HpcgenError(f"stage {stage} needs a run file", hint)
+    return read_run_or_cluster(config, cluster, run_dir, overrides)
+
+
+def read_run_or_cluster(
+    config: Path | None, cluster: str | None, run_dir: str | None, overrides: tuple[str, ...]
+) -> Run:
+    """The run that the options name, for commands that only look at it: a cluster alone serves every stage.
+
+    Raises:
+        HpcgenError: as `read_run`.
+    """
+    from hpcgen.config.loader import load_cluster_run, load_run
+
+    if (config is None) == (cluster is None):
+        raise HpcgenError("name a run file or a cluster, one of them", "-c run.yaml, or --cluster azure-ndv5")
+    if config is not None:
+        if run_dir is not None:
+            raise HpcgenError("--run-dir goes with --cluster", f"{config} has paths.run_dir; use --set")
+        return load_run(config, overrides)
+    assert cluster is not None
+    name = Path(cluster).name.removesuffix(".yaml")
+    return load_cluster_run(cluster, run_dir or f"runs/{name}", overrides)
 
 
 def templates_option(command: Command) -> Command:

@@ -7,24 +7,34 @@ from pathlib import Path
 
 import click
 
-from hpcgen.cli.options import STAGES, run_options, templates_option, warn
+from hpcgen.cli.options import read_run, run_or_cluster_options, templates_option, warn
+from hpcgen.config.stages import STAGES
 
 
 @click.command("render")
 @click.argument("stage", type=click.Choice(STAGES))
-@run_options
+@run_or_cluster_options
 @templates_option
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file, atomically."
 )
 def command(
-    stage: str, config: Path, overrides: tuple[str, ...], templates: tuple[Path, ...], output: Path | None
+    stage: str,
+    config: Path | None,
+    cluster: str | None,
+    run_dir: str | None,
+    overrides: tuple[str, ...],
+    templates: tuple[Path, ...],
+    output: Path | None,
 ) -> None:
-    """Render the batch script of STAGE: hpcgen render train -c run.yaml | sbatch"""
+    """Render the batch script of STAGE: hpcgen render train -c run.yaml | sbatch
+
+    The cluster's own stages need no run file: hpcgen render nccl-test --cluster azure-ndv5 | sbatch
+    """
     from hpcgen import api
     from hpcgen.files import write_text
 
-    plan = api.plan(api.load_run(config, overrides), [stage])
+    plan = api.plan(read_run(stage, config, cluster, run_dir, overrides), [stage])
     script = api.render(plan, stage, templates)
     warn(plan.warnings)
     unset = [name for name in plan.config.secrets if not os.environ.get(name)]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from hpcgen.cli.options import STAGES, run_options, templates_option, warn
+from hpcgen.cli.options import run_options, templates_option, warn
+from hpcgen.config.stages import SUBMITTED_STAGES
 
 if TYPE_CHECKING:
     from hpcgen.launchers.job import Progress
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("submit")
-@click.argument("stages", nargs=-1, required=True, type=click.Choice(STAGES))
+@click.argument("stages", nargs=-1, required=True, type=click.Choice(SUBMITTED_STAGES))
 @run_options
 @templates_option
 @click.option(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from hpcgen.cli.options import STAGES, run_options, warn
+from hpcgen.cli.options import run_options, warn
+from hpcgen.config.stages import STAGES
 
 
 @click.command("validate")

@@ -18,6 +18,8 @@ GpuRequest = Annotated[
     ),
 ]
 SlurmVersion = Annotated[str, Text(r"\d{2}\.\d{2}(\.\d+)*", 'a Slurm version such as "25.11"')]
+HostName = Annotated[str, Text(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?", "the name of a host")]
+Argument = Annotated[str, Text(r".{1,1000}", "a word of 1 to 1000 characters")]
 GroupName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "the name of a Unix group")]
 
 
@@ -65,6 +67,14 @@ class ClusterConfig:
     """Environment variables of every job, over those of the node type."""
     scratch: MountPath = "/tmp"
     """Node-local directory for caches and temporary files; it exists on every node."""
+    login_host: HostName | None = None
+    """Host that users log in to, for the ssh tunnel to TensorBoard; null prints a placeholder."""
+    health_command: tuple[Argument, ...] = ()
+    """The site's own check of a node, as words; it runs on every node and its exit status counts."""
+    nccl_tests: MountPath | None = None
+    """NVIDIA's all_reduce_perf, where the tasks see it; null measures with torch.distributed."""
+    nccl_baseline: MountPath | None = None
+    """File with the bandwidths that this cluster is known to reach, kept by the nccl-test stage."""
     storage_write_gb_s: PositiveFloat | None = None
     """Bandwidth at which a checkpoint is written (GB/s, all nodes together); null assumes 1."""
     startup_time_s: Count = 300

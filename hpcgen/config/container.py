@@ -23,6 +23,10 @@ Image = Annotated[
 ]
 
 
+Runtime = Literal["pyxis", "enroot", "none"]
+TorchVersion = Annotated[str, Text(r"\d+\.\d{1,2}", 'a PyTorch version such as "2.7"')]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mount:
     """One host directory or file shown in the container."""
@@ -43,10 +47,14 @@ class ContainerConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
-    runtime: Literal["pyxis", "none"] | None = None
-    """pyxis runs tasks in an enroot container through srun; none runs them on the host."""
+    runtime: Runtime | None = None
+    """pyxis runs tasks in a container through srun; enroot does it without pyxis; none runs them on the host."""
     image: Image | None = None
-    """A .sqsh file or a registry reference; needed with pyxis."""
+    """A .sqsh file, or with pyxis a registry reference; needed with pyxis and enroot."""
+    copy_image: bool | None = None
+    """Copies a .sqsh to the node's scratch once, and starts from there; a copy is kept for later jobs."""
+    torch_version: TorchVersion | None = None
+    """PyTorch of the tasks ("2.7"), where it cannot be told from the tag of NVIDIA's image: some variables changed."""
     mounts: tuple[Mount, ...] = ()
     """Added to the cluster's mounts. Run, data, checkpoint and code directories are mounted without being named."""
     writable: bool | None = None

@@ -10,14 +10,15 @@ from pathlib import Path
 
 from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.directories import configuration_directories
 from hpcgen.config.document import Document
 from hpcgen.config.fields import FilePath, constraint_problems
 from hpcgen.config.node_type import NodeType
+from hpcgen.config.node_types import find_node_type, load_node_type, unknown_node_type
 from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import build, describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
-from hpcgen.resources import shipped
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,28 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         HpcgenError: a file that can't be read.
     """
     path = Path(path)
-    document = documents.read(path)
+    return _load(documents.read(path), path.absolute().parent, overrides)
+
+
+def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) -> Run:
+    """A run for the cluster's own stages (nccl-test, node-health, ...), which need a cluster and a directory alone.
+
+    What a run file must say besides is filled in, and those stages do not look at it.
+
+    Raises:
+        ConfigErrors, HpcgenError: as `load_run`.
+    """
+    values = {
+        "name": Path(cluster).name.removesuffix(".yaml"),
+        "cluster": cluster,
+        "preset": "tiny",
+        "paths": {"run_dir": run_dir},
+        "data": {"mock": True},
+    }
+    return _load(documents.constant(values, "the command line"), Path.cwd(), overrides)
+
+
+def _load(document: Document, directory: Path, overrides: Sequence[str]) -> Run:
     for assignment in [overrides] if isinstance(overrides, str) else overrides:
         document = documents.merge(document, documents.override(assignment))
     messages: list[str] = []
@@ -64,7 +86,6 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
             problem for problem in problems if problem.path != "preset" and problem.reason != "is missing"
         )
     messages += [describe(problem, document) for problem in problems]
-    directory = path.absolute().parent
     cluster = None
     name = document.get("cluster")
     if isinstance(name, str) and not any(constraint_problems(FilePath, name)):
@@ -108,12 +129,6 @@ def cluster_directories() -> list[Path]:
     ]
 
 
-def configuration_directories(kind: str) -> list[Path]:
-    """The user's and the system's folder for one kind of file ("clusters", "templates")."""
-    user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return [user / "hpcgen" / kind, Path("/etc/hpcgen") / kind]
-
-
 def cluster_names() -> list[str]:
     """Names of all profiles that can be found."""
     found = {
@@ -152,17 +167,15 @@ def _cluster(name: str, asked: Document, directory: Path, messages: list[str]) -
     messages += [describe(problem, document) for problem in built.problems]
     if built.config is None or built.problems:
         return None
-    known = sorted(path.stem for path in shipped("topologies").glob("*.yaml"))
-    if built.config.node_type not in known:
-        problem = Problem("node_type", "is not a node type", f"use one of {', '.join(known)}")
-        messages.append(describe(problem, document))
+    if find_node_type(built.config.node_type) is None:
+        messages.append(describe(unknown_node_type("node_type"), document))
         return None
-    facts = documents.read(shipped("topologies") / f"{built.config.node_type}.yaml")
-    node_type = build(NodeType, facts)
-    messages += [describe(problem, facts) for problem in node_type.problems]
-    if node_type.config is None or node_type.problems:
+    try:
+        node_type = load_node_type(built.config.node_type)
+    except ConfigErrors as error:
+        messages += error.messages
         return None
-    return _Cluster(built.config, node_type.config, document)
+    return _Cluster(built.config, node_type, document)
 
 
 def _cluster_document(name: str, asked: Document, directory: Path, messages: list[str]) -> Document | None:

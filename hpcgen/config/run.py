@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from hpcgen.config.container import ContainerConfig
 from hpcgen.config.fields import EnvironmentName, FilePath, Name, RunPath
+from hpcgen.config.image import ImageConfig
+from hpcgen.config.preflight import PreflightConfig
 from hpcgen.config.slurm import SlurmConfig
 from hpcgen.config.tokenizer import TokenizerConfig
 from trainer.config import (
@@ -81,8 +83,12 @@ class RunConfig:
     """Environment variables of the job, over those of node type and cluster."""
     container: ContainerConfig = field(default_factory=ContainerConfig)
     """The container that stages run in."""
+    image: ImageConfig = field(default_factory=ImageConfig)
+    """The image that the image stage makes."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """What each stage asks of Slurm."""
+    preflight: PreflightConfig = field(default_factory=PreflightConfig)
+    """Checks of the nodes before training starts on them, and nodes in reserve."""
     data: DataConfig = field(default_factory=DataConfig)
     """Corpus, tokenizer and blend."""
     model: ModelConfig

@@ -49,7 +49,15 @@ class SlurmConfig:
 
     defaults: StageSettings = field(default_factory=StageSettings)
     """For every stage that does not say otherwise."""
+    image: StageSettings = field(default_factory=StageSettings)
+    """For making the container image."""
     tokenize: StageSettings = field(default_factory=StageSettings)
     """For the tokenizing stage."""
     train: StageSettings = field(default_factory=StageSettings)
     """For the training stage."""
+    nccl_test: StageSettings = field(default_factory=StageSettings)
+    """For the measurement of the network between GPUs."""
+    node_health: StageSettings = field(default_factory=StageSettings)
+    """For the check of nodes."""
+    tensorboard: StageSettings = field(default_factory=StageSettings)
+    """For TensorBoard over the run directory."""

@@ -17,7 +17,7 @@ from hpcgen.rendering.script import Script, render_stage
 TASK_LOGS = ('say "the tasks\' own logs: $run_dir/submitit/${SLURM_JOB_ID}_*_log.out"',)
 """submitit gives every task a file of its own, and the job's log does not have them."""
 
-SRUN_AS_A_STEP = ('srun() { ((terminated)) || run_step command srun "$@"; }',)
+SRUN_AS_A_STEP = ('srun() { ((terminated)) || launch "$@"; }',)
 """submitit's srun line then runs as the script's: in the background, so that traps work; not when cancelled."""
 
 
@@ -52,7 +52,7 @@ def _submit(plan: Plan, stage: StagePlan, script: Script, run_dir: Path, after: 
 
 def task_python(stage: StagePlan) -> str:
     """The shell words with which the rendered script too starts its Python."""
-    return f'env "${{task_environment[@]}}" {stage.python}'
+    return f'"${{container[@]}}" env "${{task_environment[@]}}" {stage.python}'
 
 
 def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> dict[str, Any]:
@@ -65,7 +65,6 @@ def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> 
             value.strip('"') if equals else True
         )
     dependency = {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"} if after else {}
-    container = stage.container.srun_flags() if stage.container else ()
     return {
         # these two tell submitit how many tasks to expect results of
         "nodes": stage.allocation.nodes,
@@ -75,7 +74,7 @@ def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> 
         "additional_parameters": options | dependency,
         "setup": [*setup, *TASK_LOGS, *SRUN_AS_A_STEP],
         "teardown": teardown,
-        "srun_args": [*stage.allocation.srun_options(), *container],
+        "srun_args": [*stage.allocation.srun_options()],
     }
 
 

@@ -5,16 +5,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import seconds, slurm_time
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import StageSettings
+from hpcgen.config.stages import GPU_STAGES, section
 from hpcgen.errors import Problem
 
 MAX_RESTARTS = 100
+SINGLE_TASK_STAGES = frozenset(("image", "tokenize", "tensorboard"))
+"""Stages of one process."""
+TENSORBOARD_CPUS = 2
+"""TensorBoard shares its node with other jobs: one CPU reads event files, one answers."""
+
+DEFAULT_TIMES = {
+    "image": "2:00:00",
+    "nccl-test": "30:00",
+    "node-health": "30:00",
+    "tensorboard": "8:00:00",
+}
+"""Time limits of stages whose length does not depend on the run, when nobody gives one."""
 
 OLDEST_SLURM = (20, 11)
 """Since then --exclusive, step resources and requeue signals are what the scripts expect."""
@@ -35,6 +48,7 @@ class Allocation:
     """The nodes and tasks of one stage, and how they are asked for."""
 
     nodes: int
+    """Nodes that the step runs on."""
     ntasks_per_node: int
     cpus_per_task: int | None
     gpus_per_node: int
@@ -45,6 +59,8 @@ class Allocation:
     settings: StageSettings
     """The names that go to Slurm as they are: partition, account, qos, reservation, constraint."""
     cpu_masks: tuple[str, ...] = ()
+    spare_nodes: int = 0
+    """Nodes of the job beyond `nodes`, which take over from bad ones."""
 
     @property
     def num_tasks(self) -> int:
@@ -59,7 +75,9 @@ class Allocation:
     def resource_options(self) -> dict[str, str | bool]:
         """sbatch's long options that ask for resources; True stands for an option without a value."""
         options: dict[str, str | bool | None] = {
-            "nodes": str(self.nodes),
+            "nodes": str(self.nodes + self.spare_nodes),
+            # else the first dead node ends the job, spares and all
+            "no-kill": self.spare_nodes > 0 or None,
             "ntasks-per-node": str(self.ntasks_per_node),
             "cpus-per-task": _text(self.cpus_per_task),
             **self._gpu_options(),
@@ -102,12 +120,12 @@ def _text(value: int | None) -> str | None:
 
 def stage_settings(stage: str, config: RunConfig, cluster: ClusterConfig) -> StageSettings:
     """The settings of a stage: its own, else `slurm.defaults`, else the cluster's."""
-    layers = (getattr(config.slurm, stage), config.slurm.defaults, cluster.slurm)
-    chosen = {}
+    layers = (getattr(config.slurm, section(stage)), config.slurm.defaults, cluster.slurm)
+    chosen: dict[str, Any] = {}
     for field in dataclasses.fields(StageSettings):
         given = (getattr(layer, field.name) for layer in layers)
         chosen[field.name] = next((value for value in given if value is not None), None)
-    return StageSettings(**chosen)
+    return StageSettings(**{**chosen, "time": chosen["time"] or DEFAULT_TIMES.get(stage)})
 
 
 @dataclass(frozen=True)
@@ -124,33 +142,42 @@ class Place:
 
 def place_of(stage: str, name: str, config: RunConfig, cluster: ClusterConfig) -> Place:
     """Where the value of a stage's setting comes from; where nobody wrote one, the stage's own section."""
-    if getattr(getattr(config.slurm, stage), name) is None:
+    if getattr(getattr(config.slurm, section(stage)), name) is None:
         if getattr(config.slurm.defaults, name) is not None:
             return Place(f"slurm.defaults.{name}")
         if getattr(cluster.slurm, name) is not None:
             return Place(f"slurm.{name}", "cluster")
-    return Place(f"slurm.{stage}.{name}")
+    return Place(f"slurm.{section(stage)}.{name}")
 
 
 def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_type: NodeType) -> Allocation:
-    """The allocation of `stage`; a training stage takes every GPU of its nodes, other stages none."""
+    """The allocation of `stage`; the stages of GPU_STAGES take every GPU of their nodes, others none."""
     settings = stage_settings(stage, config, cluster)
-    gpus = node_type.gpus_per_node if stage == "train" else 0
-    tasks = settings.ntasks_per_node or gpus or 1
-    cpus = settings.cpus_per_task
-    if cpus is None and node_type.cpus_per_node:
-        cpus = max(1, node_type.cpus_per_node // tasks)
+    gpus = _gpus(stage, node_type)
+    single = stage in SINGLE_TASK_STAGES
+    tasks = 1 if single else settings.ntasks_per_node or gpus or 1
     return Allocation(
-        nodes=settings.nodes or 1,
+        nodes=1 if single else settings.nodes or 1,
         ntasks_per_node=tasks,
-        cpus_per_task=cpus,
+        cpus_per_task=settings.cpus_per_task or _cpus_per_task(stage, tasks, node_type),
         gpus_per_node=0 if cluster.gres == "none" else gpus,
         gres=cluster.gres,
-        exclusive=node_type.exclusive,
+        exclusive=node_type.exclusive and stage != "tensorboard",
         time_s=seconds(settings.time) if settings.time else 0,
         settings=settings,
         cpu_masks=node_type.cpu_masks if gpus and tasks == len(node_type.cpu_masks) else (),
+        spare_nodes=config.preflight.spare_nodes if stage == "train" else 0,
     )
+
+
+def _cpus_per_task(stage: str, tasks: int, node_type: NodeType) -> int | None:
+    if stage == "tensorboard":
+        return TENSORBOARD_CPUS
+    return max(1, node_type.cpus_per_node // tasks) if node_type.cpus_per_node else None
+
+
+def _gpus(stage: str, node_type: NodeType) -> int:
+    return node_type.gpus_per_node if stage in GPU_STAGES else 0
 
 
 def allocation_problems(
@@ -168,10 +195,18 @@ def allocation_problems(
     elif seconds(settings.time) == 0:
         reason = "means no limit to Slurm, and a job without a limit is never warned"
         yield place("time").problem(reason, "write a limit")
-    yield from _partition_problems(settings, cluster, place)
-    yield from _task_problems(settings, node_type.gpus_per_node if stage == "train" else 0, node_type, place)
+    allocation = make_allocation(stage, config, cluster, node_type)
+    yield from _partition_problems(allocation, cluster, place)
+    yield from _task_problems(allocation, node_type, place)
+    yield from _single_node_problems(stage, settings, place)
     for index, directive in enumerate(settings.extra_directives or ()):
         option = directive[2:].partition("=")[0]
+        if option.startswith("container"):
+            where = place("extra_directives")
+            item = Place(f"{where.path}[{index}]", where.file)
+            reason = "runs the batch script itself in a container, where no srun is"
+            yield item.problem(reason, "use the section container, and remove this")
+            continue
         # sbatch takes any beginning of an option for the option
         if own := next((name for name in sorted(OWN_OPTIONS) if name.startswith(option)), None):
             where = place("extra_directives")
@@ -182,9 +217,10 @@ def allocation_problems(
 
 
 def _task_problems(
-    settings: StageSettings, gpus: int, node_type: NodeType, place: Callable[[str], Place]
+    allocation: Allocation, node_type: NodeType, place: Callable[[str], Place]
 ) -> Iterator[Problem]:
-    tasks, cpus = settings.ntasks_per_node or gpus or 1, settings.cpus_per_task or 1
+    settings, gpus = allocation.settings, allocation.gpus_per_node
+    tasks, cpus = allocation.ntasks_per_node, settings.cpus_per_task or 1
     if gpus and tasks > gpus:
         reason = f"is more than the {gpus} GPUs of a node: each rank needs its own"
         yield place("ntasks_per_node").problem(reason, f"use at most {gpus}")
@@ -194,9 +230,22 @@ def _task_problems(
         yield where.problem(reason, f"use at most {node_type.cpus_per_node // tasks or 1} CPUs a task")
 
 
-def _partition_problems(
-    settings: StageSettings, cluster: ClusterConfig, place: Callable[[str], Place]
+def _single_node_problems(
+    stage: str, settings: StageSettings, place: Callable[[str], Place]
 ) -> Iterator[Problem]:
+    if stage not in SINGLE_TASK_STAGES:
+        return
+    for name in ("nodes", "ntasks_per_node"):
+        # what is given for all stages is not meant for this one
+        where = place(name)
+        if (getattr(settings, name) or 1) > 1 and where.path.startswith(f"slurm.{section(stage)}."):
+            yield where.problem(f"is more than the one that stage {stage} uses", "leave it out")
+
+
+def _partition_problems(
+    allocation: Allocation, cluster: ClusterConfig, place: Callable[[str], Place]
+) -> Iterator[Problem]:
+    settings, nodes = allocation.settings, allocation.nodes + allocation.spare_nodes
     for name in (settings.partition or "").split(",") if cluster.partitions else ():
         if not name:
             continue
@@ -208,8 +257,11 @@ def _partition_problems(
         reason = f"is more than partition {name} allows"
         if limits.max_time and settings.time and seconds(settings.time) > seconds(limits.max_time):
             yield place("time").problem(reason, f"use at most {limits.max_time}")
-        if limits.max_nodes and (settings.nodes or 1) > limits.max_nodes:
-            yield place("nodes").problem(reason, f"use at most {limits.max_nodes}")
+        if limits.max_nodes and nodes > limits.max_nodes:
+            spares = (
+                f" with {allocation.spare_nodes} of preflight.spare_nodes" if allocation.spare_nodes else ""
+            )
+            yield place("nodes").problem(reason + spares, f"use at most {limits.max_nodes}{spares}")
 
 
 def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:

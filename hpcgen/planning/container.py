@@ -1,46 +1,74 @@
-"""How a stage's tasks are wrapped: pyxis flags for srun, or nothing."""
+"""How a stage's tasks are wrapped: one model of image, mounts, environment and options for every runtime."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.container import MOUNTABLE, Mount
+from hpcgen.config.container import MOUNTABLE, Mount, Runtime
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import show
 from hpcgen.errors import HpcgenError, Problem
+from hpcgen.planning.software import runtime
+
+CONTAINER_NAME = "hpcgen"
+"""Name of the container that runtime enroot makes on each node, in a data directory of the job's own."""
+
+ENROOT_START = (
+    "names=(); while read -r name; do "
+    'case $name in SLURM_* | SLURMD_* | SUBMITIT_* | CUDA_VISIBLE_DEVICES) names+=(--env "$name") ;; esac; '
+    'done < <(compgen -e); exec enroot start "${names[@]}" "$@"'
+)
+"""enroot passes no variable that is not named; which ones Slurm set is known in the task alone."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """What pyxis needs for one stage."""
+    """The container of one stage."""
 
+    runtime: Runtime
     image: str
-    mounts: tuple[str, ...]
-    """SOURCE:TARGET or SOURCE:TARGET:ro."""
+    """A .sqsh, or a reference to a registry in the form that every enroot takes."""
+    mounts: tuple[Mount, ...]
+    """Each with a target; a directory stands before what lies in it."""
     workdir: str
     writable: bool
     environment: tuple[str, ...]
     """Names: a variable that the image sets wins over the job's unless it is named."""
+    copy_image: bool
+    """The image is copied to each node's scratch first."""
 
-    def srun_flags(self) -> tuple[str, ...]:
-        """pyxis's options. The mounts are one option: of several, only the last would count."""
+    def words(self) -> tuple[str, ...]:
+        """What stands between srun's options and the command: pyxis's options but for the image, or enroot's call."""
+        return self._pyxis() if self.runtime == "pyxis" else self._enroot()
+
+    def _pyxis(self) -> tuple[str, ...]:
+        """The mounts are one option: of several, only the last would count."""
+        mounts = (f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in self.mounts)
         return (
-            f"--container-image={self.image}",
-            f"--container-mounts={','.join(self.mounts)}",
+            f"--container-mounts={','.join(mounts)}",
             f"--container-workdir={self.workdir}",
             "--no-container-mount-home",
             "--container-writable" if self.writable else "--container-readonly",
             f"--container-env={','.join(self.environment)}",
         )
 
-
-def runtime(config: RunConfig, cluster: ClusterConfig) -> str:
-    """The container runtime of the run: its own choice, else the cluster's, else none."""
-    return config.container.runtime or cluster.container.runtime or "none"
+    def _enroot(self) -> tuple[str, ...]:
+        """Mounts are colon-separated lines of fstab. enroot has no option for the working directory."""
+        return (
+            *("bash", "-c", ENROOT_START, "enroot_start"),
+            *(["--rw"] if self.writable else []),
+            *(
+                f"--mount={m.source}:{m.target}:none:x-create=auto,rbind{',ro' if m.read_only else ''}"
+                for m in self.mounts
+            ),
+            *(f"--env={name}" for name in self.environment),
+            *(CONTAINER_NAME, "env", f"--chdir={self.workdir}"),
+        )
 
 
 def make_container(
@@ -54,23 +82,37 @@ def make_container(
     """The container of a stage that writes to and reads from these host paths; None with runtime none.
 
     Raises:
-        HpcgenError: pyxis cannot mount one of the paths.
+        HpcgenError: one of the paths cannot be mounted.
     """
-    if runtime(config, cluster) == "none":
+    asked = runtime(config, cluster)
+    if asked == "none":
         return None
     run, site = config.container, cluster.container
-    image = run.image or site.image or ""
-    writable = next((given for given in (run.writable, site.writable) if given is not None), False)
     return Container(
-        image=image,
+        runtime=asked,
+        image=image_reference(run.image or site.image or ""),
         mounts=_mounts([*site.mounts, *run.mounts], writes, reads),
         workdir=run.workdir or site.workdir or config.paths.run_dir,
-        writable=writable,
+        writable=_first(run.writable, site.writable),
         environment=tuple(sorted(set(environment))),
+        copy_image=_first(run.copy_image, site.copy_image),
     )
 
 
-def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> tuple[str, ...]:
+def _first(*given: bool | None) -> bool:
+    return next((value for value in given if value is not None), False)
+
+
+def image_reference(image: str) -> str:
+    """The image as every enroot takes it.
+
+    "REGISTRY#IMAGE:TAG@sha256:..." becomes "REGISTRY#IMAGE:sha256:...": enroot knows "@" since 4.0 only, and all of
+    them put what follows ":" into the registry's URL, where a digest may stand for a tag (enroot, src/docker.sh).
+    """
+    return re.sub(r"(:[A-Za-z0-9._-]+)?@(sha256:[0-9a-f]{64})$", r":\2", image)
+
+
+def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> tuple[Mount, ...]:
     """The given mounts and what the stage needs that they do not show already under its own path.
 
     A directory stands before what lies in it, since a later mount hides an earlier one below it.
@@ -83,7 +125,9 @@ def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> 
             if not any(_shows(mount, path, read_only) for mount in mounts):
                 mounts.append(Mount(source=path, read_only=read_only))
     mounts.sort(key=_target)
-    return tuple(f"{mount.source}:{_target(mount)}{':ro' if mount.read_only else ''}" for mount in mounts)
+    return tuple(
+        Mount(source=mount.source, target=_target(mount), read_only=mount.read_only) for mount in mounts
+    )
 
 
 def _require_mountable(path: str, source: str) -> None:
@@ -111,39 +155,63 @@ def _shows(mount: Mount, path: str, read_only: bool) -> bool:
 
 
 def container_warnings(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    """An image that is known to lack what a job needs."""
+    """An image that is known to lack what a job needs, or whose tag may name another one tomorrow."""
     image = config.container.image or cluster.container.image or ""
-    if runtime(config, cluster) == "pyxis" and "nvidia/pytorch" in image and not cluster.code_dir:
-        file: Literal["run", "cluster"] = "run" if config.container.image else "cluster"
+    if runtime(config, cluster) == "none":
+        return
+    file: Literal["run", "cluster"] = "run" if config.container.image else "cluster"
+    if "nvidia/pytorch" in image and not cluster.code_dir:
         reason = "holds neither Megatron-Core nor hpcgen, and the cluster profile names no code_dir"
         hint = "run hpcgen install-code and name its directory as code_dir, or use an image of your own"
         yield Problem("container.image", reason, hint, file)
+    if not image.endswith(".sqsh") and "@sha256:" not in image and "nvcr.io#nvidia/" not in image:
+        reason = "is named by a tag, which may mean another image tomorrow"
+        yield Problem("container.image", reason, "add its digest: IMAGE:TAG@sha256:...", file)
 
 
 def container_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    """What pyxis refuses, or accepts and gets wrong: no image, an image without pyxis, two mounts on one target."""
-    run, site = config.container, cluster.container
+    """What pyxis refuses, or accepts and gets wrong: no image, an image without a runtime, two mounts on one target."""
     if runtime(config, cluster) == "none":
-        for key in ("image", "workdir"):
-            if getattr(run, key) is not None:
-                yield Problem(
-                    f"container.{key}",
-                    "has no effect with runtime none",
-                    "set container.runtime: pyxis, or remove it",
-                )
-        if run.mounts:
-            yield Problem(
-                "container.mounts",
-                "have no effect with runtime none",
-                "set container.runtime: pyxis, or remove them",
-            )
-        return
-    if not (run.image or site.image):
+        yield from _unused(config)
+    else:
+        yield from _image_problems(config, cluster)
+        yield from _target_problems(config, cluster)
+
+
+def _unused(config: RunConfig) -> Iterator[Problem]:
+    for key in ("image", "workdir", "mounts", "copy_image", "writable"):
+        if getattr(config.container, key):
+            verb, it = ("have", "them") if key == "mounts" else ("has", "it")
+            hint = f"set container.runtime: pyxis or enroot, or remove {it}"
+            yield Problem(f"container.{key}", f"{verb} no effect with runtime none", hint)
+
+
+def _image_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+    image = config.container.image or cluster.container.image
+    file: Literal["run", "cluster"] = "run" if config.container.image or not image else "cluster"
+    if not image:
         yield Problem("container.image", "is missing", "name a .sqsh file or REGISTRY#IMAGE:TAG")
-    taken = {_target(mount) for mount in site.mounts}
-    for index, mount in enumerate(run.mounts):
-        target = _target(mount)
-        if target in taken:
-            path = f"container.mounts[{index}].{'target' if mount.target else 'source'}"
-            yield Problem(path, "is the target of another mount; pyxis would take one of them silently")
-        taken.add(target)
+    elif image.endswith(".sqsh"):
+        return
+    elif runtime(config, cluster) == "enroot":
+        reason = "is in a registry, from which every node would fetch it; runtime enroot starts a .sqsh"
+        yield Problem("container.image", reason, "make one: hpcgen render image", file)
+    elif _first(config.container.copy_image, cluster.container.copy_image):
+        where: Literal["run", "cluster"] = "cluster" if config.container.copy_image is None else "run"
+        reason = f"has no effect on {image}, which is no .sqsh"
+        yield Problem("container.copy_image", reason, "make one: hpcgen render image", where)
+
+
+def _target_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+    taken: set[str] = set()
+    sections: tuple[tuple[Literal["run", "cluster"], tuple[Mount, ...]], ...] = (
+        ("cluster", cluster.container.mounts),
+        ("run", config.container.mounts),
+    )
+    for file, mounts in sections:
+        for index, mount in enumerate(mounts):
+            if _target(mount) in taken:
+                path = f"container.mounts[{index}].{'target' if mount.target else 'source'}"
+                reason = "is the target of another mount; pyxis would take one of them silently"
+                yield Problem(path, reason, "give it another target", file)
+            taken.add(_target(mount))

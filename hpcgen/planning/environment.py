@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.node_type import NodeType
+from hpcgen.config.document import Document
+from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
+from hpcgen.config.stages import GPU_STAGES
 from hpcgen.errors import Problem
+from hpcgen.planning.software import LAST_RELEASE_WITH_SHARP, holds_for, ngc_release, runtime, torch_version
 from trainer.config import ParallelismConfig
 
 SECRET = re.compile(
@@ -17,7 +22,10 @@ SECRET = re.compile(
 )
 """Names of secrets; TOKENIZERS_PARALLELISM is none."""
 
-SET_BY_THE_SCRIPT = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TRAINER_CONFIG", "TRAINER_STOP_FILE")
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+"""Where the ranks meet: the script of every stage with ranks computes them."""
+
+SET_BY_THE_SCRIPT = (*RENDEZVOUS, "TRAINER_CONFIG", "TRAINER_STOP_FILE")
 """Known only when the job runs: the script computes them."""
 
 ON_SCRATCH = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
@@ -47,100 +55,200 @@ RESERVED = frozenset(
 
 RESERVED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "BASH")
 
+LEAKED = (
+    *(
+        "NCCL_*",
+        "UCX_*",
+        "SHARP_*",
+        "NVTE_*",
+        "TORCH_*",
+        "TORCHINDUCTOR_*",
+        "PYTORCH_*",
+        "GLOO_*",
+        "OMPI_MCA_*",
+    ),
+    *("MELLANOX_*", "NVIDIA_*", "CUDA_DEVICE_*", "OMP_*", "TORCHELASTIC_*", "PYTHONPATH", "PYTHONHOME"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""What a submitting shell leaks into a job and would change it: the script unsets it first."""
 
-@dataclass(frozen=True)
+
+Layer = Literal["built-in", "node type", "stage", "cluster", "run file", "override"]
+
+LAYERS: tuple[Layer, ...] = get_args(Layer)
+"""Lowest first: what is given later wins."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Variable:
-    """One environment variable: `layer` is built-in, node type, cluster or run file; `why` is for the reader."""
+    """One environment variable of a stage, and what it won over."""
 
     name: str
     value: str
-    layer: str
+    layer: Layer
     why: str
+    """For the reader of the script."""
+    origin: str
+    """Where the value is written: a file and line, `--set ...`, or the public source of a fact."""
+    hides: tuple[Variable, ...] = ()
+    """Values of lower layers that this one replaced, lowest first."""
 
 
-def stage_environment(
-    stage: str, config: RunConfig, cluster: ClusterConfig, node_type: NodeType, *, runtime: str
-) -> tuple[Variable, ...]:
-    """The variables that the script exports, lower layers first laid down and higher ones over them, by name."""
-    layers = [_built_in(stage, config, cluster, node_type)]
-    if stage == "train" and node_type.device == "cuda":
-        layers.append(
-            Variable(name, fact.value, "node type", fact.why) for name, fact in node_type.environment.items()
-        )
-    elif runtime == "pyxis":
-        layers.append(iter(_WITHOUT_DEVICES))
-    layers.append(_given(cluster.environment, "cluster", "set by the cluster profile"))
-    layers.append(_given(config.environment, "run file", "set by the run file"))
-    merged = {variable.name: variable for layer in layers for variable in layer}
+def stage_environment(stage: str, run: Run, config: RunConfig) -> tuple[Variable, ...]:
+    """The variables that the script of a stage exports, by name.
+
+    `config` is the run file with absolute paths; `run` says where its values are written.
+    """
+    layers = (
+        _built_in(run),
+        _of_node_type(stage, run, config),
+        _of_stage(stage, run, config),
+        _given(run.cluster.environment, "cluster", run.cluster_document),
+        _given(config.environment, "run file", run.document),
+    )
+    merged: dict[str, Variable] = {}
+    for variable in itertools.chain.from_iterable(layers):
+        below = merged.get(variable.name)
+        if below is not None:
+            plain = dataclasses.replace(below, hides=())
+            variable = dataclasses.replace(variable, hides=(*below.hides, plain))
+        merged[variable.name] = variable
     return tuple(merged[name] for name in sorted(merged))
 
 
-_WITHOUT_DEVICES = (
-    Variable(
-        "NVIDIA_VISIBLE_DEVICES",
-        "void",
-        "built-in",
-        "This stage uses no GPU; enroot's 98-nvidia hook is skipped.",
-    ),
-    Variable(
-        "MELLANOX_VISIBLE_DEVICES",
-        "void",
-        "built-in",
-        "This stage uses no InfiniBand; enroot's 99-mellanox hook fails on nodes without.",
-    ),
-)
+def _built_in(run: Run) -> Iterator[Variable]:
+    """What every stage on every cluster has."""
+    yield _own("built-in", "PYTHONUNBUFFERED", "1", "Log lines appear when they are printed.")
+    yield _own("built-in", "PYTHONNOUSERSITE", "1", "Packages in ~/.local must not shadow the image's.")
+    if run.cluster.code_dir:
+        why = "The code that hpcgen install-code put there comes first."
+        yield _own("built-in", "PYTHONPATH", run.cluster.code_dir, why)
 
 
-def _built_in(
-    stage: str, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
-) -> Iterator[Variable]:
-    def built_in(name: str, value: str, why: str) -> Variable:
-        return Variable(name, value, "built-in", why)
+def _of_node_type(stage: str, run: Run, config: RunConfig) -> Iterator[Variable]:
+    """The facts of the node type that hold for this stage, runtime and PyTorch."""
+    if not uses_gpus(stage, run):
+        return
+    facts = list(run.node_type.environment.items())
+    if config.parallelism.use_sharp:
+        facts += run.node_type.sharp.items()
+    asked, torch = runtime(config, run.cluster), torch_version(config, run.cluster)
+    for name, fact in facts:
+        for_stage = not fact.stages or stage in fact.stages
+        for_runtime = not fact.runtimes or asked in fact.runtimes
+        if for_stage and for_runtime and holds_for(fact.torch, torch):
+            origin = f"{run.cluster.node_type}: {fact.source}"
+            yield Variable(name=name, value=fact.value, layer="node type", why=fact.why, origin=origin)
 
-    yield built_in("PYTHONUNBUFFERED", "1", "Log lines appear when they are printed.")
-    yield built_in("PYTHONNOUSERSITE", "1", "Packages in ~/.local must not shadow the image's.")
-    if cluster.code_dir:
-        yield built_in(
-            "PYTHONPATH", cluster.code_dir, "The code that hpcgen install-code put there comes first."
+
+def _of_stage(stage: str, run: Run, config: RunConfig) -> Iterator[Variable]:
+    """What the stage itself needs."""
+    if stage == "train":
+        yield from _training(config)
+    if uses_gpus(stage, run):
+        yield from _nccl(stage, config)
+    elif runtime(config, run.cluster) != "none":
+        why = "This stage uses no GPU; enroot's 98-nvidia hook is skipped."
+        yield _own("stage", "NVIDIA_VISIBLE_DEVICES", "void", why, "NVIDIA enroot, conf/hooks/98-nvidia.sh")
+        why = "This stage uses no InfiniBand; enroot's 99-mellanox hook fails on nodes without."
+        yield _own(
+            "stage", "MELLANOX_VISIBLE_DEVICES", "void", why, "NVIDIA enroot, conf/hooks/99-mellanox.sh"
         )
+
+
+def _training(config: RunConfig) -> Iterator[Variable]:
+    yield _own("stage", "OMP_NUM_THREADS", "1", "One thread a rank: more fight over the rank's CPUs.")
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        yield _own("stage", name, "1", "No rank may ask a hub while GPUs wait.")
+
+
+def _nccl(stage: str, config: RunConfig) -> Iterator[Variable]:
+    if stage == "nccl-test" and config.parallelism.use_sharp:
+        why = "The whole test uses SHARP; in training Megatron-Core sets it for one process group alone."
+        yield _own("stage", "NCCL_COLLNET_ENABLE", "1", why, "Megatron-Core, parallel_state.py")
     if stage != "train":
         return
-    yield built_in("OMP_NUM_THREADS", "1", "One thread a rank: more fight over the rank's CPUs.")
-    yield built_in("HF_HUB_OFFLINE", "1", "No rank may ask a hub while GPUs wait.")
-    yield built_in("TRANSFORMERS_OFFLINE", "1", "No rank may ask a hub while GPUs wait.")
-    if node_type.device == "cuda":
-        yield from _nccl(config.parallelism, config.paths.run_dir)
-
-
-def _nccl(parallelism: ParallelismConfig, run_dir: str) -> Iterator[Variable]:
-    def built_in(name: str, value: str, why: str) -> Variable:
-        return Variable(name, value, "built-in", why)
-
-    if parallelism.tensor_model_parallel_size > 1 or parallelism.context_parallel_size > 1:
+    if overlaps(config.parallelism):
         why = (
             "Keeps communication ahead of compute with TP or CP before Blackwell (Megatron-LM, arguments.py)."
         )
-        yield built_in("CUDA_DEVICE_MAX_CONNECTIONS", "1", why)
-    flight = "With the trace buffer: a hung collective leaves a record of every rank."
-    yield built_in("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", flight)
-    yield built_in("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", "Collectives remembered for that record.")
-    yield built_in(
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", f"{run_dir}/nccl-flight-record-", "Where the record is written."
-    )
+        yield _own("stage", "CUDA_DEVICE_MAX_CONNECTIONS", "1", why, "Megatron-LM, arguments.py")
+    pytorch = "PyTorch documentation, ProcessGroupNCCL environment variables"
+    why = "With the trace buffer: a hung collective leaves a record of every rank."
+    yield _own("stage", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", why, pytorch)
+    why = "Collectives remembered for that record."
+    yield _own("stage", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", why, pytorch)
+    record = f"{config.paths.run_dir}/nccl-flight-record-"
+    yield _own("stage", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", record, "Where the record is written.", pytorch)
 
 
-def _given(values: Mapping[str, str], layer: str, why: str) -> Iterator[Variable]:
+def _own(layer: Layer, name: str, value: str, why: str, origin: str = "hpcgen") -> Variable:
+    return Variable(name=name, value=value, layer=layer, why=why, origin=origin)
+
+
+def _given(values: Mapping[str, str], layer: Layer, document: Document) -> Iterator[Variable]:
     for name, value in values.items():
-        yield Variable(name, value, layer, why)
+        origin = document.origin(f"environment.{name}") or ""
+        said: Layer = "override" if origin.startswith("--set") else layer
+        why = f"set by the {'cluster profile' if layer == 'cluster' else 'run file'}"
+        yield Variable(
+            name=name,
+            value=value,
+            layer=said,
+            why="set on the command line" if said == "override" else why,
+            origin=origin,
+        )
 
 
-def environment_warnings(config: RunConfig, node_type: NodeType) -> Iterator[Problem]:
-    """A variable of the run file that undoes what the layout needs (Megatron-LM, arguments.py)."""
-    layout, asked = config.parallelism, config.environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    overlaps = layout.tensor_model_parallel_size > 1 or layout.context_parallel_size > 1
-    if node_type.device == "cuda" and overlaps and asked != "1":
+def uses_gpus(stage: str, run: Run) -> bool:
+    """Whether the stage computes on GPUs of these nodes."""
+    return stage in GPU_STAGES and run.node_type.device == "cuda"
+
+
+def overlaps(parallelism: ParallelismConfig) -> bool:
+    """Whether communication of TP or CP must keep ahead of compute."""
+    return parallelism.tensor_model_parallel_size > 1 or parallelism.context_parallel_size > 1
+
+
+def environment_warnings(stage: str, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
+    """Variables of the run file that undo what the layout or SHARP needs, and SHARP where it is known to fail."""
+    config = run.config
+    given = {v.name: v.value for v in environment if v.layer in ("cluster", "run file", "override")}
+    if not uses_gpus(stage, run):
+        return
+    if (
+        stage == "train"
+        and overlaps(config.parallelism)
+        and given.get("CUDA_DEVICE_MAX_CONNECTIONS", "1") != "1"
+    ):
         reason = "is not 1, so that communication of TP or CP may wait behind compute before Blackwell"
-        yield Problem("environment.CUDA_DEVICE_MAX_CONNECTIONS", reason, "remove it")
+        yield _about("CUDA_DEVICE_MAX_CONNECTIONS", run, reason, "remove it")
+    if stage == "train" and given.get("NCCL_COLLNET_ENABLE", "0") != "0":
+        reason = "is removed by Megatron-Core, which lets one process group use SHARP"
+        yield _about("NCCL_COLLNET_ENABLE", run, reason, "remove it, and set parallelism.use_sharp")
+    if config.parallelism.use_sharp:
+        yield from _sharp_warnings(run)
+
+
+def _about(name: str, run: Run, reason: str, hint: str) -> Problem:
+    file: Literal["run", "cluster"] = "run" if name in run.config.environment else "cluster"
+    return Problem(f"environment.{name}", reason, hint, file)
+
+
+def _sharp_warnings(run: Run) -> Iterator[Problem]:
+    """Azure's ai-infrastructure-on-azure, pull request 71: which images and drivers were seen to work."""
+    if runtime(run.config, run.cluster) == "none":
+        image = "the SHARP library of the host"
+    else:
+        image = f"image {run.config.container.image or run.cluster.container.image}"
+    release = ngc_release(run.config, run.cluster)
+    known = release is not None and release <= LAST_RELEASE_WITH_SHARP
+    reason = (
+        f"is on with {image}: NVIDIA's images up to 25.01 (SHARP 3.9.0) worked with OFED 25.04 on Azure, and "
+    )
+    reason += "25.02 and newer (3.10.3) failed with 'LLT QP DEVX transition to RTR error'"
+    hint = "look at the OFED of the nodes (ofed_info -s)" if known else "take an image up to 25.01"
+    yield Problem("parallelism.use_sharp", reason, f"{hint}, and try it first: hpcgen render nccl-test")
 
 
 def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...]) -> Iterator[Problem]:
@@ -165,3 +273,18 @@ def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...
     for index, name in enumerate(secrets):
         if name in RESERVED or name.startswith(RESERVED_PREFIXES):
             yield Problem(f"secrets[{index}]", "is not a secret: the script or Slurm sets it", "remove it")
+        elif name in environment:
+            reason = "has a value under environment, which would replace the one of the submitting shell"
+            yield Problem(f"secrets[{index}]", reason, "remove one of the two")
+
+
+def all_environment_problems(run: Run) -> Iterator[Problem]:
+    """What is wrong with the variables of a run, whichever file it stands in."""
+    yield from environment_problems(run.config.environment, run.config.secrets)
+    for problem in environment_problems(run.cluster.environment, ()):
+        yield dataclasses.replace(problem, file="cluster")
+    if run.config.parallelism.use_sharp and not run.node_type.sharp:
+        reason = (
+            f"needs InfiniBand switches that compute, and node type {run.cluster.node_type} names no SHARP"
+        )
+        yield Problem("parallelism.use_sharp", reason, "set it to false")

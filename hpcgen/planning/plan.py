@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
+from hpcgen.config.stages import STAGES
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
@@ -18,7 +19,7 @@ from hpcgen.planning.container import container_problems, container_warnings
 from hpcgen.planning.environment import environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, plain_path_problems
-from hpcgen.planning.stage import STAGES, StagePlan, make_stage
+from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import plan_training
 from trainer.config import TrainerConfig
 
@@ -40,7 +41,7 @@ class Plan:
 def plan(
     run: Run, stages: Sequence[str] = ("train",), *, exists: Callable[[str], bool] = os.path.exists
 ) -> Plan:
-    """Plans `stages` ("tokenize", "train") of a run.
+    """Plans `stages` of a run, by the names of hpcgen.config.stages.
 
     `exists` answers for the data files, which only the login node can see now.
 
@@ -50,7 +51,7 @@ def plan(
     """
     stages = [stages] if isinstance(stages, str) else stages
     if unknown := [stage for stage in stages if stage not in STAGES]:
-        raise HpcgenError(f"{unknown[0]!r} is not a stage", f"use {' or '.join(STAGES)}")
+        raise HpcgenError(f"{unknown[0]!r} is not a stage", f"use {', '.join(STAGES)}")
     ordered = [stage for stage in STAGES if stage in stages]
     config = absolute_paths(run.config, run.directory)
     problems = list(_section_problems(run, ordered))
@@ -60,10 +61,12 @@ def plan(
     errors = [*run.mistakes, *_described(run, problems)]
     planned: dict[str, StagePlan] = {}
     for name in ordered:
-        lead_s = training.signal_lead_s if training and name == "train" else 0
+        trainer, lead_s = None, 0
+        if training and name == "train":
+            trainer, lead_s = training.trainer, training.signal_lead_s
         try:
             if name != "tokenize" or config.data.tokenize is not None:
-                planned[name] = make_stage(name, run, config, lead_s)
+                planned[name] = make_stage(name, run, config, trainer, lead_s)
         except HpcgenError as error:
             errors.append(str(error))
     missing, unsure = _missing_inputs(config, planned, exists)
@@ -71,8 +74,11 @@ def plan(
     if errors:
         raise ConfigErrors(list(dict.fromkeys(errors)))
     warnings = [*container_warnings(run.config, run.cluster)]
+    for stage in planned.values():
+        warnings += environment_warnings(stage.name, run, stage.environment)
     if training is not None:
-        warnings += [*environment_warnings(run.config, run.node_type), *training.warnings]
+        warnings += training.warnings
+    warnings = list(dict.fromkeys(warnings))
     return Plan(
         run=run,
         config=config,
@@ -101,6 +107,7 @@ def _section_problems(run: Run, stages: Sequence[str]) -> Iterator[Problem]:
     config, cluster, node_type = run.config, run.cluster, run.node_type
     yield from plain_path_problems(config)
     yield from environment_problems(config.environment, config.secrets)
+    yield from _sharp_problems(run)
     yield from container_problems(config, cluster)
     yield from tokenizers.problems(config.data.tokenizer)
     yield from cluster_problems(cluster, node_type)
@@ -110,6 +117,14 @@ def _section_problems(run: Run, stages: Sequence[str]) -> Iterator[Problem]:
         yield from allocation_problems(stage, config, cluster, node_type)
     if "tokenize" in stages:
         yield from _tokenize_problems(config)
+
+
+def _sharp_problems(run: Run) -> Iterator[Problem]:
+    if run.config.parallelism.use_sharp and not run.node_type.sharp:
+        reason = (
+            f"needs InfiniBand switches that compute, and node type {run.cluster.node_type} names no SHARP"
+        )
+        yield Problem("parallelism.use_sharp", reason, "set it to false")
 
 
 def _tokenize_problems(config: RunConfig) -> Iterator[Problem]:

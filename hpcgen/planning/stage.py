@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
+from hpcgen.config.stages import GPU_STAGES
 from hpcgen.planning.allocation import Allocation, make_allocation
-from hpcgen.planning.container import Container, make_container, runtime
-from hpcgen.planning.environment import SET_BY_THE_SCRIPT, Variable, stage_environment
-from hpcgen.planning.paths import trainer_data
+from hpcgen.planning.container import Container, make_container
+from hpcgen.planning.environment import RENDEZVOUS, SET_BY_THE_SCRIPT, Variable, stage_environment, uses_gpus
+from hpcgen.planning.software import runtime
+from hpcgen.planning.stages import image, nccl_test, node_health, tensorboard, tokenize, train
+from hpcgen.planning.stages.work import Work
+from trainer.config import TrainerConfig
 
-STAGES = ("tokenize", "train")
-"""In the order of a model's life."""
+WORK: dict[str, Callable[[Run, RunConfig, Allocation], Work]] = {
+    "image": image.work,
+    "tokenize": tokenize.work,
+    "nccl-test": nccl_test.work,
+    "node-health": node_health.work,
+    "tensorboard": tensorboard.work,
+}
+"""What each stage runs; training needs the trainer's configuration as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +35,8 @@ class StagePlan:
     allocation: Allocation
     directives: tuple[str, ...]
     """sbatch options, each as it follows #SBATCH."""
+    device: str
+    """cuda where the stage computes on GPUs, else cpu."""
     environment: tuple[Variable, ...]
     container: Container | None
     python: str
@@ -35,97 +48,90 @@ class StagePlan:
     """Host paths that every node must have: inputs, and what is mounted and not made by the job."""
     directories: tuple[str, ...]
     """Directories besides the run's that the job makes, since a container can mount only what is there."""
+    files: Mapping[str, str]
+    """Name -> text of files that the script writes into the job's directory."""
+    values: Mapping[str, object]
+    """Variables of the stage's own template."""
     signal_lead_s: int
     """Seconds before the time limit at which the job is warned; 0 for a stage that has nothing to save."""
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What a stage runs, and the host paths it touches."""
-
-    arguments: tuple[str, ...]
-    inputs: tuple[str, ...]
-    reads: tuple[str, ...]
-    """Directories and files besides `inputs`."""
-    writes: tuple[str, ...]
-
-
-def make_stage(name: str, run: Run, config: RunConfig, signal_lead_s: int = 0) -> StagePlan:
+def make_stage(
+    name: str, run: Run, config: RunConfig, trainer: TrainerConfig | None = None, signal_lead_s: int = 0
+) -> StagePlan:
     """Plans stage `name` of a run whose paths in `config` are absolute.
 
     Raises:
         HpcgenError: a path that the container cannot mount.
     """
-    cluster, node_type = run.cluster, run.node_type
-    allocation = make_allocation(name, config, cluster, node_type)
-    environment = stage_environment(name, config, cluster, node_type, runtime=runtime(config, cluster))
-    work = _train(run, config) if name == "train" else _tokenize(config)
-    code = (cluster.code_dir,) if cluster.code_dir else ()
-    exported = [variable.name for variable in environment]
+    allocation = make_allocation(name, config, run.cluster, run.node_type)
+    environment = stage_environment(name, run, config)
+    work = _work(name, run, config, allocation, trainer)
+    reads = (*work.reads, *_code(run), *_topology(name, run))
+    container = _container(name, run, config, work, tuple(variable.name for variable in environment))
     return StagePlan(
         name=name,
         allocation=allocation,
         directives=_directives(name, config, allocation, signal_lead_s),
+        device="cuda" if uses_gpus(name, run) else "cpu",
         environment=environment,
-        container=make_container(
-            config,
-            cluster,
-            writes=(*work.writes, config.paths.run_dir, cluster.scratch),
-            reads=(*work.reads, *(str(PurePosixPath(path).parent) for path in work.inputs), *code),
-            environment=(*exported, *(SET_BY_THE_SCRIPT if name == "train" else ()), *config.secrets),
-        ),
-        python=cluster.python,
+        container=container,
+        python=run.cluster.python,
         arguments=work.arguments,
         inputs=work.inputs,
-        required=(*work.inputs, *work.reads, *code, *_given_mounts(run, config)),
+        required=(*work.inputs, *reads, *_needed_by(container, run, config)),
         directories=work.writes,
+        files=work.files,
+        values=work.values,
         signal_lead_s=signal_lead_s,
     )
 
 
-def _given_mounts(run: Run, config: RunConfig) -> tuple[str, ...]:
-    if runtime(config, run.cluster) == "none":
+def _work(
+    name: str, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
+) -> Work:
+    if name == "train":
+        return train.work(run, config, allocation, trainer)
+    return WORK[name](run, config, allocation)
+
+
+def _container(
+    name: str, run: Run, config: RunConfig, work: Work, variables: tuple[str, ...]
+) -> Container | None:
+    if name == "image":  # made outside of any
+        return None
+    of_inputs = (str(PurePosixPath(path).parent) for path in work.inputs)
+    return make_container(
+        config,
+        run.cluster,
+        writes=(*work.writes, config.paths.run_dir, run.cluster.scratch),
+        reads=(*work.reads, *_code(run), *_topology(name, run), *of_inputs),
+        environment=(*variables, *_computed(name), *config.secrets),
+    )
+
+
+def _needed_by(container: Container | None, run: Run, config: RunConfig) -> tuple[str, ...]:
+    """What must be there for the container to start: its image, and the sources of the mounts that were given."""
+    if container is None:
         return ()
-    return tuple(mount.source for mount in (*run.cluster.container.mounts, *config.container.mounts))
+    image = (container.image,) if container.image.endswith(".sqsh") else ()
+    return (*(mount.source for mount in (*run.cluster.container.mounts, *config.container.mounts)), *image)
 
 
-def _train(run: Run, config: RunConfig) -> _Work:
-    data, checkpoint = trainer_data(config), config.checkpoint
-    datasets = (*data.datasets, *data.train, *data.valid, *data.test)
-    inputs = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
-    if checkpoint.load:
-        inputs = (*inputs, f"{checkpoint.load}/latest_checkpointed_iteration.txt")
-    reads = (checkpoint.load, run.node_type.topology_file)
-    writes = (checkpoint.save, data.cache_dir)
-    return _Work(
-        arguments=("-m", "trainer"),
-        inputs=inputs,
-        reads=tuple(path for path in reads if path),
-        writes=tuple(path for path in writes if path),
-    )
+def _computed(stage: str) -> tuple[str, ...]:
+    """Variables that the script of a stage computes in the job."""
+    if stage == "train":
+        return SET_BY_THE_SCRIPT
+    return RENDEZVOUS if stage in GPU_STAGES else ()
 
 
-def _tokenize(config: RunConfig) -> _Work:
-    tokenize, tokenizer = config.data.tokenize, config.data.tokenizer
-    assert tokenize is not None
-    options = {
-        "--output-prefix": tokenize.output_prefix,
-        "--tokenizer": tokenizer.tokenizer_file if tokenizer.kind == "huggingface" else tokenizer.kind,
-        "--vocab-file": tokenizer.vocab_file,
-        "--merges-file": tokenizer.merges_file,
-        "--eod-token": tokenizer.eod_token,
-        "--json-key": tokenize.json_key,
-    }
-    words = [f"{option}={value}" for option, value in options.items() if value is not None]
-    flags = ["--drop-empty"] if tokenize.drop_empty else []
-    files = (tokenizer.vocab_file, tokenizer.merges_file, tokenizer.tokenizer_file)
-    return _Work(
-        # --overwrite: a job that Slurm requeued begins again
-        arguments=("-m", "hpcgen", "data", "tokenize", "--overwrite", *words, *flags, "--", *tokenize.input),
-        inputs=(*tokenize.input, *(path for path in files if path)),
-        reads=(),
-        writes=(str(PurePosixPath(tokenize.output_prefix).parent),),
-    )
+def _code(run: Run) -> tuple[str, ...]:
+    return (run.cluster.code_dir,) if run.cluster.code_dir else ()
+
+
+def _topology(stage: str, run: Run) -> tuple[str, ...]:
+    """NCCL's topology file, where it is looked at."""
+    return (run.node_type.topology_file,) if uses_gpus(stage, run) and run.node_type.topology_file else ()
 
 
 def _directives(stage: str, config: RunConfig, allocation: Allocation, lead_s: int) -> tuple[str, ...]:

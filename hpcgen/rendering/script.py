@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcgen.config.stages import GPU_STAGES
 from hpcgen.errors import HpcgenError
+from hpcgen.planning.container import CONTAINER_NAME
+from hpcgen.planning.environment import Variable
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.blocks import require_known_blocks
 from hpcgen.rendering.environment import make_environment, template_origins
 from hpcgen.rendering.render import render_template
 from hpcgen.version import __version__
-from trainer.config import TrainerConfig, to_dict
 
 LAUNCH = "# ==== launch ===="
 CONCLUDE = "# ==== conclude ===="
@@ -74,6 +76,7 @@ def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> d
     stage = plan.stages[stage_name]
     config, cluster = plan.config, plan.run.cluster
     umask, file_mode, directory_mode = UMASKS[config.share]
+    container = stage.container
     context: dict[str, Any] = {
         "stage": stage.name,
         "title": f"{config.name}: {stage.name}",
@@ -82,40 +85,54 @@ def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> d
         "file_mode": file_mode,
         "directory_mode": directory_mode,
         "run_dir": config.paths.run_dir,
-        "device": plan.run.node_type.device if stage.name == "train" else "cpu",
+        "job_files": [{"name": name, "text": text} for name, text in stage.files.items()],
+        "device": stage.device,
         "nodes": stage.allocation.nodes,
+        "spare_nodes": stage.allocation.spare_nodes,
         "world_size": stage.allocation.num_tasks,
+        "has_ranks": stage.name in GPU_STAGES,
         "secrets": config.secrets,
-        "environment": [asdict(variable) for variable in stage.environment],
+        "environment": [_variable(variable) for variable in stage.environment],
         "scratch": cluster.scratch,
         "directories": stage.directories,
         "required_files": list(dict.fromkeys(stage.required)),
-        "container_flags": stage.container.srun_flags() if stage.container else (),
+        "runtime": container.runtime if container else "none",
+        "image": container.image if container else "",
+        "image_is_file": container is not None and container.image.endswith(".sqsh"),
+        "copy_image": container is not None and container.copy_image,
+        "container_words": container.words() if container else (),
+        "container_name": CONTAINER_NAME,
         "step_options": stage.allocation.srun_options(),
         "python": stage.python,
         "arguments": stage.arguments,
+        **stage.values,
     }
-    if plan.trainer is not None and stage.name == "train":
-        context |= _training_context(plan.trainer, stage)
+    if stage.name == "train":
+        context["check_failed"] = _check_failed(stage)
     context["header"] = _header(plan, stage, context, origins)
     return context
+
+
+def _variable(variable: Variable) -> dict[str, str]:
+    return {
+        "name": variable.name,
+        "value": variable.value,
+        "layer": variable.layer,
+        "why": variable.why,
+    }
+
+
+def _check_failed(stage: StagePlan) -> str:
+    where = "the image, container.image," if stage.container else "this Python"
+    return (
+        f"{stage.python} cannot run the trainer (above): install it into {where} "
+        "or set the cluster's code_dir (hpcgen install-code)"
+    )
 
 
 def _option(directive: str) -> dict[str, str]:
     name, _, value = directive.removeprefix("--").partition("=")
     return {"name": name, "value": value}
-
-
-def _training_context(trainer: TrainerConfig, stage: StagePlan) -> dict[str, Any]:
-    where = "the image, container.image," if stage.container else "this Python"
-    return {
-        "train_iters": trainer.training.train_iters,
-        "max_restarts": stage.allocation.max_restarts,
-        "checkpoints": trainer.checkpoint.save or f"{trainer.run_dir}/checkpoints",
-        "trainer_config": json.dumps(to_dict(trainer), indent=1, ensure_ascii=True),
-        "check_failed": f"{stage.python} cannot run the trainer (above): install it into {where} "
-        "or set the cluster's code_dir (hpcgen install-code)",
-    }
 
 
 def _header(plan: Plan, stage: StagePlan, context: dict[str, Any], origins: tuple[str, ...]) -> list[str]:

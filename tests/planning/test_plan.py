@@ -102,7 +102,7 @@ def test_tokenizing_arguments_follow_the_run_file(tmp_path):
 
 
 def test_an_unknown_stage(tmp_path):
-    with pytest.raises(HpcgenError, match="'trian' is not a stage; use tokenize or train"):
+    with pytest.raises(HpcgenError, match="'trian' is not a stage; use image, tokenize, train, "):
         plan(loaded(tmp_path, minimal_run()), ["trian"])
 
 

@@ -1,4 +1,4 @@
-"""A private two-node Slurm cluster on this machine: real daemons, invented hardware (8 GPUs each, as NDv5).
+"""A private Slurm cluster on this machine: real daemons, invented hardware (8 GPUs a node, as NDv5).
 
 It owns one directory under /tmp, a munge key and three free ports, so it meets neither a cluster that the
 machine already has nor a second one of its own kind. It needs no root: its jobs run as whoever started it.
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-NODES = ("ndv5-1", "ndv5-2")
+NODES = ("ndv5-1", "ndv5-2")  # of a cluster that asks for nothing else
 GPUS_PER_NODE = 8
 FINAL_STATES = frozenset(
     ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
@@ -47,7 +47,7 @@ CLIENTS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 SLURM_CONF = """\
 ClusterName=hpcgen
 SlurmctldHost=localhost
-SlurmctldPort={ports[0]}
+SlurmctldPort={port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
@@ -75,15 +75,17 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 MinJobAge=3600
 KillWait=5
 SlurmctldTimeout=30
-SlurmdTimeout=30
-NodeName={nodes[0]} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} {hardware}
-NodeName={nodes[1]} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} {hardware}
-PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+SlurmdTimeout={slurmd_timeout_s}
 """
-HARDWARE = (
-    "Sockets=2 CoresPerSocket=48 ThreadsPerCore=1 RealMemory=1900000 "
-    f"Gres=gpu:h100:{GPUS_PER_NODE} State=UNKNOWN"
-)
+HARDWARE = f"Sockets=2 CoresPerSocket=48 ThreadsPerCore=1 RealMemory=1900000 Gres=gpu:h100:{GPUS_PER_NODE}"
+NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} {hardware} State=UNKNOWN\n"
+PARTITION = "PartitionName={name} Nodes=ALL Default={default} MaxTime=INFINITE State=UP\n"
+# Nodes that only Slurm knows: cloud nodes that nobody has started yet count as available, and need no slurmd.
+CLOUD_NODES = """\
+ResumeProgram=/bin/true
+SuspendProgram=/bin/true
+NodeName={names} {hardware} State=CLOUD
+"""
 GRES_CONF = "NodeName={nodes} Name=gpu Type=h100 File={directory}/nvidia[0-{last}]\n"
 
 
@@ -100,9 +102,26 @@ def missing_slurm() -> str | None:
 
 
 class SlurmCluster:
-    """The daemons and the clients' side of one cluster; a context manager that starts and stops it."""
+    """The daemons and the clients' side of one cluster; a context manager that starts and stops it.
 
-    def __init__(self) -> None:
+    The cluster has `num_nodes` nodes with a slurmd each, ndv5-1 and so on, and `num_cloud_nodes` more that
+    exist for Slurm alone, cloud-1 and so on: `sbatch --test-only` judges by them, and no job may run there.
+    Every partition of `partitions` has all nodes; the first is the default. `slurmd_timeout_s` is how long
+    Slurm waits before it calls a silent node down.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int = len(NODES),
+        *,
+        num_cloud_nodes: int = 0,
+        partitions: Sequence[str] = ("gpu",),
+        slurmd_timeout_s: int = 30,
+    ) -> None:
+        self.nodes = tuple(f"ndv5-{index}" for index in range(1, num_nodes + 1))
+        self.num_cloud_nodes = num_cloud_nodes
+        self.partitions = partitions
+        self.slurmd_timeout_s = slurmd_timeout_s
         self.directory = Path()
         self.env: dict[str, str] = {}
 
@@ -114,7 +133,7 @@ class SlurmCluster:
         self.stop()
 
     def start(self) -> None:
-        """Start munged, slurmctld and two slurmd, and return when both nodes are idle.
+        """Start munged, slurmctld and a slurmd for each node, and return when these nodes are idle.
 
         Raises SlurmClusterError with the daemons' logs. Clusters whose test run was killed are stopped first.
         """
@@ -174,6 +193,21 @@ class SlurmCluster:
             raise TimeoutError(f"{missed}: {self.show(job_id)}\n{self.logs()}")
         return self.show(job_id)["JobState"]
 
+    def kill_node(self, name: str) -> None:
+        """Kill a node's slurmd, its steps and their tasks at one blow, as the loss of a machine does.
+
+        Slurm learns of it when the node stays silent (`slurmd_timeout_s`). `start_node` brings it back.
+        """
+        while pids := _node_processes(self.directory, name):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def start_node(self, name: str) -> None:
+        """Start the slurmd of a node."""
+        self.run("slurmd", "-N", name)
+
     def logs(self, num_lines: int = 40) -> str:
         """The last lines of each daemon's log."""
         return "\n".join(
@@ -182,7 +216,7 @@ class SlurmCluster:
         )
 
     def _start_daemons(self) -> None:
-        self.directory = create_directory()
+        self.directory = create_directory(self._configuration)
         self.env = client_environment(self.directory, os.environ)
         try:
             self.run(
@@ -192,22 +226,44 @@ class SlurmCluster:
                 f"--socket={self.directory}/munge.socket",
             )
             self.run("slurmctld")
-            for node in NODES:
-                self.run("slurmd", "-N", node)
+            for node in self.nodes:
+                self.start_node(node)
             self._wait_for_nodes(timeout_s=30)
         except (SlurmClusterError, subprocess.TimeoutExpired) as error:
             raise SlurmClusterError(f"the Slurm cluster did not start: {error}\n{self.logs()}") from error
 
     def _wait_for_nodes(self, timeout_s: float) -> None:
-        def both_idle() -> bool:
-            nodes = self.run("sinfo", "--noheader", "--Node", "--format=%T", check=False)
-            return nodes.stdout.split() == ["idle"] * len(NODES)
+        def all_idle() -> bool:
+            nodes = self.run("sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
+            states = dict(line.split() for line in nodes.stdout.splitlines())
+            return all(states.get(node) == "idle" for node in self.nodes)
 
-        if not _becomes_true(both_idle, timeout_s, interval_s=0.1):
-            raise SlurmClusterError(f"{' and '.join(NODES)} were not idle after {timeout_s} s")
+        if not _becomes_true(all_idle, timeout_s, interval_s=0.1):
+            raise SlurmClusterError(f"{' and '.join(self.nodes)} were not idle after {timeout_s} s")
+
+    def _configuration(self, directory: Path) -> dict[str, str]:
+        """The files of the cluster's configuration, by name."""
+        controller, *ports = free_ports(1 + len(self.nodes))
+        slurm_conf = SLURM_CONF.format(
+            directory=directory,
+            user=pwd.getpwuid(os.geteuid()).pw_name,
+            port=controller,
+            slurmd_timeout_s=self.slurmd_timeout_s,
+        )
+        for name, port in zip(self.nodes, ports, strict=True):
+            slurm_conf += NODE.format(name=name, port=port, hardware=HARDWARE)
+        names = list(self.nodes)
+        if self.num_cloud_nodes:
+            names.append(f"cloud-[1-{self.num_cloud_nodes}]")
+            slurm_conf += CLOUD_NODES.format(names=names[-1], hardware=HARDWARE)
+        for partition in self.partitions:
+            default = "YES" if partition == self.partitions[0] else "NO"
+            slurm_conf += PARTITION.format(name=partition, default=default)
+        gres_conf = GRES_CONF.format(nodes=",".join(names), directory=directory, last=GPUS_PER_NODE - 1)
+        return {"slurm.conf": slurm_conf, "gres.conf": gres_conf}
 
 
-def create_directory() -> Path:
+def create_directory(configuration: Callable[[Path], Mapping[str, str]]) -> Path:
     """A new cluster's directory: its configuration, munge key, fake GPUs, and the process it belongs to."""
     directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=BASE_DIR))
     directory.chmod(0o711)  # munged wants its socket within everyone's reach
@@ -218,13 +274,8 @@ def create_directory() -> Path:
     key.write_bytes(os.urandom(1024))
     for index in range(GPUS_PER_NODE):  # slurmd accepts only character devices
         (directory / f"nvidia{index}").symlink_to("/dev/null")
-    (directory / "gres.conf").write_text(
-        GRES_CONF.format(nodes=",".join(NODES), directory=directory, last=GPUS_PER_NODE - 1)
-    )
-    user = pwd.getpwuid(os.geteuid()).pw_name
-    (directory / "slurm.conf").write_text(
-        SLURM_CONF.format(directory=directory, user=user, nodes=NODES, ports=free_ports(3), hardware=HARDWARE)
-    )
+    for name, text in configuration(directory).items():
+        (directory / name).write_text(text)
     return directory
 
 
@@ -253,8 +304,8 @@ def stop_daemons(directory: Path) -> None:
     if _daemon_pid(directory / "slurmctld.pid") is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             _cancel_jobs(env)
-    for name in (*(f"slurmd-{node}" for node in NODES), "slurmctld", "munged"):
-        _stop_daemon(directory / f"{name}.pid")
+    for pid_file in (*directory.glob("slurmd-*.pid"), directory / "slurmctld.pid", directory / "munged.pid"):
+        _stop_daemon(pid_file)
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -301,6 +352,34 @@ def _daemon_pid(pid_file: Path) -> int | None:
         return None
     name = pid_file.stem.partition("-")[0]
     return pid if Path(os.fsdecode(words[0])).name == name else None
+
+
+def _node_processes(directory: Path, node: str) -> set[int]:
+    """The pids of a node's slurmd, of its steps' slurmstepd, and of everything that these started."""
+    log = directory / f"slurmd-{node}.log"  # a node's daemons, and they alone, hold its log open
+    task = {f"SLURM_CONF={directory}/slurm.conf".encode(), f"SLURMD_NODENAME={node}".encode()}
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state == "Z":  # dead already; it waits for its parent
+                continue
+            parents[int(process.name)] = int(parent)
+            if log in _open_files(process) or task <= set((process / "environ").read_bytes().split(b"\0")):
+                found.add(int(process.name))
+    while children := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= children
+    return found
+
+
+def _open_files(process: Path) -> set[Path]:
+    """The files that a process (its directory in /proc) has open."""
+    files = set()
+    for descriptor in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            files.add(descriptor.readlink())
+    return files
 
 
 def _process_identity(pid: int) -> str:

@@ -116,6 +116,43 @@ def test_two_clusters_run_side_by_side(
     assert slurm_cluster.run("sinfo", "--noheader", "--format=%D").stdout.strip() == "2"
 
 
+def test_a_killed_node_takes_its_tasks_along_and_no_others(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    script = """\
+#!/bin/bash
+#SBATCH --nodes=3 --no-kill --output=job.log
+srun --no-kill --wait=0 bash -c 'echo $$ > $SLURMD_NODENAME.pid; env -i sleep 300'
+"""
+    with SlurmCluster(3) as cluster:
+        job_id = cluster.sbatch(script, cwd=tmp_path)
+        cluster.wait(job_id, states=RUNNING)
+        files = [tmp_path / f"{node}.pid" for node in cluster.nodes]
+        cluster.run(
+            "timeout",
+            "30",
+            "bash",
+            "-c",
+            f"until [[ -s {files[0]} && -s {files[1]} && -s {files[2]} ]]; do sleep 0.1; done",
+        )
+        cluster.kill_node("ndv5-2")
+        assert [is_running(int(file.read_text())) for file in files] == [True, False, True]
+        assert cluster.show(job_id)["JobState"] == "RUNNING"
+        cluster.start_node("ndv5-2")
+        assert (
+            "ndv5-2"
+            in cluster.run(
+                "srun",
+                "--nodelist=ndv5-2",
+                "--overlap",
+                f"--jobid={job_id}",
+                "bash",
+                "-c",
+                "echo $SLURMD_NODENAME",
+            ).stdout
+        )
+
+
 def test_stopping_ends_running_jobs_and_removes_everything(own_cluster: SlurmCluster, tmp_path: Path) -> None:
     own_cluster.start()
     directory = own_cluster.directory

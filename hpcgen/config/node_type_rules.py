@@ -1,0 +1,90 @@
+"""Facts of a node type that contradict one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcgen.config import cpus
+from hpcgen.config.node_type import Gpu, Nic, NodeType
+from hpcgen.errors import Problem
+
+
+def node_type_problems(node_type: NodeType) -> Iterator[Problem]:
+    """Every contradiction; what is not given contradicts nothing."""
+    yield from _counts(node_type)
+    yield from _numa_nodes(node_type)
+    yield from _pci(node_type)
+    yield from _masks(node_type)
+
+
+def _counts(node_type: NodeType) -> Iterator[Problem]:
+    for key, count in (("gpus", len(node_type.gpus)), ("cpu_masks", len(node_type.cpu_masks))):
+        if count and count != node_type.gpus_per_node:
+            reason = f"has {count} entries, gpus_per_node is {node_type.gpus_per_node}"
+            yield Problem(key, reason, "write one for each GPU, or none at all")
+    if node_type.nics and node_type.fabric is None:
+        yield Problem("fabric", "is missing", "say what the nics are attached to: infiniband or ethernet")
+    if node_type.gpus and not (node_type.processor and node_type.pci_link and node_type.numa_nodes):
+        hint = "write all three, or no gpus"
+        yield Problem("gpus", "needs processor, pci_link and numa_nodes beside it", hint)
+
+
+def _numa_nodes(node_type: NodeType) -> Iterator[Problem]:
+    taken = 0
+    for index, numa in enumerate(node_type.numa_nodes):
+        mask = cpus.listed(numa.cpus)
+        if not mask:
+            yield Problem(f"numa_nodes[{index}].cpus", "holds no CPU", 'write "FIRST-LAST"')
+        if shared := mask & taken:
+            reason = f"shares CPUs {cpus.ranges(shared)} with another NUMA node"
+            yield Problem(f"numa_nodes[{index}].cpus", reason)
+        taken |= mask
+
+
+def _pci(node_type: NodeType) -> Iterator[Problem]:
+    seen: dict[str, str] = {}
+    numa_of_bridge: dict[str, int] = {}
+    devices: list[tuple[str, Gpu | Nic]] = [
+        *((f"gpus[{index}]", gpu) for index, gpu in enumerate(node_type.gpus)),
+        *((f"nics[{index}]", nic) for index, nic in enumerate(node_type.nics)),
+    ]
+    for path, device in devices:
+        if device.bus_id in seen:
+            yield Problem(f"{path}.bus_id", f"is the address of {seen[device.bus_id]} too")
+        seen.setdefault(device.bus_id, path)
+        if node_type.numa_nodes and device.numa >= len(node_type.numa_nodes):
+            reason = f"is no NUMA node: numa_nodes has {len(node_type.numa_nodes)}, counted from 0"
+            yield Problem(f"{path}.numa", reason)
+        if device.bridge and numa_of_bridge.setdefault(device.bridge, device.numa) != device.numa:
+            reason = f"is on NUMA node {numa_of_bridge[device.bridge]} for other devices"
+            yield Problem(f"{path}.bridge", reason, f"{path}.numa is {device.numa}")
+    order = [gpu.bus_id for gpu in node_type.gpus]
+    if order != sorted(order):
+        yield Problem(
+            "gpus", "are not in the order of their PCI addresses", "sort them: local ranks follow it"
+        )
+    names = [nic.name for nic in node_type.nics]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Problem(f"nics[{index}].name", "is the name of another NIC too")
+
+
+def _masks(node_type: NodeType) -> Iterator[Problem]:
+    taken = 0
+    for index, text in enumerate(node_type.cpu_masks):
+        mask = int(text, 16)
+        if not mask:
+            yield Problem(f"cpu_masks[{index}]", "holds no CPU")
+        if shared := mask & taken:
+            yield Problem(f"cpu_masks[{index}]", f"shares CPUs {cpus.ranges(shared)} with another rank")
+        taken |= mask
+        if outside := mask & ~_cpus_near_gpu(node_type, index):
+            reason = f"holds CPUs {cpus.ranges(outside)} outside the NUMA node of GPU {index}"
+            yield Problem(f"cpu_masks[{index}]", reason)
+
+
+def _cpus_near_gpu(node_type: NodeType, index: int) -> int:
+    """The CPUs of the GPU's NUMA node; all CPUs where the facts don't say."""
+    if index < len(node_type.gpus) and node_type.gpus[index].numa < len(node_type.numa_nodes):
+        return cpus.listed(node_type.numa_nodes[node_type.gpus[index].numa].cpus)
+    return -1

@@ -1,0 +1,37 @@
+"""What a node must have, for the check that node-health and a training job's preflight run on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcgen.config.loader import Run
+from hpcgen.config.node_type import Health, NodeType
+
+SCRATCH_GIB = 10
+"""Room that caches, temporary files and a container's start need on the node-local disk."""
+
+
+def node_check(run: Run) -> dict[str, object]:
+    """Variables of templates/slurm/node_check.sh.j2."""
+    expectations = [*_expectations(run.node_type), f"scratch={SCRATCH_GIB}:{run.cluster.scratch}"]
+    return {"node_expectations": expectations, "health_command": run.cluster.health_command}
+
+
+def _expectations(node_type: NodeType) -> Iterator[str]:
+    """NAME=VALUE for each fact of the node type that the host can be asked about."""
+    if node_type.device == "cuda":
+        yield f"gpus={node_type.gpus_per_node}"
+    for nic in node_type.nics:
+        yield f"nic={nic.name}:{nic.rate_gbit_s:.0f}"
+    if node_type.fabric == "infiniband":
+        yield "memlock=unlimited"
+    if node_type.health is not None:
+        yield from _sizes(node_type.health)
+
+
+def _sizes(health: Health) -> Iterator[str]:
+    if health.memory_mb is not None:
+        least, most = (health.memory_mb * (1 + sign * health.memory_tolerance) for sign in (-1, 1))
+        yield f"memory_mb={least:.0f}-{most:.0f}"
+    if health.nvme_disks is not None:
+        yield f"nvme={health.nvme_disks}"

@@ -1,0 +1,44 @@
+"""The training stage: the trainer on every GPU."""
+
+from __future__ import annotations
+
+import json
+
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.paths import trainer_data
+from hpcgen.planning.stages.node_check import node_check
+from hpcgen.planning.stages.work import Work
+from trainer.config import TrainerConfig, to_dict
+
+
+def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None) -> Work:
+    """What the training stage runs; `trainer` is None while mistakes leave it open."""
+    data, checkpoint = trainer_data(config), config.checkpoint
+    datasets = (*data.datasets, *data.train, *data.valid, *data.test)
+    inputs = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
+    if checkpoint.load:
+        inputs = (*inputs, f"{checkpoint.load}/latest_checkpointed_iteration.txt")
+    writes = (checkpoint.save, data.cache_dir)
+    return Work(
+        arguments=("-m", "trainer"),
+        inputs=inputs,
+        reads=(checkpoint.load,) if checkpoint.load else (),
+        writes=tuple(path for path in writes if path),
+        files=_files(trainer),
+        values={
+            "train_iters": config.training.train_iters,
+            "max_restarts": allocation.max_restarts,
+            "checkpoints": checkpoint.save or f"{config.paths.run_dir}/checkpoints",
+            "preflight": config.preflight.node_health or config.preflight.spare_nodes > 0,
+            "max_exclusions": config.preflight.max_exclusions,
+            **node_check(run),
+        },
+    )
+
+
+def _files(trainer: TrainerConfig | None) -> dict[str, str]:
+    if trainer is None:
+        return {}
+    return {"trainer.json": json.dumps(to_dict(trainer), indent=1, ensure_ascii=True)}

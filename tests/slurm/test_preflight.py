@@ -1,0 +1,129 @@
+"""Bad nodes, on a real Slurm of three: one that fails the check is left out, and a spare takes over from a dead one."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import SlurmCluster, missing_slurm
+from tests.slurm.conftest import curve, log_of, make_run, render
+
+HEALTH_COMMAND = """\
+#!/bin/bash
+# What a site's own check may be: it knows one node that is not well.
+if [[ $SLURMD_NODENAME == "$(cat "${BASH_SOURCE%/*}/sick")" ]]; then
+    echo "GPU 3 fell off the bus"
+    exit 1
+fi
+"""
+
+LAYOUT = (
+    "slurm.train.nodes=2",
+    "slurm.train.ntasks_per_node=1",
+    "parallelism.tensor_model_parallel_size=2",
+)
+JOB_S = 240
+
+
+@pytest.fixture(scope="module")
+def three_nodes() -> Iterator[SlurmCluster]:
+    if (reason := missing_slurm()) is not None:
+        pytest.skip(reason)
+    with SlurmCluster(num_nodes=3, slurmd_timeout_s=10) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def checked_run(tmp_path: Path, byte_corpus: Path) -> Path:
+    """A run whose cluster profile names a health command; the file `sick` beside it names the bad node."""
+    run = make_run(tmp_path, byte_corpus)
+    command = tmp_path / "check-node"
+    command.write_text(HEALTH_COMMAND)
+    command.chmod(0o755)
+    (tmp_path / "sick").write_text("nobody")
+    profile = tmp_path / "cluster.yaml"
+    profile.write_text(profile.read_text() + f"health_command: [{command}]\n")
+    return run
+
+
+def submit(cluster: SlurmCluster, run: Path, *overrides: str) -> str:
+    return cluster.sbatch(render(run, *LAYOUT, *overrides), cwd=run.parent)
+
+
+def trained_on(log: str) -> list[set[str]]:
+    """The nodes of each start, in order."""
+    return [set(found.split()) for found in re.findall(r"(?:training on|in this job, on) (.*)", log)]
+
+
+def test_a_node_that_fails_its_check_is_excluded_and_the_job_goes_on_without_it(
+    three_nodes: SlurmCluster,
+    checked_run: Path,
+    single_process_curve: dict[int, tuple[float, float]],
+) -> None:
+    (checked_run.parent / "sick").write_text("ndv5-2")
+    job_id = submit(three_nodes, checked_run, "preflight.node_health=true")
+    state = three_nodes.wait(job_id, timeout_s=JOB_S)
+    log = log_of(checked_run, job_id)
+    assert state == "COMPLETED", log
+    assert "GPU 3 fell off the bus" in log
+    assert "back into the queue without ndv5-2 (exclusion 1 of at most 3)" in log
+    assert trained_on(log) == [{"ndv5-1", "ndv5-3"}]
+    shown = three_nodes.show(job_id)
+    assert (shown["ExcNodeList"], shown["Restarts"]) == ("ndv5-2", "1")
+    steps = curve(checked_run)
+    assert steps.keys() == single_process_curve.keys()
+    assert all(steps[i] == pytest.approx(expected, rel=1e-3) for i, expected in single_process_curve.items())
+
+
+def test_a_spare_takes_the_place_of_a_node_that_fails_its_check(
+    three_nodes: SlurmCluster, checked_run: Path
+) -> None:
+    (checked_run.parent / "sick").write_text("ndv5-1")
+    job_id = submit(three_nodes, checked_run, "preflight.spare_nodes=1")
+    state = three_nodes.wait(job_id, timeout_s=JOB_S)
+    log = log_of(checked_run, job_id)
+    assert state == "COMPLETED", log
+    assert trained_on(log) == [{"ndv5-2", "ndv5-3"}]
+    assert three_nodes.show(job_id)["Restarts"] == "0"
+
+
+def test_too_many_exclusions_end_the_job(three_nodes: SlurmCluster, checked_run: Path) -> None:
+    (checked_run.parent / "sick").write_text("ndv5-2")
+    overrides = ("preflight.node_health=true", "preflight.max_exclusions=0")
+    job_id = submit(three_nodes, checked_run, *overrides)
+    assert three_nodes.wait(job_id, timeout_s=60) == "FAILED"
+    assert "bad nodes: ndv5-2; the job excluded nodes 0 times already: giving up" in log_of(
+        checked_run, job_id
+    )
+
+
+def test_a_spare_takes_over_when_a_node_dies(
+    three_nodes: SlurmCluster,
+    checked_run: Path,
+    single_process_curve: dict[int, tuple[float, float]],
+) -> None:
+    long = ("preflight.spare_nodes=1", "training.train_iters=30", "checkpoint.save_interval=3")
+    job_id = submit(three_nodes, checked_run, *long)
+    metrics = checked_run.parent / "run" / "metrics.jsonl"
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not (
+        metrics.exists() and metrics.read_text().count('"event": "step"') >= 5
+    ):
+        time.sleep(0.1)
+    three_nodes.kill_node("ndv5-2")
+    try:
+        state = three_nodes.wait(job_id, timeout_s=JOB_S)
+    finally:
+        three_nodes.start_node("ndv5-2")
+    log = log_of(checked_run, job_id)
+    assert state == "COMPLETED", log
+    assert trained_on(log) == [{"ndv5-1", "ndv5-2"}, {"ndv5-1", "ndv5-3"}]
+    assert three_nodes.show(job_id)["Restarts"] == "0"
+    steps = curve(checked_run)
+    assert len(steps) == 30
+    for iteration in (1, 2, 3):
+        assert steps[iteration] == pytest.approx(single_process_curve[iteration], rel=1e-3)
