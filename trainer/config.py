@@ -9,6 +9,7 @@ Both sides import this module, so it needs nothing but the standard library. Nam
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -304,7 +305,7 @@ def from_dict(cls: type[T], document: Any, where: str) -> T:
     """
     if not isinstance(document, dict):
         raise ConfigError(f"{where}: expected a mapping, got {document!r}")
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = field_hints(typing.cast(type, cls))
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in document.keys() - fields.keys():
         raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(sorted(fields))}")
@@ -315,6 +316,12 @@ def from_dict(cls: type[T], document: Any, where: str) -> T:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{where}: {name} is missing")
     return cls(**values)
+
+
+@functools.cache
+def field_hints(cls: type) -> dict[str, Any]:
+    """The type of each field of a dataclass, with its constraints. Reading them costs more than a small document."""
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

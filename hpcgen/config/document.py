@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ class Document:
 
     values: dict[str, Any]
     origins: dict[str, str]
+    replaced: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    """Dotted path -> texts that stood there before something was merged over them, each with its origin."""
 
     def origin(self, path: str) -> str | None:
         """Where the value at `path`, or the first one inside it, comes from; None when nobody wrote it."""
@@ -66,10 +69,13 @@ def constant(values: Mapping[str, Any], origin: str) -> Document:
 
 def merge(lower: Document, upper: Document) -> Document:
     """`upper` laid over `lower`: mappings are merged key by key, everything else is replaced whole."""
-    origins = dict(lower.origins)
+    origins, replaced = dict(lower.origins), {**lower.replaced, **upper.replaced}
 
     def lay(below: Any, above: Any, path: str) -> Any:
         if not (isinstance(below, dict) and isinstance(above, dict)):
+            if isinstance(below, str) and path in origins:
+                before = (*lower.replaced.get(path, ()), (below, origins[path]))
+                replaced[path] = (*before, *upper.replaced.get(path, ()))
             for stale in [known for known in origins if _inside(known, path)]:
                 del origins[stale]
             origins.update({known: where for known, where in upper.origins.items() if _inside(known, path)})
@@ -88,7 +94,7 @@ def merge(lower: Document, upper: Document) -> Document:
                 )
         return merged
 
-    return Document(lay(lower.values, upper.values, ""), origins)
+    return Document(lay(lower.values, upper.values, ""), origins, replaced)
 
 
 def override(assignment: str) -> Document:
@@ -163,7 +169,7 @@ def _yaml_errors(name: str) -> Iterator[None]:
     except YAMLError as error:
         raise HpcgenError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise HpcgenError(f"{name}: nested too deeply (at most {MAX_DEPTH} levels)") from error
+        raise _nested_too_deeply(name) from error
     except ValueError as error:  # a number or date that YAML's form admits and Python's does not
         raise HpcgenError(f"{name}: not valid YAML: {error}") from error
 
@@ -176,14 +182,33 @@ class _Walk:
 
     def __init__(self, name: str, text: str) -> None:
         from ruamel.yaml import YAML
+        from ruamel.yaml.error import ReusedAnchorWarning
 
         self.name = name
         self.origins: dict[str, str] = {}
         self._values = 0
-        with _yaml_errors(name):
+        with _yaml_errors(name), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML allows it: the newest one counts
             yaml = YAML(typ="safe", pure=True)
             self._constructor, _ = yaml.get_constructor_parser(text)
+            self._bound_depth(self._constructor.composer)
             self.root: Any = self._constructor.composer.get_single_node()
+
+    def _bound_depth(self, composer: Any) -> None:
+        """Lets the composer stop at MAX_DEPTH: ruamel takes seconds to reach Python's own limit."""
+        compose, depth = composer.compose_node, 0
+
+        def compose_node(parent: Any, index: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            if depth > MAX_DEPTH + 1:  # the document itself is at depth 0
+                line = composer.parser.peek_event().start_mark.line + 1
+                raise _nested_too_deeply(f"{self.name}:{line}")
+            node = compose(parent, index)
+            depth -= 1
+            return node
+
+        composer.compose_node = compose_node
 
     def plain(self) -> Any:
         """The whole document."""
@@ -196,7 +221,7 @@ class _Walk:
         if self._values > MAX_VALUES:
             raise HpcgenError(f"{where}: more than {MAX_VALUES} values once aliases are followed")
         if depth > MAX_DEPTH:
-            raise HpcgenError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)")
+            raise _nested_too_deeply(where)
         self.origins[path] = where
         if node.tag not in PLAIN_TAGS:
             raise HpcgenError(f"{where}: {_tag(node)} has no meaning here", "write plain values, or quote it")
@@ -212,7 +237,16 @@ class _Walk:
                 self._plain(item, f"{path}[{index}]", item.start_mark.line + 1, depth + 1)
                 for index, item in enumerate(node.value)
             ]
-        return self._constructor.construct_object(node)
+        return self._scalar(node, where)
+
+    def _scalar(self, node: Any, where: str) -> Any:
+        try:
+            return self._constructor.construct_object(node)
+        except (KeyError, ValueError) as error:  # "!!bool maybe", "!!int x", a number of 5000 digits
+            kind = node.tag.removeprefix("tag:yaml.org,2002:")
+            raise HpcgenError(
+                f"{where}: {_short(node.value)} is not a value of type {kind}", "quote it"
+            ) from error
 
     def _refuse_repeated_keys(self, node: Any, path: str) -> None:
         seen = set()
@@ -235,6 +269,10 @@ STRING, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 
+def _nested_too_deeply(where: str) -> HpcgenError:
+    return HpcgenError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)")
+
+
 def _tag(node: Any) -> str:
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     return f"{_short(node.value)} (a {kind})" if node.id == "scalar" else f"the tag {node.tag}"
@@ -254,4 +292,6 @@ def _short(value: object) -> str:
 
 
 def _printable(text: str) -> str:
+    """The text on one line that a terminal can show."""
+    text = text if len(text) <= 120 else text[:117] + "..."
     return text if text.isprintable() else repr(text)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Union
 
 from hpcgen.errors import Problem
-from trainer.config import Range
+from trainer.config import Range, field_hints
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def constraint_problems(hint: Any, value: Any, path: str = "") -> Iterator[Probl
             yield from constraint_problems(of_key, key, f"{path}.{key}")
             yield from constraint_problems(of_value, item, f"{path}.{key}")
     elif dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        hints = typing.get_type_hints(hint, include_extras=True)
+        hints = field_hints(typing.cast(type, hint))
         for field in dataclasses.fields(hint):
             if field.name in value:
                 inner_path = f"{path}.{field.name}" if path else field.name

@@ -11,7 +11,7 @@ from hpcgen.config.field_docs import field_docs
 from hpcgen.config.fields import Text
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import inner_class
-from trainer.config import ModelConfig, OptimizerConfig, Range, TrainingConfig
+from trainer.config import ModelConfig, OptimizerConfig, Range, TrainingConfig, field_hints
 
 FILLED_IN = (ClusterConfig, ModelConfig, TrainingConfig, OptimizerConfig)
 """What a profile that is extended, or a preset, may give in the file's place: no key of these is missed."""
@@ -36,14 +36,14 @@ def _classes(cls: type) -> set[type]:
         section = pending.pop()
         if section not in found:
             found.add(section)
-            hints = typing.get_type_hints(section, include_extras=True)
+            hints = field_hints(section)
             inner = [inner_class(hints[field.name]) for field in dataclasses.fields(section)]
             pending += [each for each in inner if each is not None]
     return found
 
 
 def _describe(section: type, schema: dict[str, Any]) -> None:
-    docs, hints = field_docs(section), typing.get_type_hints(section, include_extras=True)
+    docs, hints = field_docs(section), field_hints(section)
     if section in FILLED_IN:
         del schema["required"]
     elif section is RunConfig:

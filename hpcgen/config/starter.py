@@ -15,6 +15,7 @@ from hpcgen.config.field_docs import field_docs
 from hpcgen.config.presets import Preset
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import inner_class
+from trainer.config import field_hints
 
 WIDTH = 110
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024}
@@ -85,7 +86,7 @@ def _micro_batch(preset: Preset, gpus_per_node: int) -> dict[str, int]:
 
 
 def _section(cls: type, chosen: Mapping[str, Any], preset: Mapping[str, Any], depth: int) -> Iterator[str]:
-    docs, hints = field_docs(cls), typing.get_type_hints(cls, include_extras=True)
+    docs, hints = field_docs(cls), field_hints(cls)
     for field in dataclasses.fields(cls):
         inner = inner_class(hints[field.name])
         nested = inner is not None and typing.get_origin(hints[field.name]) not in (tuple, dict)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Generic, TypeVar, Union, cast
 from hpcgen.config.document import Document, constant
 from hpcgen.config.fields import constraint_problems
 from hpcgen.errors import ConfigErrors, Problem
-from trainer.config import ConfigError, from_dict
+from trainer.config import ConfigError, field_hints, from_dict
 
 T = TypeVar("T")
 
@@ -185,10 +185,8 @@ def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
     section: Any = cls
     hint: Any = cls
     for name in names[:-1]:
-        if typing.get_origin(hint) is dict:  # the name is a key of the mapping, not a field
-            hint = typing.get_args(hint)[1]
-        else:
-            hint = typing.get_type_hints(section, include_extras=True)[name]
+        is_key = typing.get_origin(hint) is dict  # of a mapping, not a field
+        hint = typing.get_args(hint)[1] if is_key else field_hints(section)[name]
         section = inner_class(hint)
     known = sorted(field.name for field in dataclasses.fields(section))
     advice = _did_you_mean(names[-1], known) or f"known are {', '.join(known)}"

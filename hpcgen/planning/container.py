@@ -104,11 +104,17 @@ def _first(*given: bool | None) -> bool:
 
 
 def image_reference(image: str) -> str:
-    """The image as every enroot takes it.
+    """The image as every enroot takes it, the ones before 4.0 too (enroot, src/docker.sh).
 
-    "REGISTRY#IMAGE:TAG@sha256:..." becomes "REGISTRY#IMAGE:sha256:...": enroot knows "@" since 4.0 only, and all of
-    them put what follows ":" into the registry's URL, where a digest may stand for a tag (enroot, src/docker.sh).
+    "nvcr.io/nvidia/pytorch:25.03-py3" becomes "nvcr.io#nvidia/pytorch:25.03-py3": those look for the first form on
+    Docker Hub. "IMAGE:TAG@sha256:..." becomes "IMAGE:sha256:...": those know no "@", and all of them put what
+    follows ":" into the registry's URL, where a digest may stand for a tag.
     """
+    if image.endswith(".sqsh"):
+        return image
+    host, slash, name = image.partition("/")
+    if slash and "#" not in host and re.search(r"[.:]", host):
+        image = f"{host}#{name}"
     return re.sub(r"(:[A-Za-z0-9._-]+)?@(sha256:[0-9a-f]{64})$", r":\2", image)
 
 

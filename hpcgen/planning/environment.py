@@ -188,16 +188,15 @@ def _own(layer: Layer, name: str, value: str, why: str, origin: str = "hpcgen") 
 
 def _given(values: Mapping[str, str], layer: Layer, document: Document) -> Iterator[Variable]:
     for name, value in values.items():
-        origin = document.origin(f"environment.{name}") or ""
-        said: Layer = "override" if origin.startswith("--set") else layer
-        why = f"set by the {'cluster profile' if layer == 'cluster' else 'run file'}"
-        yield Variable(
-            name=name,
-            value=value,
-            layer=said,
-            why="set on the command line" if said == "override" else why,
-            origin=origin,
-        )
+        path = f"environment.{name}"
+        # what a file or --set replaced in the file below is shown as hidden too
+        for text, origin in (*document.replaced.get(path, ()), (value, document.origin(path) or "")):
+            said: Layer = "override" if origin.startswith("--set") else layer
+            why = {
+                "override": "set on the command line",
+                "cluster": "set by the cluster profile",
+            }.get(said, "set by the run file")
+            yield Variable(name=name, value=text, layer=said, why=why, origin=origin)
 
 
 def uses_gpus(stage: str, run: Run) -> bool:
@@ -237,17 +236,21 @@ def _about(name: str, run: Run, reason: str, hint: str) -> Problem:
 
 def _sharp_warnings(run: Run) -> Iterator[Problem]:
     """Azure's ai-infrastructure-on-azure, pull request 71: which images and drivers were seen to work."""
-    if runtime(run.config, run.cluster) == "none":
-        image = "the SHARP library of the host"
-    else:
-        image = f"image {run.config.container.image or run.cluster.container.image}"
     release = ngc_release(run.config, run.cluster)
-    known = release is not None and release <= LAST_RELEASE_WITH_SHARP
+    if runtime(run.config, run.cluster) == "none":
+        where, hint = "the SHARP library of the host", "look at the nodes' SHARP and OFED (ofed_info -s)"
+    else:
+        where = f"image {run.config.container.image or run.cluster.container.image}"
+        if release is None:
+            hint = "look at the image's SHARP and the nodes' OFED (ofed_info -s)"
+        elif release <= LAST_RELEASE_WITH_SHARP:
+            hint = "look at the nodes' OFED (ofed_info -s)"
+        else:
+            hint = "take an image up to 25.01"
     reason = (
-        f"is on with {image}: NVIDIA's images up to 25.01 (SHARP 3.9.0) worked with OFED 25.04 on Azure, and "
+        f"is on with {where}: NVIDIA's images up to 25.01 (SHARP 3.9.0) worked with OFED 25.04 on Azure, and "
     )
     reason += "25.02 and newer (3.10.3) failed with 'LLT QP DEVX transition to RTR error'"
-    hint = "look at the OFED of the nodes (ofed_info -s)" if known else "take an image up to 25.01"
     yield Problem("parallelism.use_sharp", reason, f"{hint}, and try it first: hpcgen render nccl-test")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os.path
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
 from hpcgen.planning.container import container_problems, container_warnings
-from hpcgen.planning.environment import environment_problems, environment_warnings
+from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, plain_path_problems
 from hpcgen.planning.stage import StagePlan, make_stage
@@ -106,25 +105,14 @@ def _describe(run: Run, problem: Problem) -> str:
 def _section_problems(run: Run, stages: Sequence[str]) -> Iterator[Problem]:
     config, cluster, node_type = run.config, run.cluster, run.node_type
     yield from plain_path_problems(config)
-    yield from environment_problems(config.environment, config.secrets)
-    yield from _sharp_problems(run)
+    yield from all_environment_problems(run)
     yield from container_problems(config, cluster)
     yield from tokenizers.problems(config.data.tokenizer)
     yield from cluster_problems(cluster, node_type)
-    for problem in environment_problems(cluster.environment, ()):
-        yield dataclasses.replace(problem, file="cluster")
     for stage in stages:
         yield from allocation_problems(stage, config, cluster, node_type)
     if "tokenize" in stages:
         yield from _tokenize_problems(config)
-
-
-def _sharp_problems(run: Run) -> Iterator[Problem]:
-    if run.config.parallelism.use_sharp and not run.node_type.sharp:
-        reason = (
-            f"needs InfiniBand switches that compute, and node type {run.cluster.node_type} names no SHARP"
-        )
-        yield Problem("parallelism.use_sharp", reason, "set it to false")
 
 
 def _tokenize_problems(config: RunConfig) -> Iterator[Problem]:

@@ -12,7 +12,6 @@ from hpcgen.config.stages import GPU_STAGES
 from hpcgen.planning.allocation import Allocation, make_allocation
 from hpcgen.planning.container import Container, make_container
 from hpcgen.planning.environment import RENDEZVOUS, SET_BY_THE_SCRIPT, Variable, stage_environment, uses_gpus
-from hpcgen.planning.software import runtime
 from hpcgen.planning.stages import image, nccl_test, node_health, tensorboard, tokenize, train
 from hpcgen.planning.stages.work import Work
 from trainer.config import TrainerConfig
@@ -67,8 +66,8 @@ def make_stage(
     allocation = make_allocation(name, config, run.cluster, run.node_type)
     environment = stage_environment(name, run, config)
     work = _work(name, run, config, allocation, trainer)
-    reads = (*work.reads, *_code(run), *_topology(name, run))
-    container = _container(name, run, config, work, tuple(variable.name for variable in environment))
+    reads = (*work.reads, *_code(run), *_topology(environment))
+    container = _container(name, run, config, work, environment)
     return StagePlan(
         name=name,
         allocation=allocation,
@@ -96,16 +95,17 @@ def _work(
 
 
 def _container(
-    name: str, run: Run, config: RunConfig, work: Work, variables: tuple[str, ...]
+    name: str, run: Run, config: RunConfig, work: Work, environment: tuple[Variable, ...]
 ) -> Container | None:
     if name == "image":  # made outside of any
         return None
     of_inputs = (str(PurePosixPath(path).parent) for path in work.inputs)
+    variables = (variable.name for variable in environment)
     return make_container(
         config,
         run.cluster,
         writes=(*work.writes, config.paths.run_dir, run.cluster.scratch),
-        reads=(*work.reads, *_code(run), *_topology(name, run), *of_inputs),
+        reads=(*work.reads, *_code(run), *_topology(environment), *of_inputs),
         environment=(*variables, *_computed(name), *config.secrets),
     )
 
@@ -129,9 +129,11 @@ def _code(run: Run) -> tuple[str, ...]:
     return (run.cluster.code_dir,) if run.cluster.code_dir else ()
 
 
-def _topology(stage: str, run: Run) -> tuple[str, ...]:
-    """NCCL's topology file, where it is looked at."""
-    return (run.node_type.topology_file,) if uses_gpus(stage, run) and run.node_type.topology_file else ()
+def _topology(environment: tuple[Variable, ...]) -> tuple[str, ...]:
+    """NCCL's topology file, where the stage has one."""
+    return tuple(
+        variable.value for variable in environment if variable.name == "NCCL_TOPO_FILE" and variable.value
+    )
 
 
 def _directives(stage: str, config: RunConfig, allocation: Allocation, lead_s: int) -> tuple[str, ...]:

@@ -65,9 +65,12 @@ MISTAKES = {
     "a: *nowhere\n": "run.yaml:1: not valid YAML: found undefined alias 'nowhere'",
     "a: \x07\n": "run.yaml: not valid YAML: ",
     "a: \x00\n": "run.yaml: not valid YAML: ",
-    "a: " + "[" * 40 + "]" * 40: "nested too deeply (at most 32 levels)",
-    "a: " + "[" * 5000 + "]" * 5000: "nested too deeply (at most 32 levels)",
-    "a: " + "9" * 5000: "run.yaml: not valid YAML: ",
+    "b: 1\na: " + "[" * 40 + "]" * 40: "run.yaml:2: nested too deeply (at most 32 levels)",
+    "b: 1\na: " + "[" * 5000 + "]" * 5000: "run.yaml:2: nested too deeply (at most 32 levels)",
+    "b: &a [x]\na: &a [*a, &b [*b]]\n": "nested too deeply (at most 32 levels)",
+    "b: 1\na: " + "9" * 5000: "is not a value of type int; quote it",
+    "b: 1\na: !!bool maybe\n": "run.yaml:2: 'maybe' is not a value of type bool; quote it",
+    "b: 1\na: !!int x\n": "run.yaml:2: 'x' is not a value of type int; quote it",
 }
 
 
@@ -77,6 +80,11 @@ def test_mistakes_are_one_line_with_the_place(text):
         parse(text, "run.yaml")
     assert MISTAKES[text] in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_an_anchor_may_be_used_again():
+    """YAML lets the newest one count; ruamel's warning about it is for programmers."""
+    assert parse("a: &x 1\nb: &x 2\nc: *x\n", "run.yaml").values["c"] == 2
 
 
 def test_a_bomb_of_aliases_is_refused_before_it_goes_off():

@@ -133,11 +133,13 @@ def test_submitit_and_the_rendered_script_ask_slurm_for_the_same(tmp_path: Path)
         if line.startswith("trap "):
             assert line in theirs
     [launch] = [line for line in theirs.splitlines() if line.startswith("srun --unbuffered")]
-    assert 'env "${task_environment[@]}" python3 ' in launch
-    assert "((terminated)) || run_step" in theirs
-    for flag in (*stage.allocation.srun_options(), *stage.container.srun_flags()):  # type: ignore[union-attr]
-        assert flag in launch.replace("'", "")
-        assert flag in script.text
+    assert '"${container[@]}" env "${task_environment[@]}" python3 ' in launch
+    assert "((terminated)) || launch" in theirs
+    for option in stage.allocation.srun_options():
+        assert option in launch.replace("'", "")
+    for word in (*stage.allocation.srun_options(), *stage.container.words()):  # type: ignore[union-attr]
+        assert word in script.text
+        assert word in theirs
 
 
 def test_the_quickstart_runs_without_slurm(tiny_run: Path) -> None:

@@ -1,0 +1,225 @@
+"""hpcgen explain: every variable of a stage with its value, layer, origin and reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcgen.cli.options import read_run_or_cluster, run_or_cluster_options, stage_option, warn
+
+if TYPE_CHECKING:
+    from hpcgen.config.loader import Run
+    from hpcgen.planning.environment import Variable
+    from hpcgen.planning.explanation import Absent, Difference, Explanation
+
+GIVEN = ("cluster", "run file", "override")
+"""Layers whose reason is that somebody wrote it, as the origin says."""
+
+
+@click.command("explain")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@run_or_cluster_options
+@stage_option
+@click.option(
+    "--diff",
+    "other",
+    metavar="OTHER",
+    help="What this run changes against another run file (with --cluster: another profile); --set is for this one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    names: tuple[str, ...],
+    config: Path | None,
+    cluster: str | None,
+    run_dir: str | None,
+    overrides: tuple[str, ...],
+    stage: str,
+    other: str | None,
+    as_json: bool,
+) -> None:
+    """Say why a stage has its environment: hpcgen explain -c run.yaml 'NCCL_*'
+
+    Each variable comes with its value, the layer and the place it is from, the reason, and what it won over.
+    NAME may hold * and ?; without one everything is said.
+    """
+    from hpcgen.planning.explanation import compare, explain, leaked
+
+    run = read_run_or_cluster(config, cluster, run_dir, overrides)
+    explained = explain(stage, run)
+    warn(explained.warnings)
+    if other is not None:
+        before = explain(stage, _other(other, run, config))
+        difference = compare(before, explained, names)
+        if as_json:
+            click.echo(json.dumps(_difference_json(difference), indent=1))
+        else:
+            _print_difference(difference, against=other)
+        return
+    here = leaked(os.environ, explained.secrets)
+    chosen = explained.only(names)
+    if as_json:
+        click.echo(json.dumps(_explanation_json(chosen, here), indent=1))
+    else:
+        _print_explanation(chosen, here, whole=not names)
+
+
+def _other(other: str, run: Run, config: Path | None) -> Run:
+    """What is compared with: a run file, or a profile with the same run directory."""
+    if config is not None:
+        return read_run_or_cluster(Path(other), None, None, ())
+    return read_run_or_cluster(None, other, run.config.paths.run_dir, ())
+
+
+def _print_explanation(explained: Explanation, here: tuple[str, ...], whole: bool) -> None:
+    from hpcgen.planning.environment import LEAKED
+
+    if whole:
+        _print_heading(f"stage {explained.stage} on {explained.cluster}: exported by the script")
+    for variable in explained.variables:
+        _print_variable(variable)
+    if explained.computed:
+        _print_heading("set by the script when the job runs")
+        for name, how in explained.computed.items():
+            _print_text(f"{name}: {how}", indent=0)
+    if explained.secrets:
+        _print_heading("secrets, from the submitting shell and written nowhere")
+        _print_text(", ".join(explained.secrets), indent=0)
+    if whole:
+        _print_heading("unset when the submitting shell has them")
+        _print_text(", ".join(LEAKED), indent=0)
+        if here:
+            _print_text(f"of these, this shell has {', '.join(here)}", indent=0)
+    _print_absent(explained.absent, whole)
+
+
+def _print_absent(absent: Iterable[Absent], whole: bool) -> None:
+    """What is not set, by the change that would set it; one that was asked for by name comes with its reason."""
+    from hpcgen.planning.explanation import by_change
+
+    for number, (change, variables) in enumerate(by_change(absent).items()):
+        if number == 0:
+            _print_heading("not set; it would be with")
+        if whole:
+            _print_text(f"{change}: {', '.join(variable.name for variable in variables)}", indent=0)
+            continue
+        for variable in variables:
+            _print_text(f"{change}: {_assignment(variable)}  {_place(variable)}", indent=0)
+            _print_text(variable.why, indent=4)
+
+
+def _print_variable(variable: Variable, mark: str = "") -> None:
+    sign = click.style(mark, fg="green" if mark == "+ " else "red") if mark else ""
+    click.echo(f"{sign}{click.style(_assignment(variable), bold=True)}  {_place(variable)}")
+    for line in _reasons(variable):
+        _print_text(line, indent=len(mark) + 4)
+
+
+def _reasons(variable: Variable) -> Iterator[str]:
+    """Why the value is there, and what it won over with the reasons of that."""
+    if variable.layer not in GIVEN:
+        yield variable.why
+    for hidden in reversed(variable.hides):
+        reason = "" if hidden.layer in GIVEN else f": {hidden.why}"
+        yield f"over {_word(hidden.value)} of the {hidden.layer} ({hidden.origin}){reason}"
+
+
+def _print_difference(difference: Difference, against: str) -> None:
+    added, removed, changed = difference.added, difference.removed, difference.changed
+    secrets = (*difference.added_secrets, *difference.removed_secrets)
+    if not (added or removed or changed or secrets):
+        click.echo(f"stage {difference.stage}: no difference from {against} in {difference.same} variables")
+        return
+    _print_heading(f"stage {difference.stage}: changes against {against} ({difference.same} are the same)")
+    for variable in added:
+        _print_variable(variable, mark="+ ")
+    for variable in removed:
+        _print_variable(variable, mark="- ")
+    for was, now in changed:
+        click.echo(f"{click.style('~ ', fg='yellow')}{click.style(now.name, bold=True)}")
+        for sign, variable in (("-", was), ("+", now)):
+            click.echo(f"    {sign} {_word(variable.value)}  {_place(variable)}")
+            for line in _reasons(variable):
+                _print_text(line, indent=8)
+    for sign, names in (("+", difference.added_secrets), ("-", difference.removed_secrets)):
+        for name in names:
+            click.echo(f"{sign} secret {name}")
+
+
+def _print_heading(text: str) -> None:
+    click.secho(f"# {text}", fg="cyan")
+
+
+def _print_text(text: str, indent: int) -> None:
+    """Text as wide as the terminal; in a pipe a sentence is a line, however long."""
+    space = " " * indent
+    if not sys.stdout.isatty():
+        click.echo(f"{space}{text}")
+        return
+    width = max(40, shutil.get_terminal_size().columns)
+    for line in textwrap.wrap(
+        text,
+        width,
+        initial_indent=space,
+        subsequent_indent=space or "    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    ):
+        click.echo(line)
+
+
+def _assignment(variable: Variable) -> str:
+    return f"{variable.name}={_word(variable.value)}"
+
+
+def _place(variable: Variable) -> str:
+    return f"{variable.layer}, {variable.origin}"
+
+
+def _word(value: str) -> str:
+    """The value as a shell would need it: two words are seen to be one value."""
+    from hpcgen.rendering.filters import shell_word
+
+    return shell_word(value)
+
+
+def _explanation_json(explained: Explanation, here: tuple[str, ...]) -> dict[str, Any]:
+    from hpcgen.planning.environment import LEAKED
+
+    return {
+        "stage": explained.stage,
+        "cluster": explained.cluster,
+        "variables": [dataclasses.asdict(variable) for variable in explained.variables],
+        "computed": dict(explained.computed),
+        "secrets": list(explained.secrets),
+        "unset": {"patterns": list(LEAKED), "in_this_shell": list(here)},
+        "not_set": [
+            {"change": item.change, **dataclasses.asdict(item.variable)} for item in explained.absent
+        ],
+        "warnings": list(explained.warnings),
+    }
+
+
+def _difference_json(difference: Difference) -> dict[str, Any]:
+    return {
+        "stage": difference.stage,
+        "added": [dataclasses.asdict(variable) for variable in difference.added],
+        "removed": [dataclasses.asdict(variable) for variable in difference.removed],
+        "changed": [
+            {"name": now.name, "before": dataclasses.asdict(was), "after": dataclasses.asdict(now)}
+            for was, now in difference.changed
+        ],
+        "same": difference.same,
+        "secrets": {
+            "added": list(difference.added_secrets),
+            "removed": list(difference.removed_secrets),
+        },
+    }

@@ -1,0 +1,268 @@
+"""hpcgen topology: what is known of each kind of node, and whether an image or a live node agrees."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from hpcgen.config.node_type import AllReduceThreshold, NodeType, Variable
+    from hpcgen.topology.node import Topology
+
+
+def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The names that a shell may complete `incomplete` to."""
+    from hpcgen.config.node_types import node_type_names
+
+    return [name for name in node_type_names() if name.startswith(incomplete)]
+
+
+_name_argument = click.argument("name", shell_complete=_names)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group("topology")
+def command() -> None:
+    """Node types: their facts, NCCL's topology file, pictures, and a check of images and live nodes."""
+
+
+@command.command("list")
+@_json_option
+def list_node_types(as_json: bool) -> None:
+    """List the node types that can be found, and where."""
+    from hpcgen.config.node_types import find_node_type, load_node_type, node_type_names
+    from hpcgen.errors import HpcgenError
+
+    def description(name: str) -> str:
+        try:
+            return load_node_type(name).description
+        except HpcgenError:
+            return f"has mistakes: hpcgen topology show {name} says which"
+
+    rows = [
+        {"name": name, "file": str(find_node_type(name)), "description": description(name)}
+        for name in node_type_names()
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        click.echo(f"{row['name']:<{width}}  {row['description']}")
+        click.echo(f"{'':<{width}}  " + click.style(row["file"], dim=True))
+
+
+@command.command("show")
+@_name_argument
+@_json_option
+def show(name: str, as_json: bool) -> None:
+    """Show every fact of node type NAME, each with its source."""
+    import dataclasses
+
+    from hpcgen.config.node_types import load_node_type
+
+    node_type = load_node_type(name)
+    if as_json:
+        click.echo(json.dumps({"name": name, **dataclasses.asdict(node_type)}, indent=1))
+        return
+    click.echo(click.style(name, bold=True) + f": {node_type.description}")
+    for key, text in _facts(node_type):
+        source = click.style(f"  [{node_type.sources[key]}]", dim=True) if key in node_type.sources else ""
+        click.echo(f"{key:<16}  {text}{source}")
+    _show_devices(node_type)
+    _show_thresholds(node_type)
+    for title, variables in (("environment", node_type.environment), ("sharp", node_type.sharp)):
+        if variables:
+            click.echo("\n" + click.style(title, bold=True))
+        for variable, fact in variables.items():
+            click.echo(f"{variable}={fact.value}{_conditions(fact)}")
+            click.echo(click.style(f"    {fact.why} [{fact.source}]", dim=True))
+
+
+def _facts(node_type: NodeType) -> Iterator[tuple[str, str]]:
+    """The facts that fit on a line, in words."""
+    from hpcgen.topology.layout import nvlink_words, pcie
+
+    processor, memory = node_type.processor, node_type.gpu_memory_gib
+    lines: dict[str, str | None] = {
+        "extends": node_type.extends,
+        "vm_sizes": ", ".join(node_type.vm_sizes),
+        "device": node_type.device,
+        "gpus_per_node": str(node_type.gpus_per_node),
+        "gpu_model": node_type.gpu_model,
+        "gpu_memory_gib": f"{memory:g} GiB" if memory else None,
+        "gpu_memory_gb_s": f"{node_type.gpu_memory_gb_s:g} GB/s" if node_type.gpu_memory_gb_s else None,
+        "peak_tflops": ", ".join(f"{peak:g} TFLOP/s {key}" for key, peak in node_type.peak_tflops.items()),
+        "nvlink": nvlink_words(node_type),
+        "cpus_per_node": str(node_type.cpus_per_node or "not the same on every node"),
+        "processor": f"{processor.vendor} family {processor.family} model {processor.model}, {processor.arch}"
+        if processor
+        else None,
+        "numa_nodes": "; ".join(
+            f"{number}: CPUs {numa.cpus}" for number, numa in enumerate(node_type.numa_nodes)
+        ),
+        "pci_link": pcie(node_type.pci_link) if node_type.pci_link else None,
+        "fabric": node_type.fabric,
+        "topology_file": node_type.topology_file,
+        "exclusive": "whole nodes" if node_type.exclusive else "nodes are shared",
+    }
+    yield from ((key, text) for key, text in lines.items() if text)
+
+
+def _show_devices(node_type: NodeType) -> None:
+    """GPUs and NICs beside one another."""
+    from itertools import zip_longest
+
+    if not node_type.gpus:
+        return
+    sources = "; ".join(
+        dict.fromkeys(
+            node_type.sources[key] for key in ("gpus", "nics", "cpu_masks") if key in node_type.sources
+        )
+    )
+    click.echo(
+        "\n" + click.style("gpus, nics, cpu_masks", bold=True) + click.style(f"  [{sources}]", dim=True)
+    )
+    masks = node_type.cpu_masks
+    for index, (gpu, nic) in enumerate(zip_longest(node_type.gpus, node_type.nics)):
+        left = f"GPU {index}  {gpu.bus_id}  NUMA {gpu.numa}" if gpu else ""
+        mask = masks[index] if index < len(masks) else ""
+        right = f"{nic.name}  {nic.bus_id}  NUMA {nic.numa}  {nic.rate_gbit_s:g} Gb/s" if nic else ""
+        click.echo(f"{left:<30}  {right:<45}  {mask}".rstrip())
+
+
+def _show_thresholds(node_type: NodeType) -> None:
+    health = node_type.health
+    if health is None:
+        return
+    source = f"  [{node_type.sources['health']}]" if "health" in node_type.sources else ""
+    click.echo("\n" + click.style("health", bold=True) + click.style(source, dim=True))
+    figures = {
+        "memory": health.memory_mb and f"{health.memory_mb} MB, {health.memory_tolerance:.0%} more or less",
+        "NVMe disks": health.nvme_disks,
+        "host to GPU": health.host_device_gb_s and f"at least {health.host_device_gb_s:g} GB/s",
+        "GPU to GPU": health.peer_gb_s and f"at least {health.peer_gb_s:g} GB/s",
+        "GPUDirect RDMA": health.ib_gdr_gbit_s and f"at least {health.ib_gdr_gbit_s:g} Gb/s a NIC",
+    }
+    for name, figure in figures.items():
+        if figure is not None:
+            click.echo(f"{name:<16}  {figure}")
+    for threshold in health.all_reduce:
+        conditions = (
+            f"{_node_range(threshold)}, {threshold.message_gib:g} GiB, "
+            f"NVLS {'on' if threshold.nvls else 'off'}, CollNet {'on' if threshold.collnet else 'off'}"
+        )
+        levels = {
+            "expected": threshold.expected_gb_s,
+            "warns below": threshold.warn_below_gb_s,
+            "fails below": threshold.fail_below_gb_s,
+        }
+        words = ", ".join(f"{level} {value:g}" for level, value in levels.items() if value is not None)
+        click.echo(f"{'all-reduce':<16}  {conditions}: {words} GB/s")
+        click.echo(click.style(f"{'':<18}[{threshold.source}]", dim=True))
+
+
+def _node_range(threshold: AllReduceThreshold) -> str:
+    first, last = threshold.min_nodes, threshold.max_nodes
+    if last is None:
+        return f"{first} or more nodes"
+    return f"{first} to {last} nodes" if last > first else f"{first} node{'s' if first > 1 else ''}"
+
+
+def _conditions(fact: Variable) -> str:
+    conditions = [*fact.stages, *fact.runtimes, *([f"torch {fact.torch}"] if fact.torch else [])]
+    return f"  ({', '.join(conditions)})" if conditions else ""
+
+
+@command.command("xml")
+@_name_argument
+def xml(name: str) -> None:
+    """Print NCCL's topology file for node type NAME (NCCL_TOPO_FILE)."""
+    from hpcgen.config.node_types import load_node_type
+    from hpcgen.topology import nccl_xml
+
+    click.echo(nccl_xml.write(name, load_node_type(name)), nl=False)
+
+
+@command.command("draw")
+@_name_argument
+@click.option("--svg", "as_svg", is_flag=True, help="Print an SVG in place of text.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the SVG to this file.")
+def draw(name: str, as_svg: bool, output: Path | None) -> None:
+    """Draw node type NAME: as text, or with --svg or --output as a picture."""
+    from hpcgen.config.node_types import load_node_type
+    from hpcgen.files import write_text
+    from hpcgen.topology import svg, text
+
+    node_type = load_node_type(name)
+    if output is not None:
+        write_text(output, svg.draw(name, node_type), 0o666)
+        click.echo(f"{output}: written", err=True)
+    elif as_svg:
+        click.echo(svg.draw(name, node_type), nl=False)
+    else:
+        click.echo(text.draw(name, node_type, ascii_only=not _shows_lines()), nl=False)
+
+
+def _shows_lines() -> bool:
+    try:
+        "├─".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+@command.command("verify")
+@_name_argument
+@click.option(
+    "--xml", "xml_file", type=click.Path(path_type=Path), help="Compare a topology file, as on an image."
+)
+@click.option(
+    "--sysfs",
+    type=click.Path(path_type=Path),
+    help="Compare a node by its /sys, or a copy of it.  [default: /sys of this machine]",
+)
+@_json_option
+@click.pass_context
+def verify(ctx: click.Context, name: str, xml_file: Path | None, sysfs: Path | None, as_json: bool) -> None:
+    """Compare a topology file or a live node with node type NAME; status 1 when they differ.
+
+    What a source does not say is not compared: a virtual machine shows neither PCI bridges nor, often, NUMA nodes.
+    """
+    from hpcgen.config.node_types import load_node_type
+    from hpcgen.topology.compare import differences
+    from hpcgen.topology.node import expected
+
+    if xml_file is not None and sysfs is not None:
+        raise click.UsageError("--xml and --sysfs are two things to compare with: give one")
+    node_type = load_node_type(name)
+    wanted = expected(name, node_type)
+    source, found = _found(node_type, xml_file, sysfs)
+    different = differences(wanted, found)
+    if as_json:
+        click.echo(json.dumps([vars(difference) for difference in different], indent=1))
+    for difference in () if as_json else different:
+        click.echo(str(difference))
+    if different:
+        plural = "s" if len(different) > 1 else ""
+        click.secho(f"{source} is not {name}: {len(different)} difference{plural}", fg="red", err=True)
+        ctx.exit(1)
+    if not as_json:
+        gpus, nics = len(found.of_kind("GPU")), len(found.of_kind("NIC"))
+        click.echo(f"{source} is {name}: {len(found.numa_nodes)} NUMA nodes, {gpus} GPUs, {nics} NICs")
+
+
+def _found(node_type: NodeType, xml_file: Path | None, sysfs: Path | None) -> tuple[str, Topology]:
+    """What to compare with, and its name."""
+    from hpcgen.topology import nccl_xml
+    from hpcgen.topology import sysfs as live
+
+    if xml_file is not None:
+        return str(xml_file), nccl_xml.read(xml_file)
+    directory = sysfs or Path("/sys")
+    return str(directory), live.read(directory, node_type.fabric or "infiniband")

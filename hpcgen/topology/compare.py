@@ -1,0 +1,101 @@
+"""What differs between the topology that a node type has and one that was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hpcgen.config import cpus
+from hpcgen.topology.node import Kind, Topology
+
+PRESENCE, PRESENT, ABSENT = "presence", "present", "absent"
+"""The attribute, and its two values, of a device that only one side has."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not as expected."""
+
+    device: str
+    """Which: "NUMA node 0", "GPU 3 (0008:00:00.0)", "NIC mlx5_ib3 (0104:00:00.0)"."""
+    attribute: str
+    """What of it."""
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        if self.attribute == PRESENCE:
+            return f"{self.device}: {'missing' if self.found == ABSENT else 'not expected'}"
+        return f"{self.device}: {self.attribute}: expected {self.expected}, found {self.found}"
+
+
+def differences(expected: Topology, found: Topology) -> tuple[Difference, ...]:
+    """Everything that differs, NUMA nodes first; what one of the two does not say is no difference."""
+    return (
+        *_numa_differences(expected, found),
+        *_device_differences("GPU", expected, found),
+        *_device_differences("NIC", expected, found),
+    )
+
+
+def _numa_differences(expected: Topology, found: Topology) -> Iterator[Difference]:
+    there = {numa.number: numa for numa in found.numa_nodes}
+    for numa in expected.numa_nodes:
+        name = f"NUMA node {numa.number}"
+        if numa.number in there:
+            yield from _compare(name, NUMA_ATTRIBUTES, numa, there.pop(numa.number))
+        else:
+            yield Difference(name, PRESENCE, PRESENT, ABSENT)
+    for number, numa in sorted(there.items()):
+        if numa.cpus != 0:  # memory without CPUs, as accelerators have it, binds nothing
+            yield Difference(f"NUMA node {number}", PRESENCE, ABSENT, PRESENT)
+
+
+def _device_differences(kind: Kind, expected: Topology, found: Topology) -> Iterator[Difference]:
+    there = {device.bus_id: device for device in found.of_kind(kind)}
+    for index, device in enumerate(expected.of_kind(kind)):
+        name = f"{kind} {device.name or index} ({device.bus_id})"
+        if device.bus_id in there:
+            yield from _compare(name, DEVICE_ATTRIBUTES, device, there.pop(device.bus_id))
+        else:
+            yield Difference(name, PRESENCE, PRESENT, ABSENT)
+    for bus_id in sorted(there):
+        yield Difference(f"{kind} {bus_id}", PRESENCE, ABSENT, PRESENT)
+
+
+def _compare(
+    name: str, attributes: dict[str, tuple[str, Callable[..., str]]], expected: object, found: object
+) -> Iterator[Difference]:
+    for key, (words, show) in attributes.items():
+        wanted, actual = getattr(expected, key), getattr(found, key)
+        if wanted is not None and actual is not None and wanted != actual:
+            yield Difference(name, words, show(wanted), show(actual))
+
+
+def _cpu_list(mask: int) -> str:
+    return cpus.ranges(mask) or "none"
+
+
+def _gpus(bus_ids: tuple[str, ...]) -> str:
+    return " and ".join(bus_ids) or "none"
+
+
+NUMA_ATTRIBUTES: dict[str, tuple[str, Callable[..., str]]] = {
+    "cpus": ("CPUs", _cpu_list),
+    "arch": ("architecture", str),
+    "vendor": ("vendor", str),
+    "family": ("family", str),
+    "model": ("model", str),
+}
+DEVICE_ATTRIBUTES: dict[str, tuple[str, Callable[..., str]]] = {
+    "numa": ("NUMA node", str),
+    "gpus_beside": ("GPUs on its bridge", _gpus),
+    "link_speed_gt_s": ("PCIe speed", "{:g} GT/s".format),
+    "link_width": ("PCIe width", "x{}".format),
+    "bridge_speed_gt_s": ("PCIe speed of its bridge", "{:g} GT/s".format),
+    "bridge_width": ("PCIe width of its bridge", "x{}".format),
+    "name": ("RDMA device", str),
+    "rate_gbit_s": ("rate", "{:g} Gb/s".format),
+    "state": ("port", str),
+}
+"""Attribute -> its name for people, and how its value is shown."""

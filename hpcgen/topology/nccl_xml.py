@@ -1,0 +1,217 @@
+"""NCCL's topology XML: written from the facts of a node type, and read back for comparison.
+
+What NCCL makes of it is in its src/graph/xml.cc and topo.cc. Its parser is small: no XML declaration, no
+entities, a space between attributes. It finds GPUs and NICs by bus id and fills in what is missing from sysfs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from hpcgen.config import cpus
+from hpcgen.config.node_type import Gpu, Nic, NodeType, PciLink
+from hpcgen.errors import HpcgenError
+from hpcgen.topology import markup
+from hpcgen.topology.markup import Element
+from hpcgen.topology.node import Device, Kind, NumaNode, Topology, expected
+
+VERSION = "1"
+BRIDGE_CLASS, GPU_CLASS = "0x060400", "0x030200"
+NIC_CLASSES = {"infiniband": "0x020700", "ethernet": "0x020000"}
+NO_IDS = dict.fromkeys(("vendor", "device", "subsystem_vendor", "subsystem_device"), "0x0000")
+"""A made-up bridge has no maker; said aloud, since NCCL would look for one in sysfs."""
+
+
+def write(name: str, node_type: NodeType) -> str:
+    """The topology file of a node type.
+
+    Raises:
+        HpcgenError: the node type says nothing of GPUs.
+    """
+    root = _tree(expected(name, node_type), node_type)
+    # two hyphens would end the comment
+    comment = f"{node_type.description} (hpcgen topology xml {name})".replace("--", "- -")
+    return f"<!-- {comment} -->\n" + "".join(_lines(root, 0))
+
+
+def _tree(topology: Topology, node_type: NodeType) -> Element:
+    num_cpus = max((numa.cpus or 0).bit_length() for numa in topology.numa_nodes)
+    devices: tuple[Gpu | Nic, ...] = (*node_type.gpus, *node_type.nics)
+    root = Element("system", {"version": VERSION}, 0)
+    for numa in topology.numa_nodes:
+        attributes = {
+            "numaid": str(numa.number),
+            "affinity": cpus.words(numa.cpus or 0, num_cpus),
+            "arch": str(numa.arch),
+            "vendor": str(numa.vendor),
+            "familyid": str(numa.family),
+            "modelid": str(numa.model),
+        }
+        below = [device for device in devices if device.numa == numa.number]
+        root.children.append(Element("cpu", attributes, 0, list(_below_cpu(below, node_type))))
+    return root
+
+
+def _below_cpu(devices: Iterable[Gpu | Nic], node_type: NodeType) -> Iterator[Element]:
+    assert node_type.pci_link is not None
+    by_bridge = sorted(devices, key=lambda device: device.bridge or "")
+    for bridge, below in groupby(by_bridge, key=lambda device: device.bridge):
+        elements = [_pci(device.bus_id, _class(device, node_type), node_type.pci_link) for device in below]
+        if bridge is None:
+            yield from elements
+        else:
+            above = _pci(bridge, BRIDGE_CLASS, node_type.pci_link)
+            yield replace(above, attributes=above.attributes | NO_IDS, children=elements)
+
+
+def _class(device: Gpu | Nic, node_type: NodeType) -> str:
+    return GPU_CLASS if isinstance(device, Gpu) else NIC_CLASSES[node_type.fabric or "infiniband"]
+
+
+def _pci(bus_id: str, pci_class: str, link: PciLink) -> Element:
+    attributes = {
+        "busid": bus_id,
+        "class": pci_class,
+        "link_speed": f"{link.speed_gt_s:.1f} GT/s PCIe",  # one of the texts that NCCL knows
+        "link_width": str(link.width),
+    }
+    return Element("pci", attributes, 0)
+
+
+def _lines(element: Element, depth: int) -> Iterator[str]:
+    attributes = "".join(f" {key}={quoteattr(value)}" for key, value in element.attributes.items())
+    indent = "  " * depth
+    if not element.children:
+        yield f"{indent}<{element.tag}{attributes}/>\n"
+        return
+    yield f"{indent}<{element.tag}{attributes}>\n"
+    for child in element.children:
+        yield from _lines(child, depth + 1)
+    yield f"{indent}</{element.tag}>\n"
+
+
+def read(path: Path) -> Topology:
+    """The topology in a file of Azure's, of ours, or one that NCCL dumped (NCCL_TOPO_DUMP_FILE).
+
+    Raises:
+        HpcgenError: it can't be read, or is not a topology file.
+    """
+    return topology(markup.read(path), str(path))
+
+
+def topology(root: Element, name: str) -> Topology:
+    """The topology below `root`; `name` stands before the line in errors.
+
+    Raises:
+        HpcgenError: it is not a topology file.
+    """
+    if root.tag != "system" or root.attributes.get("version") != VERSION:
+        found = f"<{root.tag} version={root.attributes.get('version')!r}>"
+        raise HpcgenError(
+            f"{name}:{root.line}: not a topology file of NCCL: it starts with {found}",
+            f'expected <system version="{VERSION}">',
+        )
+    numa_nodes: list[NumaNode] = []
+    devices: list[Device] = []
+    for element in root.all("cpu"):
+        numa = _numa_node(element, name)
+        numa_nodes.append(numa)
+        devices += _devices(element, numa.number, name)
+    _refuse_repeated("numaid", [str(numa.number) for numa in numa_nodes], name)
+    _refuse_repeated("busid", [device.bus_id for device in devices], name)
+    return Topology(
+        numa_nodes=tuple(sorted(numa_nodes, key=lambda numa: numa.number)),
+        devices=tuple(sorted(devices, key=lambda device: device.bus_id)),
+    )
+
+
+def _refuse_repeated(key: str, values: list[str], name: str) -> None:
+    if repeated := [value for value, count in Counter(values).items() if count > 1]:
+        raise HpcgenError(f"{name}: {key} {', '.join(repeated[:8])} stands there more than once")
+
+
+def _numa_node(element: Element, name: str) -> NumaNode:
+    affinity = element.attributes.get("affinity")
+    try:
+        mask = None if affinity is None else cpus.from_words(affinity)
+    except ValueError:
+        raise HpcgenError(
+            f"{name}:{element.line}: affinity = {affinity!r:.60} is not a CPU mask",
+            "expected words such as 0000ffff,ffffffff",
+        ) from None
+    number = _number(element, "numaid", name)
+    if number is None:
+        raise HpcgenError(f"{name}:{element.line}: <cpu> has no numaid")
+    return NumaNode(
+        number=number,
+        cpus=mask,
+        arch=element.attributes.get("arch"),
+        vendor=element.attributes.get("vendor"),
+        family=_number(element, "familyid", name),
+        model=_number(element, "modelid", name),
+    )
+
+
+def _devices(parent: Element, numa: int, name: str) -> list[Device]:
+    """The GPUs and NICs below a CPU or a bridge, with what they share with the others on that bridge."""
+    found: list[Device] = []
+    deeper: list[Device] = []
+    for element in parent.all("pci"):
+        kind = _kind(element)
+        if kind is None:
+            deeper += _devices(element, numa, name)
+        else:
+            found.append(_device(element, kind, numa, name))
+    if parent.tag == "pci":
+        speed, width = _link(parent, name)
+        found = [replace(device, bridge_speed_gt_s=speed, bridge_width=width) for device in found]
+        beside = tuple(sorted(device.bus_id for device in found if device.kind == "GPU"))
+    else:
+        beside = ()
+    return [
+        *(replace(device, gpus_beside=beside) if device.kind == "NIC" else device for device in found),
+        *deeper,
+    ]
+
+
+def _kind(element: Element) -> Kind | None:
+    """What it is by its class, as NCCL sees it; None for bridges and everything else."""
+    pci_class = element.attributes.get("class", "").lower()
+    if pci_class.startswith("0x03"):
+        return "GPU"
+    return "NIC" if pci_class.startswith("0x02") else None
+
+
+def _device(element: Element, kind: Kind, numa: int, name: str) -> Device:
+    bus_id = element.attributes.get("busid", "").lower()
+    if not re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", bus_id):
+        raise HpcgenError(f"{name}:{element.line}: busid = {bus_id!r:.60} is not a PCI address")
+    speed, width = _link(element, name)
+    return Device(kind=kind, bus_id=bus_id, numa=numa, link_speed_gt_s=speed, link_width=width)
+
+
+def _link(element: Element, name: str) -> tuple[float | None, int | None]:
+    """Speed and width; a width of 0 is NCCL's word for unknown."""
+    speed = link_speed(element.attributes.get("link_speed", ""))
+    return speed, _number(element, "link_width", name) or None
+
+
+def link_speed(text: str) -> float | None:
+    """GT/s of the kernel's words: "32.0 GT/s PCIe", "16 GT/s"; None when it doesn't say ("Unknown")."""
+    found = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", text)
+    return float(found[1]) if found else None
+
+
+def _number(element: Element, key: str, name: str) -> int | None:
+    text = element.attributes.get(key)
+    if text is None or text == "":
+        return None
+    if not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
+        raise HpcgenError(f"{name}:{element.line}: {key} = {text!r:.60} is not a whole number")
+    return int(text)

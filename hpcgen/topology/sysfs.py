@@ -1,0 +1,91 @@
+"""Reads the topology of a live node from the kernel's sysfs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hpcgen.config import cpus
+from hpcgen.errors import HpcgenError
+from hpcgen.topology.nccl_xml import link_speed
+from hpcgen.topology.node import Device, NumaNode, Topology
+
+NVIDIA = "0x10de"
+"""Virtual machines have a display of the hypervisor's beside their GPUs."""
+GPU_CLASSES = ("0x0300", "0x0302")
+NIC_CLASSES = {"infiniband": "0x0207", "ethernet": "0x0200"}
+
+
+def read(directory: Path, fabric: str) -> Topology:
+    """The topology below `directory`, /sys of a node or a copy of it; `fabric` says which adapters count.
+
+    A virtual machine shows no bridges, so which NIC belongs to which GPU is not said.
+
+    Raises:
+        HpcgenError: it is no sysfs.
+    """
+    pci = directory / "bus/pci/devices"
+    if not pci.is_dir():
+        raise HpcgenError(f"{pci}: no such directory", "give the /sys of a Linux node, or a copy of it")
+    devices = [_device(path, fabric) for path in sorted(pci.iterdir(), key=lambda path: path.name)]
+    nodes = [
+        NumaNode(number=int(path.name.removeprefix("node")), cpus=_cpus(path / "cpulist"))
+        for path in (directory / "devices/system/node").glob("node[0-9]*")
+    ]
+    return Topology(
+        numa_nodes=tuple(sorted(nodes, key=lambda numa: numa.number)),
+        devices=tuple(device for device in devices if device is not None),
+    )
+
+
+def _device(path: Path, fabric: str) -> Device | None:
+    pci_class = _text(path / "class") or ""
+    numa = _text(path / "numa_node") or "-1"
+    known: dict[str, Any] = {
+        "bus_id": path.name.lower(),
+        "numa": int(numa) if numa.isdecimal() else None,  # -1: the hypervisor does not say
+        "link_speed_gt_s": link_speed(_text(path / "current_link_speed") or ""),
+        "link_width": _positive(_text(path / "current_link_width")),
+    }
+    if pci_class.startswith(GPU_CLASSES) and _text(path / "vendor") == NVIDIA:
+        return Device(kind="GPU", **known)
+    if pci_class.startswith(NIC_CLASSES[fabric]):
+        return Device(kind="NIC", **known, **_port(path / "infiniband"))
+    return None
+
+
+def _port(rdma_devices: Path) -> dict[str, Any]:
+    """Name, rate and state of the first RDMA device; a NIC without one has no driver."""
+    names = sorted(path.name for path in rdma_devices.iterdir()) if rdma_devices.is_dir() else []
+    if not names:
+        return {"state": "no RDMA device"}
+    port = rdma_devices / names[0] / "ports/1"
+    rate = re.match(r"\d+(\.\d+)?", _text(port / "rate") or "")  # "400 Gb/sec (4X NDR)"
+    state = _text(port / "state")  # "4: ACTIVE"
+    return {
+        "name": names[0],
+        "rate_gbit_s": float(rate[0]) if rate else None,
+        "state": state.rpartition(": ")[2] if state else None,
+    }
+
+
+def _cpus(path: Path) -> int | None:
+    text = _text(path)
+    if text is None:
+        return None
+    return (
+        cpus.listed(text) if re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", text, re.ASCII) else 0
+    )
+
+
+def _positive(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() and int(text) > 0 else None
+
+
+def _text(path: Path) -> str | None:
+    """One attribute; None where there is none, or the device does not answer."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return None

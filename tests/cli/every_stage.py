@@ -1,0 +1,26 @@
+"""A run file that says what each stage needs, and the script of a stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpcgen import render
+from tests.runs import big_run, planned
+
+
+def run_of_every_stage(runtime: str, **sections: Any) -> dict[str, Any]:
+    """The values of a run file; `sections` replace its own."""
+    image = {} if runtime == "none" else {"image": "/shared/images/gpt.sqsh"}
+    return big_run(
+        container={"runtime": runtime, **image},
+        image={"output": "/shared/images/new.sqsh", "code": "/shared/code/abc"},
+        data={"tokenize": {"input": ["/shared/c4.jsonl"], "output_prefix": "/shared/c4"}},
+        slurm={"defaults": {"time": "2:00:00"}, "train": {"nodes": 16}},
+        **sections,
+    )
+
+
+def script_of(directory: Path, stage: str, runtime: str, **sections: Any) -> str:
+    """The rendered script; its run file is left in `directory` as run.yaml."""
+    return render(planned(directory, run_of_every_stage(runtime, **sections), [stage]), stage)

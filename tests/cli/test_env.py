@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcgen.config.stages import STAGES
+from tests.cli.command import hpcgen
+from tests.cli.every_stage import run_of_every_stage, script_of
+from tests.rendering.scripts import CANARY, HOSTILE_WORDS, UNPRINTABLE
+from tests.runs import big_run, loaded, planned, write_yaml
+
+CLEAN = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+
+
+@pytest.fixture
+def run_file(workplace: Path) -> Path:
+    return write_yaml(workplace / "run.yaml", big_run(secrets=["HF_TOKEN"]))
+
+
+def as_json(*arguments: object) -> dict:
+    found = hpcgen("env", *arguments, "--format", "json")
+    assert found.status == 0, found.stderr
+    return json.loads(found.stdout)
+
+
+def sourced(text: str, directory: Path, how: str) -> tuple[dict[str, str], str]:
+    """What a shell exports that read the text, and its HPCGEN_CONTAINER_ENV."""
+    (directory / "exports").write_text(text, encoding="utf-8")
+    script = f'set -euo pipefail; {how}; printf "%s\\0" "$HPCGEN_CONTAINER_ENV"; env -0'
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=directory, env=CLEAN, capture_output=True, check=True, timeout=30
+    )
+    assert done.stderr == b""
+    names, *entries = os.fsdecode(done.stdout).split("\0")[:-1]
+    pairs = (entry.split("=", 1) for entry in entries)
+    own = {*CLEAN, "PWD", "OLDPWD", "SHLVL", "_"}
+    return {name: value for name, value in pairs if name not in own}, names
+
+
+@pytest.mark.parametrize("how", ["source <(cat exports)", 'eval "$(cat exports)"'])
+def test_a_shell_gets_exactly_the_values_of_the_json(workplace, how):
+    values = {f"HOSTILE_{number}": word for number, word in enumerate(HOSTILE_WORDS)}
+    run_file = workplace / "run.yaml"
+    run_file.write_text(json.dumps(big_run(environment=values), ensure_ascii=False), encoding="utf-8")
+    expected = as_json("-c", run_file)
+    assert values.items() <= expected["environment"].items()
+    found, names = sourced(hpcgen("env", "-c", run_file).stdout, workplace, how)
+    assert found == expected["environment"]
+    assert names.split(",") == expected["container_env"]
+    assert not list(workplace.rglob(CANARY))
+
+
+@pytest.mark.parametrize("word", UNPRINTABLE)
+def test_what_has_no_form_in_a_shell_is_refused(workplace, word):
+    run_file = write_yaml(workplace / "run.yaml", big_run(environment={"A": word}))
+    found = hpcgen("env", "-c", run_file)
+    assert (found.status, found.stdout) == (2, "")
+    assert "unprintable" in found.stderr
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "enroot", "none"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_exports_are_those_of_the_rendered_script(tmp_path, workplace, stage, runtime):
+    script = script_of(tmp_path, stage, runtime, environment={"FOO": "a b"})
+    [section] = re.findall(r"^# ==== environment ====\n(.*?)^# ==== ", script, re.MULTILINE | re.DOTALL)
+    exports = [line for line in section.splitlines() if line.startswith("export ")]
+    found = hpcgen("env", "-c", tmp_path / "run.yaml", "--stage", stage)
+    assert [line for line in found.stdout.splitlines() if line.startswith("export ")] == exports
+    assert "export FOO='a b'" in exports
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "image"])
+def test_the_names_for_the_container_are_those_of_the_rendered_script(tmp_path, workplace, stage):
+    """But for what the trainer's own launch line needs."""
+    values = run_of_every_stage("pyxis", secrets=["HF_TOKEN"])
+    container = planned(tmp_path, values, [stage]).stages[stage].container
+    rendered = set(container.environment) - {"TRAINER_CONFIG", "TRAINER_STOP_FILE"}
+    assert set(as_json("-c", tmp_path / "run.yaml", "--stage", stage)["container_env"]) == rendered
+
+
+def test_each_export_stands_below_its_reason(run_file):
+    lines = hpcgen("env", "-c", run_file).stdout.splitlines()
+    exports = [number for number, line in enumerate(lines) if line.startswith("export ")]
+    assert len(exports) > 20
+    assert all(lines[number - 1].startswith("# ") for number in exports)
+    above = lines[lines.index("export NCCL_PXN_DISABLE=1") - 1]
+    assert above == (
+        "# Each GPU uses its own NIC; relaying through a neighbour over NVLink is slower here. "
+        "(node type, ndv5: ai-infrastructure-on-azure, hopper.conf)"
+    )
+    assert "# For you to export before srun: HF_TOKEN, MASTER_ADDR, MASTER_PORT, WORLD_SIZE" in lines
+
+
+def test_a_cluster_alone_says_what_a_run_would_add(workplace):
+    lines = hpcgen("env", "--cluster", "azure-ndv5").stdout.splitlines()
+    run_dir = f"{workplace}/runs/azure-ndv5"
+    assert lines[1] == f"# Without a run file: the run directory is {run_dir} (--run-dir names another)."
+    assert (
+        "# With --set parallelism.tensor_model_parallel_size=2 there is also CUDA_DEVICE_MAX_CONNECTIONS=1."
+        in lines
+    )
+    assert not [line for line in lines if line.startswith("export CUDA_DEVICE_MAX_CONNECTIONS")]
+    setting = "parallelism.tensor_model_parallel_size=4"
+    assert (
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1"
+        in hpcgen("env", "--cluster", "azure-ndv5", "--stage", "train", "--set", setting).stdout.splitlines()
+    )
+
+
+def test_a_cluster_alone_gives_what_a_run_on_it_gives(workplace, run_file):
+    """As far as no run is asked."""
+    alone = as_json("--cluster", "azure-ndv5", "--run-dir", "/shared/runs/big")["environment"]
+    of_run = as_json("-c", run_file)["environment"]
+    assert {**alone, "CUDA_DEVICE_MAX_CONNECTIONS": "1"} == of_run
+    for stage in ("image", "tokenize", "nccl-test", "node-health", "tensorboard"):
+        alone, of_run = (
+            as_json("--cluster", "azure-ndv5", "--stage", stage),
+            as_json("-c", run_file, "--stage", stage),
+        )
+        assert alone["environment"] == of_run["environment"]
+
+
+def test_the_shells_own_library_path_is_left_alone(run_file):
+    setting = "environment.LD_LIBRARY_PATH=/opt/x"
+    found = hpcgen("env", "-c", run_file, "--set", setting)
+    assert "LD_LIBRARY_PATH" not in found.stdout
+    assert found.stderr.startswith("warning: LD_LIBRARY_PATH (--set environment.LD_LIBRARY_PATH) is left out")
+    form = as_json("-c", run_file, "--set", setting)
+    assert "LD_LIBRARY_PATH" not in {*form["environment"], *form["container_env"]}
+
+
+def test_secrets_go_by_name(run_file, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    for form in ("sh", "json"):
+        found = hpcgen("env", "-c", run_file, "--format", form)
+        assert "HF_TOKEN" in found.stdout
+        assert "hunter2" not in found.stdout + found.stderr
+
+
+def test_mistakes_print_no_export(run_file):
+    found = hpcgen("env", "-c", run_file, "--set", "environment.PATH=/x")
+    assert (found.status, found.stdout) == (2, "")
+    assert found.stderr.startswith(
+        "--set environment.PATH: environment.PATH is set by the script or the image"
+    )
+
+
+def test_sharp_on_nodes_without_it_is_a_mistake(workplace):
+    arguments = ["env", "--cluster", "local", "--stage", "nccl-test"]
+    found = hpcgen(*arguments, "--set", "parallelism.use_sharp=true")
+    assert (found.status, found.stdout) == (2, "")
+    assert "node type cpu names no SHARP" in found.stderr
+
+
+def test_a_file_read_as_it_is_planned(tmp_path, workplace):
+    """A relative run directory starts at the run file, not where the command runs."""
+    run = loaded(tmp_path, big_run(paths={"run_dir": "runs/x"}))
+    found = as_json("-c", run.directory / "run.yaml")["environment"]
+    assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == f"{tmp_path}/runs/x/nccl-flight-record-"
+
+
+def test_a_folder_that_no_script_can_name_gives_no_half_of_the_exports(workplace, monkeypatch):
+    (workplace / "a\nb").mkdir()
+    monkeypatch.chdir(workplace / "a\nb")
+    found = hpcgen("env", "--cluster", "azure-ndv5")
+    assert (found.status, found.stdout) == (2, "")
+    assert "unprintable character" in found.stderr

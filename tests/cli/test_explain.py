@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from hpcgen.config.stages import STAGES
+from tests.cli.command import hpcgen, listing
+from tests.cli.every_stage import script_of
+from tests.runs import big_run, minimal_run, write_yaml
+
+SITE = {"extends": "azure-ndv5", "environment": {"NCCL_DEBUG": "INFO"}}
+
+
+@pytest.fixture
+def run_file(workplace: Path) -> Path:
+    """A relative path, as people type it."""
+    write_yaml(workplace / "run.yaml", big_run(environment={"NCCL_DEBUG": "TRACE"}, secrets=["HF_TOKEN"]))
+    return Path("run.yaml")
+
+
+def line_of(path: Path, text: str) -> int:
+    [found] = [number for number, line in enumerate(path.read_text().splitlines(), 1) if text in line]
+    return found
+
+
+def explained(*arguments: object) -> dict:
+    found = hpcgen("explain", *arguments, "--json")
+    assert found.status == 0, found.stderr
+    return json.loads(found.stdout)
+
+
+def test_a_variable_with_all_that_it_won_over(workplace, run_file):
+    write_yaml(workplace / "site.yaml", SITE)
+    found = hpcgen("explain", "-c", run_file, "--set", "cluster=./site.yaml", "NCCL_DEBUG")
+    run_line = line_of(run_file, "TRACE")
+    assert (found.status, found.stderr) == (0, "")
+    assert found.stdout.splitlines() == [
+        f"NCCL_DEBUG=TRACE  run file, run.yaml:{run_line}",
+        f"    over INFO of the cluster ({workplace}/site.yaml:4)",
+        "    over WARN of the node type (ndv5: ai-infrastructure-on-azure, hopper.conf): Says what went wrong; INFO "
+        "floods the log at scale.",
+    ]
+
+
+def test_values_from_facts_and_from_the_command_line(run_file):
+    found = hpcgen("explain", "-c", run_file, "--set", "environment.FOO=it's a b", "FOO", "NCCL_PXN_DISABLE")
+    assert found.stdout.splitlines() == [
+        "FOO='it'\"'\"'s a b'  override, --set environment.FOO",
+        "NCCL_PXN_DISABLE=1  node type, ndv5: ai-infrastructure-on-azure, hopper.conf",
+        "    Each GPU uses its own NIC; relaying through a neighbour over NVLink is slower here.",
+    ]
+
+
+def test_the_picture_is_whole(run_file, monkeypatch):
+    """Every name that the script exports or takes, and what it unsets, is there."""
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("NCCL_SECRET", "hunter2")
+    found = hpcgen("explain", "-c", run_file)
+    lines = found.stdout.splitlines()
+    assert lines[0].startswith("# stage train on azure-ndv5 (Azure ND96isr_H100_v5")
+    assert "MASTER_ADDR: address of the step's first node, as scontrol knows it" in lines
+    assert "TRAINER_CONFIG: /shared/runs/big/jobs/JOBID/trainer.json" in lines
+    assert "HOME: /nvme/hpcgen-JOBID, for the tasks alone" in lines
+    assert lines[lines.index("# secrets, from the submitting shell and written nowhere") + 1] == "HF_TOKEN"
+    [unset] = [line for line in lines if line.startswith("of these, this shell has ")]
+    assert "NCCL_ALGO, NCCL_SECRET" in unset
+    assert "hunter2" not in found.stdout + found.stderr
+
+
+def test_what_is_not_set_comes_with_the_change_that_sets_it(run_file):
+    found = hpcgen("explain", "-c", run_file, "--set", "preset=125m", "CUDA_DEVICE_MAX_CONNECTIONS")
+    assert found.stdout.splitlines() == [
+        "# not set; it would be with",
+        "--set parallelism.tensor_model_parallel_size=2: CUDA_DEVICE_MAX_CONNECTIONS=1  stage, Megatron-LM, "
+        "arguments.py",
+        "    Keeps communication ahead of compute with TP or CP before Blackwell (Megatron-LM, arguments.py).",
+    ]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_change_gives_the_variable_it_promises(run_file, stage):
+    """The options printed are options that work."""
+    newest = "container.torch_version='2.9'"
+    promised: dict[str, dict[str, str]] = {}
+    for item in explained("-c", run_file, "--set", newest, "--stage", stage)["not_set"]:
+        promised.setdefault(item["change"], {})[item["name"]] = item["value"]
+    assert promised
+    for change, values in promised.items():
+        options = shlex.split(change)
+        stage_option = [] if "--stage" in options else ["--stage", stage]
+        # of two settings of one key the last one counts
+        changed = explained("-c", run_file, "--set", newest, *stage_option, *options, *values)
+        assert {variable["name"]: variable["value"] for variable in changed["variables"]} == values
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "enroot", "none"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_export_of_the_script_is_explained(tmp_path, workplace, stage, runtime):
+    script = script_of(tmp_path, stage, runtime)
+    # not what the files that it writes and the programs that it sends to the nodes export
+    script = re.sub(r"^check_host\(\) \{$.*?^\}$", "", script, flags=re.MULTILINE | re.DOTALL)
+    script = re.sub(r"<<'(\w+)'\n.*?^\1$", "", script, flags=re.MULTILINE | re.DOTALL)
+    script = re.sub(r"='\n.*?^'$", "", script, flags=re.MULTILINE | re.DOTALL)
+    script = re.sub(r"^ *#.*", "", script, flags=re.MULTILINE)
+    exported = {
+        name
+        for words in re.findall(r"^ *export +(.*)", script, re.MULTILINE)
+        for name in re.findall(r"(?:^| )([A-Za-z_]\w*)(?==|$| )", words)
+    }
+    found = explained("-c", tmp_path / "run.yaml", "--stage", stage)
+    names = {variable["name"] for variable in found["variables"]}
+    assert names <= exported
+    assert exported <= names | set(found["computed"])
+
+
+def test_as_json(run_file):
+    found = explained("-c", run_file, "NCCL_DEBUG", "WORLD_SIZE", "HF_TOKEN")
+    assert found["stage"] == "train"
+    [variable] = found["variables"]
+    [hidden] = variable["hides"]
+    assert {**variable, "hides": None} == {
+        "name": "NCCL_DEBUG",
+        "value": "TRACE",
+        "layer": "run file",
+        "why": "set by the run file",
+        "origin": f"run.yaml:{line_of(run_file, 'TRACE')}",
+        "hides": None,
+    }
+    assert (hidden["value"], hidden["layer"]) == ("WARN", "node type")
+    assert found["computed"] == {"WORLD_SIZE": "ranks of the step"}
+    assert found["secrets"] == ["HF_TOKEN"]
+    assert "NCCL_*" in found["unset"]["patterns"]
+    assert found["not_set"] == []
+
+
+def test_names_may_be_patterns(run_file):
+    found = explained("-c", run_file, "NCCL_IB_*", "*_OFFLINE")
+    assert [variable["name"] for variable in found["variables"]] == [
+        "HF_HUB_OFFLINE",
+        "NCCL_IB_PCI_RELAXED_ORDERING",
+        "NCCL_IB_QPS_PER_CONNECTION",
+        "TRANSFORMERS_OFFLINE",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "NCCL_IB_QPS_PER_CONN",
+            "NCCL_IB_QPS_PER_CONN: no stage sets it; did you mean NCCL_IB_QPS_PER_CONNECTION?",
+        ),
+        ("nccl_debug", "nccl_debug: no stage sets it; did you mean NCCL_DEBUG?"),
+        (
+            "NCCL_ALGO",
+            "NCCL_ALGO: no stage sets it; and one of the submitting shell is unset: set it under environment in "
+            "the run file",
+        ),
+        (
+            "PATH",
+            "PATH: Slurm, the container or the image sets it; a run file may not, and stage train does not",
+        ),
+        ("Q*", "Q*: no stage sets it"),
+        ("A\x1b[31m", "'A\\x1b[31m': no stage sets it"),
+    ],
+)
+def test_an_unknown_name(run_file, name, message):
+    found = hpcgen("explain", "-c", run_file, name)
+    assert (found.status, found.stdout, found.stderr) == (2, "", f"{message}\n")
+
+
+def test_a_cluster_alone_serves_every_stage(workplace):
+    before = listing(workplace)
+    found = hpcgen(
+        "explain", "--cluster", "azure-ndv5", "--stage", "nccl-test", "NCCL_NVLS_ENABLE", "UCX_TLS"
+    )
+    assert found.status == 0
+    assert "UCX_TLS=rc  node type" in found.stdout
+    assert "--stage train: NCCL_NVLS_ENABLE=0" in found.stdout
+    assert hpcgen("explain", "--cluster", "local").status == 0
+    assert listing(workplace) == before
+
+
+def test_data_need_not_be_there_but_mistakes_are_told(workplace):
+    path = write_yaml(workplace / "run.yaml", minimal_run(data={"datasets": [{"prefix": "/none/x"}]}))
+    assert hpcgen("explain", "-c", path).status == 0
+    found = hpcgen("explain", "-c", path, "--set", "environment.HF_TOKEN=hunter2", "--set", "share=all")
+    assert (found.status, found.stdout) == (2, "")
+    assert "environment.HF_TOKEN looks like a secret" in found.stderr
+    assert "share = all must be private or group" in found.stderr
+    assert "hunter2" not in found.stderr
+
+
+@pytest.mark.parametrize("both", [["-c", "run.yaml", "--cluster", "local"], []])
+def test_a_run_or_a_cluster(run_file, both):
+    found = hpcgen("explain", *both)
+    assert found.status == 2
+    assert found.stderr.startswith("name a run file or a cluster, one of them")
+
+
+def test_sharp_warns_on_standard_error(run_file):
+    arguments = ["explain", "-c", run_file, "--set", "parallelism.use_sharp=true", "--json"]
+    found = hpcgen(*arguments, "--set", "container.image=nvcr.io#nvidia/pytorch:25.03-py3")
+    assert found.stderr.startswith("warning: --set parallelism.use_sharp: parallelism.use_sharp = true is on")
+    assert "pytorch:25.03-py3" in found.stderr
+    assert [f"warning: {text}" for text in json.loads(found.stdout)["warnings"]] == found.stderr.splitlines()
+
+
+def test_two_runs_compared(workplace, run_file):
+    other = big_run(
+        environment={"NCCL_DEBUG": "TRACE", "NCCL_PXN_DISABLE": "0", "OWN": "1"}, secrets=["WANDB_API_KEY"]
+    )
+    write_yaml(workplace / "other.yaml", other)
+    found = hpcgen("explain", "-c", run_file, "--diff", "other.yaml", "--set", "environment.NEW=a b")
+    other_line = line_of(workplace / "other.yaml", "PXN")
+    assert found.status == 0
+    assert found.stdout.splitlines() == [
+        "# stage train: changes against other.yaml (32 are the same)",
+        "+ NEW='a b'  override, --set environment.NEW",
+        f"- OWN=1  run file, other.yaml:{other_line + 1}",
+        "~ NCCL_PXN_DISABLE",
+        f"    - 0  run file, other.yaml:{other_line}",
+        "        over 1 of the node type (ndv5: ai-infrastructure-on-azure, hopper.conf): Each GPU uses its own NIC; "
+        "relaying through a neighbour over NVLink is slower here.",
+        "    + 1  node type, ndv5: ai-infrastructure-on-azure, hopper.conf",
+        "        Each GPU uses its own NIC; relaying through a neighbour over NVLink is slower here.",
+        "+ secret HF_TOKEN",
+        "- secret WANDB_API_KEY",
+    ]
+
+
+def test_a_switch_compared_with_the_run_without_it(run_file):
+    arguments = ["-c", run_file, "--diff", run_file, "--stage", "nccl-test"]
+    found = explained(*arguments, "--set", "parallelism.use_sharp=true")
+    assert [variable["name"] for variable in found["added"]] == [
+        "NCCL_COLLNET_ENABLE",
+        "SHARP_COLL_ENABLE_PCI_RELAXED_ORDERING",
+        "SHARP_COLL_ENABLE_SAT",
+        "SHARP_COLL_LOG_LEVEL",
+        "SHARP_SMX_UCX_INTERFACE",
+    ]
+    assert (found["removed"], found["changed"]) == ([], [])
+    assert found["secrets"] == {"added": [], "removed": []}
+
+
+def test_two_clusters_compared(workplace):
+    found = explained("--cluster", "azure-ndv5", "--diff", "local", "GLOO_*", "TORCH_NCCL_DEBUG*")
+    [change] = found["changed"]
+    assert (change["before"]["value"], change["after"]["value"]) == ("lo", "eth0")
+    assert (change["before"]["layer"], change["after"]["layer"]) == ("cluster", "node type")
+    assert [variable["name"] for variable in found["added"]] == ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]
+
+
+def test_no_difference(run_file):
+    found = hpcgen("explain", "-c", run_file, "--diff", run_file, "NCCL_DEBUG")
+    assert found.stdout == "stage train: no difference from run.yaml in 1 variables\n"
+    assert hpcgen("explain", "-c", run_file, "--diff", run_file, "NCCL_DEBUGG").status == 2
+
+
+def test_no_colours_in_a_pipe(run_file):
+    assert "\x1b" not in hpcgen("explain", "-c", run_file).stdout
+
+
+def test_a_terminal_gets_colours_and_lines_of_its_width(run_file):
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    command = [sys.executable, "-m", "hpcgen", "explain", "-c", run_file, "NCCL_NET_PLUGIN"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    subprocess.run(command, stdout=slave, env=environment, check=True, timeout=60)
+    os.close(slave)
+    lines = os.read(master, 65536).decode().splitlines()
+    os.close(master)
+    assert lines[0].startswith("\x1b[1mNCCL_NET_PLUGIN=libnccl-net.so\x1b[0m  node type, ndv5: ")
+    assert len(lines) > 3
+    assert all(line.startswith("    ") and len(line) <= 60 for line in lines[1:])

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from hpcgen.config import cpus
+from hpcgen.config.node_type import GpuStage, NodeType
+from hpcgen.config.node_types import find_node_type, load_node_type, node_type_names, read_node_type
+from hpcgen.config.stages import GPU_STAGES
+from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.resources import shipped
+
+SHIPPED = ("cpu", "ndv4", "ndv5", "ndv5-h200")
+AZURE = ("ndv4", "ndv5", "ndv5-h200")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+
+
+def write(path: Path | str, text: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
+
+
+def mistakes(text: str) -> list[str]:
+    """What is said of a node type with that text."""
+    write("topologies/mine.yaml", text)
+    with pytest.raises(ConfigErrors) as raised:
+        load_node_type("mine")
+    return [message.removeprefix("topologies/") for message in raised.value.messages]
+
+
+def test_the_shipped_ones_are_found():
+    assert tuple(node_type_names()) == SHIPPED
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_each_fact_has_a_source(name):
+    facts = read_node_type(name).values
+    own = {"extends", "description", "environment", "sharp", "sources"}
+    assert facts.keys() - own == facts["sources"].keys()
+    node_type = load_node_type(name)
+    for variable in (*node_type.environment.values(), *node_type.sharp.values()):
+        assert variable.why
+        assert variable.source
+    assert all(threshold.source for threshold in node_type.health.all_reduce) if node_type.health else True
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_files_name_no_private_source(name):
+    text = (shipped("topologies") / f"{name}.yaml").read_text()
+    assert not re.search(r"\.\./|/work/|TODO", text)
+
+
+@pytest.mark.parametrize("name", AZURE)
+def test_ranks_share_no_cpu_and_stay_near_their_gpu(name):
+    node_type = load_node_type(name)
+    masks = [int(mask, 16) for mask in node_type.cpu_masks]
+    assert [mask.bit_count() for mask in masks] == [12] * 8
+    assert sum(masks) == (1 << 96) - 1, "disjoint, and every CPU is used"
+    for mask, gpu in zip(masks, node_type.gpus, strict=True):
+        assert mask & ~cpus.listed(node_type.numa_nodes[gpu.numa].cpus) == 0
+
+
+@pytest.mark.parametrize("name", AZURE)
+def test_each_gpu_has_its_nic_on_its_bridge(name):
+    node_type = load_node_type(name)
+    for gpu, nic in zip(node_type.gpus, node_type.nics, strict=True):
+        assert (gpu.bridge, gpu.numa) == (nic.bridge, nic.numa)
+
+
+def test_variables_are_for_what_needs_them():
+    """NVIDIA's settings for training must not slow the tests down; hooks matter only to containers."""
+    environment = load_node_type("ndv5").environment
+    for_training = {name for name, fact in environment.items() if fact.stages == ("train",)}
+    assert for_training == {
+        "NCCL_NVLS_ENABLE",
+        "NCCL_GRAPH_REGISTER",
+        "NVTE_FWD_LAYERNORM_SM_MARGIN",
+        "NVTE_BWD_LAYERNORM_SM_MARGIN",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    }
+    in_containers = {name for name, fact in environment.items() if fact.runtimes == ("pyxis", "enroot")}
+    assert in_containers == {
+        "NVIDIA_VISIBLE_DEVICES",
+        "NVIDIA_DRIVER_CAPABILITIES",
+        "MELLANOX_VISIBLE_DEVICES",
+    }
+    assert {name: fact.torch for name, fact in environment.items() if fact.torch} == {
+        "TORCH_NCCL_AVOID_RECORD_STREAMS": "<2.8"
+    }
+
+
+def test_variables_that_must_not_be_there():
+    for name in AZURE:
+        node_type = load_node_type(name)
+        given = node_type.environment.keys() | node_type.sharp.keys()
+        assert not given & {"NCCL_COLLNET_ENABLE", "NCCL_IB_HCA", "NCCL_MIN_CHANNELS"}
+
+
+def test_stages_are_those_that_use_gpus():
+    assert set(get_args(GpuStage)) == GPU_STAGES
+
+
+def test_h200_is_ndv5_with_other_gpus():
+    h100, h200 = load_node_type("ndv5"), load_node_type("ndv5-h200")
+    same = ("gpus", "nics", "numa_nodes", "cpu_masks", "environment", "sharp", "topology_file", "nvlink")
+    assert all(getattr(h100, fact) == getattr(h200, fact) for fact in same)
+    assert (h200.gpu_memory_gib, h200.health.nvme_disks) == (140.4, 8)
+    assert [threshold.fail_below_gb_s for threshold in h200.health.all_reduce] == [431]
+
+
+def test_a_site_changes_a_shipped_type_for_itself():
+    text = "extends: ndv5\nenvironment: {NCCL_DEBUG: {value: INFO, why: a test, source: us}}\n"
+    write("topologies/ndv5.yaml", text)
+    node_type = load_node_type("ndv5")
+    assert node_type.environment["NCCL_DEBUG"].value == "INFO"
+    assert node_type.environment["NCCL_PXN_DISABLE"].value == "1"
+    assert find_node_type("ndv5") == Path("topologies/ndv5.yaml")
+
+
+def test_types_of_the_users_configuration():
+    write("xdg/hpcgen/topologies/mine.yaml", "extends: cpu\ndescription: mine\n")
+    assert node_type_names() == sorted([*SHIPPED, "mine"])
+    write("topologies/mine.yaml", "extends: mine\ncpus_per_node: 4\n")
+    node_type = load_node_type("mine")
+    assert (node_type.description, node_type.cpus_per_node) == ("mine", 4)
+
+
+@pytest.mark.parametrize("name", ["nope", "../topologies/cpu", "", "cpu.yaml", "x" * 300, "$(id)", "a\nb"])
+def test_a_name_that_means_nothing(name):
+    with pytest.raises(
+        HpcgenError, match=r"is not a node type; use one of cpu, ndv4, ndv5, ndv5-h200$"
+    ) as raised:
+        load_node_type(name)
+    assert str(raised.value).isprintable()
+
+
+def test_a_parent_that_means_nothing_is_said_at_its_line():
+    assert mistakes("description: x\nextends: ndv9\n") == [
+        "mine.yaml:2: extends = ndv9 is not a node type; use one of cpu, mine, ndv4, ndv5, ndv5-h200"
+    ]
+
+
+def test_types_that_extend_one_another_in_a_ring():
+    write("topologies/a.yaml", "extends: b\n")
+    write("topologies/b.yaml", "extends: a\n")
+    with pytest.raises(ConfigErrors, match=r"b\.yaml:1: extends = a is not a node type"):
+        load_node_type("a")
+
+
+def test_every_mistake_is_said_at_once():
+    text = "extends: cpu\ngpus_per_nod: 8\nprocessor: {arch: x86}\nnics: [{bus_id: 1}]\n"
+    found = mistakes(text)
+    assert any(message.startswith("mine.yaml:2: gpus_per_nod = 8 is not a known key") for message in found)
+    assert len(found) >= 5
+
+
+NODE = """\
+description: a node
+device: cuda
+gpus_per_node: 2
+processor: {arch: x86_64, vendor: GenuineIntel, family: 6, model: 143}
+numa_nodes: [{cpus: 0-3}, {cpus: 4-7}]
+pci_link: {speed_gt_s: 32, width: 16}
+fabric: infiniband
+gpus: [{bus_id: "0001:00:00.0", numa: 0, bridge: "ffff:ff:01.0"}, {bus_id: "0002:00:00.0", numa: 1}]
+nics: [{name: ib0, bus_id: "0101:00:00.0", numa: 0, bridge: "ffff:ff:01.0", rate_gbit_s: 400}]
+cpu_masks: ["0xf", "0xf0"]
+"""
+
+
+def test_a_small_node_is_right():
+    write("topologies/mine.yaml", NODE)
+    assert dataclasses.is_dataclass(load_node_type("mine"))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("gpus_per_node: 2", "gpus_per_node: 4", "has 2 entries, gpus_per_node is 4"),
+        ("fabric: infiniband\n", "", "fabric is missing; say what the nics are attached to"),
+        ("pci_link: {speed_gt_s: 32, width: 16}\n", "", "gpus .* needs processor, pci_link and numa_nodes"),
+        ("cpus: 4-7", "cpus: 2-7", r"numa_nodes\[1\].cpus = 2-7 shares CPUs 2-3 with another NUMA node"),
+        ("cpus: 4-7", "cpus: 7-4", r"numa_nodes\[1\].cpus = 7-4 holds no CPU"),
+        (
+            '"0002:00:00.0"',
+            '"0001:00:00.0"',
+            r"gpus\[1\].bus_id = 0001:00:00.0 is the address of gpus\[0\] too",
+        ),
+        ('"0002:00:00.0"', '"0000:00:00.0"', "gpus .* are not in the order of their PCI addresses"),
+        (
+            '"0101:00:00.0", numa: 0',
+            '"0101:00:00.0", numa: 1',
+            r"nics\[0\].bridge = ffff:ff:01.0 is on NUMA node 0",
+        ),
+        ('"0002:00:00.0", numa: 1', '"0002:00:00.0", numa: 2', r"gpus\[1\].numa = 2 is no NUMA node"),
+        ('"0xf0"', '"0xf8"', r"cpu_masks\[1\] = 0xf8 shares CPUs 3 with another rank"),
+        ('"0xf0"', '"0xf00"', r"cpu_masks\[1\] = 0xf00 holds CPUs 8-11 outside the NUMA node of GPU 1"),
+        ('"0xf0"', '"0x0"', r"cpu_masks\[1\] = 0x0 holds no CPU"),
+    ],
+)
+def test_facts_that_contradict_one_another(right, wrong, said):
+    assert right in NODE
+    assert re.search(said, "\n".join(mistakes(NODE.replace(right, wrong))))
+
+
+def documented(text: str, heading: str) -> set[str]:
+    """The fields in the first table after `heading`."""
+    table = re.split(r"\n\n(?=[^|\n])", text.split(heading, 1)[1].split("| --- |", 1)[1], maxsplit=1)[0]
+    return {
+        name
+        for row in table.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+
+
+def test_the_readme_documents_every_field():
+    from hpcgen.config import node_type as facts
+
+    def fields(cls: type) -> set[str]:
+        return {field.name for field in dataclasses.fields(cls)}
+
+    text = (shipped("topologies") / "README.md").read_text()
+    assert documented(text, "## Fields") == fields(NodeType)
+    assert documented(text, "### Variables") == fields(facts.Variable)
+    assert documented(text, "### `health`") == fields(facts.Health)
+    assert documented(text, "An entry of `all_reduce`") == fields(facts.AllReduceThreshold)
+    inner = (facts.Processor, facts.NumaNode, facts.PciLink, facts.NvLink, facts.Gpu, facts.Nic)
+    main_table = text.split("## Fields", 1)[1].split("### Variables", 1)[0]
+    for cls in inner:
+        assert all(f"`{name}`" in main_table for name in fields(cls)), cls
+
+
+def test_the_readme_lists_the_shipped_types():
+    text = (shipped("topologies") / "README.md").read_text()
+    assert all(f"| `{name}` |" in text for name in SHIPPED)
