@@ -67,13 +67,14 @@ system-packages:
 	@missing=; for program in sbatch slurmctld slurmd munged shellcheck; do \
 	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; \
 	done; \
+	[ -e /usr/share/modules/init/bash ] || missing="$$missing environment-modules"; \
 	[ -z "$$missing" ] && exit 0; \
 	sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
 	if command -v apt-get >/dev/null && $$sudo true 2>/dev/null; then \
 	    $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive \
-	        apt-get install -y -qq slurm-wlm munge shellcheck >/dev/null && exit 0; \
+	        apt-get install -y -qq slurm-wlm munge shellcheck environment-modules >/dev/null && exit 0; \
 	fi; \
-	echo "not installed:$$missing; the tests that need them are skipped (Debian: apt-get install slurm-wlm munge shellcheck)"
+	echo "not installed:$$missing; the tests that need them are skipped (Debian: apt-get install slurm-wlm munge shellcheck environment-modules)"
 
 clean:
 	rm -rf $(VENV) examples/quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

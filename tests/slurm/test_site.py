@@ -1,0 +1,112 @@
+"""A site's own templates on a real Slurm: its environment, modules, prologue and epilogue, and its launch line."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import SlurmCluster
+from tests.slurm.conftest import curve, hpcgen, log_of
+
+MODULES = Path("/usr/share/modules/init/bash")  # where Debian's environment-modules puts it
+
+TEMPLATE = """\
+{% extends "hpcgen/slurm/train.sbatch.j2" %}
+
+{% block environment %}
+{{ super() }}
+export SITE_PROXY=http://proxy:3128
+{% endblock %}
+
+{% block prologue %}
+say "site prologue: $SITE_PROXY"
+source /usr/share/modules/init/bash
+module use @SITE@/modulefiles
+module load tools/1.2
+say "tools are in $TOOLS_HOME"
+{% endblock %}
+
+{% block launch %}
+# This site starts each task through a program of its own.
+((terminated)) || launch "${step[@]}" "${container[@]}" @SITE@/bin/wrap \\
+    env "${task_environment[@]}" {{ python }} -m trainer --config "$TRAINER_CONFIG" --stop-file "$TRAINER_STOP_FILE"
+{% endblock %}
+
+{% block epilogue %}
+say "site epilogue: the step ended with $rc"
+cp -- "$run_dir/metrics.jsonl" @SITE@/archived.jsonl
+{% endblock %}
+"""
+
+WRAP = """\
+#!/bin/bash
+echo "wrapped $SLURM_PROCID with $TOOLS_HOME and $SITE_PROXY"
+exec "$@"
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A directory of templates, a module and a launcher, as an admin keeps them."""
+    site = tmp_path / "site"
+    files = {
+        "slurm/train.sbatch.j2": TEMPLATE.replace("@SITE@", str(site)),
+        "modulefiles/tools/1.2": "#%Module\nsetenv TOOLS_HOME /opt/tools/1.2\n",
+        "bin/wrap": WRAP,
+    }
+    for name, text in files.items():
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    return site
+
+
+@pytest.mark.skipif(not MODULES.exists(), reason="environment-modules is not installed")
+def test_a_sites_templates_change_the_job(
+    slurm_cluster: SlurmCluster,
+    tiny_run: Path,
+    site: Path,
+    single_process_curve: dict[int, tuple[float, float]],
+) -> None:
+    command = ("render", "train", "-c", str(tiny_run), "--templates", str(site))
+    script = hpcgen(*command, "--set=slurm.train.ntasks_per_node=2", cwd=tiny_run.parent)
+    job_id = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
+    state = slurm_cluster.wait(job_id, timeout_s=240)
+    log = log_of(tiny_run, job_id)
+    assert state == "COMPLETED", log
+    assert "site prologue: http://proxy:3128" in log
+    assert "tools are in /opt/tools/1.2" in log
+    for rank in (0, 1):
+        assert f"wrapped {rank} with /opt/tools/1.2 and http://proxy:3128" in log
+    assert "site epilogue: the step ended with 0" in log
+    assert (site / "archived.jsonl").read_bytes() == (tiny_run.parent / "run" / "metrics.jsonl").read_bytes()
+    assert f"{site}/slurm/train.sbatch.j2" in script
+    assert curve(tiny_run)[8] == pytest.approx(single_process_curve[8], rel=1e-3)
+
+
+def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    script = hpcgen("render", "tensorboard", "-c", str(tiny_run), cwd=tiny_run.parent)
+    job_id = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
+    log = tiny_run.parent / "run" / f"tensorboard-{job_id}.log"
+    try:
+        end, page = time.monotonic() + 90, b""
+        while time.monotonic() < end and b"TensorBoard" not in page:
+            time.sleep(0.5)
+            text = log.read_text() if log.exists() else ""
+            if found := re.search(r"ssh -N -J LOGIN_HOST -L 6006:127.0.0.1:(\d+) (ndv5-\d)", text):
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/", timeout=5) as answer:
+                        page = answer.read()
+                except OSError:
+                    continue
+        assert b"TensorBoard" in page, text
+    finally:
+        slurm_cluster.run("scancel", job_id)
+    assert slurm_cluster.wait(job_id, timeout_s=60) == "CANCELLED"
