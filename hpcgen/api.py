@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hpcgen.config.directories import configuration_directories
 from hpcgen.config.loader import Run, load_run
+from hpcgen.config.stages import SUBMITTED_STAGES
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.plan import Plan, plan
 from hpcgen.rendering.script import render_stage
@@ -52,6 +53,9 @@ def submit(
     """
     if launcher not in ("slurm", "local"):
         raise HpcgenError(f"{launcher!r} is not a launcher", "use slurm or local")
+    if rendered := [stage for stage in plan.stages if stage not in SUBMITTED_STAGES]:
+        hint = f"hpcgen render {rendered[0]} ... | sbatch"
+        raise HpcgenError(f"stage {rendered[0]} is rendered only, submitit does not run it", hint)
     if unset := [name for name in plan.config.secrets if not os.environ.get(name)]:
         raise HpcgenError(
             f"secrets name {', '.join(unset)}, which this environment does not have", "export them"

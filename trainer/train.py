@@ -9,7 +9,7 @@ from typing import TextIO
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer import checkpoint, distributed
+from trainer import checkpoint, distributed, rendezvous
 from trainer.config import TrainerConfig
 from trainer.data import num_microbatches, reads_samples
 from trainer.datasets import build_datasets
@@ -38,7 +38,7 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     """
     config = resolve(config)
     check_layout(config)
-    ranks = distributed.find_ranks(os.environ)
+    ranks = rendezvous.find_ranks(os.environ)
     is_rank_0 = ranks.rank == 0
     stop = StopRequest(stop_file if is_rank_0 else None)
     log = Log(is_rank_0, progress)

@@ -51,6 +51,13 @@ def starter(
         chosen["model"] = SHAPE
         chosen["training"] = BATCH
         chosen["optimizer"] = {"lr": 6e-4}
+    return run_file(chosen, schema, preset=preset, file_name=file_name)
+
+
+def run_file(
+    chosen: Mapping[str, Any], schema: str, *, preset: Preset | None = None, file_name: str = "run.yaml"
+) -> str:
+    """The text of a run file that says `chosen`, every other key as a comment."""
     lines = [
         f"# yaml-language-server: $schema={schema}",
         f"# hpcgen validate -c {file_name}     hpcgen render train -c {file_name} | sbatch",

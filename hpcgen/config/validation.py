@@ -94,7 +94,8 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> s
     is_silent = _is_private(problem.path) or not _is_value(value) or (where == "default" and value is None)
     shown = "" if is_silent else f" = {show(value)}"
     hint = f"; {problem.hint}" if problem.hint else ""
-    path = problem.path if problem.path.isprintable() else ascii(problem.path)
+    path = problem.path if len(problem.path) <= 120 else problem.path[:117] + "..."
+    path = path if path.isprintable() else ascii(path)
     return f"{where}: {path or 'the file'}{shown} {problem.reason}{hint}"
 
 

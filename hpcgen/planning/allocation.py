@@ -61,6 +61,8 @@ class Allocation:
     cpu_masks: tuple[str, ...] = ()
     spare_nodes: int = 0
     """Nodes of the job beyond `nodes`, which take over from bad ones."""
+    no_kill: bool = False
+    """The job goes on when a node dies: with its spares, or to report the node."""
 
     @property
     def num_tasks(self) -> int:
@@ -76,8 +78,7 @@ class Allocation:
         """sbatch's long options that ask for resources; True stands for an option without a value."""
         options: dict[str, str | bool | None] = {
             "nodes": str(self.nodes + self.spare_nodes),
-            # else the first dead node ends the job, spares and all
-            "no-kill": self.spare_nodes > 0 or None,
+            "no-kill": self.no_kill or None,
             "ntasks-per-node": str(self.ntasks_per_node),
             "cpus-per-task": _text(self.cpus_per_task),
             **self._gpu_options(),
@@ -125,7 +126,10 @@ def stage_settings(stage: str, config: RunConfig, cluster: ClusterConfig) -> Sta
     for field in dataclasses.fields(StageSettings):
         given = (getattr(layer, field.name) for layer in layers)
         chosen[field.name] = next((value for value in given if value is not None), None)
-    return StageSettings(**{**chosen, "time": chosen["time"] or DEFAULT_TIMES.get(stage)})
+    if stage in DEFAULT_TIMES:
+        # a limit that is meant for training would let a short job wait for a long slot
+        chosen["time"] = getattr(config.slurm, section(stage)).time or DEFAULT_TIMES[stage]
+    return StageSettings(**chosen)
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_
     settings = stage_settings(stage, config, cluster)
     gpus = _gpus(stage, node_type)
     single = stage in SINGLE_TASK_STAGES
+    spares = config.preflight.spare_nodes if stage == "train" else 0
     tasks = 1 if single else settings.ntasks_per_node or gpus or 1
     return Allocation(
         nodes=1 if single else settings.nodes or 1,
@@ -166,7 +171,8 @@ def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_
         time_s=seconds(settings.time) if settings.time else 0,
         settings=settings,
         cpu_masks=node_type.cpu_masks if gpus and tasks == len(node_type.cpu_masks) else (),
-        spare_nodes=config.preflight.spare_nodes if stage == "train" else 0,
+        spare_nodes=spares,
+        no_kill=spares > 0 or stage == "node-health",
     )
 
 

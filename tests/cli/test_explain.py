@@ -70,7 +70,7 @@ def test_the_picture_is_whole(run_file, monkeypatch):
     assert lines[0].startswith("# stage train on azure-ndv5 (Azure ND96isr_H100_v5")
     assert "MASTER_ADDR: address of the step's first node, as scontrol knows it" in lines
     assert "TRAINER_CONFIG: /shared/runs/big/jobs/JOBID/trainer.json" in lines
-    assert "HOME: /nvme/hpcgen-JOBID, for the tasks alone" in lines
+    assert "HOME: /nvme/hpcgen-CLUSTER-JOBID, for the tasks alone" in lines
     assert lines[lines.index("# secrets, from the submitting shell and written nowhere") + 1] == "HF_TOKEN"
     [unset] = [line for line in lines if line.startswith("of these, this shell has ")]
     assert "NCCL_ALGO, NCCL_SECRET" in unset

@@ -1,21 +1,61 @@
-"""pyxis flags: what the container is shown, and what pyxis would refuse or get wrong without a word."""
+"""Containers: the words that start one, and what the runtimes would refuse or get wrong without a word."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+
 import pytest
 
+from hpcgen.config.container import Mount
 from hpcgen.errors import HpcgenError
-from hpcgen.planning.container import Container, container_problems, make_container, runtime
+from hpcgen.planning.container import (
+    CONTAINER_NAME,
+    Container,
+    container_problems,
+    container_warnings,
+    image_reference,
+    make_container,
+)
+from hpcgen.planning.software import runtime
 from tests.runs import big_run, loaded, minimal_run, planned, write_yaml
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+
+
+def load(tmp_path, run=None, **site):
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", **site})
+    found = loaded(tmp_path, big_run(cluster="./site.yaml", container=run or {}))
+    assert found.mistakes == ()
+    return found
 
 
 def container(
     tmp_path, run=None, reads=(), writes=("/runs/x",), environment=("A",), **site
 ) -> Container | None:
-    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", **site})
-    found = loaded(tmp_path, big_run(cluster="./site.yaml", container=run or {}))
-    assert found.mistakes == ()
+    found = load(tmp_path, run, **site)
     return make_container(found.config, found.cluster, writes=writes, reads=reads, environment=environment)
+
+
+def mounts(found: Container) -> tuple[str, ...]:
+    """The mounts as pyxis is told them."""
+    option = found.words()[0]
+    assert option.startswith("--container-mounts=")
+    return tuple(option.partition("=")[2].split(","))
+
+
+def example(**changes) -> Container:
+    values = {
+        "runtime": "pyxis",
+        "image": "/images/gpt.sqsh",
+        "mounts": (Mount(source="/a", target="/a"), Mount(source="/b", target="/c", read_only=True)),
+        "workdir": "/w",
+        "writable": False,
+        "environment": ("A", "B"),
+        "copy_image": False,
+    }
+    return Container(**{**values, **changes})
 
 
 def problems(tmp_path, run, site=None):
@@ -24,10 +64,14 @@ def problems(tmp_path, run, site=None):
     return [(problem.path, problem.reason) for problem in container_problems(found.config, found.cluster)]
 
 
-def test_the_flags_of_a_container():
-    flags = Container("nvcr.io#a/b:1", ("/a:/a", "/b:/c:ro"), "/w", False, ("A", "B")).srun_flags()
-    assert flags == (
-        "--container-image=nvcr.io#a/b:1",
+def warnings(tmp_path, run, **site):
+    found = load(tmp_path, run, **site)
+    return [(problem.path, problem.reason) for problem in container_warnings(found.config, found.cluster)]
+
+
+def test_pyxis_options():
+    """The image is the script's own variable: it may be a copy on the node."""
+    assert example().words() == (
         "--container-mounts=/a:/a,/b:/c:ro",
         "--container-workdir=/w",
         "--no-container-mount-home",
@@ -38,9 +82,52 @@ def test_the_flags_of_a_container():
 
 def test_writable_takes_the_place_of_readonly():
     """pyxis refuses both together; CycleCloud's default is writable, so one is always said."""
-    flags = Container("x", (), "/w", True, ()).srun_flags()
-    assert "--container-writable" in flags
-    assert "--container-readonly" not in flags
+    words = example(writable=True).words()
+    assert "--container-writable" in words
+    assert "--container-readonly" not in words
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_enroot_is_called_in_the_task_with_what_slurm_set_there(tmp_path, writable):
+    """enroot passes no variable that is not named, and which ones Slurm set is known in the task alone."""
+    program = tmp_path / "enroot"
+    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    program.chmod(0o700)
+    words = example(runtime="enroot", writable=writable).words()
+    environment = {"PATH": f"{tmp_path}:{os.defpath}", "SLURM_PROCID": "3", "CUDA_VISIBLE_DEVICES": "0"}
+    called = subprocess.run(
+        [*words, "python3", "-m", "trainer"], env=environment, capture_output=True, text=True, check=True
+    )
+    given, rest = called.stdout.splitlines(), called.stdout.splitlines()[5:]
+    assert given[0] == "start"
+    assert sorted(given[1:5]) == ["--env", "--env", "CUDA_VISIBLE_DEVICES", "SLURM_PROCID"]
+    assert rest == [
+        *(["--rw"] if writable else []),
+        "--mount=/a:/a:none:x-create=auto,rbind",
+        "--mount=/b:/c:none:x-create=auto,rbind,ro",
+        "--env=A",
+        "--env=B",
+        *(CONTAINER_NAME, "env", "--chdir=/w", "python3", "-m", "trainer"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "rendered"),
+    [
+        ("/images/a.sqsh", "/images/a.sqsh"),
+        ("nvcr.io#nvidia/pytorch:25.03-py3", "nvcr.io#nvidia/pytorch:25.03-py3"),
+        (f"nvcr.io#nvidia/pytorch:25.03-py3@{DIGEST}", f"nvcr.io#nvidia/pytorch:{DIGEST}"),
+        (f"nvcr.io#nvidia/pytorch@{DIGEST}", f"nvcr.io#nvidia/pytorch:{DIGEST}"),
+        (f"registry:5000#a/b:1@{DIGEST}", f"registry:5000#a/b:{DIGEST}"),
+        ("registry:5000#a/b", "registry:5000#a/b"),
+    ],
+)
+def test_a_digest_stands_where_every_enroot_takes_it(given, rendered):
+    assert image_reference(given) == rendered
+    # the form that enroot 3.4 knows (src/docker.sh); 4.0 and newer take it as well
+    user, tag = r"[A-Za-z0-9_.!~*'()%;:&=+$,-@]+", r"[A-Za-z0-9._:-]+"
+    old = rf"docker://({user}@)?([^#]+#)?[a-z0-9/._-]+(:{tag})?"
+    assert given.endswith(".sqsh") or re.fullmatch(old, f"docker://{rendered}")
 
 
 def test_every_variable_that_the_script_sets_is_named(tmp_path):
@@ -62,34 +149,34 @@ def test_every_variable_that_the_script_sets_is_named(tmp_path):
 
 def test_what_a_stage_reads_and_writes_is_mounted(tmp_path):
     found = container(tmp_path, reads=["/data/a", "/code"], writes=["/runs/x", "/nvme"])
-    assert found.mounts == ("/code:/code:ro", "/data/a:/data/a:ro", "/nvme:/nvme", "/runs/x:/runs/x")
+    assert mounts(found) == ("/code:/code:ro", "/data/a:/data/a:ro", "/nvme:/nvme", "/runs/x:/runs/x")
     assert found.workdir == "/shared/runs/big"
 
 
 def test_a_directory_comes_before_what_lies_in_it(tmp_path):
     """Mounts are made in order: /shared read-only after /shared/runs/x would hide it."""
     found = container(tmp_path, reads=["/shared"], writes=["/shared/runs/x"])
-    assert found.mounts == ("/shared:/shared:ro", "/shared/runs/x:/shared/runs/x")
+    assert mounts(found) == ("/shared:/shared:ro", "/shared/runs/x:/shared/runs/x")
     given = {"mounts": [{"source": "/shared/tools"}]}
     found = container(tmp_path, given, reads=["/shared"])
-    assert found.mounts == ("/runs/x:/runs/x", "/shared:/shared:ro", "/shared/tools:/shared/tools")
+    assert mounts(found) == ("/runs/x:/runs/x", "/shared:/shared:ro", "/shared/tools:/shared/tools")
 
 
 def test_a_mount_that_shows_a_path_already_is_enough(tmp_path):
     given = {"mounts": [{"source": "/shared"}, {"source": "/data/", "read_only": True}]}
     found = container(tmp_path, given, reads=["/shared/a", "/data/b"], writes=["/shared/runs"])
-    assert found.mounts == ("/data/:/data/:ro", "/shared:/shared")
+    assert mounts(found) == ("/data/:/data/:ro", "/shared:/shared")
 
 
 def test_a_read_only_mount_is_not_enough_to_write(tmp_path):
     given = {"mounts": [{"source": "/shared", "read_only": True}]}
     found = container(tmp_path, given, writes=["/shared/runs"])
-    assert found.mounts == ("/shared:/shared:ro", "/shared/runs:/shared/runs")
+    assert mounts(found) == ("/shared:/shared:ro", "/shared/runs:/shared/runs")
 
 
 def test_a_mount_elsewhere_does_not_show_the_path(tmp_path):
     given = {"mounts": [{"source": "/shared", "target": "/mnt"}]}
-    assert container(tmp_path, given, reads=["/shared/a"]).mounts == (
+    assert mounts(container(tmp_path, given, reads=["/shared/a"])) == (
         "/shared:/mnt",
         "/runs/x:/runs/x",
         "/shared/a:/shared/a:ro",
@@ -114,7 +201,7 @@ def test_the_runs_values_win_and_its_mounts_are_added(tmp_path):
     site = {"image": "/site.sqsh", "writable": True, "workdir": "/w", "mounts": [{"source": "/site"}]}
     found = container(tmp_path, {"image": "/run.sqsh", "mounts": [{"source": "/run"}]}, container=site)
     assert (found.image, found.writable, found.workdir) == ("/run.sqsh", True, "/w")
-    assert {"/site:/site", "/run:/run"} <= set(found.mounts)
+    assert {"/site:/site", "/run:/run"} <= set(mounts(found))
     assert container(tmp_path, {"writable": False, "workdir": "/v"}, container=site).workdir == "/v"
     assert container(tmp_path, {"writable": False}, container=site).writable is False
 
@@ -127,17 +214,50 @@ def test_runtime_none_has_no_container(tmp_path):
 
 def test_settings_without_effect_are_refused(tmp_path):
     given = {"runtime": "none", "image": "/x.sqsh", "workdir": "/w", "mounts": [{"source": "/a"}]}
+    given |= {"copy_image": True, "writable": True}
     assert problems(tmp_path, given) == [
         ("container.image", "has no effect with runtime none"),
         ("container.workdir", "has no effect with runtime none"),
         ("container.mounts", "have no effect with runtime none"),
+        ("container.copy_image", "has no effect with runtime none"),
+        ("container.writable", "has no effect with runtime none"),
     ]
     assert problems(tmp_path, {"runtime": "none"}) == []
 
 
-def test_pyxis_needs_an_image(tmp_path):
-    assert problems(tmp_path, {}, {"image": None}) == [("container.image", "is missing")]
-    assert problems(tmp_path, {"image": "/x.sqsh"}, {"image": None}) == []
+@pytest.mark.parametrize("asked", ["pyxis", "enroot"])
+def test_a_container_needs_an_image(tmp_path, asked):
+    assert problems(tmp_path, {"runtime": asked}, {"image": None}) == [("container.image", "is missing")]
+    assert problems(tmp_path, {"runtime": asked, "image": "/x.sqsh"}, {"image": None}) == []
+
+
+def test_enroot_starts_files_alone(tmp_path):
+    [(path, reason)] = problems(tmp_path, {"runtime": "enroot"})
+    assert path == "container.image"
+    assert "registry" in reason
+    assert "runtime enroot starts a .sqsh" in reason
+
+
+def test_only_a_file_can_be_copied_to_the_nodes(tmp_path):
+    assert problems(tmp_path, {"copy_image": True, "image": "/x.sqsh"}) == []
+    reason = "has no effect on nvcr.io#nvidia/pytorch:25.03-py3, which is no .sqsh"
+    assert problems(tmp_path, {"copy_image": True}) == [("container.copy_image", reason)]
+    assert problems(tmp_path, {"copy_image": False}, {"copy_image": True}) == []
+    assert container(tmp_path, {"image": "/x.sqsh"}, container={"copy_image": True}).copy_image is True
+
+
+def test_an_image_that_lacks_the_trainer_is_worth_a_warning(tmp_path):
+    [(path, reason)] = warnings(tmp_path, {})
+    assert path == "container.image"
+    assert reason.startswith("holds neither Megatron-Core nor hpcgen")
+    assert warnings(tmp_path, {}, code_dir="/shared/code") == []
+    assert warnings(tmp_path, {"image": "/images/gpt.sqsh"}) == []
+
+
+def test_a_tag_may_name_another_image_tomorrow(tmp_path):
+    reason = "is named by a tag, which may mean another image tomorrow"
+    assert warnings(tmp_path, {"image": "reg.io#a/b:1"}) == [("container.image", reason)]
+    assert warnings(tmp_path, {"image": f"reg.io#a/b:1@{DIGEST}"}) == []
 
 
 def test_two_mounts_on_one_target(tmp_path):

@@ -45,7 +45,7 @@ CLIENTS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 # long a requeued job waits (121 s by default), yet a launch's credentials must reach a busy node within it.
 # SchedulerParameters ends Slurm's own patience: 3 s before a batch job, up to 30 s before a requeued one.
 SLURM_CONF = """\
-ClusterName=hpcgen
+ClusterName={directory.name}
 SlurmctldHost=localhost
 SlurmctldPort={port}
 SlurmUser={user}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import run
-from trainer.distributed import find_ranks
+from trainer.rendezvous import find_ranks
 from trainer.errors import TrainerError
 
 EXPLICIT = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}

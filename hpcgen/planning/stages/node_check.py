@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import Health, NodeType
 
+EXCLUDED_S = 24 * 3600
+"""How long a bad node is left out: a virtual machine that was replaced comes back under its old name."""
 SCRATCH_GIB = 10
 """Room that caches, temporary files and a container's start need on the node-local disk."""
 
@@ -14,7 +16,11 @@ SCRATCH_GIB = 10
 def node_check(run: Run) -> dict[str, object]:
     """Variables of templates/slurm/node_check.sh.j2."""
     expectations = [*_expectations(run.node_type), f"scratch={SCRATCH_GIB}:{run.cluster.scratch}"]
-    return {"node_expectations": expectations, "health_command": run.cluster.health_command}
+    return {
+        "node_expectations": expectations,
+        "health_command": run.cluster.health_command,
+        "excluded_s": EXCLUDED_S,
+    }
 
 
 def _expectations(node_type: NodeType) -> Iterator[str]:

@@ -13,9 +13,6 @@ from hpcgen.planning.stages.work import Work
 from trainer.config import to_dict
 from trainer.health.config import NodeHealthConfig
 
-EXCLUDED_S = 24 * 3600
-"""How long a bad node is left out: a virtual machine that was replaced comes back under its old name."""
-
 
 def work(run: Run, config: RunConfig, allocation: Allocation) -> Work:
     """What the stage runs: the host's check, then trainer.health.node."""
@@ -34,9 +31,5 @@ def work(run: Run, config: RunConfig, allocation: Allocation) -> Work:
     return Work(
         arguments=("-m", "trainer.health.node"),
         files={"node-health.config.json": json.dumps(to_dict(check), indent=1, ensure_ascii=True)},
-        values={
-            "tasks_per_node": allocation.ntasks_per_node,
-            "excluded_s": EXCLUDED_S,
-            **node_check(run),
-        },
+        values=node_check(run),
     )

@@ -1,0 +1,267 @@
+"""hpcgen templates: which templates scripts come from, one's own to start from, and whether they are right."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcgen.cli.options import complete_clusters, templates_option
+from hpcgen.config.stages import STAGES
+
+if TYPE_CHECKING:
+    from hpcgen.rendering.environment import ShellEnvironment
+    from hpcgen.rendering.inventory import TemplateFile
+    from hpcgen.rendering.site import Report
+
+NAMES = ("base", *STAGES)
+
+
+@click.group("templates")
+def command() -> None:
+    """See, start and check the templates that scripts are made of."""
+
+
+@command.command("list")
+@templates_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_command(templates: tuple[Path, ...], as_json: bool) -> None:
+    """List the template of each stage: its file, what it extends, and the blocks that a site replaces."""
+    from hpcgen.rendering.inventory import TEMPLATES, template_chain, unused_files
+
+    environment = _environment(templates)
+    chains = {name: template_chain(environment, name) for name in TEMPLATES}
+    unused = unused_files(environment)
+    if as_json:
+        listed = [{"name": name, "files": [_file(file) for file in chain]} for name, chain in chains.items()]
+        left = [{"path": str(one.path), "reason": one.reason} for one in unused]
+        click.echo(json.dumps({"templates": listed, "unused": left}, indent=1))
+        return
+    _print_table([_row(name, chain) for name, chain in chains.items()])
+    for one in unused:
+        click.secho(f"not used: {one.path}; {one.reason}", fg="yellow")
+
+
+def _environment(templates: Sequence[Path]) -> ShellEnvironment:
+    """The templates that jobs would be made of."""
+    from hpcgen.api import site_directories
+    from hpcgen.rendering.environment import make_environment
+
+    return make_environment(site_directories(templates), _trusted_groups())
+
+
+def _trusted_groups() -> set[str]:
+    """Groups that any profile trusts: here templates are read and written, and nothing of them is run."""
+    from hpcgen.config.loader import cluster_names, load_cluster
+    from hpcgen.errors import HpcgenError
+
+    trusted: set[str] = set()
+    for name in cluster_names():
+        try:
+            trusted.update(load_cluster(name)[0].trusted_groups)
+        except HpcgenError:
+            continue  # `hpcgen templates check` says what is wrong with it
+    return trusted
+
+
+def _file(file: TemplateFile) -> dict[str, Any]:
+    return {
+        "template": file.name,
+        "path": str(file.path),
+        "directory": str(file.directory),
+        "origin": "shipped" if file.shipped else "site",
+        "extends": file.extends,
+        "blocks": [
+            {"name": block.name, "line": block.line, "calls_super": block.calls_super}
+            for block in file.blocks
+        ],
+    }
+
+
+def _row(name: str, chain: Sequence[TemplateFile]) -> tuple[str, str, str, str]:
+    file = chain[0]
+    origin = "shipped" if file.shipped else str(file.path)
+    extends = " > ".join(parent.name if parent.shipped else str(parent.path) for parent in chain[1:])
+    if file.shipped:
+        return name, origin, extends, ""
+    blocks = ", ".join(f"{block.name}{' + super' if block.calls_super else ''}" for block in file.blocks)
+    return name, origin, extends, blocks or "none"
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("template", "from", "extends", "blocks that the site replaces"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    # in a pipe a row is a line, however long
+    Console(width=None if sys.stdout.isatty() else 1000, highlight=False, markup=False).print(table)
+
+
+def _complete_blocks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Blocks of the template that is named before, for the shell's completion."""
+    from hpcgen.rendering.environment import make_environment
+    from hpcgen.rendering.inventory import block_names, template_chain
+
+    name = context.params.get("name")
+    known = block_names(template_chain(make_environment(), name if name in NAMES else "base"))
+    return [block for block in known if block.startswith(incomplete)]
+
+
+@command.command("override")
+@click.argument("name", type=click.Choice(NAMES), metavar="NAME")
+@click.option(
+    "--block",
+    "blocks",
+    multiple=True,
+    metavar="BLOCK",
+    shell_complete=_complete_blocks,
+    help="A block to replace; may be given many times. Without, every block is there as a comment.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The directory of templates, /etc/hpcgen/templates for a whole site.  [default: ~/.config/hpcgen/templates]",
+)
+def override_command(name: str, blocks: tuple[str, ...], output: Path | None) -> None:
+    """Start a template of your own for stage NAME, or for all of them with base.
+
+    It extends the shipped one. A file that is there already is left as it is.
+    """
+    from hpcgen.config.directories import configuration_directories
+    from hpcgen.errors import HpcgenError
+    from hpcgen.files import write_text
+    from hpcgen.rendering.block_docs import block_docs
+    from hpcgen.rendering.environment import make_environment
+    from hpcgen.rendering.inventory import block_names, template_chain, template_file
+    from hpcgen.rendering.override import override_text
+
+    known = block_names(template_chain(make_environment(), name))
+    for block in blocks:
+        if block not in known:
+            raise HpcgenError(f"template {name} has no block {block!r}", _instead(block, known))
+    configured = configuration_directories("templates")
+    directory = output or configured[0]
+    target = directory / template_file(name)
+    if target.is_symlink() or target.exists():
+        raise HpcgenError(f"{target} is there already", "edit it, or remove it first")
+    _make_directory(target.parent)
+    write_text(target, override_text(name, known, block_docs(), blocks), mode=0o644)
+    click.echo(target)
+    option = "" if directory in configured else f" --templates {shlex.quote(str(directory))}"
+    click.echo(f"edit it, then: hpcgen templates check{option}", err=True)
+
+
+def _instead(block: str, known: Sequence[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(block, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"blocks are {', '.join(known)}"
+
+
+def _make_directory(directory: Path) -> None:
+    """Makes it and its parents, writable for their owner alone: templates that others could change are refused.
+
+    Raises:
+        HpcgenError: it cannot be made, or others can write to it.
+    """
+    from hpcgen.errors import HpcgenError
+    from hpcgen.rendering.trust import require_safe_parents, require_trusted
+
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        for path in reversed(missing):
+            path.mkdir(mode=0o755)
+    except OSError as error:
+        raise HpcgenError(f"{error.filename}: cannot be made ({error.strerror})") from error
+    trusted = _trusted_groups()
+    require_safe_parents(directory)
+    require_trusted(directory.parent, trusted)
+    require_trusted(directory, trusted)
+
+
+@command.command("check")
+@templates_option
+@click.option(
+    "--cluster",
+    "clusters",
+    multiple=True,
+    metavar="PROFILE",
+    shell_complete=complete_clusters,
+    help="A cluster profile; may be given many times.  [default: all that can be found]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def check_command(
+    context: click.Context, templates: tuple[Path, ...], clusters: tuple[str, ...], as_json: bool
+) -> None:
+    """Render every stage for every cluster profile and check the scripts. Exit 1 on findings.
+
+    Nothing of the scripts is run: bash and shellcheck (where it is installed) only read them.
+    """
+    from hpcgen.api import site_directories
+    from hpcgen.config.loader import cluster_names
+    from hpcgen.rendering.site import check_site
+    from hpcgen.shell_programs import has_shellcheck, read_scripts
+
+    directories = site_directories(templates)
+    report = check_site(directories, clusters or cluster_names(), read_scripts, named=bool(clusters))
+    if as_json:
+        click.echo(json.dumps(_as_json(report, has_shellcheck()), indent=1))
+    else:
+        _print_report(report, directories, has_shellcheck())
+    context.exit(1 if report.findings else 0)
+
+
+def _as_json(report: Report, shellchecked: bool) -> dict[str, Any]:
+    findings = [
+        {
+            "rule": finding.rule.name,
+            "file": finding.file,
+            "line": finding.line,
+            "what": finding.what,
+            "names": finding.names,
+            "why": finding.rule.why,
+            "fix": finding.rule.fix,
+            "seen": finding.seen,
+        }
+        for finding in report.findings
+    ]
+    return {
+        "clusters": report.clusters,
+        "scripts": report.num_scripts,
+        "shellcheck": shellchecked,
+        "findings": findings,
+    }
+
+
+def _print_report(report: Report, directories: Sequence[Path], shellchecked: bool) -> None:
+    for finding in report.findings:
+        click.echo(f"{finding.where}: {click.style(finding.rule.name, fg='red')}: {finding.said}")
+        click.echo(f"    why: {finding.rule.why}")
+        click.echo(f"    fix: {finding.rule.fix}")
+        if finding.seen:
+            click.echo(f"    in:  {_shortened(finding.seen)}")
+    sites = ", ".join(str(directory) for directory in directories) or "the shipped templates alone"
+    number = len(report.findings)
+    counted = f"{number or 'no'} finding{'' if number == 1 else 's'}"
+    click.echo(
+        f"{counted}: {report.num_scripts} scripts for {', '.join(report.clusters)}, with {sites}", err=True
+    )
+    if not shellchecked:
+        click.secho("shellcheck is not installed: the scripts were checked without it", fg="yellow", err=True)
+
+
+def _shortened(seen: Sequence[str]) -> str:
+    shown = "; ".join(seen[:3])
+    return f"{shown}; and {len(seen) - 3} more" if len(seen) > 3 else shown

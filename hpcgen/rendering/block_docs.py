@@ -1,0 +1,32 @@
+"""What each block holds and what a site may do with it, as the table of templates/README.md says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hpcgen.resources import shipped
+
+
+@dataclass(frozen=True)
+class BlockDoc:
+    """A row of the table, in plain text."""
+
+    holds: str
+    site_may: str
+
+
+def block_docs() -> dict[str, BlockDoc]:
+    """Block -> its documentation, in the order of the script.
+
+    The README is shipped beside the templates, and a test holds that its table names every block.
+    """
+    readme = (shipped("templates") / "README.md").read_text(encoding="utf-8")
+    _, _, section = readme.partition("\n## Blocks\n")
+    table, _, _ = section.partition("\n## ")
+    docs = {}
+    for row in re.findall(r"^\| `.*\|$", table, re.MULTILINE):
+        names, holds, site_may = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:4])
+        for name in re.findall(r"`(\w+)`", names):
+            docs[name] = BlockDoc(holds.replace("`", ""), site_may.replace("`", ""))
+    return docs

@@ -1,0 +1,40 @@
+"""The text of a site's template to start from: it extends the shipped one and says what each block holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hpcgen.rendering.block_docs import BlockDoc
+from hpcgen.rendering.inventory import prefixed
+
+
+def override_text(
+    name: str, known: Sequence[str], docs: Mapping[str, BlockDoc], chosen: Sequence[str] = ()
+) -> str:
+    """A template that replaces the `chosen` blocks of a stage's template, or of base, with themselves.
+
+    Without `chosen` every block of `known` is there as a comment.
+    """
+    lines = [f'{{% extends "{prefixed(name)}" %}}', "", *_comment(_ABOUT)]
+    if not chosen:
+        lines += _comment("To use a block, take it out of its comment; delete the others.")
+    for block in chosen or known:
+        example = [f"{{% block {block} %}}", "{{ super() }}", "{% endblock %}"]
+        lines += ["", *_comment(_described(block, docs.get(block)))]
+        lines += example if chosen else ["{#", *example, "#}"]
+    return "\n".join(lines) + "\n"
+
+
+_ABOUT = (
+    "{{ super() }} is what the block held before: write above it, below it, or instead of it. "
+    "`hpcgen templates check` says whether the scripts still hold to their contract."
+)
+
+
+def _described(block: str, doc: BlockDoc | None) -> str:
+    return block if doc is None else f"{block}: {doc.holds}. A site may: {doc.site_may}"
+
+
+def _comment(text: str) -> list[str]:
+    """A comment of the template; it appears in no script."""
+    return [f"{{# {text.replace('{#', '{ #').replace('#}', '# }')} #}}"]

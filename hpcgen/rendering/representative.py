@@ -1,0 +1,164 @@
+"""Runs that stand for all others when templates are checked, and values that hurt where quoting is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.container import Runtime
+from hpcgen.config.fields import seconds
+from hpcgen.config.loader import Run, load_cluster_run
+from hpcgen.config.run import RunConfig
+from hpcgen.config.stages import STAGES
+from hpcgen.planning.plan import Plan, plan
+from hpcgen.rendering.script_lines import script_lines
+
+RUN_DIR = "/runs/representative"
+IMAGE_FILE = "/images/representative.sqsh"
+OVERRIDES = (
+    "secrets=[REPRESENTATIVE_TOKEN]",
+    "environment.REPRESENTATIVE=two words",
+    "data.mock=false",
+    "data.tokenize={input: [/data/corpus.jsonl], output_prefix: /data/corpus}",
+    f"image.output={IMAGE_FILE}",
+    "image.code=/code/hpcgen",
+    "training.micro_batch_size=1",
+    # 1 to 10, 12, 14, 15 and 16 ranks share it evenly
+    "training.global_batch_size=5040",
+)
+"""A small run in which every stage has something to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Representative:
+    """A planned run of a cluster."""
+
+    cluster: str
+    runtime: Runtime
+    preflight: bool
+    """Whether training checks its nodes first, with a spare one."""
+    plan: Plan
+
+    @property
+    def label(self) -> str:
+        """Where a finding was seen, for people."""
+        return f"{self.cluster}, {self.runtime}{', preflight' if self.preflight else ''}"
+
+
+def representatives(cluster: str) -> Iterator[Representative]:
+    """Every stage on a cluster, for each runtime that it could use; training also with preflight.
+
+    Raises:
+        ConfigErrors, HpcgenError: the cluster profile is wrong, or leaves no room for a small run.
+    """
+    run = load_cluster_run(cluster, RUN_DIR, OVERRIDES)
+    for runtime in runtimes(run.cluster):
+        for preflight in (False, True):
+            variant = dataclasses.replace(run, config=_config(run, runtime, preflight))
+            stages = ("train",) if preflight else STAGES
+            planned = plan(variant, stages, exists=lambda path: True)
+            yield Representative(cluster=cluster, runtime=runtime, preflight=preflight, plan=planned)
+
+
+def runtimes(profile: ClusterConfig) -> tuple[Runtime, ...]:
+    """The profile's own runtime, none, and those that start an image where it names one."""
+    own: Runtime = profile.container.runtime or "none"
+    with_image: tuple[Runtime, ...] = ("pyxis", "enroot") if profile.container.image else ()
+    return tuple(dict.fromkeys((own, "none", *with_image)))
+
+
+def _config(run: Run, runtime: Runtime, preflight: bool) -> RunConfig:
+    config, profile = run.config, run.cluster
+    image = profile.container.image or ""
+    # enroot starts files alone
+    is_startable = image.endswith(".sqsh") or (runtime == "pyxis" and image)
+    stand_in = None if is_startable or runtime == "none" else IMAGE_FILE
+    spare_nodes = 1 if preflight and _has_room(profile) else 0
+    defaults = dataclasses.replace(config.slurm.defaults, time=_time(profile))
+    return dataclasses.replace(
+        config,
+        container=dataclasses.replace(config.container, runtime=runtime, image=stand_in),
+        slurm=dataclasses.replace(config.slurm, defaults=defaults),
+        preflight=dataclasses.replace(config.preflight, node_health=preflight, spare_nodes=spare_nodes),
+    )
+
+
+def _time(profile: ClusterConfig) -> str:
+    """A day, or as long as the default partition lets a job run."""
+    partition = profile.partitions.get(profile.slurm.partition or "")
+    limits = ["1-00:00:00", *([partition.max_time] if partition and partition.max_time else [])]
+    return min(limits, key=seconds)
+
+
+def _has_room(profile: ClusterConfig) -> bool:
+    """Whether the default partition takes jobs of two nodes."""
+    partition = profile.partitions.get(profile.slurm.partition or "")
+    return partition is None or partition.max_nodes is None or partition.max_nodes > 1
+
+
+# Texts that templates branch on or that become names; the values that they go with are planted.
+_KEPT = frozenset(
+    (
+        "stage",
+        "device",
+        "runtime",
+        "umask",
+        "file_mode",
+        "directory_mode",
+        "secrets",
+        "name",
+        "layer",
+        "header",
+    )
+)
+_HOSTILE = 'it\'s "$(planted {n})" `planted` \\ ; # *'
+_HOSTILE_IN_DIRECTIVE = "(planted {n}) ; # * & |"
+"""What a #SBATCH line can hold."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A hostile text, and the variable of the templates that it was put into."""
+
+    text: str
+    variable: str
+
+
+def plant(context: Mapping[str, Any], *, mild: bool = False) -> tuple[dict[str, Any], tuple[Planted, ...]]:
+    """The variables of a template with a hostile text in place of every text that a run could have set.
+
+    `mild` texts can be written on #SBATCH lines as well.
+    """
+    planted: list[Planted] = []
+
+    def replaced(value: Any, key: str, variable: str) -> Any:
+        if key in _KEPT or not value:
+            return value
+        if isinstance(value, str):
+            form = _HOSTILE_IN_DIRECTIVE if mild or variable == "directives" else _HOSTILE
+            planted.append(Planted(form.format(n=len(planted)), variable))
+            return planted[-1].text
+        if isinstance(value, Mapping):
+            return {name: replaced(item, name, variable) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [replaced(item, "", variable) for item in value]
+        return value
+
+    return {name: replaced(value, name, name) for name, value in context.items()}, tuple(planted)
+
+
+def unquoted(script: str, planted: Sequence[Planted]) -> Iterator[tuple[int, str]]:
+    """Line and variable of every planted text that the shell would not read as one word.
+
+    What was written right is taken out first, and the rest made harmless: it would mislead the reader of lines.
+    """
+    for number, one in enumerate(planted):
+        script = script.replace(shlex.quote(one.text), "planted").replace(one.text, f"planted_{number}_")
+    for line in script_lines(script):
+        for found in re.finditer(r"\bplanted_(\d+)_", line.code):
+            yield line.number, planted[int(found[1])].variable

@@ -1,0 +1,240 @@
+"""`hpcgen templates`: list, override, check, as an admin meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from click.shell_completion import BashComplete
+
+from hpcgen.cli.main import cli
+from hpcgen.config.stages import STAGES
+from hpcgen.rendering.block_docs import block_docs
+from hpcgen.rendering.environment import make_environment
+from hpcgen.rendering.inventory import block_names, template_chain
+from tests.cli.command import hpcgen
+from tests.rendering.scripts import write_templates
+from tests.runs import write_yaml
+
+TRAIN = """\
+{% extends "hpcgen/slurm/train.sbatch.j2" %}
+
+{% block prologue %}
+module load cuda/12.8
+{% endblock %}
+
+{% block container %}
+{{ super() }}
+step+=(--network=sharp)
+{% endblock %}
+"""
+BASE = '{% extends "hpcgen/slurm/base.sbatch.j2" %}\n{% block epilogue %}\ntrue\n{% endblock %}\n'
+
+
+@pytest.fixture
+def cluster(workplace: Path) -> str:
+    """This machine under a name of its own."""
+    write_yaml(workplace / "clusters/here.yaml", {"extends": "local"})
+    return "here"
+
+
+def rows(stdout: str) -> dict[str, str]:
+    return {line.split()[0]: " ".join(line.split()[1:]) for line in stdout.splitlines()}
+
+
+def test_without_a_site_everything_is_shipped() -> None:
+    listed = hpcgen("templates", "list")
+    assert (listed.status, listed.stderr) == (0, "")
+    assert "\x1b" not in listed.stdout
+    assert list(rows(listed.stdout)) == ["template", "base", *STAGES]
+    assert rows(listed.stdout)["train"] == "shipped slurm/base.sbatch.j2"
+
+
+def test_the_list_says_what_a_site_replaces(workplace: Path) -> None:
+    site = write_templates(workplace / "site", {"slurm/train.sbatch.j2": TRAIN, "slurm/base.sbatch.j2": BASE})
+    found = rows(hpcgen("templates", "list", "--templates", site).stdout)
+    base = f"{site}/slurm/base.sbatch.j2"
+    assert found["base"] == f"{base} hpcgen/slurm/base.sbatch.j2 epilogue"
+    assert found["tokenize"] == f"shipped {base} > hpcgen/slurm/base.sbatch.j2"
+    assert found["train"] == (
+        f"{site}/slurm/train.sbatch.j2 hpcgen/slurm/train.sbatch.j2 > {base} > hpcgen/slurm/base.sbatch.j2"
+        " prologue, container + super"
+    )
+
+
+def test_the_list_as_json(workplace: Path) -> None:
+    site = write_templates(workplace / "site", {"slurm/train.sbatch.j2": TRAIN})
+    found = json.loads(hpcgen("templates", "list", "--json", "--templates", site).stdout)
+    assert found["unused"] == []
+    [train] = [one for one in found["templates"] if one["name"] == "train"]
+    first, *parents = train["files"]
+    assert (first["origin"], first["directory"]) == ("site", str(site))
+    assert first["extends"] == "hpcgen/slurm/train.sbatch.j2"
+    assert first["blocks"] == [
+        {"name": "prologue", "line": 3, "calls_super": False},
+        {"name": "container", "line": 7, "calls_super": True},
+    ]
+    assert [(one["template"], one["origin"]) for one in parents] == [
+        ("hpcgen/slurm/train.sbatch.j2", "shipped"),
+        ("slurm/base.sbatch.j2", "shipped"),
+    ]
+
+
+def test_files_that_are_not_used_are_listed_with_the_reason(workplace: Path) -> None:
+    names = ("slurm/trian.sbatch.j2", "train.sbatch.j2", "slurm/nccl_test.sbatch.j2", "slurm/zzz.j2")
+    first = write_templates(workplace / "first", {"slurm/train.sbatch.j2": TRAIN, **dict.fromkeys(names, "")})
+    files = {"slurm/train.sbatch.j2": TRAIN, "README.md": "ours", "slurm/.train.sbatch.j2.swp": ""}
+    second = write_templates(workplace / "second", files)
+    listed = json.loads(
+        hpcgen("templates", "list", "--json", "--templates", first, "--templates", second).stdout
+    )
+    reasons = {one["path"]: one["reason"] for one in listed["unused"]}
+    assert reasons.keys() == {*(f"{first}/{name}" for name in names), f"{second}/slurm/train.sbatch.j2"}
+    assert reasons[f"{first}/slurm/trian.sbatch.j2"] == f"did you mean {first}/slurm/train.sbatch.j2?"
+    assert reasons[f"{first}/train.sbatch.j2"] == f"did you mean {first}/slurm/train.sbatch.j2?"
+    assert reasons[f"{first}/slurm/nccl_test.sbatch.j2"].endswith("/slurm/nccl-test.sbatch.j2?")
+    assert "files are slurm/base.sbatch.j2" in reasons[f"{first}/slurm/zzz.j2"]
+    assert reasons[f"{second}/slurm/train.sbatch.j2"] == f"{first}/slurm/train.sbatch.j2 comes first"
+
+
+def test_what_a_template_includes_is_used(workplace: Path) -> None:
+    text = TRAIN.replace("module load cuda/12.8", '{% include "slurm/modules.sh.j2" %}')
+    files = {"slurm/train.sbatch.j2": text, "slurm/modules.sh.j2": "module load cuda\n"}
+    site = write_templates(workplace / "site", files)
+    assert "not used" not in hpcgen("templates", "list", "--templates", site).stdout
+
+
+@pytest.mark.parametrize("name", ["base", *STAGES])
+def test_a_started_template_is_right_and_changes_nothing(name: str, workplace: Path) -> None:
+    site = workplace / "site"
+    begun = hpcgen("templates", "override", name, "-o", site)
+    target = site / f"slurm/{name}.sbatch.j2"
+    assert (begun.status, begun.stdout) == (0, f"{target}\n")
+    assert begun.stderr == f"edit it, then: hpcgen templates check --templates {site}\n"
+    chain = template_chain(make_environment([site]), name)
+    assert (chain[0].shipped, chain[0].blocks) == (False, ())
+    text = target.read_text()
+    for block in block_names(chain):
+        assert f"{{#\n{{% block {block} %}}\n{{{{ super() }}}}\n{{% endblock %}}\n#}}" in text
+        assert block_docs()[block].holds in text
+
+
+def test_a_started_template_with_blocks_renders_the_same_script(workplace: Path) -> None:
+    before = hpcgen("render", "node-health", "--cluster", "local").stdout
+    assert (
+        hpcgen("templates", "override", "node-health", "--block", "prologue", "--block", "launch").status == 0
+    )
+    after = hpcgen("render", "node-health", "--cluster", "local").stdout
+
+    def code(script: str) -> list[str]:
+        return [line for line in script.splitlines() if line and not line.startswith("#")]
+
+    assert code(after) == code(before)
+    assert "hpcgen/templates/slurm/node-health.sbatch.j2, shipped:" in after
+
+
+def test_the_users_directory_is_where_it_goes_unless_told(workplace: Path) -> None:
+    begun = hpcgen("templates", "override", "base", "--block", "prologue")
+    target = Path(os.environ["XDG_CONFIG_HOME"]) / "hpcgen/templates/slurm/base.sbatch.j2"
+    assert begun.stdout == f"{target}\n"
+    assert begun.stderr == "edit it, then: hpcgen templates check\n"
+    assert rows(hpcgen("templates", "list").stdout)["base"].endswith("prologue + super")
+
+
+def test_others_cannot_write_what_was_started(workplace: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert hpcgen("templates", "override", "train", "-o", workplace / "a/site").status == 0
+    finally:
+        os.umask(before)
+    for path in (workplace / "a", *(workplace / "a").rglob("*")):
+        assert not stat.S_IMODE(path.stat().st_mode) & (stat.S_IWGRP | stat.S_IWOTH), path
+
+
+def test_a_file_that_is_there_is_left_as_it_is(workplace: Path) -> None:
+    site = write_templates(workplace / "site", {"slurm/train.sbatch.j2": TRAIN})
+    refused = hpcgen("templates", "override", "train", "-o", site)
+    assert (refused.status, refused.stdout) == (2, "")
+    assert "slurm/train.sbatch.j2 is there already" in refused.stderr
+    assert (site / "slurm/train.sbatch.j2").read_text() == TRAIN
+
+
+def test_mistakes_of_override(workplace: Path) -> None:
+    assert "did you mean prologue?" in hpcgen("templates", "override", "train", "--block", "prolog").stderr
+    assert hpcgen("templates", "override", "trian").status == 2
+    (workplace / "open").mkdir()
+    (workplace / "open").chmod(0o777)
+    refused = hpcgen("templates", "override", "train", "-o", workplace / "open")
+    assert (refused.status, list((workplace / "open").rglob("*.j2"))) == (2, [])
+    assert "everybody can write" in refused.stderr
+
+
+def test_completion_knows_templates_and_their_blocks() -> None:
+    complete = BashComplete(cli, {}, "hpcgen", "_HPCGEN_COMPLETE")
+
+    def completed(*words: str) -> list[str]:
+        *before, incomplete = words
+        return [item.value for item in complete.get_completions(list(before), incomplete)]
+
+    assert completed("templates", "override", "t") == ["tokenize", "train", "tensorboard"]
+    assert completed("templates", "override", "train", "--block", "pro") == ["prologue"]
+
+
+def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
+    site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": BASE})
+    checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
+    assert (checked.status, checked.stdout) == (0, "")
+    assert checked.stderr.startswith(f"no findings: 7 scripts for here, with {site}\n")
+
+
+def test_check_says_what_why_and_what_to_do(cluster: str, workplace: Path) -> None:
+    text = BASE.replace("true", "set -x\nenv")
+    site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})
+    checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
+    assert checked.status == 1
+    first = checked.stdout.split(f"{site}")[1]
+    assert first.startswith("/slurm/base.sbatch.j2:3: no-trace: `set -x` traces the script\n    why: ")
+    assert "\n    fix: remove it" in first
+    assert "\n    in:  image (here, none); " in first
+    assert "; and 4 more\n" in first
+    assert checked.stderr.startswith("2 findings: 7 scripts")
+
+
+def test_check_as_json(cluster: str, workplace: Path) -> None:
+    site = write_templates(workplace / "site", {"slurm/trian.sbatch.j2": "", "slurm/train.sbatch.j2": TRAIN})
+    checked = hpcgen("templates", "check", "--json", "--templates", site, "--cluster", cluster)
+    report = json.loads(checked.stdout)
+    assert (checked.status, checked.stderr) == (1, "")
+    assert (report["clusters"], report["scripts"]) == (["here"], 7)
+    [finding] = report["findings"]
+    assert finding["rule"] == "unused-file"
+    assert finding["file"] == f"{site}/slurm/trian.sbatch.j2"
+    assert set(finding) == {"rule", "file", "line", "what", "names", "why", "fix", "seen"}
+
+
+def test_check_without_shellcheck_says_so(
+    cluster: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = workplace / "programs"
+    programs.mkdir()
+    (programs / "bash").symlink_to("/bin/bash")
+    monkeypatch.setenv("PATH", str(programs))
+    checked = hpcgen("templates", "check", "--cluster", cluster)
+    assert checked.status == 0
+    assert "shellcheck is not installed: the scripts were checked without it" in checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--templates", "nowhere"), "there is no such template directory"),
+        (("--cluster", "nowhere"), "names no cluster profile"),
+    ],
+)
+def test_mistakes_of_check_end_with_2(arguments: tuple[str, str], said: str, cluster: str) -> None:
+    checked = hpcgen("templates", "check", *arguments)
+    assert (checked.status, checked.stdout) == (2, "")
+    assert said in checked.stderr

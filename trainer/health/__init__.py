@@ -1,0 +1,1 @@
+"""Tests of a cluster's nodes and fabric, run as jobs: `nccl_test` over the allocation, `node` on each node."""

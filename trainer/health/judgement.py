@@ -1,0 +1,149 @@
+"""Whether a measured bus bandwidth is good: against a known threshold, or against the cluster's own baseline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainer.config import ConfigError, from_dict
+from trainer.health.config import NcclTestConfig, Threshold
+from trainer.health.settings import Setting
+from trainer.health.units import size_text
+from trainer.run_directory import publish
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What a bandwidth depends on besides the hardware being sound."""
+
+    nodes: int
+    ranks_per_node: int
+    nvls: bool
+    """NCCL_NVLS_ENABLE does not forbid NVLink SHARP; NCCL then uses it where the GPUs have it."""
+    collnet: bool
+    """NCCL_COLLNET_ENABLE asks for CollNet, which is off by default."""
+
+    def __str__(self) -> str:
+        return (
+            f"{_counted(self.nodes, 'node')} x {_counted(self.ranks_per_node, 'rank')}, "
+            f"NVLS {_on(self.nvls)}, CollNet {_on(self.collnet)}"
+        )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
+
+
+def make_layout(nodes: int, ranks_per_node: int, settings: Mapping[str, Setting]) -> Layout:
+    """The layout of a job whose tasks have these settings of NCCL."""
+
+    def value(name: str, default: str) -> str:
+        return settings[name].value if name in settings else default
+
+    return Layout(
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        nvls=value("NCCL_NVLS_ENABLE", "2") != "0",
+        collnet=value("NCCL_COLLNET_ENABLE", "0") not in ("", "0"),
+    )
+
+
+def select(thresholds: Sequence[Threshold], layout: Layout, gpus_per_node: int) -> Threshold | None:
+    """The first threshold whose conditions fit; None where none was ever published for this layout.
+
+    Where no threshold of the node type speaks of NVLS, its GPUs have none, whatever is set.
+    """
+    if layout.ranks_per_node != gpus_per_node:
+        return None
+    nvls = layout.nvls and any(threshold.nvls for threshold in thresholds)
+    for threshold in thresholds:
+        fits = threshold.min_nodes <= layout.nodes <= (threshold.max_nodes or layout.nodes)
+        same_collnet = layout.nodes == 1 or threshold.collnet == layout.collnet
+        if fits and same_collnet and threshold.nvls == nvls:
+            return threshold
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What a cluster reached once, which later tests are compared with."""
+
+    busbw_gb_s: float
+    recorded: str
+    """Time, ISO 8601."""
+    job: str
+    nodes: tuple[str, ...]
+    software: str
+
+
+def baseline_key(config: NcclTestConfig, layout: Layout) -> str:
+    """What two tests must share to be comparable."""
+    return f"{config.node_type}: {layout}, {size_text(config.sizes_bytes[-1])}"
+
+
+def read_baseline(path: Path) -> dict[str, Entry]:
+    """The recorded bandwidths; none where nobody has recorded any.
+
+    Raises:
+        ConfigError: the file is not one of ours.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}; the baseline is recorded anew once the file is gone") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: expected a mapping of layouts to bandwidths")
+    return {key: from_dict(Entry, entry, f"{path}: {key}") for key, entry in document.items()}
+
+
+def record_baseline(path: Path, key: str, entry: Entry) -> None:
+    """Adds or replaces one layout's bandwidth; a reader sees the file as it was or as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entries = {**read_baseline(path), key: entry}
+    publish(path, json.dumps({name: asdict(each) for name, each in entries.items()}, indent=1) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a bandwidth is worth."""
+
+    status: Literal["good", "warning", "bad", "unknown"]
+    expected_gb_s: float | None
+    warn_below_gb_s: float | None
+    fail_below_gb_s: float | None
+    source: str
+    """What the limits come from; empty where there are none."""
+
+
+def judge(
+    busbw_gb_s: float, threshold: Threshold | None, baseline: Entry | None, config: NcclTestConfig
+) -> Verdict:
+    """The worth of a bandwidth: by the threshold, else by the baseline, else unknown."""
+    if threshold is not None:
+        expected, source = threshold.expected_gb_s, threshold.source
+        warn, fail = threshold.warn_below_gb_s, threshold.fail_below_gb_s
+    elif baseline is not None:
+        expected = baseline.busbw_gb_s
+        warn, fail = (expected * (1 - part) for part in (config.warn_deficit, config.fail_deficit))
+        source = f"this cluster's baseline of {baseline.recorded}, job {baseline.job}"
+    else:
+        return Verdict(
+            status="unknown", expected_gb_s=None, warn_below_gb_s=None, fail_below_gb_s=None, source=""
+        )
+    status: Literal["good", "warning", "bad"] = "good"
+    if busbw_gb_s < fail:
+        status = "bad"
+    elif warn is not None and busbw_gb_s < warn:
+        status = "warning"
+    return Verdict(
+        status=status, expected_gb_s=expected, warn_below_gb_s=warn, fail_below_gb_s=fail, source=source
+    )

@@ -1,0 +1,334 @@
+"""`python -m trainer.health.nccl_test`: an all-reduce over the allocation, judged; the weak node and the cause named.
+
+Exit status: 0 good or worth a look, 1 too slow or hung, 2 a mistake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainer.config import ConfigError
+from trainer.errors import TrainerError
+from trainer.health import all_reduce_perf
+from trainer.health.bandwidth import Sample, measure_all_reduce
+from trainer.health.config import NcclTestConfig, read
+from trainer.health.diagnosis import Diagnosis, Group, Limits, find_weak_nodes
+from trainer.health.fabric import Fabric
+from trainer.health.judgement import (
+    Entry,
+    Layout,
+    Verdict,
+    baseline_key,
+    judge,
+    make_layout,
+    read_baseline,
+    record_baseline,
+    select,
+)
+from trainer.health.meeting import Meeting, MissingRanksError
+from trainer.health.settings import configuration_files, explain, explain_host, nccl_settings
+from trainer.health.units import rate_text, size_text
+from trainer.rendezvous import Ranks, find_ranks
+from trainer.run_directory import publish
+
+PROGRAM = "nccl-test"
+
+
+def main() -> int:
+    """Reads the arguments and tests. Returns the exit status."""
+    arguments = _parser().parse_args()
+    ranks = None
+    try:
+        config = read(NcclTestConfig, arguments.config)
+        ranks = find_ranks(os.environ)
+        return run(
+            config,
+            ranks,
+            os.environ,
+            result=arguments.result,
+            perf_output=arguments.all_reduce_perf_output,
+            record=arguments.record_baseline,
+        )
+    except (ConfigError, TrainerError) as error:
+        if not isinstance(error, MissingRanksError) or ranks is None or ranks.rank == 0:
+            print(f"{PROGRAM}: ERROR: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, TrainerError) else 2
+
+
+def run(
+    config: NcclTestConfig,
+    ranks: Ranks,
+    environ: Mapping[str, str],
+    *,
+    result: Path,
+    perf_output: Path | None = None,
+    record: bool = False,
+) -> int:
+    """Tests with the other ranks and writes the result; the exit status, the same on each.
+
+    `perf_output` is what all_reduce_perf printed, in place of a measurement; `record` makes the bandwidth the
+    cluster's baseline.
+
+    Raises:
+        ConfigError: the baseline cannot be read.
+        TrainerError: ranks that are missing or not those of the configuration.
+    """
+    if ranks.world_size != config.nodes * config.ranks_per_node:
+        planned = f"{config.nodes} nodes x {config.ranks_per_node} ranks"
+        raise TrainerError(f"{ranks}: the test was planned for {planned}; launch as many tasks")
+    if ranks.world_size == 1:
+        raise TrainerError("one rank has nobody to send to: test with two GPUs or more")
+    node = environ.get("SLURMD_NODENAME") or os.uname().nodename
+    with Meeting(ranks, node, environ, config.timeout_s, PROGRAM) as meeting:
+        test = NcclTest(config, meeting, environ, result)
+        samples = test.given(perf_output) if perf_output else test.measured()
+        status = test.conclude(samples, "all_reduce_perf" if perf_output else "torch.distributed", record)
+        # Nobody leaves before rank 0 has written: the first status that is not 0 ends the step.
+        [agreed, *_] = meeting.gather("status", status)
+        test.close()
+        return int(agreed)
+
+
+class NcclTest:
+    """One test, as every rank goes through it; rank 0 alone prints and writes."""
+
+    def __init__(
+        self, config: NcclTestConfig, meeting: Meeting, environ: Mapping[str, str], result: Path
+    ) -> None:
+        self._config = config
+        self._result = result
+        self._meeting = meeting
+        self._fabric = Fabric(config.device, meeting)
+        settings = nccl_settings(environ, configuration_files(environ))
+        found = [
+            *explain(settings, config.environment, config.nics),
+            *explain_host(settings, config.nics),
+        ]
+        self._causes = _by_text(meeting.gather("surroundings", [meeting.node, found]))
+        if meeting.ranks.rank == 0:
+            # settings that differ between ranks can hang NCCL
+            meeting.on_hang = lambda line: self._name_causes()
+        # Rank 0's settings speak for all.
+        layout = make_layout(config.nodes, config.ranks_per_node, settings)
+        [values, *_] = meeting.gather("layout", asdict(layout))
+        self._layout = Layout(**values)
+
+    def given(self, perf_output: Path) -> list[Sample]:
+        """The figures of all_reduce_perf."""
+        try:
+            text = perf_output.read_text(errors="replace")
+        except OSError as error:
+            raise TrainerError(f"{perf_output}: {error}") from error
+        return all_reduce_perf.parse(text, self._meeting.ranks.world_size)
+
+    def measured(self) -> list[Sample]:
+        """The figures of torch.distributed, over all ranks."""
+        samples = []
+        for size in self._config.sizes_bytes:
+            with self._meeting.step(f"all nodes, {size_text(size)}"):
+                samples.append(self._measure(self._fabric.world(), size))
+        return samples
+
+    def conclude(self, samples: Sequence[Sample], tool: str, record: bool) -> int:
+        """Judges, names what is weak, and leaves the result; the exit status."""
+        config, layout = self._config, self._layout
+        self._say(f"{layout}, {tool}, {self._fabric.software}; nodes {', '.join(self._fabric.nodes)}")
+        self._table(samples)
+        judged = samples[-1]
+        key = baseline_key(config, layout)
+        threshold = select(config.thresholds, layout, config.gpus_per_node)
+        baseline = self._baseline().get(key)
+        verdict = judge(judged.busbw_gb_s, threshold, None if record else baseline, config)
+        self._say(_sentence(judged, verdict))
+        ok = verdict.status != "bad" and all(sample.correct for sample in samples)
+        for sample in samples:
+            if not sample.correct:
+                self._say(
+                    f"FAIL: sums of {size_text(sample.size_bytes)} are wrong: data is corrupted on its way"
+                )
+        diagnosis = Diagnosis()
+        if verdict.status in ("bad", "warning"):
+            diagnosis = self._diagnose(judged.size_bytes, verdict)
+        if verdict.status != "good":
+            self._name_causes()
+        if verdict.status == "unknown":
+            ok = self._record(key, judged, forced=record) and ok
+        self._write(samples, tool, verdict, diagnosis, ok)
+        self._say("passed" if ok else "FAILED")
+        return 0 if ok else 1
+
+    def close(self) -> None:
+        """Leaves the process groups."""
+        self._fabric.close()
+
+    def _measure(self, group: Any, size: int) -> Sample:
+        return measure_all_reduce(group, size, self._fabric.device, self._config.iterations)
+
+    def _baseline(self) -> dict[str, Entry]:
+        """Read by rank 0 alone, so that all ranks judge alike."""
+        path = Path(self._config.baseline)
+        mine: list[Any] = ["", {}]
+        if self._meeting.ranks.rank == 0:
+            try:
+                mine[1] = {key: asdict(entry) for key, entry in read_baseline(path).items()}
+            except ConfigError as error:
+                mine[0] = str(error)
+        error, entries = self._meeting.gather("baseline", mine)[0]
+        if error:
+            raise ConfigError(error)
+        return {key: Entry(**{**entry, "nodes": tuple(entry["nodes"])}) for key, entry in entries.items()}
+
+    def _diagnose(self, size: int, verdict: Verdict) -> Diagnosis:
+        config, layout = self._config, self._layout
+
+        def limit(nodes: int) -> float | None:
+            collnet = layout.collnet and nodes > 1
+            part = Layout(
+                nodes=nodes, ranks_per_node=layout.ranks_per_node, nvls=layout.nvls, collnet=collnet
+            )
+            threshold = select(config.thresholds, part, config.gpus_per_node)
+            return threshold.fail_below_gb_s if threshold else None
+
+        def measure(purpose: str, groups: Sequence[Group]) -> list[float]:
+            with self._meeting.step(f"{purpose}, {size_text(size)}"):
+                return self._fabric.measure_groups(
+                    groups, lambda group: self._measure(group, size).busbw_gb_s
+                )
+
+        limits = Limits(
+            deficit=config.fail_deficit,
+            alone_gb_s=limit(1),
+            pair_gb_s=limit(2),
+            together_gb_s=verdict.warn_below_gb_s or verdict.fail_below_gb_s or 0.0,
+        )
+        found = find_weak_nodes(self._fabric.nodes, config.ranks_per_node, limits, measure)
+        for purpose, group, busbw in found.measured:
+            self._say(f"  {' + '.join(group)}: {rate_text(busbw)} GB/s ({purpose})")
+        for weak in found.weak:
+            self._say(f"WEAK NODE {weak.node}: {weak.reason}; hpcgen's node-health stage looks closer")
+        for remark in found.remarks:
+            self._say(remark)
+        if found.weak:
+            self._say(f"to go on without: --exclude={','.join(weak.node for weak in found.weak)}")
+        return found
+
+    def _name_causes(self) -> None:
+        for text, nodes in self._causes.items():
+            where = "every node" if len(nodes) == len(self._fabric.nodes) else ", ".join(nodes)
+            self._say(f"CAUSE? {text}; on {where}")
+
+    def _record(self, key: str, judged: Sample, forced: bool) -> bool:
+        """Makes the figure the baseline; not of itself where something explains a low one."""
+        path = self._config.baseline
+        if self._causes and not forced:
+            self._say(
+                "FAIL: nothing to compare with, and the settings above cost bandwidth: not recorded as the "
+                f"baseline; --record-baseline records it all the same ({path})"
+            )
+            return False
+        if self._meeting.ranks.rank == 0:
+            entry = Entry(
+                busbw_gb_s=round(judged.busbw_gb_s, 6),
+                recorded=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                job=os.environ.get("SLURM_JOB_ID", "none"),
+                nodes=tuple(self._fabric.nodes),
+                software=self._fabric.software,
+            )
+            try:
+                record_baseline(Path(path), key, entry)
+            except OSError as error:
+                raise TrainerError(f"{path}: the baseline cannot be written: {error}") from error
+        why = "as asked" if forced else "there was nothing to compare with, so look whether it is plausible"
+        self._say(f"recorded {rate_text(judged.busbw_gb_s)} GB/s as this cluster's baseline in {path}: {why}")
+        return True
+
+    def _write(
+        self, samples: Sequence[Sample], tool: str, verdict: Verdict, diagnosis: Diagnosis, ok: bool
+    ) -> None:
+        if self._meeting.ranks.rank != 0:
+            return
+        result = {
+            "ok": ok,
+            "tool": tool,
+            "software": self._fabric.software,
+            "layout": asdict(self._layout),
+            "nodes": list(self._fabric.nodes),
+            "samples": [asdict(sample) for sample in samples],
+            "verdict": asdict(verdict),
+            "weak_nodes": [asdict(weak) for weak in diagnosis.weak],
+            "remarks": diagnosis.remarks,
+            "groups": [
+                {"purpose": purpose, "nodes": list(group), "busbw_gb_s": busbw}
+                for purpose, group, busbw in diagnosis.measured
+            ],
+            "settings": [{"text": text, "nodes": nodes} for text, nodes in self._causes.items()],
+        }
+        publish(self._result, json.dumps(result, indent=1) + "\n")
+
+    def _table(self, samples: Sequence[Sample]) -> None:
+        self._say(f"{'size':>10} {'time':>12} {'algbw':>10} {'busbw':>10}")
+        for sample in samples:
+            self._say(
+                f"{size_text(sample.size_bytes):>10} {sample.time_s * 1e3:>9.3f} ms "
+                f"{rate_text(sample.algbw_gb_s):>10} {rate_text(sample.busbw_gb_s):>10} GB/s"
+            )
+
+    def _say(self, line: str) -> None:
+        if self._meeting.ranks.rank == 0:
+            print(f"{PROGRAM}: {line}", flush=True)
+
+
+def _by_text(found: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:
+    """Text -> the nodes that say it, in order."""
+    nodes: dict[str, list[str]] = {}
+    for node, texts in found:
+        for text in texts:
+            if node not in nodes.setdefault(text, []):
+                nodes[text].append(node)
+    return nodes
+
+
+def _sentence(judged: Sample, verdict: Verdict) -> str:
+    word = {"good": "good", "warning": "WARNING, low", "bad": "FAIL, too low", "unknown": "not judged"}
+    text = f"{rate_text(judged.busbw_gb_s)} GB/s at {size_text(judged.size_bytes)}: {word[verdict.status]}"
+    if verdict.fail_below_gb_s is None:
+        return text
+    limits = [f"fail below {rate_text(verdict.fail_below_gb_s)}"]
+    if verdict.warn_below_gb_s is not None:
+        limits.insert(0, f"warn below {rate_text(verdict.warn_below_gb_s)}")
+    if verdict.expected_gb_s is not None:
+        limits.insert(0, f"expected {rate_text(verdict.expected_gb_s)}")
+    return f"{text} ({', '.join(limits)}: {verdict.source})"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.health.nccl_test",
+        description="Tests the fabric with an all-reduce over all ranks.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", required=True, help="the test's configuration")
+    parser.add_argument(
+        "--result", type=Path, metavar="FILE", required=True, help="where the result goes (JSON)"
+    )
+    parser.add_argument(
+        "--all-reduce-perf-output",
+        type=Path,
+        metavar="FILE",
+        help="judge what NVIDIA's all_reduce_perf printed; measure here only to name what is weak",
+    )
+    parser.add_argument(
+        "--record-baseline", action="store_true", help="make this bandwidth the cluster's baseline"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
