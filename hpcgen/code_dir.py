@@ -23,7 +23,7 @@ from pathlib import Path
 
 from hpcgen.errors import HpcgenError
 from hpcgen.files import sync_path
-from hpcgen.resources import shipped
+from hpcgen.resources import SHIPPED_FOLDERS, shipped
 
 LEFT_TO_IMAGE = frozenset(
     (
@@ -76,14 +76,14 @@ def install_code(parent: Path, python_version: str) -> Path:
 
 
 def copy_own_packages(tree: Path) -> None:
-    """Copy hpcgen with its templates and topologies, and the trainer, from where they run now."""
+    """Copy hpcgen with the folders that it ships, and the trainer, from where they run now."""
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
     for name in ("hpcgen", "trainer"):
         spec = importlib.util.find_spec(name)
         assert spec is not None
         assert spec.origin is not None
         shutil.copytree(Path(spec.origin).parent, tree / name, ignore=ignore)
-    for folder in ("templates", "topologies"):
+    for folder in SHIPPED_FOLDERS:
         shutil.copytree(shipped(folder), tree / "hpcgen" / folder, ignore=ignore, dirs_exist_ok=True)
     version = installed_version("hpcgen")
     metadata = tree / f"hpcgen-{version}.dist-info" / "METADATA"

@@ -1,4 +1,4 @@
-"""Where the files that hpcgen ships (templates, topologies) lie, in an installed package or a checkout."""
+"""Where the files that hpcgen ships lie, in an installed package or a checkout."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 
+SHIPPED_FOLDERS = ("templates", "topologies", "enroot")
+
 
 def shipped(folder: str) -> Path:
-    """The shipped folder of that name: "templates" or "topologies".
+    """The shipped folder of that name, one of SHIPPED_FOLDERS.
 
     A wheel carries it inside the package. A checkout (also an editable install of one) has it beside the
     package; only there, where pyproject.toml lies too, is the package's neighbour looked at, so that nothing

@@ -15,7 +15,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-@pytest.mark.parametrize("folder", ["templates", "topologies"])
+@pytest.mark.parametrize("folder", resources.SHIPPED_FOLDERS)
 def test_the_shipped_folders_are_found(folder: str) -> None:
     assert resources.shipped(folder).is_dir()
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hpcgen.cli.options import complete_clusters
 from hpcgen.errors import HpcgenError
+
+if TYPE_CHECKING:
+    from hpcgen.config.cluster import ClusterConfig
+    from hpcgen.config.node_type import NodeType
+    from hpcgen.migration.migration import Migration
 
 
 def _complete_presets(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -31,16 +37,29 @@ def _complete_presets(context: click.Context, parameter: click.Parameter, incomp
 )
 @click.option("--name", help="Name of the run.  [default: the file's name]")
 @click.option("--run-dir", help="Directory of the run, made now.  [default: runs/NAME beside the file]")
+@click.option(
+    "--from",
+    "script",
+    type=click.Path(path_type=Path),
+    metavar="SCRIPT",
+    help="Take what a batch script of Megatron-LM says; what cannot be taken is listed.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
-    path: Path, preset: str | None, cluster: str, name: str | None, run_dir: str | None, force: bool
+    path: Path,
+    preset: str | None,
+    cluster: str,
+    name: str | None,
+    run_dir: str | None,
+    script: Path | None,
+    force: bool,
 ) -> None:
     """Write a commented run file to PATH (run.yaml), its JSON Schema beside it, and make its run directory."""
     from hpcgen.config.loader import load_cluster
     from hpcgen.config.presets import PRESETS
     from hpcgen.config.run import RunConfig
     from hpcgen.config.schema import json_schema
-    from hpcgen.config.starter import starter
+    from hpcgen.config.starter import run_file, starter
     from hpcgen.config.validation import check_text
     from hpcgen.files import write_text
 
@@ -48,20 +67,27 @@ def command(
         raise HpcgenError(f"--preset {preset}: not a preset", f"use one of {', '.join(PRESETS)}")
     if path.exists() and not force:
         raise HpcgenError(f"{path}: exists", "choose another name, or use --force")
-    _, node_type = load_cluster(cluster, path.absolute().parent)
-    name = name or path.stem
+    if preset is not None and script is not None:
+        raise HpcgenError("--preset and --from both give the shape of the model", "give one of them")
+    profile, node_type = load_cluster(cluster, path.absolute().parent)
+    migration = None if script is None else _migrate(script, profile, node_type)
+    name = name or (migration and migration.name) or path.stem
     run_dir = run_dir or f"runs/{name}"
     check_text(RunConfig, {"name": name, "paths": {"run_dir": run_dir}}, "hpcgen init")
     schema = path.with_name(f"{path.stem}.schema.json")
-    text = starter(
-        name,
-        cluster,
-        run_dir,
-        PRESETS.get(preset or ""),
-        f"./{schema.name}",
-        gpus_per_node=node_type.gpus_per_node,
-        file_name=path.name,
-    )
+    if migration is None:
+        text = starter(
+            name,
+            cluster,
+            run_dir,
+            PRESETS.get(preset or ""),
+            f"./{schema.name}",
+            gpus_per_node=node_type.gpus_per_node,
+            file_name=path.name,
+        )
+    else:
+        own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
+        text = run_file({**own, **migration.sections}, f"./{schema.name}", file_name=path.name)
     directory = path.absolute().parent / run_dir
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -71,4 +97,23 @@ def command(
         ) from error
     write_text(schema, json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
     write_text(path, text, mode=0o666)
+    for leftover in migration.leftovers if migration else ():
+        click.secho(
+            f"{script}:{leftover.line}: not carried: {_printable(leftover.what)}", fg="yellow", err=True
+        )
+        click.echo(f"    {_printable(leftover.why)}", err=True)
     click.echo(f"wrote {path}; next: hpcgen validate -c {path}", err=True)
+
+
+def _migrate(script: Path, cluster: ClusterConfig, node_type: NodeType) -> Migration:
+    from hpcgen.migration.migration import migrate
+
+    try:
+        text = script.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise HpcgenError(f"{script}: cannot be read ({error.strerror})", "name a batch script") from error
+    return migrate(text, str(script), cluster, node_type)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)

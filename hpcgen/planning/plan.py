@@ -72,7 +72,9 @@ def plan(
     errors += missing
     if errors:
         raise ConfigErrors(list(dict.fromkeys(errors)))
-    warnings = [*container_warnings(run.config, run.cluster)]
+    warnings: list[Problem] = []
+    if any(stage.container for stage in planned.values()):
+        warnings += container_warnings(run.config, run.cluster)
     for stage in planned.values():
         warnings += environment_warnings(stage.name, run, stage.environment)
     if training is not None:

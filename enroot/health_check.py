@@ -1,0 +1,353 @@
+#!/usr/bin/env python3
+"""Says what a container image, or this machine, has for training, and whether something needed is missing.
+
+It runs with the standard library alone and without hpcgen, with or without GPUs:
+
+    python3 health_check.py                          what is there
+    python3 health_check.py --need gpu,te,apex       exit status 1 when one of these is missing
+    python3 health_check.py --json                   the same for programs
+
+Exit status: 0 nothing needed is missing, 1 something is, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import ctypes.util
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import warnings
+import xml.etree.ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+TOPOLOGY_FILE = "/opt/microsoft/ndv5-topo.xml"
+# Below /. HPC-X is where NVIDIA's images keep UCX, SHARP and the NCCL plugin that uses it.
+LIBRARY_FOLDERS = (
+    *("opt/hpcx*/ucx/lib", "opt/hpcx*/sharp/lib", "opt/hpcx*/nccl_rdma_sharp_plugin/lib"),
+    *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/lib"),
+)
+# What an import says where no driver is mounted into the container, as on the node that builds an image.
+WITHOUT_DRIVER = ("libcuda.so", "libnvidia-ml.so", "NVIDIA driver", "No CUDA GPUs", "no NVIDIA")
+
+
+class Missing(Exception):
+    """What was looked for is not there, or does not work; the text says which."""
+
+
+class Unproven(Exception):
+    """It is installed, but can't be loaded without the GPU driver, which this machine does not show."""
+
+
+class Finding(NamedTuple):
+    """What one check found."""
+
+    name: str
+    state: str
+    """ok; missing; or installed: there, but not loadable without a driver."""
+    detail: str
+    needed: bool
+
+    @property
+    def fails(self) -> bool:
+        """Whether the image is not fit for what it is needed for."""
+        return self.needed and self.state == "missing"
+
+
+# ==== what is looked for: each check returns one line, or raises ====
+
+
+def driver() -> str:
+    """The GPU driver."""
+    if not _driver_shown():
+        raise Missing("no GPU driver here (in a container: NVIDIA_VISIBLE_DEVICES and its hook)")
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "loaded; no nvidia-smi"
+    asked = ("--query-gpu=driver_version", "--format=csv,noheader")
+    said = subprocess.run((program, *asked), capture_output=True, text=True, timeout=60, check=False)
+    if said.returncode != 0:
+        raise Missing(f"nvidia-smi: {_first_line(said.stdout + said.stderr)}")
+    return _first_line(said.stdout)
+
+
+def gpu() -> str:
+    """GPUs that PyTorch can use."""
+    torch = _import("torch")
+    if not torch.cuda.is_available():
+        raise Missing("PyTorch sees no GPU")
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"{len(names)} x {', '.join(sorted(set(names)))}"
+
+
+def torch() -> str:
+    """PyTorch and the CUDA that it is built for."""
+    module = _import("torch")
+    return f"{module.__version__}, CUDA {module.version.cuda or 'none (a CPU build)'}"
+
+
+def te() -> str:
+    """Transformer Engine for PyTorch."""
+    _import("torch")
+    _import("transformer_engine.pytorch")
+    return _version("transformer-engine", "transformer_engine")
+
+
+def apex() -> str:
+    """NVIDIA's apex with the kernels that Megatron-Core calls."""
+    spec = importlib.util.find_spec("apex")
+    if spec is None:
+        raise Missing("not installed; it comes with NVIDIA's image, and is NOT the apex of PyPI")
+    folder = Path(next(iter(spec.submodule_search_locations or ()), ""))
+    if not (folder / "multi_tensor_apply").is_dir():
+        raise Missing(f"{folder} is PyPI's apex, another program: uninstall it and use NVIDIA's image")
+    _import("torch")
+    # Built from C++ and CUDA: fused Adam, fused LayerNorm, the gradient of weights added up in place.
+    kernels = ("amp_C", "fused_layer_norm_cuda", "fused_weight_gradient_mlp_cuda")
+    if absent := [name for name in kernels if importlib.util.find_spec(name) is None]:
+        raise Missing(f"apex is there without its kernels {', '.join(absent)}: it was built without CUDA")
+    for name in kernels:
+        _import(name)
+    return f"{_version('apex')} (NVIDIA's) with {', '.join(kernels)}"
+
+
+def megatron_core() -> str:
+    """Megatron-Core."""
+    return str(_import("megatron.core").__version__)
+
+
+def trainer() -> str:
+    """hpcgen's trainer, which imports Megatron-Core and PyTorch."""
+    if importlib.util.find_spec("trainer") is None:
+        raise Missing("not installed, and not on PYTHONPATH")
+    return _output(sys.executable, "-m", "trainer", "--versions")
+
+
+def nccl() -> str:
+    """The NCCL that PyTorch uses."""
+    torch = _import("torch")
+    if not torch.distributed.is_nccl_available():
+        raise Missing("this PyTorch is built without NCCL")
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def ucx() -> str:
+    """UCX, which MPI and SHARP use."""
+    path = _library("libucp.so")
+    if path is None:
+        raise Missing("no libucp.so")
+    version = ctypes.CDLL(path).ucp_get_version_string
+    version.restype = ctypes.c_char_p
+    return f"{version().decode()} ({path})"
+
+
+def sharp() -> str:
+    """NCCL's SHARP plugin and SHARP itself: reductions in the switches."""
+    plugin, library = _library("libnccl-net.so"), _library("libsharp_coll.so")
+    if plugin is None or library is None:
+        absent = [
+            name for name, path in (("libnccl-net.so", plugin), ("libsharp_coll.so", library)) if not path
+        ]
+        raise Missing(f"no {' and no '.join(absent)}; needed for SHARP only")
+    return f"{plugin}, {library}"
+
+
+def infiniband() -> str:
+    """InfiniBand devices that this process sees."""
+    devices = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
+    if not devices:
+        raise Missing("no device (in a container: MELLANOX_VISIBLE_DEVICES and its hook)")
+    if not list(Path("/dev/infiniband").glob("uverbs*")):
+        raise Missing(f"{len(devices)} in /sys, but no /dev/infiniband/uverbs*: verbs can't be used")
+    return f"{len(devices)}: {' '.join(devices)}"
+
+
+def zstd() -> str:
+    """The zstd program, for compressed corpora."""
+    program = shutil.which("zstd")
+    if program is None:
+        raise Missing("no program zstd")
+    return _output(program, "--version")
+
+
+def topology() -> str:
+    """The NCCL topology file of the node type."""
+    path = os.environ.get("NCCL_TOPO_FILE") or TOPOLOGY_FILE
+    try:
+        root = xml.etree.ElementTree.parse(path).getroot()
+    except FileNotFoundError:
+        raise Missing(f"{path}: no such file; without it NCCL pairs GPUs and NICs wrongly on NDv5") from None
+    except (OSError, xml.etree.ElementTree.ParseError) as error:
+        raise Missing(f"{path}: {error}") from error
+    # A GPU is a PCI device of class 3D controller, a NIC one of class InfiniBand controller.
+    classes = [device.get("class", "") for device in root.iter("pci")]
+    gpus, nics = (sum(one.startswith(prefix) for one in classes) for prefix in ("0x0302", "0x0207"))
+    if root.tag != "system" or not gpus:
+        raise Missing(f"{path} describes no GPU")
+    return f"{path}: {gpus} GPUs, {nics} NICs"
+
+
+def memlock() -> str:
+    """How much memory a process may pin, which InfiniBand needs without limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit != resource.RLIM_INFINITY:
+        raise Missing(f"{limit // 1024} kB (ulimit -l); InfiniBand wants unlimited")
+    return "unlimited"
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        *(driver, gpu, torch, te, apex, megatron_core, trainer),
+        *(nccl, ucx, sharp, infiniband, zstd, topology, memlock),
+    )
+}
+
+
+# ==== how it is looked for ====
+
+
+@functools.cache
+def _attempt(name: str) -> ModuleType | Exception:
+    """The module, or why it cannot be imported. Cached: what failed once is never tried again."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # an import can fail in any way: a missing library, a CUDA mismatch
+        return error
+
+
+def _import(name: str) -> ModuleType:
+    found = _attempt(name)
+    if isinstance(found, ModuleType):
+        return found
+    if isinstance(found, ModuleNotFoundError) and found.name and name.startswith(found.name):
+        raise Missing(f"no module {found.name}")
+    message = f"cannot import {name}: {type(found).__name__}: {_first_line(str(found))}"
+    if not _driver_shown() and any(sign in str(found) for sign in WITHOUT_DRIVER):
+        raise Unproven(f"installed, but {name} loads only where the GPU driver is")
+    raise Missing(message)
+
+
+@functools.cache
+def _driver_shown() -> bool:
+    return Path("/proc/driver/nvidia/version").exists() and any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _version(distribution: str, module: str = "") -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(_import(module), "__version__", "?")) if module else "?"
+
+
+def _library(name: str) -> str | None:
+    """The path of a shared library, as the loader or NCCL would find it; `name` ends in .so."""
+    given = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    usual = (path for pattern in LIBRARY_FOLDERS for path in sorted(Path("/").glob(pattern)))
+    for folder in (*given, *usual):
+        if found := sorted(folder.glob(f"{name}*")):
+            return str(found[0])
+    # The loader's cache gives a name such as libucp.so.0, which CDLL takes.
+    return ctypes.util.find_library(name.removeprefix("lib").removesuffix(".so"))
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Missing(str(error)) from error
+    if done.returncode != 0:
+        lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+        if not _driver_shown() and any(sign in lines[-1] for sign in WITHOUT_DRIVER):
+            raise Unproven("installed, but runs only where the GPU driver is")
+        raise Missing(f"status {done.returncode}: {lines[-1]}")
+    return _first_line(done.stdout)
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0]
+
+
+# ==== the command ====
+
+
+def examine(name: str, needed: bool) -> Finding:
+    """Runs one check."""
+    try:
+        return Finding(name, "ok", CHECKS[name](), needed)
+    except Unproven as reason:
+        return Finding(name, "installed", str(reason), needed)
+    except Missing as reason:
+        return Finding(name, "missing", str(reason), needed)
+    except Exception as error:  # a check that breaks says so, and the others still run
+        return Finding(name, "missing", f"{type(error).__name__}: {_first_line(str(error))}", needed)
+
+
+def table(findings: list[Finding], colour: bool) -> str:
+    """The findings for people, one a line."""
+    codes = {"ok": "32", "installed": "33", "missing": "2", "MISSING": "1;31"}
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        state = "MISSING" if finding.fails else finding.state
+        padded = f"{state:9}"
+        shown = f"\033[{codes[state]}m{padded}\033[0m" if colour else padded
+        lines.append(f"{finding.name:{width}}  {shown}  {finding.detail}")
+    return "\n".join(lines)
+
+
+def _needed(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in CHECKS]:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)} (there are {', '.join(CHECKS)})")
+    return names
+
+
+def main() -> int:
+    """Checks everything, prints it and returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description="Says what this image or machine has for training.",
+        epilog=f"NAMES: {', '.join(CHECKS)}. Exit status 1 when something needed is missing, 2 for wrong usage.",
+    )
+    parser.add_argument(
+        "--need", metavar="NAMES", type=_needed, default=[], help="what must be there: gpu,te,..."
+    )
+    parser.add_argument("--only", action="store_true", help="look for nothing besides what --need names")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of the table")
+    parser.add_argument(
+        "--save", metavar="FILE", type=Path, help="also write a line 'NAME DETAIL' for all that is there"
+    )
+    arguments = parser.parse_args()
+    names = arguments.need if arguments.only and arguments.need else CHECKS
+    # What modules print and warn of while they are imported is no finding.
+    warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(sys.stderr):
+        findings = [examine(name, name in arguments.need) for name in names]
+    if arguments.json:
+        document = {finding.name: {**finding._asdict(), "fails": finding.fails} for finding in findings}
+        print(json.dumps({"ok": not any(finding.fails for finding in findings), "found": document}, indent=1))
+    else:
+        print(table(findings, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+    if arguments.save:
+        there = [f"{one.name} {one.detail}\n" for one in findings if one.state == "ok"]
+        arguments.save.write_text("".join(there), encoding="utf-8")
+    failing = [finding.name for finding in findings if finding.fails]
+    if failing:
+        print(f"health_check: missing: {', '.join(failing)}", file=sys.stderr)
+    return 1 if failing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

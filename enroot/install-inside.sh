@@ -1,0 +1,177 @@
+#!/usr/bin/env bash
+# Runs inside the container that becomes the image, with the recipe's files in the directory of this script.
+# build-image.sh and the Dockerfile call it:
+#
+#   install-inside.sh packages DOCA|none NAME...         Debian packages; as root
+#   install-inside.sh code KIND SOURCE MEGATRON_CORE     the Python code, the topology file, the health check
+#   install-inside.sh check NAMES [FILE]                 what the image must have; FILE: a list of what it has
+#
+# KIND of code: directory (of hpcgen install-code), wheel, checkout or none.
+set -euo pipefail
+# Users of the image are neither root nor its builder: they must be able to read all of it.
+umask 022
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+readonly here
+readonly prefix=/opt/hpcgen
+# Where Azure's HPC images have it, and NCCL_TOPO_FILE points.
+readonly topologies=/opt/microsoft
+readonly doca_repository=https://linux.mellanox.com/public/repo/doca
+
+die() {
+    printf 'install-inside: %s\n' "$*" >&2
+    exit 1
+}
+
+# ==== Debian packages ====
+
+install_packages() {
+    local doca=$1 name
+    local -a missing=()
+    shift
+    for name in "$@"; do
+        [[ $(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null) == installed ]] || missing+=("$name")
+    done
+    [[ $doca != none ]] || ((${#missing[@]} > 0)) || return 0
+    export DEBIAN_FRONTEND=noninteractive
+    [[ $doca == none ]] || add_doca_repository "$doca"
+    apt-get update -qq
+    if ((${#missing[@]} > 0)); then
+        keep_what_is_there "${missing[@]}"
+        apt-get install -y -qq --no-install-recommends --no-remove "${missing[@]}"
+    fi
+    # This one may replace packages of the image: that is what it is asked for.
+    [[ $doca == none ]] || apt-get install -y -qq --no-install-recommends doca-ofed-userspace
+    apt-get clean
+    rm -rf /var/lib/apt/lists/*
+}
+
+# NVIDIA built libibverbs, UCX and the rest of the image together: no package may draw in another version of one.
+keep_what_is_there() {
+    local changes
+    changes=$(apt-get install --simulate --no-install-recommends --no-remove "$@" | sed -n 's/^Inst \([^ ]*\) \[.*/\1/p')
+    [[ -z $changes ]] ||
+        die "installing $* would replace packages of the image: ${changes//$'\n'/ }; leave out the one that does"
+}
+
+add_doca_repository() {
+    local version=$1 architecture system url key=/usr/share/keyrings/doca.asc
+    # shellcheck source=/dev/null
+    system=$(. /etc/os-release && printf '%s%s' "$ID" "$VERSION_ID")
+    architecture=$(uname -m)
+    [[ $architecture != aarch64 ]] || architecture=arm64-sbsa
+    url=$doca_repository/$version/$system/$architecture
+    python3 -c 'import sys, urllib.request; sys.stdout.buffer.write(urllib.request.urlopen(sys.argv[1], timeout=60).read())' \
+        "$doca_repository/GPG-KEY-Mellanox.pub" >"$key" || die "cannot get the key of $doca_repository"
+    printf 'deb [signed-by=%s] %s/ ./\n' "$key" "$url" >/etc/apt/sources.list.d/doca.list
+}
+
+# ==== Python code ====
+
+install_code() {
+    local kind=$1 source=$2 megatron_core=$3
+    mkdir -p -- "$prefix" "$topologies"
+    case $kind in
+    directory) copy_code_directory "$source" ;;
+    wheel | checkout) install_with_pip "$megatron_core" "$source" ;;
+    none) install_with_pip "$megatron_core" ;;
+    *) die "unknown kind of code: $kind" ;;
+    esac
+    cp -- "$here/health_check.py" "$prefix/"
+    [[ ! -f $here/image.txt ]] || cp -- "$here/image.txt" "$prefix/"
+    cp -R -- "$here/topology/." "$topologies/"
+    # cp keeps the modes of files that their owner alone may read
+    chmod -R u+rwX,go+rX,go-w -- "$prefix" "$topologies"
+}
+
+# A directory of `hpcgen install-code` holds all that NVIDIA's image lacks, made for one version of Python.
+copy_code_directory() {
+    local source=$1
+    python3 - "$source" <<'END' || die "the code directory does not fit this image (above)"
+import hashlib, json, pathlib, sys
+
+source = pathlib.Path(sys.argv[1])
+manifest = json.loads((source / "manifest.json").read_text())
+running = "{}.{}".format(*sys.version_info)
+if manifest["python_version"] != running:
+    sys.exit(
+        f"it is for Python {manifest['python_version']}, and the image has {running}: "
+        f"hpcgen install-code --python-version {running} makes the right one"
+    )
+for name, digest in manifest["files"].items():
+    file = source / name
+    if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+        sys.exit(f"{name} is missing or was changed since the directory was made")
+END
+    rm -rf -- "$prefix/python"
+    cp -R -- "$source" "$prefix/python"
+    # enroot reads the environment of a container here. A job's own PYTHONPATH wins where it is named for the container.
+    sed -i '/^PYTHONPATH=/d' /etc/environment
+    printf 'PYTHONPATH=%s\n' "$prefix/python" >>/etc/environment
+}
+
+# With pip: Megatron-Core, and a wheel or checkout of hpcgen when there is one. What the image has stays as it is.
+install_with_pip() {
+    local megatron_core=$1 constraints
+    local -a pip
+    shift
+    constraints=$(mktemp)
+    list_installed >"$constraints"
+    # Nothing here needs apex, and PyPI's is another program of that name.
+    grep -qi '^apex==' "$constraints" || echo 'apex<0' >>"$constraints"
+    # The image's own list of pins would only add versions that nobody chose for these packages.
+    pip=(env -u PIP_CONSTRAINT PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+        python3 -m pip install --no-cache-dir --no-warn-script-location --progress-bar off)
+    # Without what it declares: torch and numpy are the image's. Its checkpoint writer needs psutil, and hangs without.
+    "${pip[@]}" --no-deps "megatron-core==$megatron_core"
+    "${pip[@]}" --constraint "$constraints" psutil tqdm packaging "$@"
+    nothing_replaced "$constraints"
+    rm -f -- "$constraints"
+}
+
+list_installed() {
+    python3 - <<'END'
+import importlib.metadata
+import re
+
+found = {}
+for one in importlib.metadata.distributions():
+    name, version = one.metadata["Name"], one.version
+    # megatron-core is what is installed here, also over an older one
+    if name and re.fullmatch(r"[A-Za-z0-9._-]+", name) and re.fullmatch(r"\d[A-Za-z0-9.!+_-]*", version or ""):
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key not in ("megatron-core", "hpcgen"):
+            found.setdefault(key, version)
+for name, version in sorted(found.items()):
+    print(f"{name}=={version}")
+END
+}
+
+nothing_replaced() {
+    local changed
+    changed=$(LC_ALL=C comm -23 <(grep -v '^apex<0$' "$1" | LC_ALL=C sort) <(list_installed | LC_ALL=C sort))
+    [[ -z $changed ]] || die "pip replaced packages of the image: ${changed//$'\n'/ }"
+}
+
+# ==== what the image must have ====
+
+check() {
+    local file
+    for file in "$here/topology"/*; do
+        [[ ! -f $file ]] || export NCCL_TOPO_FILE=$topologies/${file##*/}
+    done
+    python3 "$prefix/health_check.py" --need "$1" ${2:+--save "$2"}
+}
+
+case ${1-} in
+packages) install_packages "${@:2}" ;;
+code) install_code "${@:2}" ;;
+check) check "${@:2}" ;;
+-h | --help)
+    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    ;;
+*)
+    printf 'install-inside: unknown command %s (--help lists them)\n' "${1:-(none)}" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,129 @@
+"""hpcgen lint: what is wrong with a batch script, hpcgen's or anyone's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgen.errors import HpcgenError
+
+if TYPE_CHECKING:
+    from hpcgen.lint.check import Finding
+
+COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+
+
+def _complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from hpcgen.lint.check import RULES
+
+    return [id for id in RULES if id.startswith(incomplete)]
+
+
+def _print_rules(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if not asked:
+        return
+    from hpcgen.lint.check import RULES
+
+    width = max(map(len, RULES))
+    for rule in RULES.values():
+        click.echo(f"{rule.id:<{width}}  {rule.severity:<7}  {rule.title}")
+    context.exit()
+
+
+def _explain(context: click.Context, parameter: click.Parameter, id: str | None) -> None:
+    if id is None:
+        return
+    from hpcgen.lint.check import RULES, require_known
+
+    require_known(id)
+    rule = RULES[id]
+    click.echo(f"{rule.id} ({rule.severity}): {rule.title}\n\n{rule.explanation}")
+    if rule.source:
+        click.echo(f"\nSource: {rule.source}")
+    click.echo(f"\nTo ignore it at a line, write above it: # hpcgen: ignore={rule.id}")
+    context.exit()
+
+
+@click.command("lint")
+@click.argument("scripts", metavar="SCRIPT...", nargs=-1, required=True)
+@click.option(
+    "--rule",
+    "chosen",
+    multiple=True,
+    metavar="ID",
+    help="Check this rule alone.",
+    shell_complete=_complete_rules,
+)
+@click.option(
+    "--ignore", multiple=True, metavar="ID", help="Leave this rule out.", shell_complete=_complete_rules
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list.")
+@click.option(
+    "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="List all rules."
+)
+@click.option(
+    "--explain",
+    metavar="ID",
+    is_eager=True,
+    expose_value=False,
+    callback=_explain,
+    help="Say why a rule matters, and how to ignore it.",
+    shell_complete=_complete_rules,
+)
+def command(
+    scripts: tuple[str, ...], chosen: tuple[str, ...], ignore: tuple[str, ...], as_json: bool
+) -> None:
+    """Say what is wrong with batch scripts; "-" reads standard input. Nothing of them is run.
+
+    Ends with 1 when there is an error or a warning; notes alone end with 0.
+    """
+    from hpcgen.lint.check import lint, selection
+
+    rules = selection(chosen, ignore)
+    findings = [finding for path in scripts for finding in lint(_read(path), path, rules)]
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
+    else:
+        for finding in findings:
+            _show(finding)
+    _summarize(findings, len(scripts))
+    if any(finding.severity != "note" for finding in findings):
+        sys.exit(1)
+
+
+def _read(path: str) -> str:
+    try:
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise HpcgenError(
+            f"{path}: cannot be read ({error.strerror})", "name a shell script, or -"
+        ) from error
+    # comments may be in any encoding
+    return content.decode(errors="replace")
+
+
+def _show(finding: Finding) -> None:
+    path = finding.path if finding.path.isprintable() else ascii(finding.path)
+    place = click.style(f"{path}:{finding.line}:", bold=True)
+    severity = click.style(f"{finding.severity}:", fg=COLOURS[finding.severity])
+    why = "".join(character if character.isprintable() else "?" for character in finding.why)
+    fix = "".join(character if character.isprintable() else "?" for character in finding.fix)
+    click.echo(f"{place} {severity} {why} [{finding.rule}]")
+    click.echo(f"    fix: {fix}")
+
+
+def _summarize(findings: list[Finding], num_scripts: int) -> None:
+    counts = Counter(finding.severity for finding in findings)
+    parts = [
+        f"{count} {severity}{'s' if count > 1 else ''}"
+        for severity in COLOURS
+        if (count := counts[severity])  # type: ignore[index]
+    ]
+    where = f" in {num_scripts} scripts" if num_scripts > 1 else ""
+    click.echo(f"{', '.join(parts) if parts else 'nothing found'}{where}", err=True)

@@ -1,0 +1,1 @@
+"""Reads batch scripts, hpcgen's and others, and says what is wrong with them."""

@@ -1,0 +1,121 @@
+"""Runs the rules over a script, and leaves out what its comments say to ignore."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hpcgen.errors import HpcgenError
+from hpcgen.lint.job import Job
+from hpcgen.lint.reader import read
+from hpcgen.lint.rule import RULES, Severity
+from hpcgen.lint.rules import containers, directives, environment, megatron, shell, steps
+from hpcgen.lint.script import Script
+
+__all__ = ["RULES", "Finding", "lint", "require_known", "selection"]
+
+GROUPS = (containers, directives, environment, megatron, shell, steps)
+"""The modules of rules: importing them fills RULES, in this order."""
+
+IGNORE = re.compile(r"#\s*hpcgen:\s*ignore=([\w,-]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A rule that a script breaks."""
+
+    path: str
+    line: int
+    rule: str
+    severity: Severity
+    why: str
+    fix: str
+
+
+def lint(text: str, path: str = "-", rules: Collection[str] | None = None) -> list[Finding]:
+    """What is wrong with a script, in the order of its lines; `rules` are the ids to check, null for all.
+
+    Raises:
+        HpcgenError: the text is no script.
+    """
+    script = read(text, path)
+    found = list(_findings(script, rules))
+    for command in script.commands:
+        # a script that is given to sbatch in a here-document is one of its own
+        if command.name == "sbatch" and command.here_document.startswith("#!"):
+            for inner in _findings(read(command.here_document, path), rules):
+                found.append(replace(inner, line=inner.line + command.here_line - 1))
+    return sorted(found, key=lambda finding: (finding.line, finding.rule, finding.why))
+
+
+def _findings(script: Script, rules: Collection[str] | None) -> Iterator[Finding]:
+    job = Job(script)
+    ignored = _ignored(script)
+    for rule in RULES.values():
+        if rules is not None and rule.id not in rules:
+            continue
+        for hit in dict.fromkeys(rule.check(job)):
+            if rule.id not in ignored.get(hit.line, ()):
+                yield Finding(
+                    path=script.path,
+                    line=hit.line,
+                    rule=rule.id,
+                    severity=rule.severity,
+                    why=hit.why,
+                    fix=hit.fix,
+                )
+
+
+def selection(chosen: Sequence[str], ignored: Sequence[str]) -> frozenset[str]:
+    """The ids of the rules to check.
+
+    Raises:
+        HpcgenError: an id that no rule has.
+    """
+    for id in (*chosen, *ignored):
+        require_known(id)
+    return frozenset(chosen or RULES) - frozenset(ignored)
+
+
+def require_known(id: str) -> None:
+    """Refuses what is no rule's id.
+
+    Raises:
+        HpcgenError: no rule is called so.
+    """
+    if id not in RULES:
+        close = difflib.get_close_matches(id, RULES, n=1)
+        hint = f"did you mean {close[0]}?" if close else "hpcgen lint --rules lists them"
+        raise HpcgenError(f"{id!r} is not a rule", hint)
+
+
+def _ignored(script: Script) -> dict[int, set[str]]:
+    """Line -> rules that a comment on it, above it, or above the command that goes over it turns off."""
+    comments = {
+        number: set(found[1].split(","))
+        for number, line in enumerate(script.lines, start=1)
+        if (found := IGNORE.search(line))
+    }
+    ignored: dict[int, set[str]] = {}
+    if not comments:
+        return ignored
+    for number, rules in comments.items():
+        ignored.setdefault(number, set()).update(rules)
+        if re.match(r"\s*#(?!SBATCH)", script.lines[number - 1]):
+            ignored.setdefault(number + 1, set()).update(rules)
+    for first, last in _extents(script):
+        for line in range(first + 1, last + 1) if first in ignored else ():
+            ignored.setdefault(line, set()).update(ignored[first])
+    return ignored
+
+
+def _extents(script: Script) -> Iterator[tuple[int, int]]:
+    for command in script.commands:
+        if command.end > command.line:
+            yield command.line, command.end
+    for assignment in script.assignments:
+        lines = [word.line for word in assignment.items or ()]
+        if lines and max(lines) > assignment.line:
+            yield assignment.line, max(lines)

@@ -1,0 +1,456 @@
+"""Reads a batch script in its order, without running it, and collects its plain values."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass, replace
+
+from hpcgen.errors import HpcgenError
+from hpcgen.lint import sbatch
+from hpcgen.lint.arithmetic import Interval, interval_of
+from hpcgen.lint.script import Assignment, Branch, Command, Function, Script, Status, Use
+from hpcgen.lint.syntax import MAX_BYTES, Node, ShellSyntaxError, names_in, parse
+from hpcgen.lint.tree import assigned_in_arithmetic, does_nothing, names_in_arithmetic, uses, words_of_test
+from hpcgen.lint.words import Expander, Variable, Word, appended, unknown_variable, variable_of
+
+MAX_NESTED_SCRIPTS = 8
+"""Texts given to `bash -c` that are read as well."""
+
+
+def read(text: str, path: str = "-") -> Script:
+    """Reads a script; a syntax error leaves the directives alone.
+
+    Raises:
+        HpcgenError: the text is too long, or holds NUL characters: it is no script.
+    """
+    if "\0" in text:
+        raise HpcgenError(f"{path}: is not a text", "give a shell script")
+    if len(text) > MAX_BYTES:
+        raise HpcgenError(f"{path}: is longer than {MAX_BYTES // 1024} KiB", "give a shell script")
+    lines = tuple(text.split("\n"))
+    script = Script(path=path, lines=lines, directives=sbatch.directives(lines))
+    try:
+        reader = _Reader(script)
+        reader.read(text)
+        return reader.script()
+    except ShellSyntaxError as error:
+        return replace(script, error=error)
+    except RecursionError:
+        return replace(script, error=ShellSyntaxError(1, "it is nested too deeply to be read"))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a statement stands."""
+
+    status: Status = "plain"
+    function: str = ""
+    conditional: bool = False
+    in_loop: bool = False
+    outer: int | None = None
+
+    def within(self, *, loop: bool = False) -> _Place:
+        return replace(self, status="plain", conditional=True, in_loop=self.in_loop or loop)
+
+
+# fmt: off
+_SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
+_READERS = ("read", "readarray", "mapfile", "getopts")
+# fmt: on
+
+
+class _Reader:
+    """Walks the tree of a script and collects what it finds."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._commands: list[Command] = []
+        self._assignments: list[Assignment] = []
+        self._functions: dict[str, Function] = {}
+        self._cases: list[tuple[Branch, ...]] = []
+        self._uses: list[Use] = []
+        self._arithmetic: list[Use] = []
+        self._unset: set[str] = set()
+        self._exported: set[str] = set()
+        self._pipelines: list[tuple[Command, ...]] = []
+        self._variables = _of_slurm(script.options)
+        self._statement = 0
+        self._nested = 0
+        self._here_lines: set[int] = set()
+        self._expander = Expander(b"", self._variables)
+        self._place = _Place()
+
+    def script(self) -> Script:
+        exports = [item for item in self._assignments if item.exported or item.name in self._exported]
+        directives = [item for item in self._script.directives if item.line not in self._here_lines]
+        return replace(
+            self._script,
+            directives=tuple(directives),
+            commands=tuple(self._commands),
+            assignments=tuple(self._assignments),
+            exports=tuple(replace(item, exported=True) for item in exports),
+            functions=self._functions,
+            cases=tuple(self._cases),
+            uses=tuple(self._uses),
+            arithmetic=tuple(self._arithmetic),
+            unset=frozenset(self._unset),
+            pipelines=tuple(self._pipelines),
+        )
+
+    def read(self, text: str, *, line_offset: int = 0, place: _Place | None = None) -> None:
+        """Adds what is in a script, or in the text of a `bash -c`."""
+        tree, source = parse(text)
+        before = self._expander
+        self._expander = Expander(
+            source,
+            self._variables,
+            line_offset=line_offset,
+            visit=self._substituted,
+            on_default=self._set,
+        )
+        self._uses += [replace(use, line=use.line + line_offset) for use in uses(tree)]
+        self._arithmetic += [
+            Use(name=name, line=line + line_offset) for name, line in names_in_arithmetic(tree)
+        ]
+        self._statements(tree.get("Stmts", []), place or _Place())
+        self._expander = before
+
+    def _statements(self, statements: list[Node], place: _Place) -> None:
+        """A list of statements: only the last one gives the list its status, unless the next reads it."""
+        for index, statement in enumerate(statements):
+            self._statement += 1
+            following = statements[index + 1] if index + 1 < len(statements) else None
+            reads = following is not None and not {"?", "PIPESTATUS"}.isdisjoint(names_in(following))
+            is_last = following is None
+            status: Status = "tested" if reads else place.status if is_last else "plain"
+            self._one(statement, replace(place, status=status))
+
+    def _substituted(self, statements: list[Node]) -> None:
+        place = self._place
+        self._statements(statements, replace(place, status="substituted"))
+        self._place = place
+
+    def _one(self, statement: Node, place: _Place) -> None:
+        if statement.get("Negated"):
+            place = replace(place, status="tested")
+        command = statement.get("Cmd")
+        here_document, here_line = self._redirections(statement, place)
+        if command is None:
+            return
+        self._place = place
+        kind = command["Type"]
+        visit = getattr(self, f"_{kind.lower()}", None)
+        if kind == "CallExpr":
+            self._call(statement, command, place, here_document=here_document, here_line=here_line)
+        elif visit:
+            visit(command, place)
+
+    def _redirections(self, statement: Node, place: _Place) -> tuple[str, int]:
+        """Text and first line of a here-document; what redirections expand is visited."""
+        self._place = place
+        text, line = "", 0
+        for redirection in statement.get("Redirs", []):
+            if "Hdoc" in redirection:
+                text, line = (
+                    self._expander.here_document(redirection),
+                    self._expander.line_of(redirection["Hdoc"]),
+                )
+                self._here_lines.update(range(line, line + text.count("\n") + 1))
+            elif "Word" in redirection:
+                self._expander.single(redirection["Word"])
+        return text, line
+
+    # ---- compound commands, each named after its type in the tree ----
+
+    def _block(self, command: Node, place: _Place) -> None:
+        self._statements(command.get("Stmts", []), place)
+
+    def _subshell(self, command: Node, place: _Place) -> None:
+        saved = dict(self._variables)
+        self._statements(command.get("Stmts", []), place)
+        self._restore(saved)
+
+    def _timeclause(self, command: Node, place: _Place) -> None:
+        if command.get("Stmt"):
+            self._one(command["Stmt"], place)
+
+    def _binarycmd(self, command: Node, place: _Place) -> None:
+        operator, left, right = command["Op"], command["X"], command["Y"]
+        if operator in ("|", "|&"):
+            first = len(self._commands)
+            self._one(left, replace(place, status="piped"))
+            self._one(right, place)
+            if len(self._commands) > first:
+                self._pipelines.append(tuple(self._commands[first:]))
+            return
+        ignored = operator == "||" and does_nothing(right)
+        self._one(left, replace(place, status="ignored" if ignored else "tested"))
+        self._one(right, replace(place, conditional=True))
+
+    def _ifclause(self, command: Node, place: _Place) -> None:
+        self._statements(command.get("Cond", []), replace(place, status="tested"))
+        self._statements(command.get("Then", []), replace(place.within(), status=place.status))
+        if command.get("Else"):
+            self._ifclause(command["Else"], place.within())
+
+    def _whileclause(self, command: Node, place: _Place) -> None:
+        inside = place.within(loop=True)
+        self._statements(command.get("Cond", []), replace(inside, status="tested"))
+        self._statements(command.get("Do", []), inside)
+
+    def _forclause(self, command: Node, place: _Place) -> None:
+        loop = command.get("Loop", {})
+        if loop.get("Type") == "WordIter":
+            for item in loop.get("Items", []):
+                self._expander.fields(item)
+            self._set(loop["Name"]["Value"], unknown_variable(loop["Name"]["Value"]))
+        self._statements(command.get("Do", []), place.within(loop=True))
+
+    def _caseclause(self, command: Node, place: _Place) -> None:
+        self._expander.single(command["Word"])
+        branches = []
+        for item in command.get("Items", []):
+            first, commands = len(self._assignments), len(self._commands)
+            self._statements(item.get("Stmts", []), place.within())
+            branches.append(
+                Branch(
+                    line=self._expander.line_of(item),
+                    patterns=tuple(self._expander.text_of(pattern) for pattern in item["Patterns"]),
+                    assigned=frozenset(found.name for found in self._assignments[first:]),
+                    leaves=any(
+                        found.name in ("exit", "return", "die", "usage", "error", "fatal")
+                        for found in self._commands[commands:]
+                    ),
+                )
+            )
+        self._cases.append(tuple(branches))
+
+    def _funcdecl(self, command: Node, place: _Place) -> None:
+        name, first = command["Name"]["Value"], len(self._commands)
+        saved = dict(self._variables)
+        inside = replace(place.within(), function=name)
+        self._one(command["Body"], inside)
+        own = [found for found in self._commands[first:] if found.function == name]
+        runners = [
+            found for found in own if found.words and found.words[0].source in ('"$@"', "$@", '"${@}"')
+        ]
+        self._functions[name] = Function(
+            name=name,
+            line=self._expander.line_of(command),
+            runs_arguments=bool(runners),
+            in_background=any(found.background for found in runners),
+        )
+        # what a function sets may be set, if it is called
+        for changed in self._variables.keys() - saved.keys():
+            saved[changed] = unknown_variable(changed)
+        self._restore(saved)
+
+    def _arithmcmd(self, command: Node, place: _Place) -> None:
+        """(( )): what it sets, only a run can tell."""
+        for name in assigned_in_arithmetic(command):
+            self._set(name, unknown_variable(name))
+
+    def _testclause(self, command: Node, place: _Place) -> None:
+        for word in words_of_test(command):
+            self._expander.single(word)
+
+    def _letclause(self, command: Node, place: _Place) -> None:
+        self._arithmcmd(command, place)
+
+    def _coprocclause(self, command: Node, place: _Place) -> None:
+        self._one(command["Stmt"], place)
+
+    # ---- assignments and simple commands ----
+
+    def _declclause(self, command: Node, place: _Place) -> None:
+        """export, local, declare, readonly."""
+        variant = command["Variant"]["Value"]
+        options = "".join(
+            self._expander.text_of(item["Value"])
+            for item in command.get("Args", [])
+            if not item.get("Name") and item.get("Value")
+        )
+        exports = variant == "export" or "x" in options
+        words = [
+            Word(text=variant, known=True, line=self._expander.line_of(command["Variant"]), source=variant)
+        ]
+        for item in command.get("Args", []):
+            if item.get("Name"):
+                words.append(_as_written(self._expander, item))
+                if item.get("Naked") and exports:
+                    self._exported.add(item["Name"]["Value"])
+                elif not item.get("Naked"):
+                    self._assign(item, place, exported=exports)
+            elif item.get("Value"):
+                words += self._expander.fields(item["Value"])
+        self._add(command, words, place)
+
+    def _call(
+        self, statement: Node, command: Node, place: _Place, *, here_document: str, here_line: int
+    ) -> None:
+        arguments = command.get("Args", [])
+        if not arguments:
+            for item in command.get("Assigns", []):
+                self._assign(item, place)
+            return
+        environment = tuple(self._assignment(item, place) for item in command.get("Assigns", []))
+        words: list[Word] = []
+        for argument in arguments:
+            words += self._expander.fields(argument)
+            self._place = place
+        found = self._add(
+            statement,
+            words,
+            place,
+            environment=environment,
+            background=bool(statement.get("Background")),
+            here_document=here_document,
+            here_line=here_line,
+        )
+        self._effects(found)
+
+    def _add(self, node: Node, words: list[Word], place: _Place, **more: object) -> Command:
+        offset = self._expander.line_offset
+        command = Command(
+            words=tuple(words),
+            line=node["Pos"]["Line"] + offset,
+            end=node["End"]["Line"] + offset,
+            status=place.status,
+            function=place.function,
+            conditional=place.conditional,
+            in_loop=place.in_loop,
+            outer=place.outer,
+            statement=self._statement,
+        )
+        command = replace(command, **more)  # type: ignore[arg-type]
+        self._commands.append(command)
+        return command
+
+    def _effects(self, command: Command) -> None:
+        """What builtins do to variables, and the script in the text of `bash -c`."""
+        texts = [word.text for word in command.words]
+        if command.name == "unset":
+            for name in texts[1:]:
+                self._unset.add(name)
+                if not command.conditional:
+                    self._variables.pop(name, None)
+        elif command.name in _READERS or texts[:2] == ["printf", "-v"]:
+            for name in texts[1:]:
+                if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+                    self._set(name, unknown_variable(name))
+        for index, word in enumerate(command.words[:-2]):
+            is_shell = word.text.rpartition("/")[2] in _SHELLS
+            following = index + 1
+            while following < len(texts) - 1 and texts[following].startswith(("-", "+")):
+                if is_shell and re.fullmatch(r"-\w*c", texts[following]):
+                    self._nested_script(command, command.words[following + 1])
+                    return
+                following += 1
+
+    def _nested_script(self, command: Command, word: Word) -> None:
+        if self._nested >= MAX_NESTED_SCRIPTS:
+            return
+        self._nested += 1
+        place = _Place(
+            function=command.function,
+            conditional=command.conditional,
+            in_loop=command.in_loop,
+            outer=len(self._commands) - 1,
+        )
+        saved = dict(self._variables)
+        # a text that is put together from what is not known here may be no script
+        with contextlib.suppress(ShellSyntaxError):
+            self.read(word.text, line_offset=word.line - 1, place=place)
+        self._restore(saved)
+
+    def _assign(self, item: Node, place: _Place, *, exported: bool = False) -> None:
+        assignment = self._assignment(item, place)
+        exported = exported or assignment.name in self._exported
+        self._assignments.append(replace(assignment, exported=exported))
+        self._set(assignment.name, self._value(item, assignment, place))
+
+    def _assignment(self, item: Node, place: _Place) -> Assignment:
+        value = self._expander.single(item["Value"]) if item.get("Value") else None
+        items = None
+        if "Array" in item:
+            elements = [element["Value"] for element in item["Array"].get("Elems", []) if "Value" in element]
+            items = tuple(word for element in elements for word in self._expander.fields(element))
+        return Assignment(
+            name=item["Name"]["Value"],
+            line=self._expander.line_of(item),
+            value=value,
+            items=items,
+            append=bool(item.get("Append")),
+            conditional=place.conditional,
+            function=place.function,
+            interval=self._interval(item.get("Value")),
+        )
+
+    def _value(self, item: Node, assignment: Assignment, place: _Place) -> Variable:
+        """The variable after the assignment."""
+        if item.get("Index"):
+            return unknown_variable(assignment.name)
+        if assignment.items is not None:
+            items = assignment.items
+            if place.conditional:
+                items = tuple(replace(word, certain=False) for word in items)
+            variable = Variable(items=items)
+        elif item.get("Value"):
+            variable = self._expander.scalar(item["Value"])
+        else:
+            variable = variable_of("")
+        before = self._variables.get(assignment.name)
+        if assignment.append:
+            return appended(before, variable)
+        certain = variable.certain and not (place.conditional and assignment.items is None)
+        keeps = assignment.items is not None and before is not None and before.items is not None
+        if keeps and place.conditional:
+            # args=("${args[@]}" --more) within an if
+            assert before is not None
+            assert before.items is not None
+            known = {(word.text, word.line): word for word in before.items}
+            items = tuple(known.get((word.text, word.line), word) for word in variable.items or ())
+            return Variable(items=items)
+        return replace(variable, certain=certain)
+
+    def _interval(self, value: Node) -> Interval | None:
+        parts = (value or {}).get("Parts", [])
+        if len(parts) == 1 and parts[0]["Type"] == "DblQuoted":
+            parts = parts[0].get("Parts", [])
+        if len(parts) != 1 or parts[0]["Type"] != "ArithmExp":
+            return None
+        return interval_of(parts[0].get("X"), self._expander.arithmetic)
+
+    def _set(self, name: str, variable: Variable) -> None:
+        self._variables[name] = variable
+
+    def _restore(self, saved: dict[str, Variable]) -> None:
+        self._variables.clear()
+        self._variables.update(saved)
+
+
+def _of_slurm(options: dict[str, str]) -> dict[str, Variable]:
+    """What Slurm sets in the job, as far as the directives tell."""
+    names = {
+        "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+        "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+        "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+        "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+        "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+        "job-name": ("SLURM_JOB_NAME",),
+    }
+    found = {}
+    per_node, nodes = options.get("ntasks-per-node", ""), options.get("nodes", "")
+    if "ntasks" not in options and per_node.isdigit() and nodes.isdigit():
+        options = {**options, "ntasks": str(int(per_node) * int(nodes))}
+    for option, variables in names.items():
+        value = options.get(option, "")
+        if value.isdigit() or (option == "job-name" and value):
+            found.update({variable: variable_of(value) for variable in variables})
+    return found
+
+
+def _as_written(expander: Expander, item: Node) -> Word:
+    text = expander.text_of(item)
+    return Word(text=text, known=False, line=expander.line_of(item), source=text)

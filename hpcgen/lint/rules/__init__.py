@@ -1,0 +1,1 @@
+"""The rules, in one module for each part of a script."""

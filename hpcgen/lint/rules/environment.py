@@ -1,0 +1,309 @@
+"""Environment variables: names that nothing reads, values that harm, and secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcgen.lint import variables
+from hpcgen.lint.job import Job
+from hpcgen.lint.rule import Hit, rule
+from hpcgen.lint.script import Assignment
+from hpcgen.planning.environment import SECRET
+
+NCCL = "NCCL user guide, Environment Variables"
+DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
+SECRET_VALUE = re.compile(
+    r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[\w-]{20,}|sk-[A-Za-z0-9_-]{30,}|AKIA[A-Z0-9]{16}"
+    r"|xox[abp]-[\w-]{10,}|nvapi-[\w-]{20,})\b|://[^\s/:@$]+:[^\s/@$]+@"
+)
+"""Tokens of Hugging Face, GitHub, GitLab, OpenAI, AWS, Slack and NVIDIA by their prefixes; a password in a URL."""
+PLACEHOLDER = re.compile(r"your|xxx|<|\.\.\.|changeme|replace|example|dummy|none|null|todo", re.IGNORECASE)
+
+
+def _environment(job: Job) -> Iterator[Assignment]:
+    """Everything that commands get: exports, and NAME=value before a command."""
+    yield from job.script.exports
+    for command in job.script.commands:
+        yield from command.environment
+
+
+def _truth(assignment: Assignment) -> bool:
+    return (
+        bool(assignment.value)
+        and assignment.value is not None
+        and assignment.value.text in ("1", "true", "TRUE")
+    )
+
+
+@rule("misspelt-variable", "error", "nothing reads this variable", source=NCCL)
+def misspelt_variable(job: Job) -> Iterator[Hit]:
+    """A misspelt variable is no error to anyone: NCCL never sees it, and the job runs without the setting."""
+    for assignment in _environment(job):
+        if right := variables.right_name(assignment.name):
+            yield Hit(assignment.line, f"nothing reads {assignment.name}", f"{right}")
+        elif advice := variables.UNREAD.get(assignment.name):
+            yield Hit(assignment.line, f"nothing reads {assignment.name}: {advice}", "remove it")
+
+
+@rule("unknown-variable", "note", "a variable that NCCL does not know", source=NCCL)
+def unknown_variable(job: Job) -> Iterator[Hit]:
+    """The name is neither among NCCL's variables nor among those of PyTorch for NCCL; a plugin may read it."""
+    for assignment in _environment(job):
+        name = assignment.name
+        is_known = name in variables.known() or name in variables.UNREAD or variables.right_name(name)
+        if variables.is_checked(name) and not is_known:
+            yield Hit(
+                assignment.line, f"{name} is no variable of NCCL's or PyTorch's", "look it up, or remove it"
+            )
+
+
+@rule("renamed-variable", "note", "an old name of PyTorch's", source="PyTorch 2.2, release notes")
+def renamed_variable(job: Job) -> Iterator[Hit]:
+    """PyTorch's settings for NCCL begin with TORCH_NCCL_ since 2.2; the old names are read with a warning."""
+    for assignment in _environment(job):
+        if new := variables.RENAMED.get(assignment.name):
+            yield Hit(assignment.line, f"{assignment.name} is the name of before PyTorch 2.2", new)
+
+
+@rule("nccl-debug-level", "error", "NCCL_DEBUG has no such level", source=NCCL)
+def nccl_debug_level(job: Job) -> Iterator[Hit]:
+    """The levels are VERSION, WARN, INFO and TRACE. Any other word, such as ERROR, turns all messages off."""
+    for assignment in _environment(job):
+        word = assignment.value
+        is_word = assignment.name == "NCCL_DEBUG" and word is not None and word.known and word.text != ""
+        if is_word and word is not None and word.text.upper() not in DEBUG_LEVELS:
+            yield Hit(assignment.line, f"{word.text} is no level of NCCL_DEBUG", "WARN")
+
+
+@rule("nccl-debug-flood", "warning", "NCCL floods the log", source=NCCL)
+def nccl_debug_flood(job: Job) -> Iterator[Hit]:
+    """With INFO each rank writes hundreds of lines: what matters drowns, and the log's file system has to work."""
+    for assignment in _environment(job) if job.trainings and job.script.is_batch else ():
+        word = assignment.value
+        if (
+            assignment.name == "NCCL_DEBUG"
+            and word
+            and word.text.upper() in ("INFO", "TRACE")
+            and job.nodes != 1
+        ):
+            yield Hit(assignment.line, f"every rank writes what NCCL does ({word.text})", "WARN")
+
+
+@rule("few-nics", "warning", "most InfiniBand devices stay idle", source=NCCL)
+def few_nics(job: Job) -> Iterator[Hit]:
+    """NCCL_IB_HCA is a list of the only devices that NCCL may use. ND-series nodes have one for each GPU."""
+    for assignment in _environment(job):
+        word = assignment.value
+        if assignment.name != "NCCL_IB_HCA" or word is None or not word.known:
+            continue
+        devices = word.text.removeprefix("=").split(",")
+        exact = all(re.search(r"\d(:\d+)?$", device) for device in devices) and not word.text.startswith("^")
+        gpus = job.gpus_per_node or 8
+        if exact and 2 * len(devices) < gpus:
+            yield Hit(
+                assignment.line,
+                f"NCCL may use {len(devices)} InfiniBand devices for {gpus} GPUs",
+                "leave it out, or name a prefix that all of them have (mlx5_ib)",
+            )
+
+
+@rule("transport-off", "warning", "NCCL may not use the fast way", source=NCCL)
+def transport_off(job: Job) -> Iterator[Hit]:
+    """NCCL_P2P_DISABLE turns NVLink off, NCCL_IB_DISABLE InfiniBand; both are for finding faults, not for running."""
+    reasons = {
+        "NCCL_P2P_DISABLE": "GPUs of a node talk through host memory instead of NVLink",
+        "NCCL_IB_DISABLE": "nodes talk over Ethernet instead of InfiniBand",
+    }
+    for assignment in _environment(job):
+        if assignment.name in reasons and _truth(assignment):
+            if assignment.name == "NCCL_IB_DISABLE" and job.nodes == 1:
+                continue
+            yield Hit(assignment.line, reasons[assignment.name], "remove it")
+
+
+@rule("socket-prefix", "note", "an interface by its prefix", source=NCCL)
+def socket_prefix(job: Job) -> Iterator[Hit]:
+    """NCCL_SOCKET_IFNAME=eth0 takes every interface whose name begins so; =eth0 takes that one alone."""
+    for assignment in _environment(job):
+        word = assignment.value
+        if assignment.name == "NCCL_SOCKET_IFNAME" and word and re.fullmatch(r"[a-z]+\d+", word.text):
+            yield Hit(
+                assignment.line,
+                f"{word.text} is a prefix: {word.text}0 and {word.text}.1 match as well",
+                f"NCCL_SOCKET_IFNAME=={word.text}",
+            )
+
+
+@rule("gloo-interface", "note", "gloo chooses an interface by itself", source="PyTorch, torch.distributed")
+def gloo_interface(job: Job) -> Iterator[Hit]:
+    """Megatron-LM makes gloo groups too. With docker0 and ib0 there, gloo may take the wrong interface."""
+    setting = job.exported("NCCL_SOCKET_IFNAME")
+    is_alone = job.nodes == 1 or bool(job.script.settings("GLOO_SOCKET_IFNAME"))
+    if setting and setting.value and job.megatron and not is_alone:
+        interface = setting.value.text.lstrip("=")
+        yield Hit(
+            setting.line,
+            "NCCL is told its interface, and gloo is not",
+            f"export GLOO_SOCKET_IFNAME={interface}",
+        )
+
+
+@rule(
+    "collnet-with-sharp", "error", "more groups use SHARP than may", source="Megatron-Core, parallel_state.py"
+)
+def collnet_with_sharp(job: Job) -> Iterator[Hit]:
+    """With --use-sharp Megatron-Core sets NCCL_COLLNET_ENABLE while it makes the one group that may use SHARP.
+
+    Exported for the whole job, every group asks for the switch's few resources.
+    """
+    for launch in job.megatron:
+        for assignment in job.script.settings("NCCL_COLLNET_ENABLE") if "use-sharp" in launch.flags else ():
+            if _truth(assignment):
+                yield Hit(
+                    assignment.line,
+                    "NCCL_COLLNET_ENABLE=1 holds for every group, beside --use-sharp",
+                    "remove it",
+                )
+
+
+@rule("flight-recorder", "warning", "the record of a hang stays empty", source="PyTorch, torch.distributed")
+def flight_recorder(job: Job) -> Iterator[Hit]:
+    """TORCH_NCCL_DUMP_ON_TIMEOUT writes the collectives that TORCH_NCCL_TRACE_BUFFER_SIZE has kept.
+
+    Older releases keep none by default; newer ones call it TORCH_FR_BUFFER_SIZE.
+    """
+    sizes = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+    for assignment in job.script.settings("TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        if _truth(assignment) and not any(job.script.settings(name) for name in sizes):
+            yield Hit(
+                assignment.line,
+                "no collectives are kept to be dumped",
+                "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 as well",
+            )
+
+
+@rule("offline-hub", "note", "ranks may ask a hub", source="Hugging Face, huggingface_hub")
+def offline_hub(job: Job) -> Iterator[Hit]:
+    """A tokenizer by its name is looked up on the hub by every rank: a thousand requests, while GPUs wait."""
+    for launch in job.megatron:
+        flag = launch.flags.get("tokenizer-model")
+        word = flag.value if flag else None
+        is_name = (
+            word and word.known and re.fullmatch(r"[\w.-]+/[\w.-]+", word.text) and word.text[0] not in "./"
+        )
+        if flag and is_name and not job.exported("HF_HUB_OFFLINE"):
+            yield Hit(
+                flag.line,
+                f"every rank asks the hub for {word.text if word else ''}",
+                "export HF_HUB_OFFLINE=1, and a copy on storage",
+            )
+
+
+# ---- secrets: no message may hold a value ----
+
+
+@rule(
+    "secret-in-script",
+    "error",
+    "a secret is written in the script",
+    source="Slurm, scontrol write batch_script",
+)
+def secret_in_script(job: Job) -> Iterator[Hit]:
+    """Slurm keeps the script and shows it (scontrol write batch_script); copies go to repositories and to mails."""
+    for assignment in (*job.script.assignments, *(item for item in _environment(job) if not item.exported)):
+        word = assignment.value
+        if word is None or not word.known or len(word.text) < 8 or PLACEHOLDER.search(word.text):
+            continue
+        if SECRET.search(assignment.name) and not re.search(r"(^|[/.])[\w./-]*/", word.text):
+            yield Hit(
+                assignment.line,
+                f"the value of {assignment.name} is written here",
+                "take it from the environment, or read a file of mode 0600",
+            )
+    for number, line in enumerate(job.script.lines, start=1):
+        if SECRET_VALUE.search(line) and not line.lstrip().startswith("#"):
+            yield Hit(
+                number,
+                "this line holds an access token or a password",
+                "take it from the environment, or read a file of mode 0600",
+            )
+
+
+@rule("secret-argument", "error", "a secret is a command's argument", source="proc(5)")
+def secret_argument(job: Job) -> Iterator[Hit]:
+    """Every user of a node can read the arguments of a program in ps; Slurm records those of a step."""
+    for command in job.script.commands:
+        if command.name in (
+            "export",
+            "local",
+            "declare",
+            "readonly",
+            "echo",
+            "printf",
+            "test",
+            "[",
+            "unset",
+            "printenv",
+        ):
+            continue
+        for word in command.words[1:]:
+            names = [name for name in word.variables if SECRET.search(name)]
+            checks = re.search(r"\$\{\w+[-+?:]", word.source)
+            if (
+                names
+                and not checks
+                and word.line <= command.end
+                and f"${names[0]}" in word.source.replace("{", "")
+            ):
+                yield Hit(
+                    word.line,
+                    f"{command.name} gets ${names[0]} as an argument, which ps shows",
+                    "pass it in the environment",
+                )
+
+
+@rule("trace-with-secrets", "error", "set -x writes secrets into the log", source="man bash, set")
+def trace_with_secrets(job: Job) -> Iterator[Hit]:
+    """set -x writes every command with its values expanded: a token that the script touches stands in the log."""
+    switches = sorted(_trace_switches(job))
+    touched = {(item.line, item.name) for item in job.script.assignments}
+    touched |= {(item.line, item.name) for item in job.script.uses}
+    for line, name in sorted(touched):
+        before = [switch for switch in switches if switch[0] <= line]
+        if SECRET.search(name) and before and before[-1][1]:
+            yield Hit(
+                before[-1][0],
+                f"the log shows the value of {name}, which line {line} handles",
+                "remove it, or set +x around what handles secrets",
+            )
+            return
+
+
+def _trace_switches(job: Job) -> Iterator[tuple[int, bool]]:
+    """Lines that turn tracing on or off."""
+    if re.match(r"#!.*\s-\w*x", job.script.lines[0]):
+        yield 1, True
+    for command in job.script.commands:
+        texts = [word.text for word in command.words]
+        if command.name == "set":
+            for text, following in zip(texts[1:], [*texts[2:], ""], strict=True):
+                if re.fullmatch(r"[-+]\w*x\w*", text) or (text in ("-o", "+o") and following == "xtrace"):
+                    yield command.line, text.startswith("-")
+
+
+@rule("environment-in-log", "note", "the log shows the whole environment", source="man env")
+def environment_in_log(job: Job) -> Iterator[Hit]:
+    """env without a command writes every variable, tokens of the submitting shell among them."""
+    for command in job.script.commands:
+        texts = [word.text for word in command.words]
+        whole = texts in (["env"], ["printenv"], ["export", "-p"], ["declare", "-x"], ["declare", "-px"])
+        if (whole or (texts[:1] == ["srun"] and texts[-1:] == ["env"])) and command.status in (
+            "plain",
+            "ignored",
+        ):
+            yield Hit(
+                command.line,
+                "every variable goes to the log, secrets too",
+                "print the names you want: env | grep ^NCCL_",
+            )

@@ -1,0 +1,397 @@
+"""Megatron-LM's command line: options that do not exist, and values that do not fit together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from hpcgen.lint.job import Job
+from hpcgen.lint.launch import Launch
+from hpcgen.lint.megatron import (
+    LAYOUT_OPTIONS,
+    NOT_MEGATRON,
+    OPTIONS,
+    REMOVED,
+    as_options,
+    facts,
+    nearest,
+    options,
+    whole,
+    word_of,
+)
+from hpcgen.lint.rule import Hit, rule
+from hpcgen.planning.rules import batch, model, parallelism, resources, schedule
+from hpcgen.planning.rules import facts as planning
+
+ARGUMENTS = "Megatron-LM, megatron/training/arguments.py"
+
+
+@rule("megatron-option", "error", "an option that Megatron-LM does not have", source=ARGUMENTS)
+def megatron_option(job: Job) -> Iterator[Hit]:
+    """argparse ends the program at an option it does not know, after the job has waited in the queue."""
+    for launch in job.megatron:
+        for name, flag in launch.flags.items():
+            if advice := NOT_MEGATRON.get(name):
+                yield Hit(flag.line, f"Megatron-LM has no --{name}", advice)
+            elif right := nearest(name):
+                yield Hit(flag.line, f"Megatron-LM has no --{name}", f"--{right}")
+
+
+@rule("megatron-own-option", "note", "an option that no release of Megatron-LM has", source=ARGUMENTS)
+def megatron_own_option(job: Job) -> Iterator[Hit]:
+    """No release has it, nor one like it: the fork or the newer release that the script is for may."""
+    known = options() | REMOVED.keys() | NOT_MEGATRON.keys()
+    for launch in job.megatron:
+        for name, flag in launch.flags.items() if launch.program.endswith("pretrain_gpt.py") else ():
+            if name not in known and nearest(name) is None:
+                yield Hit(flag.line, f"no release of Megatron-LM has --{name}", "make sure that yours does")
+
+
+@rule("megatron-removed-option", "error", "an option that ends Megatron-LM", source=ARGUMENTS)
+def megatron_removed_option(job: Job) -> Iterator[Hit]:
+    """Megatron-LM still knows the option, and stops with a message that names the new one."""
+    for launch in job.megatron:
+        for name, flag in launch.flags.items():
+            if name in REMOVED:
+                yield Hit(flag.line, f"Megatron-LM stops at --{name}", REMOVED[name])
+
+
+def _broken(job: Job, rules: Sequence[planning.Rule]) -> Iterator[tuple[Launch, Hit]]:
+    """What the rules of planning find in each command line, in the words of its options."""
+    for launch in job.megatron:
+        known = facts(job, launch)
+        if known is None:
+            continue
+        for check in rules:
+            for violation in check(known):
+                name = OPTIONS.get(violation.path, "")
+                line = launch.flags[name].line if name in launch.flags else launch.line
+                subject = f"--{name} {_text(launch, name)}" if name else "the job"
+                fix = _fix(_keeping(known, check, violation), violation)
+                yield launch, Hit(line, as_options(f"{subject} {violation.reason}"), as_options(fix))
+
+
+def _keeping(known: planning.Facts, check: planning.Rule, violation: planning.Violation) -> list[object]:
+    """The candidates that keep the rule."""
+    kept = []
+    for value in violation.candidates:
+        if not any(found.path == violation.path for found in check(known.with_value(violation.path, value))):
+            kept.append(value)
+        if len(kept) == violation.offers:
+            break
+    return kept
+
+
+def _fix(values: Sequence[object], violation: planning.Violation) -> str:
+    """What to do: "use 1, 2 or 4, or <advice>"."""
+    *others, last = [str(value) for value in values] or [""]
+    use = f"use {', '.join(others)} or {last}" if others else f"use {last}" if last else ""
+    return ", or ".join(filter(None, (use, violation.advice)))
+
+
+def _text(launch: Launch, name: str) -> str:
+    word = word_of(launch, name)
+    return word.text if word else ""
+
+
+@rule("model-shape", "error", "the model's sizes do not fit together", source=ARGUMENTS)
+def model_shape(job: Job) -> Iterator[Hit]:
+    """Heads divide the hidden size, query groups the heads, and positions cover the sequence."""
+    for _, hit in _broken(job, model.RULES):
+        yield hit
+
+
+_EVEN_LAYERS = (parallelism.pipeline_divides_layers, parallelism.chunks_divide_stage)
+# Megatron-LM turns sequence parallelism off without TP; it pads the vocabulary to a multiple of TP.
+_SIZES = tuple(
+    check for check in parallelism.RULES
+    if check not in (
+        *_EVEN_LAYERS,
+        parallelism.sequence_parallel_needs_tensor_parallel,
+        parallelism.tensor_parallel_divides_vocabulary,
+    )
+)  # fmt: skip
+
+
+@rule("parallel-sizes", "error", "the parallel sizes do not fit", source=ARGUMENTS)
+def parallel_sizes(job: Job) -> Iterator[Hit]:
+    """TP divides heads and ffn, PP the layers, TP x PP x CP the ranks, and 2 x CP the sequence.
+
+    Megatron-LM says so on every rank, after the job has waited in the queue and the container has started.
+    """
+    for _, hit in _broken(job, _SIZES):
+        yield hit
+    for launch, hit in _broken(job, _EVEN_LAYERS):
+        if not LAYOUT_OPTIONS & launch.flags.keys():
+            yield hit
+
+
+@rule(
+    "batch-size",
+    "error",
+    "the batch is no whole number of microbatches",
+    source="Megatron-Core, num_microbatches_calculator.py",
+)
+def batch_size(job: Job) -> Iterator[Hit]:
+    """The global batch is a multiple of the micro-batch times DP, and with virtual stages of PP microbatches."""
+    for launch, hit in _broken(job, batch.RULES):
+        # a schedule of batches has other sizes for most of the run
+        if not {"rampup-batch-size", "step-batch-size-schedule"} & launch.flags.keys():
+            yield hit
+
+
+@rule(
+    "tensor-parallel-across-nodes",
+    "warning",
+    "every layer waits for the network",
+    source="arXiv 2104.04473, section 3.2",
+)
+def tensor_parallel_across_nodes(job: Job) -> Iterator[Hit]:
+    """Tensor and context parallelism exchange activations in every layer: they belong inside a node, on NVLink."""
+    for _, hit in _broken(job, (resources.tensor_and_context_parallel_stay_in_node,)):
+        yield hit
+
+
+@rule("learning-rate", "error", "the learning rate's numbers contradict each other", source=ARGUMENTS)
+def learning_rate(job: Job) -> Iterator[Hit]:
+    """The smallest rate is not above the peak, the warm-up is given once, and ends before the decay does."""
+    for launch, hit in _broken(job, (schedule.min_lr_is_not_above_lr, schedule.warmup_is_given_once)):
+        if "lr" in launch.flags:
+            yield hit
+    for launch, hit in _broken(job, (schedule.warmup_ends_before_decay,)):
+        if "lr-warmup-iters" in launch.flags and {"lr-decay-iters", "train-iters"} & launch.flags.keys():
+            yield hit
+
+
+@rule(
+    "decay-beyond-run",
+    "warning",
+    "the learning rate never decays",
+    source="Megatron-Core, optimizer_param_scheduler.py",
+)
+def decay_beyond_run(job: Job) -> Iterator[Hit]:
+    """--lr-decay-iters is where the rate is smallest. Far beyond the run's end, it hardly leaves the peak."""
+    for launch in job.megatron:
+        decay, iterations = whole(launch, "lr-decay-iters"), whole(launch, "train-iters")
+        if decay and iterations and decay > iterations:
+            yield Hit(
+                launch.flags["lr-decay-iters"].line,
+                f"the rate decays over {decay} iterations, and the run has {iterations}",
+                f"--lr-decay-iters {iterations}, or leave it out",
+            )
+
+
+@rule("positions-fixed", "warning", "a longer sequence has no positions", source=ARGUMENTS)
+def positions_fixed(job: Job) -> Iterator[Hit]:
+    """The sequence length can be changed from outside the script, and the number of positions cannot follow."""
+    for launch in job.megatron:
+        sequence, positions = word_of(launch, "seq-length"), word_of(launch, "max-position-embeddings")
+        if sequence and positions and sequence.assumed and positions.known and not positions.assumed:
+            yield Hit(
+                positions.line,
+                f"--max-position-embeddings {positions.text} is fixed, and --seq-length is {sequence.source}",
+                f"--max-position-embeddings {sequence.source}",
+            )
+
+
+@rule("fp16", "warning", "fp16 where bf16 is as fast", source="NVIDIA, mixed precision training guide")
+def fp16(job: Job) -> Iterator[Hit]:
+    """Since the A100, bf16 costs the same as fp16, has the range of fp32, and needs no loss scaling."""
+    older = re.compile(r"\b(v100|p100|t4|volta|turing|2080)\b", re.IGNORECASE)
+    if any(older.search(line) for line in job.script.lines):
+        return
+    for launch in job.megatron:
+        if "fp16" in launch.flags:
+            yield Hit(launch.flags["fp16"].line, "fp16 overflows where bf16 does not", "--bf16")
+
+
+@rule("merge-file", "error", "the merges file is a vocabulary", source="GPT-2's tokenizer")
+def merge_file(job: Job) -> Iterator[Hit]:
+    """--merge-file is merges.txt. With vocab.json the tokenizer reads JSON as merges, and makes other tokens."""
+    for launch in job.megatron:
+        merges, vocabulary = word_of(launch, "merge-file"), word_of(launch, "vocab-file")
+        if merges is None:
+            continue
+        same = vocabulary is not None and vocabulary.text == merges.text and not merges.text.startswith("$(")
+        if same or merges.text.endswith(".json"):
+            yield Hit(
+                merges.line, f"--merge-file is {merges.text.rpartition('/')[2]}, a vocabulary", "merges.txt"
+            )
+
+
+@rule("max-connections", "warning", "communication waits behind computation", source=ARGUMENTS)
+def max_connections(job: Job) -> Iterator[Hit]:
+    """With TP or CP before Blackwell, CUDA_DEVICE_MAX_CONNECTIONS=1 keeps communication ahead of computation.
+
+    Megatron-LM refuses to start without it on these GPUs.
+    """
+    for launch in job.megatron:
+        tensor, context = whole(launch, "tensor-model-parallel-size"), whole(launch, "context-parallel-size")
+        sharded = {"use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp"} & launch.flags.keys()
+        if (
+            sharded
+            or max(tensor or 1, context or 1) == 1
+            or "CUDA_DEVICE_MAX_CONNECTIONS" in launch.environment
+        ):
+            continue
+        settings = job.script.settings("CUDA_DEVICE_MAX_CONNECTIONS")
+        if not settings:
+            yield Hit(
+                launch.line,
+                "CUDA_DEVICE_MAX_CONNECTIONS is not set, with tensor or context parallelism",
+                "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+            )
+        for setting in settings:
+            word = setting.value
+            if word and word.known and not word.assumed and word.text != "1":
+                yield Hit(
+                    setting.line,
+                    f"CUDA_DEVICE_MAX_CONNECTIONS is {word.text}, with tensor or context parallelism",
+                    "1, before Blackwell",
+                )
+
+
+@rule("fsdp-connections", "error", "FSDP cannot overlap", source=ARGUMENTS)
+def fsdp_connections(job: Job) -> Iterator[Hit]:
+    """With one connection FSDP's communication cannot overlap its computation: Megatron-LM refuses to start."""
+    for launch in job.megatron:
+        sharded = {"use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp"} & launch.flags.keys()
+        certain = any(launch.flags[name].word.certain for name in sharded)
+        setting = job.exported("CUDA_DEVICE_MAX_CONNECTIONS")
+        if certain and setting and job.exported_text("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+            yield Hit(setting.line, "CUDA_DEVICE_MAX_CONNECTIONS=1, with FSDP", "leave it out")
+
+
+@rule("checkpoint-worker", "warning", "a checkpoint worker without work", source=ARGUMENTS)
+def checkpoint_worker(job: Job) -> Iterator[Hit]:
+    """--use-persistent-ckpt-worker is for --async-save. Without that, saves block the training as before."""
+    for launch in job.megatron:
+        flag = launch.flags.get("use-persistent-ckpt-worker")
+        if flag and "async-save" not in launch.flags and not launch.is_open:
+            yield Hit(
+                flag.line, "the worker has no asynchronous save to do", "--async-save as well, or neither"
+            )
+
+
+@rule("save-without-load", "warning", "the next life starts from nothing", source=ARGUMENTS)
+def save_without_load(job: Job) -> Iterator[Hit]:
+    """A job that is requeued goes on only when --load names the directory it saves to; else it overwrites it."""
+    for launch in job.megatron:
+        flag = launch.flags.get("save")
+        if flag and "load" not in launch.flags and not launch.is_open and job.script.is_batch:
+            yield Hit(
+                flag.line,
+                "a requeued job starts from iteration 0, and overwrites what it saved",
+                "--load with the same directory",
+            )
+
+
+@rule("no-exit-handler", "note", "no checkpoint at the time limit", source=ARGUMENTS)
+def no_exit_handler(job: Job) -> Iterator[Hit]:
+    """--exit-signal-handler saves at a signal, --exit-duration-in-mins in time before the limit."""
+    handlers = {"exit-signal-handler", "exit-duration-in-mins", "exit-interval"}
+    for launch in job.megatron:
+        if (
+            "save" in launch.flags
+            and not handlers & launch.flags.keys()
+            and job.script.is_batch
+            and not launch.is_open
+        ):
+            yield Hit(
+                launch.line,
+                "what is done since the last checkpoint is lost at the time limit",
+                "--exit-signal-handler, or --exit-duration-in-mins",
+            )
+
+
+@rule(
+    "collective-timeout",
+    "note",
+    "ten minutes may be too short to start",
+    source="Megatron-LM, common_config.py",
+)
+def collective_timeout(job: Job) -> Iterator[Hit]:
+    """While rank 0 builds the indices of a large corpus, the others wait in a collective, by default ten minutes."""
+    for launch in job.megatron:
+        data = {
+            "data-path",
+            "train-data-path",
+            "data-args-path",
+            "per-split-data-args-path",
+        } & launch.flags.keys()
+        if (
+            data
+            and "distributed-timeout-minutes" not in launch.flags
+            and not launch.is_open
+            and job.script.is_batch
+        ):
+            yield Hit(
+                launch.line,
+                "the first start on a large corpus may take longer than ten minutes",
+                "--distributed-timeout-minutes 60",
+            )
+
+
+@rule("no-throughput", "note", "the log does not say how fast it is", source=ARGUMENTS)
+def no_throughput(job: Job) -> Iterator[Hit]:
+    """Without --log-throughput the log has the time of a step, and not the TFLOP/s by which a slow node shows."""
+    for launch in job.megatron:
+        if "log-throughput" not in launch.flags and not launch.is_open and job.script.is_batch:
+            yield Hit(launch.line, "the log has no TFLOP/s per GPU", "--log-throughput")
+
+
+# ---- lists of data files ----
+
+
+@rule(
+    "files-by-count",
+    "warning",
+    "a fixed number of files for validation and test",
+    source="Azure's GPT-3 175B example",
+)
+def files_by_count(job: Job) -> Iterator[Hit]:
+    """head and tail with fixed counts over the list of data files: with fewer files than that, files of the training
+    are in the test as well, or the training is empty; with a few more, much of the data never trains.
+
+    --split shares the documents out by weight, whatever the files are.
+    """
+    for pipeline in job.script.pipelines:
+        lists = any(
+            command.name in ("find", "ls") and re.search(r"\.(bin|idx|jsonl)\b", _joined(command.words))
+            for command in pipeline
+        )
+        for command in pipeline if lists else ():
+            count = re.search(r"-n\s*(\S+)|--lines=(\S+)|\s-(\d+)", _joined(command.words))
+            if (
+                command.name in ("head", "tail")
+                and count
+                and (count[1] or count[2] or count[3]) not in ("1", "+1", "+2")
+            ):
+                yield Hit(
+                    command.line,
+                    f"{command.name} takes a fixed number of data files",
+                    "--split, or files listed by name",
+                )
+                break
+
+
+@rule(
+    "suffix-by-pattern",
+    "error",
+    "a suffix that is cut in the middle of a path",
+    source="Azure's GPT-3 175B example",
+)
+def suffix_by_pattern(job: Job) -> Iterator[Hit]:
+    """In sed's pattern a dot is any character: s/.bin//g turns /mnt/robin/x.bin into /mnt/r/x."""
+    for command in job.script.commands:
+        for word in command.words[1:] if command.name == "sed" else ():
+            if found := re.fullmatch(r"s([/|#,:])(\.\w{2,5})\1\1g?", word.text):
+                yield Hit(
+                    word.line,
+                    f"{word.text} cuts any character and {found[2][1:]} anywhere",
+                    f"s/\\{found[2]}$//",
+                )
+
+
+def _joined(words: Sequence[object]) -> str:
+    return " ".join(str(getattr(word, "text", "")) for word in words)

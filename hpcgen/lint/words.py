@@ -1,0 +1,329 @@
+"""What is known about the words of a script without running it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from hpcgen.lint.arithmetic import value_of
+from hpcgen.lint.syntax import Node, names_in
+
+MAX_WORDS = 20_000
+"""Words that one expansion may give: arrays that hold each other double with every line."""
+MAX_LENGTH = 100_000
+
+BLANKS = " \t\n"
+"""What splits words, unless a script sets IFS; other white space does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """One word of a command, as the command gets it where that can be told."""
+
+    text: str
+    """After quote removal, with the script's own variables put in; what is unknown stays as written: "$HOME/x"."""
+    known: bool
+    """Whether `text` is exactly what the command gets."""
+    line: int
+    """Where the word is written, which may be in an array that the command uses."""
+    source: str
+    """As written in the script."""
+    variables: tuple[str, ...] = ()
+    """Names of the variables that the word expands, as written."""
+    certain: bool = True
+    """False for a word from code that may not run, such as `args+=(--x)` within an if."""
+    assumed: bool = False
+    """Whether the environment of the job may replace the text, as with ${NODES:-4}."""
+
+    @property
+    def number(self) -> int | None:
+        """The whole number that the word certainly is."""
+        if self.known and self.certain and re.fullmatch(r"-?\d{1,15}", self.text, re.ASCII):
+            return int(self.text)
+        return None
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a word: `quoted` text is not split at its blanks."""
+
+    text: str
+    known: bool = True
+    quoted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """What the script has put into a variable so far: a text, or the words of an array."""
+
+    pieces: tuple[_Piece, ...] | None = None
+    items: tuple[Word, ...] | None = None
+    certain: bool = True
+    assumed: bool = False
+
+    @property
+    def first(self) -> tuple[_Piece, ...]:
+        """What $NAME gives: of an array, the first word."""
+        if self.items is not None:
+            return _pieces(self.items[0]) if self.items else ()
+        return self.pieces or ()
+
+
+@dataclass
+class Expander:
+    """Expands words with the variables that are known at this point of the script."""
+
+    source: bytes
+    variables: dict[str, Variable]
+    line_offset: int = 0
+    """Added to line numbers: for text that is itself within a word of another script."""
+    visit: Callable[[list[Node]], None] = lambda statements: None
+    """Called with the statements of each command substitution."""
+    on_default: Callable[[str, Variable], None] = lambda name, variable: None
+    """Called for ${NAME:=value}."""
+    _used: list[str] = field(default_factory=list)
+    _certain: bool = True
+    _assumed: bool = False
+
+    def text_of(self, node: Node) -> str:
+        """A node as it is written."""
+        return self.source[node["Pos"]["Offset"] : node["End"]["Offset"]].decode(errors="replace")
+
+    def line_of(self, node: Node) -> int:
+        """The line a node begins at."""
+        return int(node["Pos"]["Line"]) + self.line_offset
+
+    def fields(self, node: Node) -> tuple[Word, ...]:
+        """The words that one word of a command becomes: none, one, or many."""
+        whole = self._whole_array(node)
+        if whole is not None:
+            return whole
+        pieces = self._begin(node)
+        return tuple(self._word(node, group) for group in _split(pieces))
+
+    def single(self, node: Node) -> Word:
+        """The word of an assignment or a redirection, which is not split."""
+        return self._word(node, self._begin(node))
+
+    def here_document(self, redirection: Node) -> str:
+        """The text that a command reads from <<EOF; what is expanded in it stays as written."""
+        body = redirection["Hdoc"]
+        self._begin(body)  # visits the command substitutions
+        text = self.text_of(body).rpartition("\n")[0]
+        delimiter = redirection["Word"].get("Parts", [])
+        is_quoted = any(part["Type"] != "Lit" or "\\" in part["Value"] for part in delimiter)
+        return text if is_quoted else _unescape(text, quoted=True)
+
+    def scalar(self, node: Node) -> Variable:
+        """What an assignment of this word puts into a variable."""
+        pieces = tuple(replace(piece, quoted=False) for piece in self._begin(node))
+        return Variable(pieces=_bounded(pieces), certain=self._certain, assumed=self._assumed)
+
+    def arithmetic(self, node: Node) -> int | None:
+        """The value of an arithmetic expression over numbers that are known."""
+        return value_of(node, self._number)
+
+    def _begin(self, node: Node) -> list[_Piece]:
+        self._used, self._certain, self._assumed = [], True, False
+        return _bounded_list(self._parts(node.get("Parts", []), quoted=False))
+
+    def _word(self, node: Node, pieces: Iterable[_Piece]) -> Word:
+        pieces = list(pieces)
+        return Word(
+            text="".join(piece.text for piece in pieces),
+            known=all(piece.known for piece in pieces),
+            line=self.line_of(node),
+            source=self.text_of(node),
+            variables=tuple(dict.fromkeys(self._used)),
+            certain=self._certain,
+            assumed=self._assumed,
+        )
+
+    def _whole_array(self, node: Node) -> tuple[Word, ...] | None:
+        """The words of "${name[@]}" where the array is the script's own."""
+        parts = node.get("Parts", [])
+        quoted = len(parts) == 1 and parts[0]["Type"] == "DblQuoted"
+        if quoted:
+            parts = parts[0].get("Parts", [])
+        if len(parts) != 1 or not _is_whole_array(parts[0]):
+            return None
+        variable = self.variables.get(parts[0]["Param"]["Value"])
+        if variable is None or variable.items is None:
+            return None
+        items = variable.items if quoted else tuple(_resplit(variable.items))
+        if not variable.certain:
+            items = tuple(replace(item, certain=False) for item in items)
+        return items[:MAX_WORDS]
+
+    def _parts(self, parts: list[Node], *, quoted: bool) -> Iterator[_Piece]:
+        for part in parts:
+            kind = part["Type"]
+            if kind == "Lit":
+                # a pattern, a brace or a tilde becomes something else
+                literal = quoted or not re.search(r"[*?\[]|\{.*(,|\.\.).*\}|^~", part["Value"])
+                text = _unescape(part["Value"], quoted=quoted)
+                yield _Piece(text, known=literal, quoted=quoted or "\\" in part["Value"])
+            elif kind == "SglQuoted":
+                text = part.get("Value", "")
+                known = not (part.get("Dollar") and re.search(r"\\[xuUc0-7]", text))
+                yield _Piece(_ansi_c(text) if part.get("Dollar") else text, known=known, quoted=True)
+            elif kind == "DblQuoted":
+                yield _Piece("", quoted=True)
+                yield from self._parts(part.get("Parts", []), quoted=True)
+            elif kind == "ParamExp":
+                yield from self._parameter(part, quoted=quoted)
+            elif kind == "ArithmExp" and (value := self.arithmetic(part.get("X"))) is not None:
+                yield _Piece(str(value), quoted=quoted)
+            else:
+                if kind in ("CmdSubst", "ProcSubst"):
+                    self.visit(part.get("Stmts", []))
+                self._used += names_in(part)
+                yield _Piece(self.text_of(part), known=False, quoted=quoted)
+
+    def _parameter(self, part: Node, *, quoted: bool) -> Iterator[_Piece]:
+        name = part["Param"]["Value"] if part.get("Param") else ""
+        self._used.append(name)
+        variable = self.variables.get(name)
+        plain = not (part.keys() & {"Excl", "Length", "Width", "Slice", "Repl", "Names"})
+        operator = part.get("Exp", {}).get("Op", "")
+        unknown = _Piece(self.text_of(part), known=False, quoted=quoted)
+        if _is_whole_array(part) and variable is not None and variable.items is not None:
+            yield self._joined(part, variable, variable.items, quoted=quoted)
+        elif not plain or (part.get("Index") and not _is_whole_array(part)):
+            self._used += names_in(part)
+            yield unknown
+        elif operator in ("", ":?", "?"):
+            yield from self._value(variable, unknown, quoted=quoted)
+        elif operator in (":-", "-", ":=", "="):
+            if variable is not None and any(piece.text for piece in variable.first):
+                yield from self._value(variable, unknown, quoted=quoted)
+                return
+            default = part["Exp"].get("Word") or {}
+            pieces = _bounded(tuple(self._parts(default.get("Parts", []), quoted=quoted)))
+            if operator in (":=", "="):
+                self.on_default(name, Variable(pieces=pieces, assumed=True))
+            self._assumed = True
+            yield from pieces
+        else:
+            self._used += names_in(part)
+            yield unknown
+
+    def _joined(self, part: Node, variable: Variable, items: tuple[Word, ...], *, quoted: bool) -> _Piece:
+        """An array within a longer word: one text with ${name[*]}, several words with ${name[@]}."""
+        is_text = len(items) < 2 or (quoted and "*" in self.text_of(part["Index"]))
+        self._certain = self._certain and variable.certain and all(item.certain for item in items)
+        self._assumed = self._assumed or any(item.assumed for item in items)
+        known = is_text and all(item.known for item in items)
+        return _Piece(" ".join(item.text for item in items)[:MAX_LENGTH], known=known, quoted=quoted)
+
+    def _value(self, variable: Variable | None, unknown: _Piece, *, quoted: bool) -> Iterator[_Piece]:
+        if variable is None:
+            yield unknown
+            return
+        self._certain = self._certain and variable.certain
+        self._assumed = self._assumed or variable.assumed
+        for piece in variable.first:
+            yield replace(piece, quoted=quoted)
+
+    def _number(self, node: Node) -> int | None:
+        """A word of an arithmetic expression: a number, or a variable with or without `$`."""
+        pieces = tuple(self._parts(node.get("Parts", []), quoted=True))
+        text = "".join(piece.text for piece in pieces).strip()
+        if re.fullmatch(r"[A-Za-z_]\w*", text, re.ASCII):
+            self._used.append(text)
+            variable = self.variables.get(text)
+            pieces = tuple(self._value(variable, _Piece(text, known=False), quoted=True))
+            text = "".join(piece.text for piece in pieces).strip()
+        if all(piece.known for piece in pieces) and re.fullmatch(r"\d{1,15}", text, re.ASCII):
+            return int(text)
+        return None
+
+
+def variable_of(text: str, *, assumed: bool = False) -> Variable:
+    """A variable with this value."""
+    return Variable(pieces=(_Piece(text),), assumed=assumed)
+
+
+def unknown_variable(name: str) -> Variable:
+    """A variable that the script sets to something that only a run can tell."""
+    return Variable(pieces=(_Piece(f"${name}", known=False),))
+
+
+def appended(variable: Variable | None, more: Variable) -> Variable:
+    """The variable after `name+=more`."""
+    if variable is None:
+        return more
+    certain, assumed = variable.certain and more.certain, variable.assumed or more.assumed
+    if more.items is not None:
+        items = variable.items if variable.items is not None else ()
+        return Variable(items=(*items, *more.items)[:MAX_WORDS], certain=variable.certain, assumed=assumed)
+    if variable.items is not None:  # a text goes to the first word
+        return variable
+    pieces = _bounded((*variable.first, *more.first))
+    return Variable(pieces=pieces, certain=certain, assumed=assumed)
+
+
+def _is_whole_array(part: Node) -> bool:
+    """Whether a part is ${name[@]} or ${name[*]}, and nothing is done to it."""
+    if part["Type"] != "ParamExp" or not part.get("Index") or not part.get("Param"):
+        return False
+    if part.keys() & {"Excl", "Length", "Width", "Slice", "Repl", "Exp", "Names"}:
+        return False
+    literals = [inner.get("Value") for inner in part["Index"].get("Parts", [])]
+    return literals in (["@"], ["*"])
+
+
+def _pieces(word: Word) -> tuple[_Piece, ...]:
+    return (_Piece(word.text, known=word.known),)
+
+
+def _bounded(pieces: tuple[_Piece, ...]) -> tuple[_Piece, ...]:
+    """`pieces`, or one that is unknown where a script doubles a text until nothing can hold it."""
+    if len(pieces) > MAX_WORDS or sum(len(piece.text) for piece in pieces) > MAX_LENGTH:
+        return (_Piece("...", known=False),)
+    return pieces
+
+
+def _bounded_list(pieces: Iterable[_Piece]) -> list[_Piece]:
+    return list(_bounded(tuple(pieces)))
+
+
+def _split(pieces: list[_Piece]) -> list[list[_Piece]]:
+    """Field splitting: blanks that are neither quoted nor part of something unknown end a word."""
+    groups: list[list[_Piece]] = []
+    open_group = False
+    for piece in pieces:
+        whole = piece.quoted or not piece.known
+        for text in [piece.text] if whole else re.split(f"([{BLANKS}]+)", piece.text):
+            if not whole and not text.strip(BLANKS):
+                open_group = open_group and not text
+            elif open_group:
+                groups[-1].append(replace(piece, text=text))
+            else:
+                groups.append([replace(piece, text=text)])
+                open_group = True
+    return groups
+
+
+def _resplit(items: Iterable[Word]) -> Iterator[Word]:
+    """The words of an array whose expansion is not quoted: their blanks split them."""
+    for item in items:
+        texts = re.findall(rf"(?:\$\([^)]*\)|[^{BLANKS}])+" if not item.known else f"[^{BLANKS}]+", item.text)
+        for text in texts:
+            yield replace(item, text=text, known=item.known or "$" not in text)
+
+
+def _unescape(text: str, *, quoted: bool) -> str:
+    if "\\" not in text:
+        return text
+    text = text.replace("\\\n", "")
+    return re.sub(r'\\([$`"\\])' if quoted else r"\\(.)", r"\1", text, flags=re.DOTALL)
+
+
+_ANSI_C = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
+
+
+def _ansi_c(text: str) -> str:
+    """$'...': the escapes of one letter; numbers are left unknown."""
+    return re.sub(r"\\(.)", lambda found: _ANSI_C.get(found[1], found[1]), text, flags=re.DOTALL)

@@ -1,0 +1,223 @@
+"""install-inside.sh as the container runs it, with this machine's programs, in a namespace where it may write.
+
+Folders of the test are laid over those that it writes to, so the machine itself stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pip
+import pytest
+
+from tests.enroot.conftest import ENROOT, code_directory, executable
+
+OVERLAY = """\
+set -e
+for name in opt etc mnt var; do
+    mount --bind {folder}/$name /$name
+done
+exec "$@"
+"""
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """The folders of an image that change, and the recipe's files in its /mnt."""
+    if subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine gives no user namespaces")
+    for name in ("opt", "etc", "mnt/topology", "var/lib/apt/lists"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "etc/environment").write_text("FROM_IMAGE=1\nPYTHONPATH=/old")  # without its last newline
+    (tmp_path / "etc/passwd").write_text("root:x:0:0::/root:/bin/bash\n")
+    for name in ("install-inside.sh", "health_check.py"):
+        shutil.copy(ENROOT / name, tmp_path / "mnt")
+    shutil.copy(ENROOT / "topology/ndv5-topo.xml", tmp_path / "mnt/topology")
+    return tmp_path
+
+
+def inside(
+    image: Path, *words: str, path: str = str(Path(sys.executable).parent)
+) -> subprocess.CompletedProcess[str]:
+    overlaid = ["unshare", "-Urm", "bash", "-c", OVERLAY.format(folder=image), "inside"]
+    return subprocess.run(
+        [*overlaid, "bash", "/mnt/install-inside.sh", *words],
+        env={**os.environ, "PATH": f"{path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        umask=0o077,
+    )
+
+
+# ==== a directory of install-code ====
+
+
+def test_a_code_directory_comes_first_on_pythonpath(image: Path) -> None:
+    code = code_directory(image / "mnt")
+    done = inside(image, "code", "directory", f"/mnt/{code.name}", "0.16.1")
+    assert done.returncode == 0, done.stderr
+    assert (image / "etc/environment").read_text() == "FROM_IMAGE=1\nPYTHONPATH=/opt/hpcgen/python\n"
+    module = image / "opt/hpcgen/python/hello/__init__.py"
+    assert "from the image" in module.read_text()
+    assert (image / "opt/microsoft/ndv5-topo.xml").is_file()
+
+
+def test_everyone_may_read_what_is_installed(image: Path) -> None:
+    """Those who run the image are neither root nor its builder."""
+    code = code_directory(image / "mnt")
+    assert inside(image, "code", "directory", f"/mnt/{code.name}", "0.16.1").returncode == 0
+    for path in (image / "opt").rglob("*"):
+        mode = path.stat().st_mode
+        assert mode & 0o004, path
+        assert not mode & 0o022, path
+        assert not path.is_dir() or mode & 0o001, path
+
+
+def test_a_directory_for_another_python_is_refused(image: Path) -> None:
+    code = code_directory(image / "mnt")
+    manifest = json.loads((code / "manifest.json").read_text())
+    (code / "manifest.json").write_text(json.dumps({**manifest, "python_version": "3.99"}))
+    done = inside(image, "code", "directory", f"/mnt/{code.name}", "0.16.1")
+    assert done.returncode == 1
+    assert "hpcgen install-code --python-version" in done.stderr
+    assert not (image / "opt/hpcgen/python").exists()
+
+
+def test_a_changed_file_is_refused(image: Path) -> None:
+    code = code_directory(image / "mnt")
+    (code / "hello/__init__.py").write_text("GREETING = 'changed'\n")
+    done = inside(image, "code", "directory", f"/mnt/{code.name}", "0.16.1")
+    assert (done.returncode, "hello/__init__.py is missing or was changed" in done.stderr) == (1, True)
+
+
+# ==== pip ====
+
+
+def wheel(folder: Path, name: str, version: str, requires: str = "") -> Path:
+    """The smallest wheel there is."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", f"version = {version!r}\n")
+        archive.writestr(f"{info}/METADATA", metadata + (f"Requires-Dist: {requires}\n" if requires else ""))
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def image_with_pip(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An image whose Python has a torch of NVIDIA's own build, and an index of a few packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", image / "opt/venv"], check=True)
+    [site] = (image / "opt/venv/lib").glob("python3*/site-packages")
+    shutil.copytree(Path(pip.__file__).parent, site / "pip")
+    index = image / "opt/index"
+    index.mkdir()
+    for name, version in (
+        ("psutil", "7"),
+        ("tqdm", "4"),
+        ("packaging", "25"),
+        ("torch", "2.9"),
+        ("apex", "0.9"),
+    ):
+        wheel(index, name, version)
+    wheel(index, "megatron_core", "0.16.1", "torch>=99")
+    own = wheel(image / "mnt", "torch", "2.7.0a0+7c8ec84dab.nv25.3")
+    installing = [image / "opt/venv/bin/python", "-m", "pip", "install", "-q", "--no-index", own]
+    subprocess.run(installing, check=True, capture_output=True)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/opt/index")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    # NVIDIA's image pins what it does not even have
+    (image / "etc/constraint.txt").write_text("tqdm==3\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", "/etc/constraint.txt")
+    return image
+
+
+def pip_inside(image: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+    """What it said, and what the image's Python has then."""
+    done = inside(image, *words, path=str(image / "opt/venv/bin"))
+    listed = subprocess.run(
+        [image / "opt/venv/bin/python", "-m", "pip", "list", "--format=json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+    )
+    return done, {one["name"]: one["version"] for one in json.loads(listed.stdout)}
+
+
+def test_pip_leaves_what_the_image_has(image_with_pip: Path) -> None:
+    """Megatron-Core declares a torch that the image does not have, and hpcgen one that it has."""
+    for requires in ("torch>=2.8", "apex", "torch>=2.6"):
+        hpcgen = wheel(image_with_pip / "mnt", "hpcgen", "0.1", requires)
+        done, found = pip_inside(image_with_pip, "code", "wheel", f"/mnt/{hpcgen.name}", "0.16.1")
+        assert (done.returncode == 0) == (requires == "torch>=2.6"), done.stderr
+        assert found["torch"] == "2.7.0a0+7c8ec84dab.nv25.3"
+        assert "apex" not in found
+    assert {"hpcgen", "psutil", "tqdm"} <= found.keys()
+    assert "0.16.1" in found.values()
+
+
+# ==== Debian packages ====
+
+APT_GET = """\
+#!/bin/bash
+echo "apt-get $*" >>/opt/apt.log
+[[ " $* " == *' --simulate '* ]] || exit 0
+printf '%s\\n' 'Inst perftest (4.5 Debian:12 [amd64])' "$(cat /opt/inst 2>/dev/null)"
+"""
+
+
+@pytest.fixture
+def image_with_apt(image: Path) -> Path:
+    """An image where zstd is installed and perftest is not."""
+    programs = image / "opt/bin"
+    programs.mkdir()
+    executable(programs / "apt-get", APT_GET)
+    executable(programs / "dpkg-query", "#!/bin/bash\n[[ ${!#} != zstd ]] || printf installed\n")
+    return image
+
+
+def apt_calls(image: Path) -> list[str]:
+    log = image / "opt/apt.log"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def test_what_is_there_is_not_asked_for(image_with_apt: Path) -> None:
+    assert inside(image_with_apt, "packages", "none", "zstd", path="/opt/bin").returncode == 0
+    assert apt_calls(image_with_apt) == []
+
+
+def test_missing_packages_are_added_and_nothing_is_removed(image_with_apt: Path) -> None:
+    done = inside(image_with_apt, "packages", "none", "zstd", "perftest", path="/opt/bin")
+    assert done.returncode == 0, done.stderr
+    assert (
+        apt_calls(image_with_apt)[2] == "apt-get install -y -qq --no-install-recommends --no-remove perftest"
+    )
+
+
+def test_a_package_that_replaces_another_is_refused(image_with_apt: Path) -> None:
+    (image_with_apt / "opt/inst").write_text("Inst libibverbs1 [2410mlnx54-1] (50.0 Ubuntu:24.04 [amd64])")
+    done = inside(image_with_apt, "packages", "none", "perftest", path="/opt/bin")
+    assert (done.returncode, "would replace packages of the image: libibverbs1" in done.stderr) == (1, True)
+    assert [call for call in apt_calls(image_with_apt) if "-y" in call] == []
+
+
+def test_help_and_wrong_usage() -> None:
+    script = ENROOT / "install-inside.sh"
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
+    assert "install-inside.sh packages DOCA|none NAME..." in done.stdout
+    assert subprocess.run([script, "bogus"], capture_output=True, check=False).returncode == 2

@@ -1,0 +1,792 @@
+"""A sound batch script, and for each rule two changes to it: one that breaks the rule, and one that nearly does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SOUND = """\
+#!/bin/bash
+#SBATCH --job-name=gpt3-13b
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=12
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --time=1-00:00:00
+#SBATCH --signal=B:USR2@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --propagate=NONE
+#SBATCH --output=/shared/logs/gpt3-13b-%j.log
+set -uo pipefail
+
+# ==== environment ====
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+export GLOO_SOCKET_IFNAME=eth0
+export NCCL_DEBUG=WARN
+export NCCL_IB_QPS_PER_CONNECTION=4
+export NCCL_SOCKET_IFNAME==eth0
+export NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml
+export TORCH_NCCL_DUMP_ON_TIMEOUT=1
+export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+export MASTER_ADDR MASTER_PORT WORLD_SIZE=32
+names=CUDA_DEVICE_MAX_CONNECTIONS,GLOO_SOCKET_IFNAME,MASTER_ADDR,MASTER_PORT,NCCL_DEBUG,NCCL_IB_QPS_PER_CONNECTION
+names+=,NCCL_SOCKET_IFNAME,NCCL_TOPO_FILE,TORCH_NCCL_DUMP_ON_TIMEOUT,TORCH_NCCL_TRACE_BUFFER_SIZE,WORLD_SIZE
+
+# ==== tasks ====
+container=(
+    --container-image=/shared/images/pytorch-25.03.sqsh
+    --container-mounts=/shared:/shared,/opt/microsoft:/opt/microsoft:ro
+    --container-env="$names"
+    --no-container-mount-home
+)
+step=(
+    --ntasks=32
+    --ntasks-per-node=8
+    --cpus-per-task=12
+    --kill-on-bad-exit=1
+)
+model=(
+    --num-layers 40
+    --hidden-size 5120
+    --num-attention-heads 40
+    --seq-length 2048
+    --max-position-embeddings 2048
+    --tensor-model-parallel-size 2
+    --pipeline-model-parallel-size 4
+    --sequence-parallel
+    --use-distributed-optimizer
+)
+training=(
+    --micro-batch-size 2
+    --global-batch-size 1024
+    --train-iters 140000
+    --lr 1e-4
+    --min-lr 1e-5
+    --lr-warmup-iters 200
+    --lr-decay-iters 140000
+    --bf16
+    --distributed-timeout-minutes 60
+)
+data=(
+    --data-path /shared/tokens/corpus
+    --vocab-file /shared/gpt2/vocab.json
+    --merge-file /shared/gpt2/merges.txt
+    --split 99,1,0
+)
+output=(
+    --save /shared/checkpoints/gpt3-13b
+    --load /shared/checkpoints/gpt3-13b
+    --save-interval 500
+    --exit-signal-handler
+    --log-throughput
+)
+
+arguments=("${model[@]}" "${training[@]}" "${data[@]}" "${output[@]}")
+
+# ==== launch ====
+srun "${step[@]}" "${container[@]}" python -u /shared/Megatron-LM/pretrain_gpt.py "${arguments[@]}" &
+pid=$!
+trap 'kill -USR2 "$pid"' USR2
+while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done
+wait "$pid"
+exit $?
+"""
+
+Edits = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """Replacements in SOUND; `at` is text of the line that the finding names."""
+
+    fails: Edits
+    at: str
+    passes: Edits = ()
+    also: frozenset[str] = field(default_factory=frozenset)
+    """Other rules that the same mistake breaks."""
+
+
+def edited(edits: Edits, text: str = SOUND) -> str:
+    for old, new in edits:
+        assert old in text, f"{old!r} is not in the script"
+        text = text.replace(old, new)
+    return text
+
+
+def _in(place: str, line: str) -> tuple[str, str]:
+    """Another line after the one that reads `place`."""
+    return f"{place}\n", f"{place}\n{line}\n"
+
+
+def _flag(old: str, new: str) -> Edits:
+    return ((f"    {old}\n", f"    {new}\n" if new else ""),)
+
+
+ENVIRONMENT = "# ==== environment ===="
+TASKS = "# ==== tasks ===="
+LAUNCH = "# ==== launch ===="
+IMAGE = "--container-image=/shared/images/pytorch-25.03.sqsh"
+MOUNTS = "--container-mounts=/shared:/shared,/opt/microsoft:/opt/microsoft:ro"
+SRUN = 'srun "${step[@]}" "${container[@]}" python -u /shared/Megatron-LM/pretrain_gpt.py "${arguments[@]}"'
+AFTER_SRUN = SOUND[SOUND.index("pid=$!\n") :]
+FOREGROUND = ((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN}\n"), ("#SBATCH --signal=B:USR2@300\n", ""))
+FOREGROUND_ALSO = frozenset({"no-signal"})
+TORCHRUN = SRUN.replace(
+    "python -u", "torchrun --nproc-per-node=8 --nnodes=4 --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
+)
+ALONE = TORCHRUN.partition('"${container[@]}" ')[2]
+
+EXAMPLES: dict[str, Example] = {
+    # ---- directives ----
+    "directive-after-command": Example(
+        fails=(("#SBATCH --job-name=gpt3-13b\n", "set -e\n#SBATCH --job-name=gpt3-13b\n"),),
+        at="--",
+        passes=(
+            (
+                "#SBATCH --job-name=gpt3-13b\n",
+                "\n# a comment\n  # and another\n#SBATCH --job-name=gpt3-13b\n",
+            ),
+        ),
+        also=frozenset({"no-time-limit", "no-signal", "cpus-not-inherited", "world-size"}),
+    ),
+    "directive-spelling": Example(
+        fails=(_in("#SBATCH --mem=0", "#SBACTH --partition=hpc"),),
+        at="#SBACTH",
+        passes=(_in("#SBATCH --mem=0", "##SBATCH --partition=hpc"),),
+    ),
+    "directive-cut": Example(
+        fails=(_in("#SBATCH --mem=0", "#SBATCH --comment=nvcr.io#nvidia/pytorch"),),
+        at="nvcr.io",
+        passes=(_in("#SBATCH --mem=0", "#SBATCH --comment=nvcr.io\\#nvidia  # the image"),),
+    ),
+    "directive-variable": Example(
+        fails=(("--output=/shared/logs/", "--output=$HOME/logs/"),),
+        at="$HOME",
+        passes=(("--output=/shared/logs/", "--output=/home/%u/logs/"),),
+    ),
+    "directive-twice": Example(
+        fails=(_in("#SBATCH --mem=0", "#SBATCH -N 8"),),
+        at="-N 8",
+        passes=(_in("#SBATCH --mem=0", "#SBATCH -N 4"),),
+        also=frozenset({"parallel-sizes", "world-size"}),
+    ),
+    "no-shebang": Example(
+        fails=(("#!/bin/bash\n", "# a job\n"),), at="# a job", passes=(("#!/bin/bash", "#! /bin/sh"),)
+    ),
+    "dos-line-ends": Example(
+        fails=(("#SBATCH --mem=0\n", "#SBATCH --mem=0\r\n"),),
+        at="--mem",
+        passes=(("# ==== tasks ====", "# a\\r b"),),
+    ),
+    "no-time-limit": Example(
+        fails=(("#SBATCH --time=1-00:00:00\n", ""),),
+        at="#SBATCH --job-name",
+        passes=(("#SBATCH --time=1-00:00:00", "#SBATCH -t 30"),),
+    ),
+    "no-signal": Example(
+        fails=(("#SBATCH --signal=B:USR2@300\n", ""),),
+        at="#SBATCH --job-name",
+        passes=(
+            ("#SBATCH --signal=B:USR2@300\n", ""),
+            *_flag("--exit-signal-handler", "--exit-duration-in-mins 1400"),
+        ),
+    ),
+    "signal-to-steps": Example(
+        fails=(
+            ("B:USR2@300", "USR2@300"),
+            (SRUN, TORCHRUN),
+            ("    --ntasks=32\n    --ntasks-per-node=8\n", "    --ntasks=4\n"),
+        ),
+        at="--signal",
+        passes=(("B:USR2@300", "USR2@300"),),
+    ),
+    "signal-usr1": Example(
+        fails=(("USR2", "USR1"),), at="--signal", passes=(("B:USR2@300", "B:SIGUSR2@300"),)
+    ),
+    "signal-not-trapped": Example(
+        fails=(("trap 'kill -USR2 \"$pid\"' USR2\n", ""),),
+        at="--signal",
+        passes=(("trap 'kill -USR2 \"$pid\"' USR2", "trap 'kill -USR2 \"$pid\"' SIGUSR2"),),
+    ),
+    "signal-too-late": Example(fails=(("@300", "@30"),), at="--signal", passes=(("@300", "@90"),)),
+    "foreground-step": Example(
+        fails=((f"{SRUN} &\n{AFTER_SRUN}", f"trap 'touch stop' USR2\n{SRUN}\n"),),
+        at="srun",
+        passes=(("pid=$!", "pid=$!\nsrun --ntasks=1 true"),),
+    ),
+    "log-truncated": Example(
+        fails=(("#SBATCH --open-mode=append\n", ""),),
+        at="--requeue",
+        passes=(("#SBATCH --requeue\n#SBATCH --open-mode=append", "#SBATCH --no-requeue"),),
+    ),
+    "no-requeue": Example(
+        fails=(("#SBATCH --requeue\n", ""),),
+        at="--job-name",
+        passes=(("#SBATCH --requeue", "#SBATCH --no-requeue"),),
+    ),
+    "log-shared": Example(
+        fails=(
+            ("gpt3-13b-%j.log", "gpt3-13b.log"),
+            ("#SBATCH --requeue\n#SBATCH --open-mode=append", "#SBATCH --no-requeue"),
+        ),
+        at="--output",
+        passes=(
+            ("/shared/logs/gpt3-13b-%j.log", "/dev/null"),
+            ("#SBATCH --requeue\n#SBATCH --open-mode=append", "#SBATCH --no-requeue"),
+        ),
+    ),
+    "log-name": Example(fails=(("gpt3-13b-%j", "%x-%j"),), at="--output", passes=(("gpt3-13b-%j", "%u-%j"),)),
+    "log-directory": Example(
+        fails=(("/shared/logs/gpt3", "logs/gpt3"),), at="--output", passes=(("/shared/logs/gpt3", "gpt3"),)
+    ),
+    "few-cpus": Example(
+        fails=(("cpus-per-task=12", "cpus-per-task=1"),),
+        at="--cpus-per-task",
+        passes=(("#SBATCH --cpus-per-task=12\n", ""),),  # exclusive: all CPUs are the job's
+    ),
+    "not-exclusive": Example(
+        fails=(("#SBATCH --exclusive\n", ""),),
+        at="--job-name",
+        passes=(("#SBATCH --exclusive", "#SBATCH --exclusive=user"),),
+    ),
+    "exclusive-memory": Example(
+        fails=(("#SBATCH --mem=0\n", ""),), at="--exclusive", passes=(("--mem=0", "--mem-per-gpu=200G"),)
+    ),
+    "propagated-limits": Example(
+        fails=(("#SBATCH --propagate=NONE\n", ""),), at="--job-name", passes=(("NONE", "NOFILE"),)
+    ),
+    "task-count": Example(
+        fails=(_in("#SBATCH --mem=0", "#SBATCH --ntasks=16"),),
+        at="--ntasks=16",
+        passes=(_in("#SBATCH --mem=0", "#SBATCH -n 32"),),
+    ),
+    "container-directive": Example(
+        fails=(_in("#SBATCH --mem=0", "#SBATCH --container-image=/shared/a.sqsh"),),
+        at="#SBATCH --container-image",
+        passes=(_in("#SBATCH --mem=0", "##SBATCH --container-image=/shared/a.sqsh"),),
+    ),
+    "array-index": Example(
+        fails=(_in("#SBATCH --mem=0", "#SBATCH --array=0-1999%8"),),
+        at="--array",
+        passes=(_in("#SBATCH --mem=0", "#SBATCH --array=0-1000%2000"),),
+    ),
+    "export-none": Example(
+        fails=(_in("#SBATCH --mem=0", "#SBATCH --export=NONE"),),
+        at="srun",
+        passes=(
+            _in("#SBATCH --mem=0", "#SBATCH --export=NONE"),
+            ("    --ntasks=32\n", "    --ntasks=32\n    --export=ALL\n"),
+        ),
+    ),
+    # ---- steps ----
+    "no-kill-on-bad-exit": Example(
+        fails=_flag("--kill-on-bad-exit=1", ""), at="srun", passes=_flag("--kill-on-bad-exit=1", "-K1")
+    ),
+    "cpus-not-inherited": Example(
+        fails=_flag("--cpus-per-task=12", ""),
+        at="srun",
+        passes=(
+            *_flag("--cpus-per-task=12", ""),
+            _in(ENVIRONMENT, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"),
+        ),
+    ),
+    "step-tasks": Example(
+        fails=(
+            ("#SBATCH --ntasks-per-node=8", "#SBATCH --ntasks-per-node=1"),
+            *_flag("--ntasks=32", ""),
+            *_flag("--cpus-per-task=12", "--cpus-per-task=1"),
+        ),
+        at="--ntasks-per-node=8",
+        passes=(("#SBATCH --ntasks-per-node=8", "#SBATCH --ntasks-per-node=1"),),
+        also=frozenset({"world-size", "parallel-sizes", "few-cpus", "batch-size"}),
+    ),
+    "kill-srun": Example(
+        fails=(("kill -USR2", "kill -TERM"),), at="trap", passes=(("kill -USR2", "kill -s USR2"),)
+    ),
+    "no-wait": Example(
+        fails=((AFTER_SRUN[AFTER_SRUN.index("while") :], "echo started\n"),),
+        at="srun",
+        passes=(("done\nwait", "done\nwait -f"),),
+    ),
+    "wait-interrupted": Example(
+        fails=(('while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done\n', ""),),
+        at="wait",
+        passes=(
+            ('while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done\n', ""),
+            ("trap 'kill -USR2 \"$pid\"'", 'trap \'kill -USR2 "$pid"; wait "$pid"\''),
+        ),
+    ),
+    "step-outside-srun": Example(
+        fails=((SRUN, ALONE),),
+        at="torchrun",
+        passes=((SRUN, f"mpirun {ALONE}"),),
+        also=frozenset({"foreground-step"}),
+    ),
+    "too-many-agents": Example(
+        fails=((SRUN, TORCHRUN),),
+        at="srun",
+        passes=(
+            (SRUN, TORCHRUN),
+            ("    --ntasks=32\n    --ntasks-per-node=8\n", "    --ntasks=4\n    --ntasks-per-node=1\n"),
+        ),
+        also=frozenset(),
+    ),
+    "fixed-port": Example(
+        fails=(("MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))", "MASTER_PORT=29500"),),
+        at="MASTER_PORT=29500",
+        passes=(("$((10000 + SLURM_JOB_ID % 20000))", "${PORT_OF_JOB}"),),
+    ),
+    "ephemeral-port": Example(
+        fails=(("10000 + SLURM_JOB_ID % 20000", "15000 + SLURM_JOB_ID % 20000"),),
+        at="MASTER_PORT=",
+        passes=(("10000 + SLURM_JOB_ID % 20000", "12000 + SLURM_JOB_ID % 20000"),),
+    ),
+    "localhost-master": Example(
+        fails=(
+            (
+                'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                "MASTER_ADDR=127.0.0.1",
+            ),
+        ),
+        at="MASTER_ADDR=",
+        passes=(
+            (
+                'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                "MASTER_ADDR=$(hostname)",
+            ),
+        ),
+    ),
+    "nodelist-as-host": Example(
+        fails=(
+            (
+                'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                'MASTER_ADDR="$SLURM_JOB_NODELIST"',
+            ),
+        ),
+        at="MASTER_ADDR=",
+        passes=(
+            (
+                'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                "MASTER_ADDR=$SLURMD_NODENAME",
+            ),
+        ),
+    ),
+    "nodes-array": Example(
+        fails=(_in(TASKS, 'nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))\nall=($nodes)'),),
+        at="all=",
+        passes=(
+            _in(
+                TASKS,
+                'nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")\nall=($nodes)\nmore=("${all[@]}")',
+            ),
+        ),
+    ),
+    "gpu-count": Example(
+        fails=(
+            ("--gpus-per-node=8", "--gpus-per-node=h100:8"),
+            _in(TASKS, 'echo "$SLURM_GPUS_PER_NODE GPUs"'),
+        ),
+        at="SLURM_GPUS_PER_NODE",
+        passes=(_in(TASKS, 'echo "$SLURM_GPUS_PER_NODE GPUs"'),),
+    ),
+    "world-size": Example(
+        fails=(("WORLD_SIZE=32", "WORLD_SIZE=8"),),
+        at="WORLD_SIZE=8",
+        passes=(("WORLD_SIZE=32", "WORLD_SIZE=$((SLURM_NNODES * 8))"),),
+    ),
+    "check-ignored": Example(
+        fails=(_in(LAUNCH, "bash /shared/tools/node_health.sh || true"),),
+        at="node_health",
+        passes=(_in(LAUNCH, "bash /shared/tools/node_health.sh || exit 1"),),
+    ),
+    "failure-in-pipe": Example(
+        fails=(*FOREGROUND, (f"{SRUN}\n", f"{SRUN} | tee /shared/log\n"), ("set -uo pipefail\n", "set -u\n")),
+        at="srun",
+        passes=(*FOREGROUND, (f"{SRUN}\n", f"{SRUN} | tee /shared/log\n")),
+        also=FOREGROUND_ALSO,
+    ),
+    "failure-hidden": Example(
+        fails=(*FOREGROUND, (f"{SRUN}\n", f"{SRUN}\necho trained\n")),
+        at="srun",
+        passes=(*FOREGROUND, (f"{SRUN}\n", f"{SRUN}\nstatus=$?\necho trained\nexit $status\n")),
+        also=FOREGROUND_ALSO,
+    ),
+    "launch-twice": Example(
+        fails=(_in(LAUNCH, "srun --ntasks=1 bash -c 'srun --ntasks=1 hostname'"),),
+        at="hostname",
+        passes=(_in(LAUNCH, "srun --ntasks=1 bash -c 'hostname'"),),
+    ),
+    # ---- containers ----
+    "container-env-gap": Example(
+        fails=((",NCCL_TOPO_FILE,", ","),),
+        at="--container-env",
+        passes=(_in(ENVIRONMENT, "export LOG_DIRECTORY=/shared/logs"),),
+    ),
+    "container-env-value": Example(
+        fails=(('--container-env="$names"', '--container-env="$names,NCCL_ALGO=Ring"'),),
+        at="NCCL_ALGO",
+        passes=(('--container-env="$names"', '--container-env "$names"'),),
+    ),
+    "container-env-path": Example(
+        fails=(('--container-env="$names"', '--container-env="$names,PATH"'),),
+        at=",PATH",
+        passes=(('--container-env="$names"', '--container-env="$names,PYTHONPATH"'),),
+    ),
+    "container-mounts-repeated": Example(
+        fails=((MOUNTS, f"--container-mounts=/opt/microsoft\n    {MOUNTS}"),),
+        at=MOUNTS,
+        passes=((MOUNTS, f"{MOUNTS},/scratch:/scratch"),),
+    ),
+    "container-without-image": Example(
+        fails=((f"    {IMAGE}\n", ""),),
+        at=MOUNTS,
+        passes=((IMAGE, "--container-name=pytorch"),),
+    ),
+    "container-option": Example(
+        fails=((IMAGE, "--container=nvcr.io#nvidia/pytorch:25.03-py3"),),
+        at="--container=",
+        passes=((IMAGE, f"{IMAGE}\n    --container=/shared/bundle"),),
+        also=frozenset({"container-without-image"}),
+    ),
+    "image-path": Example(
+        fails=((IMAGE, "--container-image=images/pytorch.sqsh"),),
+        at="images/",
+        passes=((IMAGE, "--container-image=./pytorch.sqsh"),),
+    ),
+    "image-pin": Example(
+        fails=((IMAGE, "--container-image=nvcr.io#nvidia/pytorch:latest"),),
+        at="latest",
+        passes=((IMAGE, "--container-image=nvcr.io#nvidia/pytorch:25.03-py3"),),
+    ),
+    "image-registry": Example(
+        fails=((IMAGE, "--container-image=nvcr.io/nvidia/pytorch:25.03-py3"),),
+        at="nvcr.io",
+        passes=((IMAGE, "--container-image=nvidia/cuda:12.8.0-base-ubuntu24.04"),),
+    ),
+    "image-name": Example(
+        fails=((IMAGE, "--container-image=nvcr.io#NVIDIA/pytorch:25.03-py3"),),
+        at="NVIDIA",
+        passes=((IMAGE, "--container-image=nvcr.io#nvidia/pytorch:25.03-PY3"),),
+    ),
+    "mount-source": Example(
+        fails=((MOUNTS, f"{MOUNTS},~/code:/code"),),
+        at="~/code",
+        passes=((MOUNTS, f"{MOUNTS},$HOME/code:/code"),),
+    ),
+    "mount-flags": Example(
+        fails=((MOUNTS, f"{MOUNTS}:z"),), at=":ro:z", passes=((MOUNTS, f"{MOUNTS}+noexec"),)
+    ),
+    "mount-target-twice": Example(
+        fails=((MOUNTS, f"{MOUNTS},/scratch/shared:/shared"),),
+        at="/scratch",
+        passes=((MOUNTS, f"{MOUNTS},/shared:/data"),),
+    ),
+    "mount-unset": Example(
+        fails=(
+            (
+                "    --no-container-mount-home\n",
+                "    --no-container-mount-home\n    --container-workdir $WORKDIR\n",
+            ),
+        ),
+        at="$WORKDIR",
+        passes=(
+            (
+                "    --no-container-mount-home\n",
+                '    --no-container-mount-home\n    --container-workdir "$WORKDIR"\n',
+            ),
+        ),
+    ),
+    "container-home": Example(
+        fails=_flag("--no-container-mount-home", ""),
+        at="srun",
+        passes=_flag("--no-container-mount-home", "--container-mount-home"),
+    ),
+    "container-writable": Example(
+        fails=_flag(
+            "--no-container-mount-home", "--no-container-mount-home --container-writable --container-readonly"
+        ),
+        at="--container-writable",
+        passes=_flag("--no-container-mount-home", "--no-container-mount-home --container-readonly"),
+    ),
+    "topology-not-mounted": Example(
+        fails=((",/opt/microsoft:/opt/microsoft:ro", ""),),
+        at="NCCL_TOPO_FILE",
+        passes=(("/opt/microsoft:/opt/microsoft:ro", "/opt/microsoft/ndv5-topo.xml"),),
+    ),
+    "path-not-mounted": Example(
+        fails=(("--save /shared/checkpoints", "--save /checkpoints"),),
+        at="--save",
+        passes=(("--save /shared/checkpoints", "--save $WORK/checkpoints"),),
+    ),
+    # ---- environment ----
+    "misspelt-variable": Example(
+        fails=(_in(ENVIRONMENT, "export NCCL_MIN_CHANNELS=32"),),
+        at="NCCL_MIN_CHANNELS",
+        passes=(_in(ENVIRONMENT, "NCCL_MIN_CHANNELS=32 # not exported"),),
+        also=frozenset({"container-env-gap"}),
+    ),
+    "unknown-variable": Example(
+        fails=(_in(ENVIRONMENT, "export NCCL_TURBO=1"), ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_TURBO,")),
+        at="NCCL_TURBO",
+        passes=(_in(ENVIRONMENT, "export NCCL_OFI_TURBO=1"), ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_OFI_TURBO,")),
+    ),
+    "renamed-variable": Example(
+        fails=(
+            _in(ENVIRONMENT, "export NCCL_ASYNC_ERROR_HANDLING=1"),
+            ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_ASYNC_ERROR_HANDLING,"),
+        ),
+        at="NCCL_ASYNC",
+        passes=(
+            _in(ENVIRONMENT, "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1"),
+            ("NCCL_DEBUG,", "NCCL_DEBUG,TORCH_NCCL_ASYNC_ERROR_HANDLING,"),
+        ),
+    ),
+    "nccl-debug-level": Example(
+        fails=(("=WARN", "=ERROR"),), at="NCCL_DEBUG", passes=(("=WARN", "=version"),)
+    ),
+    "nccl-debug-flood": Example(fails=(("=WARN", "=INFO"),), at="NCCL_DEBUG", passes=(("=WARN", "=$LEVEL"),)),
+    "few-nics": Example(
+        fails=(
+            _in(ENVIRONMENT, "export NCCL_IB_HCA=mlx5_0:1,mlx5_1:1"),
+            ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_IB_HCA,"),
+        ),
+        at="NCCL_IB_HCA",
+        passes=(_in(ENVIRONMENT, "export NCCL_IB_HCA=mlx5_ib"), ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_IB_HCA,")),
+    ),
+    "transport-off": Example(
+        fails=(
+            _in(ENVIRONMENT, "export NCCL_P2P_DISABLE=1"),
+            ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_P2P_DISABLE,"),
+        ),
+        at="NCCL_P2P_DISABLE",
+        passes=(_in(ENVIRONMENT, "export NCCL_IB_DISABLE=0"), ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_IB_DISABLE,")),
+    ),
+    "socket-prefix": Example(
+        fails=(("IFNAME==eth0", "IFNAME=eth0"),),
+        at="NCCL_SOCKET_IFNAME",
+        passes=(("IFNAME==eth0", "IFNAME=eth"),),
+    ),
+    "gloo-interface": Example(
+        fails=(("export GLOO_SOCKET_IFNAME=eth0\n", ""),),
+        at="NCCL_SOCKET_IFNAME",
+        passes=(("export GLOO_SOCKET_IFNAME=eth0\n", ""), ("export NCCL_SOCKET_IFNAME==eth0\n", "")),
+    ),
+    "collnet-with-sharp": Example(
+        fails=(
+            _in(ENVIRONMENT, "export NCCL_COLLNET_ENABLE=1"),
+            ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_COLLNET_ENABLE,"),
+            *_flag("--log-throughput", "--log-throughput --use-sharp"),
+        ),
+        at="NCCL_COLLNET_ENABLE",
+        passes=_flag("--log-throughput", "--log-throughput --use-sharp"),
+    ),
+    "flight-recorder": Example(
+        fails=(("export TORCH_NCCL_TRACE_BUFFER_SIZE=2000\n", ""),),
+        at="TORCH_NCCL_DUMP_ON_TIMEOUT",
+        passes=(("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"),),
+    ),
+    "offline-hub": Example(
+        fails=_flag("--log-throughput", "--log-throughput --tokenizer-model meta-llama/Llama-3.1-8B"),
+        at="meta-llama",
+        passes=_flag("--log-throughput", "--log-throughput --tokenizer-model /shared/llama3"),
+    ),
+    "secret-in-script": Example(
+        fails=(_in(ENVIRONMENT, "export WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567"),),
+        at="WANDB_API_KEY",
+        passes=(
+            _in(
+                ENVIRONMENT,
+                "export WANDB_API_KEY=your_own_key HF_TOKEN=$(cat ~/.token) S3_SECRET_FILE=/run/secrets/s3",
+            ),
+        ),
+    ),
+    "secret-argument": Example(
+        fails=(_in(LAUNCH, 'huggingface-cli login --token "$HF_TOKEN" || exit 1'),),
+        at="--token",
+        passes=(_in(LAUNCH, "[[ -n ${HF_TOKEN:-} ]] || exit 1"),),
+    ),
+    "trace-with-secrets": Example(
+        fails=(("set -uo pipefail", "set -uxo pipefail\nexport HF_TOKEN=$(cat ~/.token)"),),
+        at="set -uxo",
+        passes=(("set -uo pipefail", "set -uxo pipefail\nset +x\nexport HF_TOKEN=$(cat ~/.token)\nset -x"),),
+    ),
+    "environment-in-log": Example(
+        fails=(_in(LAUNCH, "env"),), at="env", passes=(_in(LAUNCH, "env | grep ^NCCL_"),)
+    ),
+    # ---- Megatron-LM ----
+    "megatron-option": Example(
+        fails=_flag("--log-throughput", "--log-throughput --data-parallel-size 4"),
+        at="--data-parallel-size",
+        passes=_flag("--log-throughput", "--log-throughput --use-flash-attn"),
+    ),
+    "megatron-own-option": Example(
+        fails=_flag("--log-throughput", "--log-throughput --walrus-mode"),
+        at="--walrus-mode",
+        passes=_flag("--log-throughput", "--log-throughput --manual-gc"),
+    ),
+    "megatron-removed-option": Example(
+        fails=_flag("--log-throughput", "--log-throughput --checkpoint-activations"),
+        at="--checkpoint-activations",
+        passes=_flag("--log-throughput", "--log-throughput --recompute-activations"),
+    ),
+    "model-shape": Example(
+        fails=(("--max-position-embeddings 2048", "--max-position-embeddings 1024"),),
+        at="--max-position-embeddings",
+        passes=(("--max-position-embeddings 2048", "--max-position-embeddings 4096"),),
+    ),
+    "parallel-sizes": Example(
+        fails=(("--pipeline-model-parallel-size 4", "--pipeline-model-parallel-size 16"),),
+        at="--pipeline-model-parallel-size",
+        passes=(("--pipeline-model-parallel-size 4", "--pipeline-model-parallel-size 8"),),
+    ),
+    "batch-size": Example(
+        fails=(("--global-batch-size 1024", "--global-batch-size 1020"),),
+        at="--global-batch-size",
+        passes=(("--global-batch-size 1024", "--global-batch-size 1020 --rampup-batch-size 16 8 1000"),),
+    ),
+    "tensor-parallel-across-nodes": Example(
+        fails=(
+            ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 16"),
+            ("--num-attention-heads 40", "--num-attention-heads 80"),
+            ("--pipeline-model-parallel-size 4", "--pipeline-model-parallel-size 2"),
+        ),
+        at="--tensor-model-parallel-size",
+        passes=(
+            ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 8"),
+            ("--pipeline-model-parallel-size 4", "--pipeline-model-parallel-size 2"),
+        ),
+    ),
+    "learning-rate": Example(
+        fails=(("--min-lr 1e-5", "--min-lr 1e-3"),),
+        at="--min-lr",
+        passes=(("--min-lr 1e-5", "--min-lr 0.0001"),),
+    ),
+    "decay-beyond-run": Example(
+        fails=(("--lr-decay-iters 140000", "--lr-decay-iters 430000"),),
+        at="--lr-decay-iters",
+        passes=(("--lr-decay-iters 140000", "--lr-decay-iters 120000"),),
+    ),
+    "positions-fixed": Example(
+        fails=(("--seq-length 2048", '--seq-length "${SEQ_LENGTH:-2048}"'),),
+        at="--max-position-embeddings",
+        passes=(("2048", '"${SEQ_LENGTH:-2048}"'),),
+    ),
+    "fp16": Example(
+        fails=_flag("--bf16", "--fp16"),
+        at="--fp16",
+        passes=(*_flag("--bf16", "--fp16"), ("gpus-per-node=8", "gpus-per-node=v100:8")),
+    ),
+    "merge-file": Example(
+        fails=(("merges.txt", "vocab.json"),), at="--merge-file", passes=(("merges.txt", "gpt2-merges.bpe"),)
+    ),
+    "max-connections": Example(
+        fails=(("export CUDA_DEVICE_MAX_CONNECTIONS=1\n", ""),),
+        at="srun",
+        passes=(
+            ("export CUDA_DEVICE_MAX_CONNECTIONS=1\n", ""),
+            ("python -u", "env CUDA_DEVICE_MAX_CONNECTIONS=1 python -u"),
+        ),
+    ),
+    "fsdp-connections": Example(
+        fails=_flag("--log-throughput", "--log-throughput --use-torch-fsdp2"),
+        at="CUDA_DEVICE_MAX_CONNECTIONS",
+        passes=(
+            *_flag("--log-throughput", "--log-throughput --use-torch-fsdp2"),
+            ("CONNECTIONS=1\n", "CONNECTIONS=8\n"),
+        ),
+    ),
+    "checkpoint-worker": Example(
+        fails=_flag("--log-throughput", "--log-throughput --use-persistent-ckpt-worker"),
+        at="--use-persistent-ckpt-worker",
+        passes=_flag("--log-throughput", "--log-throughput --use-persistent-ckpt-worker --async-save"),
+    ),
+    "save-without-load": Example(
+        fails=_flag("--load /shared/checkpoints/gpt3-13b", ""),
+        at="--save",
+        passes=(
+            *_flag("--load /shared/checkpoints/gpt3-13b", ""),
+            ('"${output[@]}"', '"${output[@]}" $EXTRA_ARGS'),
+        ),
+    ),
+    "no-exit-handler": Example(
+        fails=_flag("--exit-signal-handler", ""),
+        at="srun",
+        passes=_flag("--exit-signal-handler", "--exit-interval 1000"),
+    ),
+    "collective-timeout": Example(
+        fails=_flag("--distributed-timeout-minutes 60", ""),
+        at="srun",
+        passes=(
+            *_flag("--distributed-timeout-minutes 60", ""),
+            ("--data-path /shared/tokens/corpus", "--mock-data"),
+        ),
+    ),
+    "no-throughput": Example(
+        fails=_flag("--log-throughput", ""),
+        at="srun",
+        passes=(*_flag("--log-throughput", ""), ('"${output[@]}"', '"${output[@]}" "$@"')),
+    ),
+    "files-by-count": Example(
+        fails=(_in(TASKS, 'readarray -t VALID < <(find /shared/tokens -name "*.bin" | sort | tail -n 15)'),),
+        at="tail -n 15",
+        passes=(_in(TASKS, 'FIRST=$(find /shared/tokens -name "*.bin" | sort | head -n 1)'),),
+    ),
+    "suffix-by-pattern": Example(
+        fails=(_in(TASKS, 'ls /shared/tokens | sed "s/.bin//g"'),),
+        at="sed",
+        passes=(_in(TASKS, "ls /shared/tokens | sed 's/\\.bin$//'"),),
+    ),
+    # ---- shell ----
+    "syntax": Example(
+        fails=(_in(LAUNCH, "if [[ -e stop ]]; then"),), at="", passes=(_in(TASKS, "layers=([0]*3+[1]*58)"),)
+    ),
+    "unreadable": Example(
+        fails=(_in(TASKS, 'echo "${name @Q}"'),), at="name @Q", passes=(_in(TASKS, 'echo "${name@Q}"'),)
+    ),
+    "export-words": Example(
+        fails=(_in(ENVIRONMENT, "export PYTHON_OPTIONS=-u -O"),),
+        at="-u -O",
+        passes=(_in(ENVIRONMENT, 'export PYTHON_OPTIONS="-u -O" HOME'),),
+    ),
+    "similar-name": Example(
+        fails=(_in(LAUNCH, "exitcode=0\n[[ $exit_code -eq 0 ]] || exit 1"),),
+        at="$exit_code",
+        passes=(_in(LAUNCH, "exitcode=${exit_code:-0}"),),
+    ),
+    "setting-overwritten": Example(
+        fails=(_in(TASKS, "IMAGE=${IMAGE:-/shared/a.sqsh}\nIMAGE=/shared/images/b.sqsh"),),
+        at="/shared/images/b.sqsh",
+        passes=(_in(TASKS, 'IMAGE=${IMAGE:-/shared/a.sqsh}\nIMAGE=$(realpath "$IMAGE")'),),
+    ),
+    "default-model": Example(
+        fails=(_in(TASKS, "case $SIZE in\n175b) NUM_LAYERS=96 ;;\n*) NUM_LAYERS=12 ;;\nesac"),),
+        at="*)",
+        passes=(
+            _in(
+                TASKS,
+                'case $SIZE in\n175b) NUM_LAYERS=96 ;;\n*) NUM_LAYERS=0; echo "unknown" >&2; exit 1 ;;\nesac',
+            ),
+        ),
+    ),
+    "subprocess-unchecked": Example(
+        fails=(
+            _in(LAUNCH, "python3 - <<'END'\nimport subprocess\nsubprocess.run(f'ls {d}', shell=True)\nEND"),
+        ),
+        at="shell=True",
+        passes=(
+            _in(
+                LAUNCH,
+                "python3 - <<'END'\nimport subprocess\nsubprocess.run('ls a | wc', shell=True, check=True)\nEND",
+            ),
+        ),
+    ),
+    "marker-after-failure": Example(
+        fails=(_in(LAUNCH, "python3 /shared/tools/tokenize.py\ntouch /shared/tokens/DONE"),),
+        at="touch",
+        passes=(_in(LAUNCH, "python3 /shared/tools/tokenize.py && touch /shared/tokens/DONE"),),
+    ),
+}

@@ -1,0 +1,165 @@
+"""What existing launch scripts get wrong, each found by lint at its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcgen.lint.check import lint
+
+DEFECTS = Path(__file__).with_name("scripts") / "defects.sh"
+
+IN_ONE_SCRIPT = [
+    # the defect, the rule, text of the line that it names
+    ("the merges file defaults to vocab.json", "merge-file", "--merge-file"),
+    ("8 CPUs for the 8 ranks of a node", "few-cpus", "--cpus-per-task=8"),
+    ("a node that other jobs may use", "not-exclusive", "--job-name"),
+    ("CPUs not repeated on srun", "cpus-not-inherited", "srun"),
+    ("fixed numbers of files for validation and test", "files-by-count", "head -n"),
+    ("a suffix removed anywhere in the path", "suffix-by-pattern", "sed"),
+    ("variables that --container-env does not name", "container-env-gap", "--container-env"),
+    ("the user's image path is overwritten", "setting-overwritten", "IMAGE=$STAGE/images"),
+    ("fp16 on H100", "fp16", "--fp16"),
+    ("positions fixed at 2048 under a free sequence length", "positions-fixed", "--max-position-embeddings"),
+    ("port 29500", "fixed-port", "29500"),
+    ("NCCL_COLLNET_ENABLE for the job beside use-sharp", "collnet-with-sharp", "NCCL_COLLNET_ENABLE"),
+    ("no kill-on-bad-exit", "no-kill-on-bad-exit", "srun"),
+    ("no time limit", "no-time-limit", "--job-name"),
+    ("no signal", "no-signal", "--job-name"),
+    ("no requeue", "no-requeue", "--job-name"),
+    ("no exit handler", "no-exit-handler", "srun"),
+    ("a rate that never decays", "decay-beyond-run", "--lr-decay-iters"),
+    ("set -x with tokens", "trace-with-secrets", "set -xe"),
+    ("SLURM_GPUS_PER_NODE with a type of GPU", "gpu-count", "SLURM_GPUS_PER_NODE"),
+    ("ranks that are no multiple of TP x PP", "parallel-sizes", "srun"),
+    ("a log directory outside the mounts", "path-not-mounted", "--tensorboard-dir"),
+    ("no throughput in the log", "no-throughput", "srun"),
+    ("a checkpoint worker without async save", "checkpoint-worker", "--use-persistent-ckpt-worker"),
+    ("a topology file that is not mounted", "topology-not-mounted", "NCCL_TOPO_FILE="),
+    ("a variable that does not exist", "misspelt-variable", "NCCL_IB_QPS_PER_CONN"),
+    ("an option that does not exist", "megatron-option", "--data-parallel-size"),
+    ("an option that makes Megatron-LM exit", "megatron-removed-option", "--checkpoint-activations"),
+    ("NCCL's log at scale", "nccl-debug-flood", "NCCL_DEBUG=INFO"),
+    ("an export without quotes", "export-words", "RUN_OPTIONS"),
+    ("a checkpoint that the next life does not load", "save-without-load", "--save"),
+]
+
+HEAD = """\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --time=1:00:00
+"""
+
+IN_SCRIPTS_OF_THEIR_OWN = [
+    (
+        "a batch that is no multiple",
+        "batch-size",
+        "srun python pretrain_gpt.py --micro-batch-size 4 --global-batch-size 100\n",
+        "srun",
+    ),
+    (
+        "set -e above the directives",
+        "directive-after-command",
+        "#!/bin/bash\nset -e\n#SBATCH --nodes=2\n",
+        "--nodes",
+    ),
+    (
+        "nodes_array=($nodes) keeps one",
+        "nodes-array",
+        "nodes=($(scontrol show hostnames))\nnodes_array=($nodes)\n",
+        "nodes_array",
+    ),
+    (
+        "$exit_code where exitcode was set",
+        "similar-name",
+        "srun ./train; exitcode=$?\nexit $exit_code\n",
+        "exit $",
+    ),
+    (
+        "a health check whose status is lost",
+        "check-ignored",
+        "srun ./node_health_check.sh; srun python train.py\n",
+        "health",
+    ),
+    (
+        "an unknown size becomes the small model",
+        "default-model",
+        "case $1 in\n175b) NUM_LAYERS=96;;\n*) NUM_LAYERS=12;;\nesac\n",
+        "*)",
+    ),
+    (
+        "an image without a version",
+        "image-pin",
+        "srun --container-image=nvcr.io#nvidia/pytorch python train.py\n",
+        "srun",
+    ),
+    ("a token as text", "secret-in-script", "export HF_TOKEN=hf_" + "a1" * 17 + "\n", "HF_TOKEN"),
+    (
+        "SIGUSR1, which NCCL catches",
+        "signal-usr1",
+        "#SBATCH --signal=B:USR1@300\ntrap : USR1\nsrun python train.py &\nwait\n",
+        "--signal",
+    ),
+    ("an array index beyond the limit", "array-index", "#SBATCH --array=0-5000\n", "--array"),
+    (
+        "a .sqsh taken for a registry name",
+        "image-path",
+        "srun --container-image=pytorch.sqsh python train.py\n",
+        "srun",
+    ),
+    (
+        "subprocess.run unchecked",
+        "subprocess-unchecked",
+        "python - <<'E'\nsubprocess.run(cmd, shell=True)\nE\n",
+        "shell=True",
+    ),
+    ("a marker after a failure", "marker-after-failure", "python tokenize.py a b\ntouch out/DONE\n", "touch"),
+    ("localhost for many nodes", "localhost-master", "export MASTER_ADDR=localhost\n", "MASTER_ADDR"),
+    ("two of eight InfiniBand devices", "few-nics", "export NCCL_IB_HCA=mlx5_0:1,mlx5_1:1\n", "NCCL_IB_HCA"),
+    (
+        "TERM to srun, which kills",
+        "kill-srun",
+        "srun python train.py &\npid=$!\nkill -TERM $pid\nwait\n",
+        "kill",
+    ),
+    (
+        "an unset mount that swallows the command",
+        "mount-unset",
+        "srun --container-image=/a.sqsh --container-mounts $MOUNTS python train.py\n",
+        "srun",
+    ),
+    (
+        "a directive cut at #",
+        "directive-cut",
+        "#SBATCH --container-image=nvcr.io#nvidia/pytorch:25.03-py3\n",
+        "nvcr",
+    ),
+]
+
+
+@pytest.mark.parametrize(("defect", "rule", "at"), IN_ONE_SCRIPT, ids=[row[0] for row in IN_ONE_SCRIPT])
+def test_it_is_found_at_its_line(defect: str, rule: str, at: str) -> None:
+    text = DEFECTS.read_text()
+    found = [text.split("\n")[finding.line - 1] for finding in lint(text, rules=[rule])]
+    assert any(at in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("defect", "rule", "text", "at"), IN_SCRIPTS_OF_THEIR_OWN, ids=[row[0] for row in IN_SCRIPTS_OF_THEIR_OWN]
+)
+def test_it_is_found_in_a_small_script(defect: str, rule: str, text: str, at: str) -> None:
+    text = text if text.startswith("#!") else HEAD + text
+    found = [text.split("\n")[finding.line - 1] for finding in lint(text, rules=[rule])]
+    assert any(at in line for line in found), lint(text)
+
+
+def test_no_message_shows_a_secret() -> None:
+    secret = "hf_" + "Zq7" * 12
+    text = HEAD + f"set -x\nexport HF_TOKEN={secret}\nhuggingface-cli login --token {secret}\n"
+    text += f"srun --container-env=HF_TOKEN={secret} env\nexport HF_TOKEN=x {secret}\n"
+    found = lint(text)
+    assert {"secret-in-script", "trace-with-secrets"} <= {finding.rule for finding in found}
+    assert secret not in "".join(finding.why + finding.fix for finding in found)

@@ -1,0 +1,99 @@
+"""Whatever is done to a script, lint says what it finds, or one clean error: it neither fails nor hangs."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from hpcgen.config.loader import load_cluster
+from hpcgen.errors import HpcgenError
+from hpcgen.lint.check import lint
+from hpcgen.migration.migration import migrate
+from tests.lint.examples import SOUND
+
+DEFECTS = Path(__file__).with_name("scripts") / "defects.sh"
+PIECES = [
+    "'", '"', "`", "$(", "${", "))", "((", "<<EOF\n", "\\", "\n", "#", "|", "&", ";", "[", "]", "{", "}", "\x01", "é",
+    "${x[@]}", "$((1/0))", "$((2**99999))", "${!x}", "x=(", "esac", "done", "fi", "\r\n", "\ufffd", "[[", "bash -c '",
+    "--", "-N", "#SBATCH -", "#SBATCH --a='", "srun", "srun --container-mounts", "${a:-${b:=$(c)}}", "'\\''", "1" * 400,
+    "--global-batch-size 0", "--tensor-model-parallel-size 0", "--num-layers -3", "0" * 30, "trap", "kill -", "case",
+]  # fmt: skip
+
+
+def mutated(text: str, seed: int) -> str:
+    """A script with some of its text cut, copied, moved or replaced."""
+    chance = random.Random(seed)
+    for _ in range(chance.randint(1, 6)):
+        start = chance.randrange(len(text) + 1)
+        end = min(len(text), start + chance.choice([0, 1, 5, 40, 400]))
+        match chance.randrange(4):
+            case 0:
+                text = text[:start] + chance.choice(PIECES) + text[start:]
+            case 1:
+                text = text[:start] + text[end:]
+            case 2:
+                text = text[:end] + text[start:end] + text[end:]
+            case _:
+                text = text[:start] + chance.choice(PIECES) + text[end:]
+    return text
+
+
+@pytest.mark.parametrize("seed", range(0, 120, 20))
+def test_no_change_breaks_lint(seed: int) -> None:
+    cluster, node_type = load_cluster("azure-ndv5")
+    sources = [SOUND, DEFECTS.read_text()]
+    for number in range(seed, seed + 20):
+        text = mutated(sources[number % 2], number)
+        for finding in _outcome(lambda text=text: lint(text)) or ():
+            assert 1 <= finding.line <= text.count("\n") + 1
+        _outcome(lambda text=text: migrate(text, "x", cluster, node_type))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 6000, 100))
+def test_no_change_of_many_breaks_lint(seed: int) -> None:
+    for number in range(seed, seed + 5):
+        test_no_change_breaks_lint(number * 20)
+
+
+def _outcome(action):
+    """What an action gives; None where it ends with one clean error."""
+    try:
+        return action()
+    except HpcgenError:
+        return None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n",
+        "#!",
+        "#SBATCH\n",
+        "#SBATCH --nodes\n",
+        "#SBATCH -\n#SBATCH --\n#SBATCH -N",
+        "\\",
+        "(" * 20_000,
+        "$(" * 5_000 + ")" * 5_000,
+        "{ " * 3_000 + "; }" * 3_000,
+        "if a; then " * 300 + "b" + "; fi" * 300,
+        "x=a\n" + "x=$x$x\n" * 60,
+        "x=(a b)\n" + 'x=("${x[@]}" "${x[@]}")\n' * 60 + 'srun "${x[@]}"\n',
+        'f() { f "$@"; }\nf srun a\n',
+        'f() { g "$@" "$@"; }\ng() { f "$@" "$@"; }\nf srun python pretrain_gpt.py\n',
+        "a" * 200_000,
+        "# hpcgen: ignore=" + "x," * 50_000,
+        "srun python pretrain_gpt.py " + "--num-layers 1 " * 10_000,
+        "srun python pretrain_gpt.py " + " ".join(f"--walrus-{i}" for i in range(300)),
+        "x=([0]*3 [1]*4)\n" * 100,
+        "bash -c " + "'bash -c " * 20 + "a" + "'" * 20,
+        "\u202e\u0000".replace("\0", "") * 100,
+        "y=$((" + "1+" * 2000 + "1))",
+    ],
+    ids=lambda text: text[:20].encode("unicode_escape").decode(),
+)
+def test_strange_scripts(text: str) -> None:
+    _outcome(lambda: lint(text))

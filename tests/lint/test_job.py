@@ -1,0 +1,106 @@
+"""What a script starts, through functions, wrappers, launchers and containers."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgen.lint.job import Job
+from hpcgen.lint.reader import read
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n"
+
+
+def job(text: str) -> Job:
+    return Job(read(HEAD + text))
+
+
+STEP = "srun -n 16 --kill-on-bad-exit=1"
+TRAINING = "python -u pretrain_gpt.py --num-layers 12 --bf16"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{STEP} {TRAINING}",
+        f"timeout -k 5 300 {STEP} env A=b nice -n 5 {TRAINING}",
+        f'launch() {{ {STEP} "$@"; }}\nlaunch {TRAINING}',
+        f'run() {{ "$@"; }}\nlaunch() {{ run {STEP} "$@"; }}\nlaunch {TRAINING}',
+        f'run() {{ local limit=$1; shift; timeout "$limit" "$@"; }}\nrun 300 {STEP} {TRAINING}',
+        f'step=({STEP}); a=(--num-layers 12)\na+=(--bf16)\n"${{step[@]}}" python pretrain_gpt.py "${{a[@]}}"',
+        f'ARGS="--num-layers 12 --bf16"\n{STEP} python pretrain_gpt.py $ARGS',
+        f"{STEP} bash -c '{TRAINING}'",
+        f'{STEP} bash -lc "cd /code && {TRAINING}"',
+        f"{STEP} bash -c 'exec enroot start --mount a:b \"$@\"' name --env X image {TRAINING}",
+        f"{STEP} enroot start --rw --mount a:b image {TRAINING}",
+        f"{STEP} nsys profile -o out {TRAINING}",
+        f"if [[ $x ]]; then\n {STEP} \\\n  {TRAINING}\nfi",
+    ],
+)
+def test_the_training_is_found_in_its_step(text: str) -> None:
+    [launch] = job(text).trainings
+    assert launch.is_megatron
+    assert launch.flags.keys() == {"num-layers", "bf16"}
+    assert launch.step is not None
+    assert launch.step.option("ntasks").text == "16"
+    assert launch.step.option("kill-on-bad-exit").text == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher", "world"),
+    [
+        ("srun python pretrain_gpt.py", "python", (2, 8)),
+        ("srun -n 4 python -m trainer", "python", (2, 2)),
+        (
+            "srun -n2 torchrun --nnodes $SLURM_NNODES --nproc_per_node=$SLURM_GPUS_PER_NODE train.py",
+            "torchrun",
+            (2, 8),
+        ),
+        ("srun -n2 python -m torch.distributed.run --nproc-per-node 4 train.py", "torchrun", (2, 4)),
+        ("srun -n2 torchrun --nnodes=${N:-1} train.py", "torchrun", None),
+        ("srun -n2 accelerate launch --num_processes 16 train.py", "accelerate", (2, 1)),
+        ("python train.py", "python", None),
+    ],
+)
+def test_launchers_and_the_ranks_they_start(text: str, launcher: str, world: tuple[int, int] | None) -> None:
+    found = job(text)
+    [launch] = found.trainings
+    assert launch.launcher == launcher
+    assert found.world_size(launch) == world
+
+
+@pytest.mark.parametrize(
+    ("text", "background"),
+    [
+        ("srun a", False),
+        ("srun a &", True),
+        ('run() { "$@" & wait; }\nrun srun a', True),
+        ('run() { "$@"; }\nrun srun a &', True),
+    ],
+)
+def test_steps_in_the_background(text: str, background: bool) -> None:
+    [step] = job(text).steps
+    assert step.background == background
+
+
+def test_options_from_a_variable_leave_a_step_open() -> None:
+    [first, second] = job("srun $SRUN_ARGS -n 4 python train.py\nsrun -n 4 python train.py").steps
+    assert first.is_open
+    assert first.option("ntasks") is not None
+    assert not second.is_open
+
+
+@pytest.mark.parametrize(
+    ("directives", "gpus"),
+    [
+        ("--gpus-per-node=8", 8),
+        ("--gpus-per-node=h100:4", 4),
+        ("--gres=gpu:8", 8),
+        ("--gres=gpu:a100:4,nvme:1", 4),
+        ("--gpus-per-task=2", 16),
+        ("-G 16", 8),
+        ("--gres=nvme:1", None),
+    ],
+)
+def test_gpus_of_a_node(directives: str, gpus: int | None) -> None:
+    text = HEAD.replace("#SBATCH --gpus-per-node=8", f"#SBATCH {directives}")
+    assert Job(read(text)).gpus_per_node == gpus

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcgen.lint.check import RULES, Finding, lint
+from tests.lint.examples import EXAMPLES, SOUND, edited
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "tests/golden").rglob("*")
+    if path.suffix in (".sbatch", ".sh", ".slurm")
+)
+
+
+def names(findings: list[Finding]) -> set[str]:
+    return {finding.rule for finding in findings}
+
+
+def test_every_rule_has_its_examples() -> None:
+    assert set(EXAMPLES) == set(RULES)
+
+
+def test_nothing_is_wrong_with_the_sound_script() -> None:
+    assert lint(SOUND) == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_script_that_breaks_a_rule_breaks_that_one(rule: str) -> None:
+    example = EXAMPLES[rule]
+    text = edited(example.fails)
+    found = lint(text)
+    assert rule in names(found)
+    notes = {finding.rule for finding in found if finding.severity == "note"}
+    assert names(found) - notes - {rule} <= example.also
+    for finding in found:
+        if finding.rule == rule:
+            assert example.at in text.split("\n")[finding.line - 1]
+            assert finding.why
+            assert finding.fix
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_script_that_nearly_breaks_it_does_not(rule: str) -> None:
+    assert lint(edited(EXAMPLES[rule].passes), rules=[rule]) == []
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "syntax"])
+def test_bash_takes_the_examples(rule: str) -> None:
+    """Else they would show something else than what they are for."""
+    for edits in (EXAMPLES[rule].fails, EXAMPLES[rule].passes):
+        done = subprocess.run(
+            ["bash", "-n"], input=edited(edits), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", GOLDEN)
+def test_our_own_scripts_are_sound(path: str) -> None:
+    assert lint((ROOT / path).read_text(encoding="utf-8"), path) == []
+
+
+@pytest.mark.parametrize("path", [path for path in GOLDEN if re.search(r"/azure.*/train\.", path)])
+def test_the_training_step_of_our_own_scripts_is_looked_at(path: str) -> None:
+    """Through the functions, arrays and containers of each runtime."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert names(lint(edited(((" --kill-on-bad-exit=1\n", "\n"),), text))) == {"no-kill-on-bad-exit"}

@@ -1,0 +1,186 @@
+"""What is said to be known about a word is what bash gives to the command."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpcgen.errors import HpcgenError
+from hpcgen.lint.reader import read
+from hpcgen.lint.script import Command, Script
+
+
+def arguments(text: str, folder: Path) -> list[list[str]]:
+    """The argument vectors that bash gives to `show` while it runs a script."""
+    program = folder / "show"
+    program.write_text(
+        '#!/bin/bash\nfor word; do printf "%s\\0" "$word" >>"$OUT"; done; printf "\\n\\0" >>"$OUT"\n'
+    )
+    program.chmod(0o755)
+    out = folder / "out"
+    out.write_bytes(b"")
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "OUT": str(out), "HOME": "/home/me"}
+    subprocess.run(["bash", "-c", text], env=environment, cwd=folder, capture_output=True, check=False)
+    calls: list[list[str]] = [[]]
+    for word in out.read_bytes().decode().split("\0"):
+        if word == "\n":
+            calls.append([])
+        else:
+            calls[-1].append(word)
+    return calls[:-1]
+
+
+def shown(script: Script) -> list[Command]:
+    return [command for command in script.commands if command.name == "show"]
+
+
+SCRIPTS = [
+    "show a 'b c' \"d e\" f\\ g $'h\\ti' j\"k\"'l'",
+    'x=1; y="a b"; show $x "$x" $y "$y" x$y"z"',
+    'step=(--a "b c" --d=e); step+=(f); show "${step[@]}" ${step[@]} "$step" "${step[@]}x"',
+    "x=3; show $((x * 4)) $((512 * 1024)) $(($x+1)) $(( (x - 5) / 2 )) $(( 7 % x ))",
+    'show ${unset:-7} "${unset:-a b}" ${x:=4} $x; x=5; show ${x:-6}',
+    'args="--a 1 \\\n  --b 2"; show $args "--c $args"',
+    'a=(1 2); b=("${a[@]}" 3); b=("${b[@]}" 4); show "${b[@]}" ${#b[@]}',
+    'show "\\$HOME" \'$HOME\' \\"; show "a\\\nb" a\\\nb',
+    'f() { local x=2; show "$x"; }; x=1; f; show "$x"',
+    'if true; then x=1; fi; show "$x"; y=2; (y=3; show $y); show $y',
+    'for i in 1 2; do show "$i"; done; read -r z <<<"q"; show "$z"',
+    'unset -v x; x=1; unset x; show "${x-none}"',
+    'export A=1 B="2 3"; show "$A" "$B"; C=4 show',
+    'x=; show $x \'\' "" "$x"',
+    'e=(); show "${e[@]}" end',
+    "bash -c 'show \"inner word\"; x=1; show $x'",
+    'x=\'a\'; x+=b; x+="c d"; show $x "$x"',
+    'layers=([0]*3+[1]*58 x); show "${layers[1]}" "${layers[@]}"',
+    "a=1\nshow <<EOF $a\n$a\nEOF\nshow $a | cat",
+    "show {a,b} *.none ~ 2>/dev/null >&2",
+    "x=$'a\\x0bb\\rc d'; show $x a\x85b \u2028 \v",
+]
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_what_is_known_is_what_bash_does(text: str, tmp_path: Path) -> None:
+    given_ = arguments(text, tmp_path)
+    commands = shown(read(text))
+    if any(command.in_loop or command.function for command in commands):
+        # such a command runs more often than it is written: each known word is right every time
+        commands = [command for command in commands if not (command.in_loop or command.function)]
+        known = {
+            word.text for command in commands for word in command.words[1:] if word.known and word.certain
+        }
+        assert known <= {word for call in given_ for word in call}
+        return
+    assert len(commands) == len(given_)
+    for command, call in zip(commands, given_, strict=True):
+        words = command.words[1:]
+        if all(word.known and word.certain for word in words):
+            assert [word.text for word in words] == call
+
+
+WORDS = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                "a",
+                "b c",
+                "",
+                "--x=1",
+                "é",
+                "a'b",
+                'a"b',
+                "a\\b",
+                "$HOME",
+                "`id`",
+                "$(id)",
+                "a\nb",
+                "*",
+                "#x",
+                "a#",
+            ]
+        ),
+        st.text(
+            st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=("Cs",)), max_size=8
+        ),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+@given(words=WORDS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_quoted_words_come_back_through_arrays_and_variables(words: list[str]) -> None:
+    text = f"array=({' '.join(map(quoted, words))})\nx={quoted(words[0])}\n" + 'show "${array[@]}" "$x"\n'
+    [command] = shown(read(text))
+    assert [word.text for word in command.words[1:]] == [*words, words[0]]
+    assert all(word.known and word.certain for word in command.words)
+
+
+def test_what_a_run_decides_stays_unknown() -> None:
+    text = 'x=$(date); show "$x" "$HOME/a" $1 "$RANDOM"; if a; then y=1; else y=2; fi; show "$y"'
+    first, second = shown(read(text))
+    assert [word.known for word in first.words[1:]] == [False] * 4
+    assert first.words[2].text == "$HOME/a"
+    assert not second.words[1].certain
+
+
+def test_defaults_that_the_environment_may_replace_are_assumed() -> None:
+    [command] = shown(read('NODES=${NODES:-4}\nshow "$NODES" 4'))
+    assert [(word.text, word.assumed) for word in command.words[1:]] == [("4", True), ("4", False)]
+
+
+def test_what_slurm_sets_follows_from_the_directives() -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH -N4 --ntasks-per-node 8\nshow $SLURM_NNODES $SLURM_NTASKS $((SLURM_NNODES * 8))"
+    )
+    [command] = shown(read(text))
+    assert [word.text for word in command.words[1:]] == ["4", "32", "32"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("#SBATCH --nodes=4", [("nodes", "4")]),
+        ("#SBATCH --nodes 4 -n 8 -c2", [("nodes", "4"), ("ntasks", "8"), ("cpus-per-task", "2")]),
+        ("#SBATCH --exclusive --mem=0", [("exclusive", None), ("mem", "0")]),
+        ("#SBATCH --job-name='a b' --comment=\"c d\"", [("job-name", "a b"), ("comment", "c d")]),
+        ("#SBATCH --comment=a\\ b --comment='c\\'d'", [("comment", "a b"), ("comment", "c'd")]),
+        ("#SBATCH --nodes=4 # --nodes=5", [("nodes", "4")]),
+        ("#SBATCH --comment='a # b'", [("comment", "a # b")]),
+        ("#SBATCH --image=nvcr.io#nvidia", [("image", "nvcr.io")]),
+        ("#SBATCH", []),
+        ("##SBATCH --nodes=4", []),
+        ("# SBATCH --nodes=4", []),
+        ("#SBATCHED --nodes=4", []),
+    ],
+)
+def test_a_directive_is_read_as_sbatch_reads_it(line: str, expected: list[tuple[str, str | None]]) -> None:
+    script = read(f"#!/bin/bash\n{line}\n")
+    assert [(directive.name, directive.value) for directive in script.directives] == expected
+
+
+def test_directives_in_a_here_document_are_those_of_another_script() -> None:
+    script = read("#!/bin/bash\n#SBATCH --nodes=1\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nEOF\n")
+    assert [directive.value for directive in script.directives] == ["1"]
+
+
+def test_what_bash_does_not_take_is_said_with_its_line() -> None:
+    error = read("#!/bin/bash\necho\nif x; then\n").error
+    assert error is not None
+    assert error.line >= 3
+    assert not error.is_ours
+
+
+@pytest.mark.parametrize("text", ["a\0b", "x" * 300_000])
+def test_what_is_no_script_is_refused(text: str) -> None:
+    with pytest.raises(HpcgenError):
+        read(text)
