@@ -149,7 +149,9 @@ def test_mistakes_of_run_file_and_cluster_come_together(tmp_path):
     text = "name: a b\ncluster: ./site.yaml\npreset: tiny\npaths: {run_dir: /r}\n"
     name, node_type = mistakes(tmp_path, text)
     assert name.startswith("run.yaml:1: name = ")
-    assert node_type == "site.yaml:2: node_type = ndv6 is not a node type; use one of cpu, ndv4, ndv5, ndv5-h200"
+    assert (
+        node_type == "site.yaml:2: node_type = ndv6 is not a node type; use one of cpu, ndv4, ndv5, ndv5-h200"
+    )
 
 
 def test_profiles_extend_one_another_by_name_and_by_path(tmp_path):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import run
-from trainer.rendezvous import find_ranks
 from trainer.errors import TrainerError
+from trainer.rendezvous import find_ranks
 
 EXPLICIT = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 BATCH_SHELL = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}
