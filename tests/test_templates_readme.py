@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from jinja2 import meta, nodes
 
+from hpcgen.config.stages import STAGES
 from hpcgen.rendering.environment import make_environment
 from hpcgen.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS
 from hpcgen.rendering.script import CONCLUDE, LAUNCH, template_context
-from tests.runs import big_run, minimal_run, planned
+from tests.rendering.golden import planned_case
+from tests.runs import big_run, planned
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 README = (TEMPLATES / "README.md").read_text(encoding="utf-8")
@@ -36,16 +38,25 @@ def test_every_block_is_documented() -> None:
     assert first_column(section("Blocks")) == blocks
 
 
-def test_every_variable_is_documented_for_the_stages_that_have_it(tmp_path: Path) -> None:
-    documented = {
-        name: "train" if re.search(rf"`{name}`.*\| train \|", section("Variables")) else "all"
-        for name in first_column(section("Variables"))
-    }
-    tokenize = {"tokenize": {"input": ["/d/a.jsonl"], "output_prefix": "/d/a"}}
-    plan = planned(tmp_path, minimal_run(data={"mock": True, **tokenize}), ["tokenize", "train"])
-    given = {stage: set(template_context(plan, stage, origins=())) for stage in ("tokenize", "train")}
-    assert given["train"] == documented.keys()
-    assert given["tokenize"] == {name for name, where in documented.items() if where == "all"}
+def documented_variables() -> dict[str, set[str]]:
+    """Variable -> the stages that have it, as the table says."""
+    found: dict[str, set[str]] = {}
+    for line in section("Variables").splitlines():
+        if line.startswith("| `"):
+            names, stages, _ = line.strip("|").split("|", 2)
+            where = set(STAGES) if stages.strip() == "all" else set(stages.strip().split(", "))
+            found |= dict.fromkeys(re.findall(r"`(\w+)`", names), where)
+    return found
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_variable_is_documented_for_the_stages_that_have_it(stage: str) -> None:
+    given = set(template_context(planned_case("site-group"), stage, origins=()))
+    assert given == {name for name, stages in documented_variables().items() if stage in stages}
+
+
+def test_the_stages_of_the_table_are_stages() -> None:
+    assert set().union(*documented_variables().values()) == set(STAGES)
 
 
 def test_templates_use_no_variable_that_is_not_documented() -> None:
@@ -62,6 +73,12 @@ def test_the_markers_are_the_ones_that_submitit_is_cut_at() -> None:
     assert f"`{CONCLUDE}`" in README
 
 
+def test_every_template_is_named() -> None:
+    for path in (TEMPLATES / "slurm").iterdir():
+        stage = path.name.removesuffix(".sbatch.j2")
+        assert stage in ("base", *STAGES) or f"`slurm/{path.name}`" in README
+
+
 @pytest.mark.parametrize("stage", ["base", "train"])
 def test_the_examples_in_the_readme_can_be_loaded(tmp_path: Path, stage: str) -> None:
     example = README.split("```jinja\n")[1].split("```")[0].replace("train", stage)
@@ -72,5 +89,6 @@ def test_the_examples_in_the_readme_can_be_loaded(tmp_path: Path, stage: str) ->
     from hpcgen import render
 
     script = render(plan, "train", [tmp_path])
-    assert "export SITE_PROXY=http://proxy:3128" in script
+    assert "module load site-tools" in script
+    assert 'task_environment+=("SITE_PROXY=http://proxy:3128")' in script
     assert f"{site}/{stage}.sbatch.j2" in script

@@ -128,8 +128,16 @@ def stage_settings(stage: str, config: RunConfig, cluster: ClusterConfig) -> Sta
         chosen[field.name] = next((value for value in given if value is not None), None)
     if stage in DEFAULT_TIMES:
         # a limit that is meant for training would let a short job wait for a long slot
-        chosen["time"] = getattr(config.slurm, section(stage)).time or DEFAULT_TIMES[stage]
+        own = getattr(config.slurm, section(stage)).time
+        chosen["time"] = own or _default_time(stage, chosen["partition"], cluster)
     return StageSettings(**chosen)
+
+
+def _default_time(stage: str, partition: str | None, cluster: ClusterConfig) -> str:
+    """The stage's usual limit, or the most that its partition allows."""
+    asked = [cluster.partitions.get(name) for name in (partition or "").split(",")]
+    limits = [limits.max_time for limits in asked if limits is not None and limits.max_time]
+    return min((DEFAULT_TIMES[stage], *limits), key=seconds)
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,8 @@ class Place:
 
 def place_of(stage: str, name: str, config: RunConfig, cluster: ClusterConfig) -> Place:
     """Where the value of a stage's setting comes from; where nobody wrote one, the stage's own section."""
-    if getattr(getattr(config.slurm, section(stage)), name) is None:
+    own_alone = name == "time" and stage in DEFAULT_TIMES
+    if getattr(getattr(config.slurm, section(stage)), name) is None and not own_alone:
         if getattr(config.slurm.defaults, name) is not None:
             return Place(f"slurm.defaults.{name}")
         if getattr(cluster.slurm, name) is not None:

@@ -47,6 +47,8 @@ class StagePlan:
     """Host paths that every node must have: inputs, and what is mounted and not made by the job."""
     directories: tuple[str, ...]
     """Directories besides the run's that the job makes, since a container can mount only what is there."""
+    striped_directories: tuple[str, ...]
+    """Directories that the job makes for large files, striped on Lustre when they are new."""
     files: Mapping[str, str]
     """Name -> text of files that the script writes into the job's directory."""
     values: Mapping[str, object]
@@ -80,6 +82,7 @@ def make_stage(
         inputs=work.inputs,
         required=(*work.inputs, *reads, *_needed_by(container, run, config)),
         directories=work.writes,
+        striped_directories=work.large,
         files=work.files,
         values=work.values,
         signal_lead_s=signal_lead_s,
@@ -104,7 +107,7 @@ def _container(
     return make_container(
         config,
         run.cluster,
-        writes=(*work.writes, config.paths.run_dir, run.cluster.scratch),
+        writes=(*work.writes, *work.large, config.paths.run_dir, run.cluster.scratch),
         reads=(*work.reads, *_code(run), *_topology(environment), *of_inputs),
         environment=(*variables, *_computed(name), *config.secrets),
     )

@@ -95,6 +95,7 @@ def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> d
         "environment": [_variable(variable) for variable in stage.environment],
         "scratch": cluster.scratch,
         "directories": stage.directories,
+        "striped_directories": stage.striped_directories,
         "required_files": list(dict.fromkeys(stage.required)),
         "runtime": container.runtime if container else "none",
         "image": container.image if container else "",

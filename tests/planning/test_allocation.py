@@ -201,3 +201,16 @@ def test_other_options_are_the_users(tmp_path, directive):
 def test_the_count_of_the_gres(tmp_path, gres, wrong):
     run = run_of(tmp_path, gres=gres)
     assert bool(list(cluster_problems(run.cluster, run.node_type))) is wrong
+
+
+def test_a_stage_of_the_cluster_has_its_own_time_limit(tmp_path):
+    """A limit that is meant for training would let a short test wait for a long slot."""
+    site = {"extends": "azure-ndv5", "partitions": {"hpc": {"max_time": "1:00:00"}}}
+    write_yaml(tmp_path / "site.yaml", site)
+    run = loaded(tmp_path, big_run(cluster="./site.yaml", slurm={"defaults": {"time": "0:50:00"}}))
+
+    def time_of(stage):
+        return make_allocation(stage, run.config, run.cluster, run.node_type).time_s
+
+    assert (time_of("nccl-test"), time_of("train")) == (30 * 60, 50 * 60)
+    assert time_of("tensorboard") == 60 * 60, "no longer than the partition allows"

@@ -29,5 +29,5 @@ def work(run: Run, config: RunConfig, allocation: Allocation) -> Work:
         # --overwrite: a job that Slurm requeued begins again
         arguments=("-m", "hpcgen", "data", "tokenize", "--overwrite", *words, *flags, "--", *tokenize.input),
         inputs=(*tokenize.input, *(path for path in files if path)),
-        writes=(str(PurePosixPath(tokenize.output_prefix).parent),),
+        large=(str(PurePosixPath(tokenize.output_prefix).parent),),
     )

@@ -20,17 +20,18 @@ def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerCo
     inputs = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
     if checkpoint.load:
         inputs = (*inputs, f"{checkpoint.load}/latest_checkpointed_iteration.txt")
-    writes = (checkpoint.save, data.cache_dir)
+    checkpoints = checkpoint.save or f"{config.paths.run_dir}/checkpoints"
     return Work(
         arguments=("-m", "trainer"),
         inputs=inputs,
         reads=(checkpoint.load,) if checkpoint.load else (),
-        writes=tuple(path for path in writes if path),
+        writes=(data.cache_dir,) if data.cache_dir else (),
+        large=(checkpoints,),
         files=_files(trainer),
         values={
             "train_iters": config.training.train_iters,
             "max_restarts": allocation.max_restarts,
-            "checkpoints": checkpoint.save or f"{config.paths.run_dir}/checkpoints",
+            "checkpoints": checkpoints,
             "preflight": config.preflight.node_health or config.preflight.spare_nodes > 0,
             "max_exclusions": config.preflight.max_exclusions,
             **node_check(run),

@@ -18,6 +18,8 @@ class Work:
     """Directories and files besides `inputs`."""
     writes: tuple[str, ...] = ()
     """Directories that the job makes."""
+    large: tuple[str, ...] = ()
+    """Directories for large files, which the job makes too and stripes over Lustre's storage targets."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name -> text of files that the script writes into the job's directory."""
     values: Mapping[str, object] = field(default_factory=dict)

@@ -76,7 +76,7 @@ class Host:
         answers.mkdir(exist_ok=True)
         for name, text in self.answers.items():
             (answers / name).write_text(text)
-        call = f'bash -c "$check_node" check_node {reports} "root={self.root}" "${{check_arguments[@]}}"'
+        call = f'bash -c "$check_node" check_node {reports} "root={self.root}" patience=0 "${{check_arguments[@]}}"'
         done = subprocess.run(
             ["bash", "-c", f"{include}\n{call}"],
             env={

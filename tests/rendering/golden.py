@@ -1,0 +1,45 @@
+"""The golden cases: each a folder of tests/golden with a run file, maybe its profile, and every stage's script."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from unittest import mock
+
+from hpcgen.config.loader import load_run
+from hpcgen.config.stages import STAGES
+from hpcgen.planning.plan import Plan, plan
+from hpcgen.rendering.script import render_stage
+from hpcgen.resources import shipped
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PROFILES = ("azure-ndv5", "local")
+RUNTIMES = ("pyxis", "enroot", "none")
+PLAIN_CASES = tuple(f"{profile}-{runtime}" for profile in PROFILES for runtime in RUNTIMES)
+"""One for each shipped profile and runtime."""
+
+SCRIPTS = tuple((case, stage) for case in (*PLAIN_CASES, "site-group") for stage in STAGES)
+
+
+def render(case: str, stage: str) -> str:
+    """The script of a stage, by shipped templates and profiles, whatever this machine has besides."""
+    return render_stage(planned_case(case), stage).text
+
+
+rendered = functools.cache(render)
+"""As `render`, once for all tests."""
+
+
+def folded(script: str) -> str:
+    """The script as it stands in git: what the image stage carries from enroot/ is there already, once."""
+    for path in sorted(shipped("enroot").iterdir()):
+        if path.is_file() and len(text := path.read_text(encoding="utf-8")) > 500:
+            script = script.replace(text, f"(the text of enroot/{path.name})\n")
+    return script
+
+
+def planned_case(case: str) -> Plan:
+    """The plan of all stages of a case."""
+    with mock.patch.dict(os.environ, {"XDG_CONFIG_HOME": "/nonexistent"}):
+        return plan(load_run(GOLDEN / case / "run.yaml"), STAGES, exists=lambda path: True)

@@ -1,0 +1,37 @@
+"""Large files on Lustre: a script stripes the directories that it makes, and leaves alone those that are there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from hpcgen import load_run, plan, render
+from tests.runs import minimal_run, write_yaml
+from tests.standins import batch
+
+LFS = """\
+#!/bin/bash
+# Stands for Lustre's client program, which only notes how it was called.
+echo "$*" >>"${0%/*}/called"
+"""
+
+
+def test_a_new_directory_is_striped_once(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"text": "some words"}) + "\n")
+    (tmp_path / "standins").mkdir()
+    lfs = tmp_path / "standins" / "lfs"
+    lfs.write_text(LFS)
+    lfs.chmod(0o755)
+    write_yaml(tmp_path / "site.yaml", {"extends": "local", "python": sys.executable})
+    tokenize = {"input": ["corpus.jsonl"], "output_prefix": "tokens/corpus"}
+    data = {"tokenizer": {"kind": "bytes"}, "tokenize": tokenize}
+    values = minimal_run(cluster="./site.yaml", paths={"run_dir": "runs"}, data=data)
+    script = render(plan(load_run(write_yaml(tmp_path / "run.yaml", values)), ["tokenize"]), "tokenize")
+    for job_id in (1, 2):
+        done = batch(script, tmp_path, job_id=job_id)
+        assert done.status == 0, done.log
+    assert (tmp_path / "tokens" / "corpus.bin").exists()
+    called = (tmp_path / "standins" / "called").read_text().splitlines()
+    assert called == [f"setstripe -E -1 -c -1 -S 1M {tmp_path}/tokens"]
