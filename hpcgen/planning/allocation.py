@@ -273,10 +273,13 @@ def _partition_problems(
         if limits.max_time and settings.time and seconds(settings.time) > seconds(limits.max_time):
             yield place("time").problem(reason, f"use at most {limits.max_time}")
         if limits.max_nodes and nodes > limits.max_nodes:
+            most = max(0, limits.max_nodes - allocation.spare_nodes)
             spares = (
-                f" with {allocation.spare_nodes} of preflight.spare_nodes" if allocation.spare_nodes else ""
+                f" with preflight.spare_nodes = {allocation.spare_nodes}" if allocation.spare_nodes else ""
             )
-            yield place("nodes").problem(reason + spares, f"use at most {limits.max_nodes}{spares}")
+            yield place("nodes").problem(
+                f"is more than partition {name} allows{spares}", f"use at most {most}"
+            )
 
 
 def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:

@@ -19,11 +19,22 @@ CONTAINER_NAME = "hpcgen"
 """Name of the container that runtime enroot makes on each node, in a data directory of the job's own."""
 
 ENROOT_START = (
-    "names=(); while read -r name; do "
+    "names=(--env STARTED); while read -r name; do "
     'case $name in SLURM_* | SLURMD_* | SUBMITIT_* | CUDA_VISIBLE_DEVICES) names+=(--env "$name") ;; esac; '
-    'done < <(compgen -e); exec enroot start "${names[@]}" "$@"'
+    "done < <(compgen -e); "
+    'export STARTED="$ENROOT_DATA_PATH/started-$SLURM_STEP_ID-$SLURM_LOCALID"; rm -f -- "$STARTED"; '
+    'exec 9>"$ENROOT_DATA_PATH/start.lock" && flock 9 || exit; '
+    "( (until [[ -e $STARTED ]] || ! kill -0 $$; do sleep 0.1; done) & ) 2>/dev/null; "
+    'exec enroot start "${names[@]}" "$@"'
 )
-"""enroot passes no variable that is not named; which ones Slurm set is known in the task alone."""
+"""enroot passes no variable that is not named; which ones Slurm set is known in the task alone.
+
+The tasks of a node start one after another, as enroot would have it itself. But its lock fails after 30 s, and its hooks
+may need longer than that for the GPUs of eight tasks. It closes all files, so a process beside it holds our lock.
+"""
+
+ENROOT_STARTED = ("sh", "-c", ': >"$STARTED"; exec "$@"', "enroot_started")
+"""Within the container, on the node's scratch: the next task's turn."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ class Container:
                 for m in self.mounts
             ),
             *(f"--env={name}" for name in self.environment),
-            *(CONTAINER_NAME, "env", f"--chdir={self.workdir}"),
+            *(CONTAINER_NAME, *ENROOT_STARTED, "env", f"--chdir={self.workdir}"),
         )
 
 
@@ -170,7 +181,9 @@ def container_warnings(config: RunConfig, cluster: ClusterConfig) -> Iterator[Pr
         reason = "holds neither Megatron-Core nor hpcgen, and the cluster profile names no code_dir"
         hint = "run hpcgen install-code and name its directory as code_dir, or use an image of your own"
         yield Problem("container.image", reason, hint, file)
-    if not image.endswith(".sqsh") and "@sha256:" not in image and "nvcr.io#nvidia/" not in image:
+    # NVIDIA does not move the tag of a release (25.03-py3)
+    is_release = re.search(r"nvcr\.io[#/]nvidia/[^:]+:\d", image)
+    if not image.endswith(".sqsh") and "@sha256:" not in image and not is_release:
         reason = "is named by a tag, which may mean another image tomorrow"
         yield Problem("container.image", reason, "add its digest: IMAGE:TAG@sha256:...", file)
 

@@ -17,6 +17,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
     stages = {
         stage.name: {
             "nodes": stage.allocation.nodes,
+            "spare_nodes": stage.allocation.spare_nodes,
             "ntasks_per_node": stage.allocation.ntasks_per_node,
             "time_s": stage.allocation.time_s,
             "container_image": stage.container.image if stage.container else None,
@@ -51,6 +52,8 @@ def _training(plan: Plan) -> dict[str, Any]:
         "lr_decay_iters": trainer.optimizer.lr_decay_iters,
         "memory_gib_per_device": memory.total_gib,
         "checkpoint_bytes": checkpoint_bytes(trainer.model, trainer.training.precision),
+        "storage_write_gb_s": plan.run.cluster.storage_write_gb_s or checkpointing.ASSUMED_WRITE_GB_S,
+        "checks_nodes_first": bool(plan.stages["train"].values["preflight"]),
         "save_time_s": checkpointing.save_time_s(trainer, plan.run.cluster.storage_write_gb_s),
         "save_interval": trainer.checkpoint.save_interval,
         "slow_step_s": checkpointing.slow_step_s(trainer),
@@ -63,7 +66,8 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [("name", summary["name"]), ("cluster", summary["cluster"])]
     for name, stage in summary["stages"].items():
         container = f"container {stage['container_image']}" if stage["container_image"] else "no container"
-        size = f"{stage['nodes']} nodes x {stage['ntasks_per_node']} tasks"
+        spares = f" and {stage['spare_nodes']} spare" if stage["spare_nodes"] else ""
+        size = f"{stage['nodes']}{spares} nodes x {stage['ntasks_per_node']} tasks"
         lines.append((name, f"{size}, limit {slurm_time(stage['time_s'])}, {container}"))
     if "layout" not in summary:
         return lines
@@ -73,7 +77,11 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
     )
     checkpoint = (
         f"{summary['checkpoint_bytes'] / 1e9:.1f} GB every {summary['save_interval']} steps, "
-        f"about {math.ceil(summary['save_time_s'])} s to write"
+        f"about {math.ceil(summary['save_time_s'])} s to write at {summary['storage_write_gb_s']:g} GB/s "
+        "(storage_write_gb_s of the profile)"
+    )
+    checked = (
+        "every node first (preflight)" if summary["checks_nodes_first"] else "no (preflight.node_health)"
     )
     warned = f"{summary['signal_lead_s']} s before the time limit, for a step of at most {summary['slow_step_s']:.0f} s"
     return [
@@ -86,4 +94,5 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", f"about {summary['memory_gib_per_device']:.1f} GiB on the fullest device"),
         ("checkpoint", checkpoint),
         ("warned", warned),
+        ("nodes checked", checked),
     ]

@@ -23,6 +23,8 @@ from trainer.config import ModelConfig, TrainerConfig
 from trainer.resolve import resolve
 
 MUCH_SPACE_TB = 10
+LARGE_CHECKPOINT_GB = 100
+SHIPPED_PROFILES = "/hpcgen/clusters/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         interval = checkpointing.save_interval(checkpointing.slow_step_s(trainer))
         planned = dataclasses.replace(trainer.checkpoint, save_interval=interval)
         trainer = dataclasses.replace(trainer, checkpoint=planned)
-    warnings += _space_warning(trainer)
+    warnings += [*_space_warning(trainer), *_storage_warning(run, trainer)]
     lead_s, time_problems = _signal_lead(run, config, trainer, allocation)
     return Training(
         trainer=trainer,
@@ -142,6 +144,18 @@ def _space_warning(trainer: TrainerConfig) -> list[Problem]:
         return []
     reason = f"keeps all {saves} checkpoints of the run, {total_tb:,.0f} TB"
     return [Problem("checkpoint.keep_last", reason, "set how many of the newest to keep")]
+
+
+def _storage_warning(run: Run, trainer: TrainerConfig) -> list[Problem]:
+    """A bandwidth that nobody measured decides whether a large checkpoint is written before the time limit."""
+    size_gb = checkpoint_bytes(trainer.model, trainer.training.precision) / 1e9
+    origin = run.cluster_document.origin("storage_write_gb_s")
+    if size_gb < LARGE_CHECKPOINT_GB or (origin is not None and SHIPPED_PROFILES not in origin):
+        return []
+    save_s = checkpointing.save_time_s(trainer, run.cluster.storage_write_gb_s)
+    reason = f"is not your measurement: a checkpoint of {size_gb:,.0f} GB is planned to take {save_s:.0f} s"
+    hint = "set what your storage writes in your own profile; with less the time limit cuts the last save"
+    return [Problem("storage_write_gb_s", reason, hint, "cluster")]
 
 
 def _signal_lead(

@@ -41,4 +41,4 @@ def test_commands_presets_and_clusters_complete():
     assert completions("hpcgen ") == set(COMMANDS)
     assert completions("hpcgen init --preset llama") == {name for name in PRESETS if name.startswith("llama")}
     assert completions("hpcgen init --cluster az") == {"azure-ndv5"}
-    assert completions("hpcgen render t") == {"tokenize", "train"}
+    assert completions("hpcgen render t") == {"tokenize", "train", "tensorboard"}
