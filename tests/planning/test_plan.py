@@ -10,7 +10,7 @@ from hpcgen import load_run, plan
 from hpcgen.config.document import parse
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.planning.summary import for_people, summarize
-from tests.runs import big_run, loaded, minimal_run, planned
+from tests.runs import big_run, loaded, minimal_run, planned, write_yaml
 
 TOKENIZE = {
     "tokenizer": {"kind": "gpt2"},
