@@ -249,7 +249,5 @@ def test_a_bandwidth_that_nobody_measured_is_a_warning_for_large_checkpoints(tmp
     assert "storage_write_gb_s = 64 is not your measurement" in warning
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "storage_write_gb_s": 64})
     assert planned(tmp_path, big_run(cluster="./site.yaml")).warnings == ()
-    assert (
-        of_the_run(planned(tmp_path, big_run(preset="125m")))
-        == planned(tmp_path, big_run(preset="125m")).warnings
-    )
+    small = big_run(preset="125m", slurm={"train": {"nodes": 1, "time": "1-00:00:00"}})
+    assert planned(tmp_path, small).warnings == ()

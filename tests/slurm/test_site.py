@@ -90,8 +90,11 @@ def test_a_sites_templates_change_the_job(
 
 
 def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(
-    slurm_cluster: SlurmCluster, tiny_run: Path
+    slurm_cluster: SlurmCluster, tiny_run: Path, tmp_path: Path
 ) -> None:
+    left = [Path(f"/tmp/hpcgen-{slurm_cluster.directory.name}-{number}") for number in (999998, 999999)]
+    left[0].mkdir()
+    left[1].symlink_to(tmp_path)
     script = hpcgen("render", "tensorboard", "-c", str(tiny_run), cwd=tiny_run.parent)
     job_id = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
     log = tiny_run.parent / "run" / f"tensorboard-{job_id}.log"
@@ -107,6 +110,9 @@ def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(
                 except OSError:
                     continue
         assert b"TensorBoard" in page, text
+        assert not left[0].exists(), "scratch of a job that is gone"
+        assert left[1].is_symlink(), "nothing of ours"
     finally:
         slurm_cluster.run("scancel", job_id)
+        left[1].unlink()
     assert slurm_cluster.wait(job_id, timeout_s=60) == "CANCELLED"
