@@ -4,106 +4,38 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import os
 import random
+import shutil
 import stat
 import subprocess
 import types
 import typing
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
+from unittest import mock
 
+from hpcgen.config import node_types
+from hpcgen.rendering import environment as templates
 from tests.rendering.scripts import CANARY, HOSTILE_WORDS, UNPRINTABLE
 
 KEY = "a key"
 """In a place: the hostile string is a key of the mapping there."""
 Place = tuple[str | int, ...]
 
+# fmt: off
 FRAGMENTS = (
-    *(
-        "$(>canary)",
-        "`>canary`",
-        "'; >canary; '",
-        '"; >canary; "',
-        "; >canary;",
-        "\n>canary\n",
-        "\n#SBATCH --wrap=x\n",
-    ),
-    *(
-        " ",
-        "'",
-        '"',
-        "\\",
-        "$",
-        "`",
-        ";",
-        "&",
-        "|",
-        "<",
-        ">",
-        "(",
-        ")",
-        "{",
-        "}",
-        "*",
-        "?",
-        "[",
-        "]",
-        "~",
-        "!",
-        "#",
-    ),
-    *(
-        "%",
-        "^",
-        "=",
-        ",",
-        ":",
-        "@",
-        "+",
-        "-",
-        "--",
-        "..",
-        "../",
-        "/",
-        "//",
-        "a",
-        "B",
-        "0",
-        "END_OF_TEXT",
-        "{{ 7 }}",
-    ),
-    *(
-        "\t",
-        "\r",
-        "\0",
-        "\x1b[2J",
-        "\x7f",
-        "\u2028",
-        "\u202e",
-        "\ud800",
-        "\ufeff",
-        "é",
-        "日",
-        "🚀",
-        "a" * 300,
-    ),
-    *(
-        "{% raw %}",
-        "${HOME}",
-        "$((1+1))",
-        "a[$(>canary)]",
-        "<(>canary)",
-        "EOF",
-        "%j",
-        "%x",
-        "sha256",
-        ".sqsh",
-        ".yaml",
-    ),
+    "$(>canary)", "`>canary`", "'; >canary; '", '"; >canary; "', "; >canary;", "\n>canary\n", "\n#SBATCH --wrap=x\n",
+    " ", "'", '"', "\\", "$", "`", ";", "&", "|", "<", ">", "(", ")", "{", "}", "*", "?", "[", "]", "~", "!", "#",
+    "%", "^", "=", ",", ":", "@", "+", "-", "--", "..", "../", "/", "//", "a", "B", "0", "END_OF_TEXT", "{{ 7 }}",
+    "\t", "\r", "\0", "\x1b[2J", "\x7f", "\u2028", "\u202e", "\ud800", "\ufeff", "é", "日", "🚀", "a" * 300,
+    "{% raw %}", "${HOME}", "$((1+1))", "a[$(>canary)]", "<(>canary)", "EOF", "%j", "%x", "sha256", ".sqsh", ".yaml",
 )
+# fmt: on
 STARTS = ("", "", "a", "/", "/data/", "-", "--a=", "gpu:", "./", "nvcr.io#a/", "A")
 
 
@@ -161,18 +93,40 @@ def placed(values: dict[str, Any], place: Place, text: str) -> dict[str, Any]:
     return root
 
 
+@contextmanager
+def nothing_read_twice() -> Iterator[None]:
+    """Node types and templates do not change during a test: read and compiled once, not for each string."""
+    ours = templates.make_environment()
+    with (
+        mock.patch("hpcgen.config.loader.load_node_type", functools.cache(node_types.load_node_type)),
+        mock.patch("hpcgen.rendering.script.make_environment", return_value=ours),
+        mock.patch("hpcgen.rendering.script.template_origins", functools.cache(templates.template_origins)),
+    ):
+        yield
+
+
+def text_at(config: Any, place: Place) -> str:
+    """What a loaded configuration holds at the place; for a key, the last key of the mapping there."""
+    for step in place:
+        if step == KEY:
+            return list(config)[-1]
+        config = config[step] if isinstance(config, dict | tuple) else getattr(config, step)
+    return config
+
+
 STAND_IN = """#!/bin/sh
 { printf '%s\\0' "${0##*/}" "$@"; printf '\\n\\0'; } >>"$CALLS"
 case "${0##*/} $*" in
-"srun "*" -m "*) env -0 >"$CALLS.environment" ;;
+"srun "*" --kill-on-bad-exit=1 "*) env -0 >"$CALLS.environment" ;;
 "srun "*" prepare_node "*) while [ "$1" != bash ]; do shift; done; "$@" >/dev/null 2>&1 ;;
-"timeout "*) shift; exec "$@" ;;
+"srun "*" check_node "*) while [ "$1" != check_node ]; do shift; done; : >"$2/node-1-host.json"; : >"$2/node-1.ok" ;;
+"timeout "*) while case $1 in -*) ;; *) false ;; esac; do shift; done; shift; exec "$@" ;;
 "scontrol show hostnames"*) echo node-1 ;;
 "scontrol show node"*) echo "NodeName=node-1 NodeAddr=10.0.0.1 NodeHostName=node-1 Port=1" ;;
-esac
+esac 2>/dev/null
 exit 0
 """
-REPLACED = ("srun", "scontrol", "chmod", "mkdir", "mv", "rm", "timeout")
+REPLACED = ("srun", "scontrol", "squeue", "chmod", "mkdir", "mv", "rm", "timeout")
 
 
 @dataclass(frozen=True)
@@ -183,14 +137,13 @@ class Recording:
     environment: dict[str, str]
     output: str
 
-    def step(self, *words: str) -> tuple[str, ...]:
-        """The one srun call that has these words in this order, side by side."""
-        size = len(words)
-        [found] = [
-            call
-            for call in self.calls
-            if call[0] == "srun" and any(call[i : i + size] == words for i in range(len(call)))
-        ]
+    def calls_of(self, program: str, word: str) -> list[tuple[str, ...]]:
+        """The calls of a program that have this word among their arguments."""
+        return [call for call in self.calls if call[0] == program and word in call]
+
+    def call(self, program: str, word: str) -> tuple[str, ...]:
+        """The only such call."""
+        [found] = self.calls_of(program, word)
         return found
 
 
@@ -206,23 +159,43 @@ def run_script(script: str, directory: Path, run_dir: str, secrets: Sequence[str
         (programs / name).write_text(STAND_IN)
         (programs / name).chmod(stat.S_IRWXU)
     if Path(run_dir).is_relative_to(directory):
-        Path(run_dir, "jobs", "77").mkdir(parents=True, exist_ok=True)
-    (directory / "calls").unlink(missing_ok=True)
+        Path(run_dir, "jobs", "77", "nodes-0").mkdir(parents=True, exist_ok=True)
+    for left in directory.glob("calls*"):
+        left.unlink()
     (directory / "job.sh").write_text(script, encoding="utf-8")
     environment = {
         **{"PATH": f"{programs}:/usr/bin:/bin", "CALLS": str(directory / "calls"), "HOME": str(directory)},
-        **{"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node-1", "LC_ALL": "C.UTF-8", "NCCL_X": "leak"},
+        **{"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node-1", "SLURMD_NODENAME": "node-1"},
+        **{"LC_ALL": "C.UTF-8", "NCCL_X": "leak"},
         **dict.fromkeys(secrets, "hunter2"),
     }
     found = subprocess.run(
         ["bash", "job.sh"], cwd=directory, env=environment, capture_output=True, timeout=60, check=False
     )
     output = (found.stdout + found.stderr).decode(errors="replace")
-    assert not list(directory.rglob(f"*{CANARY}*")), f"a planted command ran\n{output}"
+    require_no_canary(directory, output)
     calls = (
         (directory / "calls").read_bytes().decode().split("\0")[:-1] if (directory / "calls").exists() else []
     )
     return Recording(tuple(_split(calls)), _environment(directory / "calls.environment"), output)
+
+
+def require_no_canary(directory: Path, output: str = "") -> None:
+    """Fails the test when a planted command has written its file."""
+    assert not list(directory.rglob(f"*{CANARY}*")), f"a planted command ran\n{output}"
+
+
+def require_shellcheck(scripts: Sequence[str]) -> None:
+    """shellcheck, where it is installed, has nothing to say about scripts that hold hostile values.
+
+    A value may hold a $ or end with a backslash (SC2016, SC1003); the other rules are not about values.
+    """
+    if shutil.which("shellcheck") is None:
+        return
+    command = ["shellcheck", "--norc", "--exclude=SC1003,SC2016", "--shell=bash", "-"]
+    for script in scripts:
+        checked = subprocess.run(command, input=script.encode(), capture_output=True, check=False)
+        assert checked.stdout.decode() == ""
 
 
 def _split(words: list[str]) -> Iterator[tuple[str, ...]]:
