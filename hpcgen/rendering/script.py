@@ -89,6 +89,7 @@ def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> d
         "device": stage.device,
         "nodes": stage.allocation.nodes,
         "spare_nodes": stage.allocation.spare_nodes,
+        "job_nodes": stage.allocation.nodes + stage.allocation.spare_nodes,
         "ntasks_per_node": stage.allocation.ntasks_per_node,
         "has_ranks": stage.name in GPU_STAGES,
         "secrets": config.secrets,

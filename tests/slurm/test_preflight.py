@@ -65,6 +65,8 @@ def test_a_node_that_fails_its_check_is_excluded_and_the_job_goes_on_without_it(
     single_process_curve: dict[int, tuple[float, float]],
 ) -> None:
     (checked_run.parent / "sick").write_text("ndv5-2")
+    # a node that is known as bad and has left the cluster since: Slurm would refuse a list with its name
+    (checked_run.parent / "run" / "excluded_nodes").write_text(f"ghost-7 {int(time.time()) + 3600}\n")
     job_id = submit(three_nodes, checked_run, "preflight.node_health=true")
     state = three_nodes.wait(job_id, timeout_s=JOB_S)
     log = log_of(checked_run, job_id)
@@ -89,6 +91,22 @@ def test_a_spare_takes_the_place_of_a_node_that_fails_its_check(
     assert state == "COMPLETED", log
     assert trained_on(log) == [{"ndv5-2", "ndv5-3"}]
     assert three_nodes.show(job_id)["Restarts"] == "0"
+
+
+def test_a_file_that_no_node_has_is_the_runs_mistake(
+    three_nodes: SlurmCluster, checked_run: Path, tmp_path: Path, byte_corpus: Path
+) -> None:
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"own{suffix}").write_bytes(byte_corpus.with_suffix(suffix).read_bytes())
+    overrides = (f"data.datasets=[{{prefix: {tmp_path}/own}}]", "preflight.node_health=true")
+    script = render(checked_run, *LAYOUT, *overrides)
+    (tmp_path / "own.bin").unlink()
+    job_id = three_nodes.sbatch(script, cwd=checked_run.parent)
+    assert three_nodes.wait(job_id, timeout_s=60) == "FAILED"
+    log = log_of(checked_run, job_id)
+    assert f"expected {tmp_path}/own.bin to be readable" in log
+    assert "no node is fit: that is a mistake of the run rather than of its nodes" in log
+    assert not (checked_run.parent / "run" / "excluded_nodes").exists()
 
 
 def test_too_many_exclusions_end_the_job(three_nodes: SlurmCluster, checked_run: Path) -> None:

@@ -47,8 +47,8 @@ class Limits:
 
     deficit: float
     """How far below the other groups' middle one a group is slow."""
-    together_gb_s: float
-    """What the whole allocation did not reach."""
+    together_gb_s: float | None
+    """What the whole allocation did not reach; None where nobody knows what it should: no halves are searched then."""
     alone_gb_s: float | None = None
     pair_gb_s: float | None = None
 
@@ -60,8 +60,8 @@ def find_weak_nodes(nodes: Sequence[str], ranks_per_node: int, limits: Limits, m
     if len(good) < 2 or search.found.remarks:
         return search.found
     good = search.pairs(good)
-    if not search.found.weak and not search.found.remarks:
-        search.halves(good)
+    if not search.found.weak and not search.found.remarks and limits.together_gb_s is not None:
+        search.halves(good, limits.together_gb_s)
     return search.found
 
 
@@ -104,7 +104,7 @@ class _Search:
     @property
     def _pair_limit(self) -> float:
         """Two nodes reach at least what many do."""
-        return self._limits.pair_gb_s or self._limits.together_gb_s
+        return self._limits.pair_gb_s or self._limits.together_gb_s or 0.0
 
     def _with_a_good_one(self, suspects: list[str], good: list[str], usual: float) -> set[str]:
         """Those of the suspects that are slow with a node that was fast with another."""
@@ -122,9 +122,8 @@ class _Search:
                     )
         return weak
 
-    def halves(self, nodes: Sequence[str]) -> None:
+    def halves(self, nodes: Sequence[str], limit: float) -> None:
         """Nodes that are only slow when many of them talk: the smallest groups that still are."""
-        limit = self._limits.together_gb_s
         groups: list[Group] = [tuple(nodes)] if len(nodes) > 3 else []
         if not groups:
             self.found.remarks.append(

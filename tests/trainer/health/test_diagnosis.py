@@ -168,3 +168,18 @@ def test_no_two_nodes_are_paired_twice(size: int) -> None:
     assert len(seen) == len(set(seen)) == size * (size - 1) // 2
     for pairs in pairings(nodes):
         assert len({node for pair in pairs for node in pair}) == size - size % 2
+
+
+def test_without_any_figure_to_compare_with_the_nodes_are_compared_with_each_other() -> None:
+    """A first test must not make the bandwidth of a weak node what is expected from then on."""
+    nobody_knows = Limits(together_gb_s=None, deficit=0.25)
+    healthy = Cluster(4)
+    found = healthy.diagnose(limits=nobody_knows)
+    assert (weak(found), found.remarks) == ([], [])
+    assert {purpose for purpose, _ in healthy.rounds} == {"alone", "pair"}
+    by_itself = Cluster(4)
+    by_itself.alone["n002"] = 180.0
+    assert weak(by_itself.diagnose(limits=nobody_knows)) == ["n002"]
+    by_its_link = Cluster(6)
+    by_its_link.links["n001"] = 90.0
+    assert weak(by_its_link.diagnose(limits=nobody_knows)) == ["n001"]

@@ -80,13 +80,13 @@ def test_it_is_recorded_where_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_node_that_the_sites_command_refuses_is_left_out_and_listed_for_a_day(tmp_path: Path) -> None:
-    command = ["sh", "-c", 'test "$SLURMD_NODENAME" != n2 || { echo broken fan; exit 3; }']
+    command = ["/bin/sh", "-c", 'test "$SLURMD_NODENAME" != n2 || { echo broken fan; exit 3; }']
     site = write_site(tmp_path, health_command=command)
     known = tmp_path / "run" / "excluded_nodes"
     known.write_text("n8 99999999999\nn9 1\nn1 99999999999\n")
     found = batch(render("node-health", site, tasks("node-health", 2, 2)), tmp_path, NODES)
     assert found.status == 1, found.log
-    assert "n2: BAD health_command: expected status 0 of sh, found status 3: broken fan" in found.log
+    assert "n2: BAD health_command: expected status 0 of /bin/sh, found status 3: broken fan" in found.log
     assert re.search(r"^n1 +good +good$", found.log, re.MULTILINE)
     assert re.search(r"^n2 +BAD +not checked$", found.log, re.MULTILINE)
     assert "for the next jobs: --exclude=n2,n8" in found.log
