@@ -100,7 +100,7 @@ def test_every_task_runs_in_the_container(case: str, stage: str) -> None:
     tasks = [
         line
         for line in script.splitlines()
-        if re.search(r"^[^#]*(srun|launch) .* (python3 -m|bash \"\$job)", line)
+        if re.search(r"^[^#]*(srun|launch) .* (python3 -m|bash \"\$scratch)", line)
     ]
     assert tasks
     for line in tasks:
