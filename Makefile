@@ -7,7 +7,7 @@ TORCH := 2.13.0
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check pytest test-slow test-gpu layouts bench system-packages golden clean
+.PHONY: help install quickstart test check pytest test-slow test-containers test-gpu layouts bench system-packages golden clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -42,11 +42,20 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Two at a time where nothing waits for a cluster; tests of Slurm and of training have their cores to themselves.
+ALONE := tests/slurm tests/trainer tests/test_docs.py
 pytest: $(READY)
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
+	$(BIN)/pytest $(ALONE)
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
+
+# Every stage in real containers on a real Slurm. Needs enroot, mksquashfs (squashfs-tools) and user namespaces, and
+# pyxis's plugin built against this Slurm's headers (libslurm-dev; make in a clone of NVIDIA/pyxis):
+# make test-containers PYXIS_PLUGIN=/path/of/spank_pyxis.so
+test-containers: $(READY)
+	$(BIN)/pytest -m slow tests/slurm/test_containers.py
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hpcgen.config.directories import configuration_directories
+from hpcgen.config.directories import configuration_directories, readable
 from hpcgen.config.loader import Run, load_run
 from hpcgen.config.stages import SUBMITTED_STAGES
 from hpcgen.errors import HpcgenError
@@ -74,6 +74,7 @@ def site_directories(templates: Sequence[str | Path] = ()) -> list[Path]:
     named = [Path(part) for part in os.environ.get("HPCGEN_TEMPLATES", "").split(os.pathsep) if part]
     configured = [path for path in configuration_directories("templates") if path.is_dir()]
     given = [Path(directory) for directory in templates]
+    readable(directory / "slurm" for directory in (*given, *named, *configured))
     for directory in given:
         if directory.is_dir() and not any(directory.glob("slurm/*.sbatch.j2")):
             raise HpcgenError(

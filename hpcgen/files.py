@@ -75,6 +75,46 @@ def write_text(target: Path, text: str, mode: int) -> None:
         raise HpcgenError(f"{target}: cannot be written ({error.strerror})") from error
 
 
+def write_output(target: Path, text: str, mode: int) -> None:
+    """Writes what a user asked for to the place that they named, and makes no directory for it.
+
+    A file is replaced whole, as `write_text` does it. A link stays and leads to the new file; a device or a pipe
+    is written to.
+
+    Raises:
+        HpcgenError: the directory is missing, or it cannot be written.
+    """
+    require_directory(target)
+    if not is_special(target):
+        file = Path(os.path.realpath(target))
+        if file.is_symlink():
+            raise HpcgenError(f"{target}: cannot be written, its links lead in a ring")
+        write_text(file, text, mode)
+        return
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise HpcgenError(f"{target}: cannot be written ({error.strerror})") from error
+
+
+def require_directory(target: Path) -> None:
+    """Refuses a file in a directory that is not there: it may be mistyped.
+
+    Raises:
+        HpcgenError: so it is, with the topmost directory that is missing.
+    """
+    folders = Path(os.path.realpath(target)).parents if target.is_symlink() else target.absolute().parents
+    missing = [folder for folder in folders if not os.path.lexists(folder)]
+    if missing:
+        raise HpcgenError(f"{target}: cannot be written, {missing[-1]} is not there", "make it first")
+
+
+def is_special(target: Path) -> bool:
+    """Whether something else than a regular file is there: a device, a pipe, a directory. Links are followed."""
+    # unlike Path's methods, these answer where it cannot be looked at as well
+    return os.path.exists(target) and not os.path.isfile(target)  # noqa: PTH110, PTH113
+
+
 def _create(target: Path) -> BinaryIO:
     while True:
         path = target.parent / f"{_prefix(target)}{secrets.token_hex(8)}{_SUFFIX}"

@@ -164,7 +164,7 @@ def run_script(script: str, directory: Path, run_dir: str, secrets: Sequence[str
         left.unlink()
     (directory / "job.sh").write_text(script, encoding="utf-8")
     environment = {
-        **{"PATH": f"{programs}:/usr/bin:/bin", "CALLS": str(directory / "calls"), "HOME": str(directory)},
+        **{"PATH": f"{programs}:/usr/bin:/bin", "CALLS": str(directory / "calls"), "HOME": str(programs)},
         **{"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node-1", "SLURMD_NODENAME": "node-1"},
         **{"LC_ALL": "C.UTF-8", "NCCL_X": "leak"},
         **dict.fromkeys(secrets, "hunter2"),

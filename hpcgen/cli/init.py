@@ -60,11 +60,15 @@ def command(
     from hpcgen.config.run import RunConfig
     from hpcgen.config.schema import json_schema
     from hpcgen.config.starter import run_file, starter
-    from hpcgen.config.validation import check_text
-    from hpcgen.files import write_text
+    from hpcgen.config.validation import check_text, did_you_mean
+    from hpcgen.files import is_special, require_directory, write_output
 
     if preset is not None and preset not in PRESETS:
-        raise HpcgenError(f"--preset {preset}: not a preset", f"use one of {', '.join(PRESETS)}")
+        hint = did_you_mean(preset, PRESETS) or f"use one of {', '.join(PRESETS)}"
+        raise HpcgenError(f"--preset {preset}: not a preset", hint)
+    if str(path) == "-" or is_special(path):
+        raise HpcgenError(f"{path}: not a file", "name one: its JSON Schema is written beside it")
+    require_directory(path)
     if path.exists() and not force:
         raise HpcgenError(f"{path}: exists", "choose another name, or use --force")
     if preset is not None and script is not None:
@@ -95,8 +99,8 @@ def command(
         raise HpcgenError(
             f"{directory}: cannot be made ({error.strerror})", "choose another --run-dir"
         ) from error
-    write_text(schema, json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
-    write_text(path, text, mode=0o666)
+    write_output(schema, json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
+    write_output(path, text, mode=0o666)
     for leftover in migration.leftovers if migration else ():
         click.secho(
             f"{script}:{leftover.line}: not carried: {_printable(leftover.what)}", fg="yellow", err=True

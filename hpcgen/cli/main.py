@@ -21,6 +21,7 @@ COMMANDS = {
     "lint": "hpcgen.cli.lint",
     "explain": "hpcgen.cli.explain",
     "env": "hpcgen.cli.env",
+    "cluster": "hpcgen.cli.cluster",
     "topology": "hpcgen.cli.topology",
     "templates": "hpcgen.cli.templates",
     "presets": "hpcgen.cli.presets",
@@ -70,17 +71,20 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command and ends the process: 0, 1 for a job that failed, 2 for a user's mistake."""
+    color = (
+        False if os.environ.get("NO_COLOR") else None
+    )  # https://no-color.org; None asks whether it is a terminal
     try:
-        status = cli.main(args=arguments, prog_name="hpcgen", standalone_mode=False)
+        status = cli.main(args=arguments, prog_name="hpcgen", standalone_mode=False, color=color)
     except HpcgenError as error:
         messages = error.messages if isinstance(error, ConfigErrors) else (str(error),)
         for message in messages:
-            click.secho(message, fg="red", err=True)
+            click.secho(message, fg="red", err=True, color=color)
         if len(messages) > 1:
             click.echo(f"{len(messages)} mistakes; nothing was written or submitted", err=True)
         sys.exit(2)
     except JobFailed as failure:
-        click.secho(str(failure), fg="red", err=True)
+        click.secho(str(failure), fg="red", err=True, color=color)
         sys.exit(1)
     except click.ClickException as error:
         error.show()
@@ -94,6 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
             raise  # ours: with its traceback
-        click.secho(f"cannot write: {error.strerror}", fg="red", err=True)
+        click.secho(f"cannot write: {error.strerror}", fg="red", err=True, color=color)
         os._exit(1)  # not through the interpreter's end, which would try to flush what cannot be written
     sys.exit(status if isinstance(status, int) else 0)

@@ -8,13 +8,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpcgen.config.stages import CLUSTER_STAGES, STAGES
+from hpcgen.config.stages import CLUSTER_STAGES, STAGES, Stage
 from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class StageChoice(click.Choice[Stage]):
+    """The name of a stage; a mistyped one gets the nearest as a hint."""
+
+    def __init__(self) -> None:
+        super().__init__(STAGES)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Stage:
+        """The stage of that name."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            from hpcgen.config.validation import did_you_mean
+
+            close = did_you_mean(str(value), STAGES)
+            raise click.BadParameter(
+                f"{error.message.rstrip('.')}{close and f'; {close}'}", ctx, param
+            ) from None
 
 
 def override_option(command: Command) -> Command:
@@ -66,9 +85,9 @@ def run_or_cluster_options(command: Command) -> Command:
 
 def stage_option(command: Command) -> Command:
     """--stage: whose environment."""
-    return click.option(
-        "--stage", type=click.Choice(STAGES), default="train", show_default=True, help="The stage."
-    )(command)
+    return click.option("--stage", type=StageChoice(), default="train", show_default=True, help="The stage.")(
+        command
+    )
 
 
 def complete_clusters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -123,6 +142,21 @@ def templates_option(command: Command) -> Command:
         help="A directory of site templates, looked in before HPCGEN_TEMPLATES, the configuration directories "
         "and the shipped ones; may be given many times.",
     )(command)
+
+
+def write_output(output: Path, text: str, mode: int) -> None:
+    """Writes what a command made to the file that the user named; "-" is standard output.
+
+    Raises:
+        HpcgenError: it cannot be written, or its directory is not there.
+    """
+    from hpcgen import files
+
+    if str(output) == "-":
+        click.echo(text, nl=False)
+        return
+    files.write_output(output, text, mode)
+    click.echo(f"wrote {output}", err=True)
 
 
 def warn(messages: tuple[str, ...]) -> None:

@@ -7,16 +7,26 @@ from pathlib import Path
 
 import click
 
-from hpcgen.cli.options import read_run, run_or_cluster_options, templates_option, warn
-from hpcgen.config.stages import STAGES
+from hpcgen.cli.options import (
+    StageChoice,
+    read_run,
+    run_or_cluster_options,
+    templates_option,
+    warn,
+    write_output,
+)
 
 
 @click.command("render")
-@click.argument("stage", type=click.Choice(STAGES))
+@click.argument("stage", type=StageChoice())
 @run_or_cluster_options
 @templates_option
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file, atomically."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="-",
+    help="Write to a file, atomically.  [default: -, standard output]",
 )
 def command(
     stage: str,
@@ -25,14 +35,13 @@ def command(
     run_dir: str | None,
     overrides: tuple[str, ...],
     templates: tuple[Path, ...],
-    output: Path | None,
+    output: Path,
 ) -> None:
     """Render the batch script of STAGE: hpcgen render train -c run.yaml | sbatch
 
     The cluster's own stages need no run file: hpcgen render nccl-test --cluster azure-ndv5 | sbatch
     """
     from hpcgen import api
-    from hpcgen.files import write_text
 
     plan = api.plan(read_run(stage, config, cluster, run_dir, overrides), [stage])
     script = api.render(plan, stage, templates)
@@ -47,8 +56,4 @@ def command(
                 f"{plan.config.paths.run_dir} is not there: make it before sbatch, or the job dies without a log",
             )
         )
-    if output is None:
-        click.echo(script, nl=False)
-    else:
-        write_text(output, script, mode=0o755)
-        click.echo(f"wrote {output}", err=True)
+    write_output(output, script, mode=0o755)

@@ -16,6 +16,7 @@ from hpcgen.config.stages import STAGES
 
 if TYPE_CHECKING:
     from hpcgen.rendering.environment import ShellEnvironment
+    from hpcgen.rendering.findings import Finding
     from hpcgen.rendering.inventory import TemplateFile
     from hpcgen.rendering.site import Report
 
@@ -207,15 +208,20 @@ def check_command(
 ) -> None:
     """Render every stage for every cluster profile and check the scripts. Exit 1 on findings.
 
-    Nothing of the scripts is run: bash and shellcheck (where it is installed) only read them.
+    Nothing of the scripts is run: bash, shellcheck (where it is installed) and hpcgen lint only read them.
     """
     from hpcgen.api import site_directories
     from hpcgen.config.loader import cluster_names
+    from hpcgen.rendering.lint import lint_scripts
     from hpcgen.rendering.site import check_site
     from hpcgen.shell_programs import has_shellcheck, read_scripts
 
+    def read(scripts: Sequence[str]) -> list[list[Finding]]:
+        both = zip(read_scripts(scripts), lint_scripts(scripts), strict=True)
+        return [[*of_shell, *of_lint] for of_shell, of_lint in both]
+
     directories = site_directories(templates)
-    report = check_site(directories, clusters or cluster_names(), read_scripts, named=bool(clusters))
+    report = check_site(directories, clusters or cluster_names(), read, named=bool(clusters))
     if as_json:
         click.echo(json.dumps(_as_json(report, has_shellcheck()), indent=1))
     else:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgen.cli.options import write_output
+
 if TYPE_CHECKING:
     from hpcgen.config.node_type import AllReduceThreshold, NodeType, Variable
     from hpcgen.topology.node import Topology
@@ -192,17 +194,23 @@ def xml(name: str) -> None:
 @command.command("draw")
 @_name_argument
 @click.option("--svg", "as_svg", is_flag=True, help="Print an SVG in place of text.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the SVG to this file.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write the SVG to this file (- is standard output).",
+)
 def draw(name: str, as_svg: bool, output: Path | None) -> None:
     """Draw node type NAME: as text, or with --svg or --output as a picture."""
     from hpcgen.config.node_types import load_node_type
-    from hpcgen.files import write_text
+    from hpcgen.errors import HpcgenError
     from hpcgen.topology import svg, text
 
     node_type = load_node_type(name)
     if output is not None:
-        write_text(output, svg.draw(name, node_type), 0o666)
-        click.echo(f"{output}: written", err=True)
+        if output.suffix.lower() not in ("", ".svg"):
+            raise HpcgenError(f"{output}: the picture is an SVG", f"name it {output.with_suffix('.svg')}")
+        write_output(output, svg.draw(name, node_type), mode=0o666)
     elif as_svg:
         click.echo(svg.draw(name, node_type), nl=False)
     else:

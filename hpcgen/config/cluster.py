@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from hpcgen.config.container import ContainerConfig, MountPath
 from hpcgen.config.fields import EnvironmentName, FilePath, Name, SlurmWord, Text, TimeLimit
 from hpcgen.config.slurm import StageSettings
+from hpcgen.errors import Problem
 from trainer.config import FORBID_UNKNOWN_KEYS, Count, PositiveFloat
 
 GpuRequest = Annotated[
@@ -70,7 +72,7 @@ class ClusterConfig:
     login_host: HostName | None = None
     """Host that users log in to, for the ssh tunnel to TensorBoard; null prints a placeholder."""
     health_command: tuple[Argument, ...] = ()
-    """The site's own check of a node, as words; it runs on every node and its exit status counts."""
+    """The site's own check of a node, as words, the first an absolute path; its exit status counts on every node."""
     nccl_tests: MountPath | None = None
     """NVIDIA's all_reduce_perf, where the tasks see it; null measures with torch.distributed."""
     nccl_baseline: MountPath | None = None
@@ -81,3 +83,10 @@ class ClusterConfig:
     """Seconds from the start of a job to its first step: container, imports, index building, loading."""
     trusted_groups: tuple[GroupName, ...] = ()
     """Groups that may write to a directory of site templates."""
+
+
+def cluster_rule_problems(cluster: ClusterConfig) -> Iterator[Problem]:
+    """What no type can say of a profile."""
+    if cluster.health_command and not cluster.health_command[0].startswith("/"):
+        reason = "is not an absolute path: a node that cannot find it would count as bad"
+        yield Problem("health_command[0]", reason, "write where the program lies on the nodes")

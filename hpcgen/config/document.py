@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpcgen.errors import HpcgenError
 
@@ -97,7 +97,11 @@ def merge(lower: Document, upper: Document) -> Document:
     return Document(lay(lower.values, upper.values, ""), origins, replaced)
 
 
-def override(assignment: str) -> Document:
+TypedTexts = Literal["all", "all but null", "quoted"]
+"""Which scalars are texts as they were typed: every one, all but null, or those that are texts in YAML as well."""
+
+
+def override(assignment: str, typed_texts: TypedTexts = "quoted") -> Document:
     """The document of one `--set a.b=c`; the value is read as YAML ("4", "true", "[1, 2]", "text").
 
     Raises:
@@ -112,6 +116,10 @@ def override(assignment: str) -> Document:
     walk = _Walk(_printable(where), text)
     origin = _printable(f"--set {path}")
     values: Any = None if walk.root is None else walk.plain()
+    is_scalar = walk.root is None or walk.root.id == "scalar"
+    is_null = values is None and typed_texts == "all but null"
+    if is_scalar and typed_texts != "quoted" and not (is_null or isinstance(values, str)):
+        values = text.strip()
     for section in reversed(path.split(".")):
         values = {section: values}
     document = constant(values, origin)

@@ -14,9 +14,10 @@ _PLAIN = r"(?!.*/\.\.(/|$))/[A-Za-z0-9._+@=/-]{1,1000}"
 Version = Annotated[str, Text(r"\d[0-9a-z]*(\.[0-9a-z]+){0,5}", 'a version such as "0.16.1"')]
 Package = Annotated[str, Text(r"[a-z0-9][a-z0-9.+-]{1,100}", "the name of a Debian package")]
 ImageFile = Annotated[
-    str, Text(rf"{_PLAIN}\.sqsh", "the absolute path of a .sqsh (letters, digits, . _ + @ = - /)")
+    str,
+    Text(rf"{_PLAIN}\.sqsh", "the absolute path of a .sqsh (letters, digits, . _ + @ = - /, without '..')"),
 ]
-CodePath = Annotated[str, Text(_PLAIN, "an absolute path of letters, digits and . _ + @ = - /")]
+CodePath = Annotated[str, Text(_PLAIN, "an absolute path of letters, digits and . _ + @ = - / without '..'")]
 
 
 @dataclass(frozen=True, kw_only=True)

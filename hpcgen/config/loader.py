@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgen.config import document as documents
-from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.directories import configuration_directories
+from hpcgen.config.cluster import ClusterConfig, cluster_rule_problems
+from hpcgen.config.directories import configuration_directories, names_in, readable
 from hpcgen.config.document import Document
 from hpcgen.config.fields import FilePath, constraint_problems
 from hpcgen.config.node_type import NodeType
-from hpcgen.config.node_types import find_node_type, load_node_type, unknown_node_type
+from hpcgen.config.node_types import find_node_type, load_node_type, ring, unknown_node_type
+from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import build, describe
+from hpcgen.config.validation import build, describe, did_you_mean
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 
 
@@ -68,12 +69,15 @@ def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) 
         "paths": {"run_dir": run_dir},
         "data": {"mock": True},
     }
-    return _load(documents.constant(values, "the command line"), Path.cwd(), overrides)
+    document = documents.constant(values, "the command line")
+    options = {"name": "--cluster", "cluster": "--cluster", "paths.run_dir": "--run-dir"}
+    document = Document(values, {**document.origins, **options})
+    return _load(document, Path.cwd(), overrides)
 
 
 def _load(document: Document, directory: Path, overrides: Sequence[str]) -> Run:
     for assignment in [overrides] if isinstance(overrides, str) else overrides:
-        document = documents.merge(document, documents.override(assignment))
+        document = documents.merge(document, override(RunConfig, assignment))
     messages: list[str] = []
     preset = _preset(document, messages)
     if preset is not None:
@@ -86,19 +90,24 @@ def _load(document: Document, directory: Path, overrides: Sequence[str]) -> Run:
             problem for problem in problems if problem.path != "preset" and problem.reason != "is missing"
         )
     messages += [describe(problem, document) for problem in problems]
-    cluster = None
+    profile = None
     name = document.get("cluster")
     if isinstance(name, str) and not any(constraint_problems(FilePath, name)):
-        cluster = _cluster(name, document, directory, messages)
-    if is_unknown or built.config is None or cluster is None:
+        try:
+            profile = _read_profile(name, document, directory)
+            messages += profile.mistakes
+        except ConfigErrors as error:
+            messages += error.messages
+    cluster = None if profile is None else profile.right()
+    if is_unknown or built.config is None or profile is None or cluster is None:
         raise ConfigErrors(messages)
     return Run(
         config=built.config,
-        cluster=cluster.config,
-        node_type=cluster.node_type,
+        cluster=cluster[0],
+        node_type=cluster[1],
         cluster_name=Path(name).name.removesuffix(".yaml"),
         document=document,
-        cluster_document=cluster.document,
+        cluster_document=profile.document,
         directory=directory,
         mistakes=tuple(messages),
         unsure_sections=frozenset(re.split(r"[.\[]", problem.path)[0] for problem in problems),
@@ -112,12 +121,11 @@ def load_cluster(name: str, directory: Path | None = None) -> tuple[ClusterConfi
         ConfigErrors: every mistake in the two files.
         HpcgenError: a file that can't be read.
     """
-    messages: list[str] = []
-    asked = documents.constant({"cluster": name}, "cluster")
-    cluster = _cluster(name, asked, directory or Path.cwd(), messages)
+    profile = read_profile(name, directory)
+    cluster = profile.right()
     if cluster is None:
-        raise ConfigErrors(messages)
-    return cluster.config, cluster.node_type
+        raise ConfigErrors(profile.mistakes)
+    return cluster
 
 
 def cluster_directories() -> list[Path]:
@@ -131,13 +139,12 @@ def cluster_directories() -> list[Path]:
 
 def cluster_names() -> list[str]:
     """Names of all profiles that can be found."""
-    found = {
-        path.stem
-        for directory in cluster_directories()
-        if directory.is_dir()
-        for path in directory.glob("*.yaml")
-    }
-    return sorted(found)
+    return names_in(cluster_directories())
+
+
+def find_cluster(name: str) -> Path | None:
+    """The file that `name`, a name or a path, means."""
+    return _find_cluster(name, Path.cwd(), ())
 
 
 def _preset(document: Document, messages: list[str]) -> Preset | None:
@@ -145,56 +152,83 @@ def _preset(document: Document, messages: list[str]) -> Preset | None:
     if not isinstance(name, str):
         return None
     if name not in PRESETS:
-        problem = Problem("preset", "is not a preset", f"use one of {', '.join(PRESETS)}")
+        hint = did_you_mean(name, PRESETS) or f"use one of {', '.join(PRESETS)}"
+        problem = Problem("preset", "is not a preset", hint)
         messages.append(describe(problem, document))
         return None
     return PRESETS[name]
 
 
 @dataclass(frozen=True)
-class _Cluster:
-    config: ClusterConfig
-    node_type: NodeType
+class Profile:
+    """A cluster profile as it was read, with what it extends, and everything that is wrong with it."""
+
     document: Document
+    config: ClusterConfig | None
+    """What is left of it without the wrong values; None where that cannot stand."""
+    node_type: NodeType | None
+    mistakes: tuple[str, ...]
+
+    def right(self) -> tuple[ClusterConfig, NodeType] | None:
+        """Its two parts; None with any mistake."""
+        if self.mistakes or self.config is None or self.node_type is None:
+            return None
+        return self.config, self.node_type
 
 
-def _cluster(name: str, asked: Document, directory: Path, messages: list[str]) -> _Cluster | None:
-    """The profile and its node type; None, with a message for each mistake, when they are not right."""
-    document = _cluster_document(name, asked, directory, messages)
-    if document is None:
-        return None
+def read_profile(name: str, directory: Path | None = None) -> Profile:
+    """The cluster profile `name` (a name, or a path from `directory`), right or wrong.
+
+    Raises:
+        ConfigErrors: there is no such profile, or none that it extends, or a file is no YAML.
+    """
+    asked = documents.constant({"cluster": name}, "--cluster")
+    return _read_profile(name, asked, directory or Path.cwd())
+
+
+def _read_profile(name: str, asked: Document, directory: Path) -> Profile:
+    document = _cluster_document(name, asked, directory)
     built = build(ClusterConfig, document)
-    messages += [describe(problem, document) for problem in built.problems]
-    if built.config is None or built.problems:
-        return None
-    if find_node_type(built.config.node_type) is None:
-        messages.append(describe(unknown_node_type("node_type"), document))
-        return None
-    try:
-        node_type = load_node_type(built.config.node_type)
-    except ConfigErrors as error:
-        messages += error.messages
-        return None
-    return _Cluster(built.config, node_type, document)
+    config = built.config
+    problems = [*built.problems, *(cluster_rule_problems(config) if config else ())]
+    node_type, mistakes = None, []
+    named = document.get("node_type")
+    if isinstance(named, str) and not any(problem.path == "node_type" for problem in problems):
+        if find_node_type(named) is None:
+            problems.append(unknown_node_type("node_type", named))
+        else:
+            try:
+                node_type = load_node_type(named)
+            except ConfigErrors as error:
+                mistakes = list(error.messages)
+            except HpcgenError as error:
+                mistakes = [str(error)]
+    described = (describe(problem, document) for problem in problems)
+    return Profile(document, config, node_type, (*described, *mistakes))
 
 
-def _cluster_document(name: str, asked: Document, directory: Path, messages: list[str]) -> Document | None:
-    """The profile with all that it extends, farthest ancestor lowest."""
+def _cluster_document(name: str, asked: Document, directory: Path) -> Document:
+    """The profile with all that it extends, farthest ancestor lowest.
+
+    Raises:
+        ConfigErrors: one of them is not there or cannot be read, or they extend one another in a ring.
+    """
     chain: list[Document] = []
+    names: list[str] = []
     seen: list[Path] = []
     key = "cluster"
     while True:
         path = _find_cluster(name, directory, seen)
         if path is None:
-            hint = f"use the path of a .yaml, or one of {', '.join(cluster_names())}"
-            messages.append(describe(Problem(key, "names no cluster profile", hint), asked))
-            return None
+            known = _find_cluster(name, directory, ())
+            problem = ring(names[seen.index(known) :]) if known else unknown_cluster(key, name)
+            raise ConfigErrors([describe(problem, asked)])
         try:
             profile = documents.read(path)
         except HpcgenError as error:
-            messages.append(str(error))
-            return None
+            raise ConfigErrors([str(error)]) from error
         chain.append(profile)
+        names.append(name)
         seen.append(path)
         parent = profile.values.get("extends")
         if not isinstance(parent, str):
@@ -206,11 +240,18 @@ def _cluster_document(name: str, asked: Document, directory: Path, messages: lis
     return merged
 
 
+def unknown_cluster(key: str, name: str) -> Problem:
+    """What is said of a name, written at `key`, that means no profile."""
+    known = cluster_names()
+    hint = did_you_mean(name, known) or f"use the path of a .yaml, or one of {', '.join(known)}"
+    return Problem(key, "names no cluster profile", hint)
+
+
 def _find_cluster(name: str, directory: Path, seen: Sequence[Path]) -> Path | None:
     """The first file that `name` can mean, but none of `seen`: ./clusters/azure-ndv5.yaml may extend azure-ndv5."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         candidates = [directory / name]
     else:
-        candidates = [folder / f"{name}.yaml" for folder in cluster_directories()]
+        candidates = [folder / f"{name}.yaml" for folder in readable(cluster_directories())]
     # unlike Path.is_file, it answers for a name that is too long as well
     return next((path for path in candidates if os.path.isfile(path) and path not in seen), None)  # noqa: PTH113

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpcgen.config import document as documents
-from hpcgen.config.directories import configuration_directories
+from hpcgen.config.directories import configuration_directories, names_in, readable
 from hpcgen.config.document import Document
 from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_type_rules import node_type_problems
-from hpcgen.config.validation import build, describe, show
+from hpcgen.config.validation import build, describe, did_you_mean, show
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.resources import shipped
 
@@ -24,21 +26,15 @@ def node_type_directories() -> list[Path]:
 
 def node_type_names() -> list[str]:
     """Names of all node types that can be found."""
-    found = {
-        path.stem
-        for directory in node_type_directories()
-        if directory.is_dir()
-        for path in directory.glob("*.yaml")
-    }
-    return sorted(found)
+    return names_in(node_type_directories())
 
 
 def find_node_type(name: str, besides: Sequence[Path] = ()) -> Path | None:
     """The first file that `name` can mean, but none of `besides`: ./topologies/ndv5.yaml may extend ndv5."""
     if any(constraint_problems(Name, name)):
         return None
-    candidates = [directory / f"{name}.yaml" for directory in node_type_directories()]
-    # unlike Path.is_file, it answers where a directory may not be read as well
+    candidates = [directory / f"{name}.yaml" for directory in readable(node_type_directories())]
+    # unlike Path.is_file, it answers for a name that is too long as well
     return next((path for path in candidates if os.path.isfile(path) and path not in besides), None)  # noqa: PTH113
 
 
@@ -51,15 +47,17 @@ def read_node_type(name: str) -> Document:
     """
     path = find_node_type(name)
     if path is None:
-        problem = unknown_node_type("name")
+        problem = unknown_node_type("name", name)
         raise HpcgenError(f"{show(name)} {problem.reason}", problem.hint)
-    chain = [documents.read(path)]
-    seen = [path]
+    chain, names, seen = [documents.read(path)], [name], [path]
     while isinstance(parent := chain[-1].values.get("extends"), str):
         path = find_node_type(parent, seen)
         if path is None:
-            raise ConfigErrors([describe(unknown_node_type("extends"), chain[-1])])
+            known = find_node_type(parent)
+            problem = ring(names[seen.index(known) :]) if known else unknown_node_type("extends", parent)
+            raise ConfigErrors([describe(problem, chain[-1])])
         chain.append(documents.read(path))
+        names.append(parent)
         seen.append(path)
     merged = chain.pop()
     while chain:
@@ -80,10 +78,30 @@ def load_node_type(name: str) -> NodeType:
     if built.config is not None and not problems:
         problems = list(node_type_problems(built.config))
     if built.config is None or problems:
-        raise ConfigErrors([describe(problem, document) for problem in problems])
+        raise ConfigErrors([describe(_placed(problem, document), document) for problem in problems])
     return built.config
 
 
-def unknown_node_type(key: str) -> Problem:
+def unknown_node_type(key: str, name: str) -> Problem:
     """What is said of a name, written at `key`, that means no file."""
-    return Problem(key, "is not a node type", f"use one of {', '.join(node_type_names())}")
+    known = node_type_names()
+    hint = did_you_mean(name, known) or f"use one of {', '.join(known)}"
+    return Problem(key, "is not a node type", hint)
+
+
+def ring(names: Sequence[str]) -> Problem:
+    """What is said of `extends` in the last of these files, which names the first of them."""
+    return Problem(
+        "extends", f"closes a ring: {' extends '.join((*names, names[0]))}", "leave one of them out"
+    )
+
+
+def _placed(problem: Problem, document: Document) -> Problem:
+    """The problem, with the places of the other facts that it speaks of where those stand in another file."""
+    own = (document.origin(problem.path) or "").rpartition(":")[0]
+
+    def placed(word: re.Match[str]) -> str:
+        where = document.origins.get(word[0], "") if word[0] in document.values else ""
+        return f"{word[0]} ({where})" if own and where and where.rpartition(":")[0] != own else word[0]
+
+    return dataclasses.replace(problem, reason=re.sub(r"\b\w+_\w+\b", placed, problem.reason))

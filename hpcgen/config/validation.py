@@ -36,6 +36,10 @@ EXPECTED = {
 """pydantic's error type -> what should stand there."""
 
 
+MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda"}
+"""What people write -> what they mean, where spelling alone would suggest the opposite (cpu)."""
+
+
 @dataclass(frozen=True)
 class Built(Generic[T]):
     """What came of a document."""
@@ -94,6 +98,8 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> s
     is_silent = _is_private(problem.path) or not _is_value(value) or (where == "default" and value is None)
     shown = "" if is_silent else f" = {show(value)}"
     hint = f"; {problem.hint}" if problem.hint else ""
+    if where.startswith("--") and not where.startswith("--set"):  # an option that stands for one key
+        return f"{where}{'' if is_silent else f' {show(value)}'} {problem.reason}{hint}"
     path = problem.path if len(problem.path) <= 120 else problem.path[:117] + "..."
     path = path if path.isprintable() else ascii(path)
     return f"{where}: {path or 'the file'}{shown} {problem.reason}{hint}"
@@ -178,7 +184,7 @@ def _problem(cls: type, detail: Any) -> Problem:
         return Problem(path, "is missing")
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in re.split(r", | or ", detail["ctx"]["expected"])]
-        return Problem(path, f"must be {_one_of(choices)}", _did_you_mean(str(detail["input"]), choices))
+        return Problem(path, f"must be {_one_of(choices)}", did_you_mean(str(detail["input"]), choices))
     return Problem(path, f"must be {EXPECTED[kind]}" if kind in EXPECTED else str(detail["msg"]).lower())
 
 
@@ -190,7 +196,7 @@ def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
         hint = typing.get_args(hint)[1] if is_key else field_hints(section)[name]
         section = inner_class(hint)
     known = sorted(field.name for field in dataclasses.fields(section))
-    advice = _did_you_mean(names[-1], known) or f"known are {', '.join(known)}"
+    advice = did_you_mean(names[-1], known) or f"known are {', '.join(known)}"
     return Problem(path, "is not a known key", advice)
 
 
@@ -207,8 +213,11 @@ def _one_of(choices: list[str]) -> str:
     return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question with the one or two of `known` that are nearest to `name`; empty when none is near."""
+    known = list(known)
+    meant = MEANT.get(name.lower())
+    close = [meant] if meant in known else difflib.get_close_matches(name, known, n=2, cutoff=0.6)
     return f"did you mean {_one_of(close)}?" if close else ""
 
 

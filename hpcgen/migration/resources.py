@@ -13,9 +13,9 @@ from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Launch, Step
 from hpcgen.lint.rules.containers import mounts_of
 from hpcgen.lint.rules.environment import SECRET_VALUE
-from hpcgen.lint.variables import UNREAD, right_name
 from hpcgen.migration.leftover import Carried, unknown
 from hpcgen.planning.environment import RESERVED, RESERVED_PREFIXES, SECRET
+from hpcgen.planning.known_variables import UNREAD, right_name
 
 SLURM_KEYS = {
     "partition": "partition", "account": "account", "qos": "qos", "reservation": "reservation",

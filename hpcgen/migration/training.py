@@ -11,7 +11,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import inner_class
 from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Flag, Launch
-from hpcgen.lint.megatron import KEYS, NOT_MEGATRON, REMOVED, options, whole
+from hpcgen.lint.megatron import KEYS, NOT_MEGATRON, REMOVED, options, virtual_stages, whole
 from hpcgen.lint.words import Word
 from hpcgen.migration.leftover import Carried, unknown
 from hpcgen.planning.environment import SECRET
@@ -185,8 +185,8 @@ def _model(launch: Launch, carried: Carried) -> None:
         return
     per_stage, layers = whole(launch, flag.name), carried.get("model.num_layers")
     stages = carried.get("parallelism.pipeline_model_parallel_size") or 1
-    if per_stage and layers and layers % (stages * per_stage) == 0:
-        carried.put("parallelism.virtual_pipeline_model_parallel_size", layers // (stages * per_stage))
+    if per_stage and layers and (chunks := virtual_stages(layers, stages, per_stage)):
+        carried.put("parallelism.virtual_pipeline_model_parallel_size", chunks)
     else:
         text = flag.value.text if flag.value else ""
         carried.leave(flag.line, f"--{flag.name} {text}", "it does not divide the layers of a stage")

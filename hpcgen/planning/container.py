@@ -22,15 +22,15 @@ ENROOT_START = (
     "names=(--env STARTED); while read -r name; do "
     'case $name in SLURM_* | SLURMD_* | SUBMITIT_* | CUDA_VISIBLE_DEVICES) names+=(--env "$name") ;; esac; '
     "done < <(compgen -e); "
-    'export STARTED="$ENROOT_DATA_PATH/started-$SLURM_STEP_ID-$SLURM_LOCALID"; rm -f -- "$STARTED"; '
+    'export STARTED="${ENROOT_DATA_PATH:?}/started-$SLURM_STEP_ID-$SLURM_LOCALID"; rm -f -- "$STARTED"; '
     'exec 9>"$ENROOT_DATA_PATH/start.lock" && flock 9 || exit; '
-    "( (until [[ -e $STARTED ]] || ! kill -0 $$; do sleep 0.1; done) & ) 2>/dev/null; "
+    "( (until [[ -e $STARTED ]] || ! kill -0 $$; do sleep 0.1; done) & ) >/dev/null 2>&1; "
     'exec enroot start "${names[@]}" "$@"'
 )
 """enroot passes no variable that is not named; which ones Slurm set is known in the task alone.
 
-The tasks of a node start one after another, as enroot would have it itself. But its lock fails after 30 s, and its hooks
-may need longer than that for the GPUs of eight tasks. It closes all files, so a process beside it holds our lock.
+The tasks of a node start one after another, as enroot would have it itself. But enroot's lock fails after 30 s, and
+its hooks may need longer for the GPUs of eight tasks. It closes all open files, so a process beside it holds our lock.
 """
 
 ENROOT_STARTED = ("sh", "-c", ': >"$STARTED"; exec "$@"', "enroot_started")

@@ -11,10 +11,13 @@ from typing import Literal, get_args
 
 from hpcgen.config.document import Document
 from hpcgen.config.loader import Run
+from hpcgen.config.node_types import find_node_type, read_node_type
 from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import GPU_STAGES
 from hpcgen.errors import Problem
+from hpcgen.planning.allocation import make_allocation
 from hpcgen.planning.software import LAST_RELEASE_WITH_SHARP, holds_for, ngc_release, runtime, torch_version
+from hpcgen.resources import shipped
 from trainer.config import ParallelismConfig
 
 SECRET = re.compile(
@@ -101,6 +104,7 @@ def stage_environment(stage: str, run: Run, config: RunConfig) -> tuple[Variable
     """
     layers = (
         _built_in(run),
+        _of_hooks(stage, run, config),
         _of_node_type(stage, run, config),
         _of_stage(stage, run, config),
         _given(run.cluster.environment, "cluster", run.cluster_document),
@@ -123,6 +127,24 @@ def _built_in(run: Run) -> Iterator[Variable]:
     if run.cluster.code_dir:
         why = "The code that hpcgen install-code put there comes first."
         yield _own("built-in", "PYTHONPATH", run.cluster.code_dir, why)
+
+
+def _of_hooks(stage: str, run: Run, config: RunConfig) -> Iterator[Variable]:
+    """What enroot's hooks must be told, so that the container of a stage with GPUs sees them and their network."""
+    if not uses_gpus(stage, run) or runtime(config, run.cluster) == "none":
+        return
+    hook = "NVIDIA enroot, conf/hooks/98-nvidia.sh"
+    why = "enroot's hook shows no GPU when it is unset."
+    yield _own("built-in", "NVIDIA_VISIBLE_DEVICES", "all", why, hook)
+    why = "The hook's default is utility alone, without CUDA."
+    yield _own("built-in", "NVIDIA_DRIVER_CAPABILITIES", "compute,utility", why, hook)
+    hook = "NVIDIA enroot, conf/hooks/99-mellanox.sh"
+    if run.node_type.fabric == "infiniband":
+        why = "enroot's hook shows no InfiniBand device when it is unset."
+        yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "all", why, hook)
+    else:
+        why = "These nodes have no InfiniBand; enroot's hook fails on nodes without."
+        yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "void", why, hook)
 
 
 def _of_node_type(stage: str, run: Run, config: RunConfig) -> Iterator[Variable]:
@@ -210,8 +232,10 @@ def overlaps(parallelism: ParallelismConfig) -> bool:
 
 
 def environment_warnings(stage: str, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
-    """Variables of the run file that undo what the layout or SHARP needs, and SHARP where it is known to fail."""
+    """Variables that nothing reads or that undo what the layout or SHARP needs, and SHARP where it is known to fail."""
     config = run.config
+    environment = tuple(environment)
+    yield from _unread(environment, run)
     given = {v.name: v.value for v in environment if v.layer in ("cluster", "run file", "override")}
     if not uses_gpus(stage, run):
         return
@@ -225,8 +249,43 @@ def environment_warnings(stage: str, run: Run, environment: Iterable[Variable]) 
     if stage == "train" and given.get("NCCL_COLLNET_ENABLE", "0") != "0":
         reason = "is removed by Megatron-Core, which lets one process group use SHARP"
         yield _about("NCCL_COLLNET_ENABLE", run, reason, "remove it, and set parallelism.use_sharp")
+    yield from _interface_warnings(stage, run, environment)
     if config.parallelism.use_sharp:
         yield from _sharp_warnings(run)
+
+
+def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
+    """Variables of the user's or the site's files that nothing reads, or whose value NCCL does not know."""
+    ours: tuple[Layer, ...] = ("built-in", "node type", "stage")
+    facts_file = find_node_type(run.cluster.node_type)
+    is_shipped = facts_file is None or facts_file.resolve().is_relative_to(shipped("topologies").resolve())
+    for variable in environment:
+        name, in_node_type = variable.name, variable.layer == "node type"
+        is_known = name != "NCCL_DEBUG" and any(hidden.layer in ours for hidden in variable.hides)
+        if is_known or (variable.layer in ours and (is_shipped or not in_node_type)):
+            continue
+        from hpcgen.planning.known_variables import mistake_in
+
+        mistake = mistake_in(name, variable.value)
+        if mistake and in_node_type:
+            facts = read_node_type(run.cluster.node_type)
+            where = facts.origin(f"environment.{name}") or facts.origin(f"sharp.{name}")
+            reason = f"sets {name} ({where}), which {mistake[0]}"
+            yield Problem("node_type", reason, mistake[1], "cluster")
+        elif mistake:
+            yield _about(name, run, *mistake)
+
+
+def _interface_warnings(stage: str, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
+    """Without a name, NCCL and gloo each take an interface of their own choice, on every node."""
+    names = {variable.name for variable in environment}
+    missing = [name for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if name not in names]
+    if missing and make_allocation(stage, run.config, run.cluster, run.node_type).nodes > 1:
+        reason = (
+            f"leaves {' and '.join(missing)} open: nodes that choose different networks wait for one another"
+        )
+        hint = "name the interface (ip -brief address) under environment of the node type or the profile"
+        yield Problem("node_type", reason, hint, "cluster")
 
 
 def _about(name: str, run: Run, reason: str, hint: str) -> Problem:

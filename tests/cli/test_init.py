@@ -45,7 +45,12 @@ def test_a_file_that_is_there_stays(workplace):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--preset", "175B"), f"--preset 175B: not a preset; use one of {', '.join(PRESETS)}"),
+        (("--preset", "175B"), "--preset 175B: not a preset; did you mean 175b?"),
+        (("--preset", "xyz"), f"--preset xyz: not a preset; use one of {', '.join(PRESETS)}"),
+        (("--cluster", "locl"), "--cluster locl names no cluster profile; did you mean local?"),
+        (("nope/run.yaml",), "/nope is not there; make it first"),
+        (("-",), "-: not a file; name one"),
+        (("/dev/null", "--force"), "/dev/null: not a file; name one"),
         (("--cluster", "nowhere"), "names no cluster profile"),
         (("--name", "a b"), "name"),
         (("--run-dir", "~/x"), "paths.run_dir"),
@@ -58,6 +63,14 @@ def test_mistakes_write_nothing(workplace, options, message):
     assert found.status == 2
     assert message in found.stderr
     assert listing(workplace) == {}
+
+
+def test_force_leaves_a_link_where_it_is(workplace):
+    (workplace / "real.yaml").write_text("old")
+    (workplace / "run.yaml").symlink_to("real.yaml")
+    assert hpcgen("init", "--force").status == 0
+    assert (workplace / "run.yaml").is_symlink()
+    assert (workplace / "real.yaml").read_text().startswith("#")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

@@ -108,6 +108,20 @@ def test_colours_are_for_terminals_only(run_file):
     assert text.startswith(b"\x1b[31m")
 
 
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_no_color_holds_for_terminals_too(run_file, no_color):
+    """https://no-color.org: when it is set and not empty."""
+    environment = {**os.environ, "NO_COLOR": no_color}
+    for arguments in (["render", "train", "-c", run_file, "--set", "name=a b"], ["topology", "show", "ndv5"]):
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "hpcgen", *arguments]
+        subprocess.run(command, stdout=theirs, stderr=theirs, env=environment, check=False)
+        os.close(theirs)
+        text = os.read(ours, 200)
+        os.close(ours)
+        assert (b"\x1b[" in text) == (not no_color)
+
+
 def test_python_m_hpcgen_is_the_same_command():
     found = subprocess.run(
         [sys.executable, "-m", "hpcgen", "--version"], capture_output=True, text=True, check=False

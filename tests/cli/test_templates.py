@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -238,3 +240,48 @@ def test_mistakes_of_check_end_with_2(arguments: tuple[str, str], said: str, clu
     checked = hpcgen("templates", "check", *arguments)
     assert (checked.status, checked.stdout) == (2, "")
     assert said in checked.stderr
+
+
+MODULES = Path("/usr/share/modules/init/bash")
+
+
+@pytest.mark.skipif(not MODULES.is_file(), reason="environment-modules is not installed")
+@pytest.mark.parametrize(
+    ("init", "module", "status", "said"),
+    [
+        (str(MODULES), "cuda/12.8", 0, "cuda is 12.8, and the shell's options "),
+        (str(MODULES), "cuda/11.0", 1, "ERROR: module cuda/12.8 cannot be loaded"),
+        ("/nowhere/modules.sh", "cuda/12.8", 1, "ERROR: module cuda/12.8 cannot be loaded"),
+    ],
+)
+def test_the_guides_way_to_load_modules_works_with_the_real_ones(
+    workplace: Path, init: str, module: str, status: int, said: str
+) -> None:
+    """Under the script's own options; a module or a `module` command that is missing ends the job."""
+    guide = (Path(__file__).parents[2] / "docs/templates.md").read_text(encoding="utf-8")
+    [block] = re.findall(
+        r"\{% block prologue %\}\n\{\{ super\(\) \}\}\n(.*?)\{% endblock %\}", guide, re.DOTALL
+    )
+    path = workplace / "modulefiles" / module
+    path.parent.mkdir(parents=True)
+    path.write_text("#%Module\nsetenv CUDA_VERSION 12.8\n")
+    script = 'set -uo pipefail\ndie() { echo "ERROR: $*"; exit 1; }\n'
+    script += block.replace("/etc/profile.d/modules.sh", init)
+    script += 'echo "cuda is $CUDA_VERSION, and the shell\'s options $-"\n'
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(workplace), "MODULEPATH": str(path.parents[1])}
+    done = subprocess.run(
+        ["bash", "--norc"], input=script, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert said in done.stdout
+    assert status or "u" in done.stdout.rpartition(" ")[2]
+
+
+def test_check_reads_the_scripts_with_hpcgens_own_lint(cluster: str, workplace: Path) -> None:
+    text = BASE.replace("epilogue", "prologue").replace("true", "export NCCL_DEBUG=INFOO")
+    site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})
+    checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
+    assert checked.status == 1
+    assert (
+        f"{site}/slurm/base.sbatch.j2:3: nccl-debug-level: INFOO is no level of NCCL_DEBUG" in checked.stdout
+    )

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.config.loader import cluster_names, load_cluster, load_run
-from hpcgen.config.presets import PRESETS
+from hpcgen.config.loader import cluster_names, load_cluster, load_cluster_run, load_run
 from hpcgen.errors import ConfigErrors, HpcgenError
 from tests.runs import loaded, minimal_run, write_yaml
 
@@ -108,9 +107,7 @@ def test_what_wins(tmp_path):
 
 def test_an_unknown_preset_is_the_only_mistake(tmp_path):
     text = "name: a\ncluster: local\npreset: 175B\npaths: {run_dir: /r}\n"
-    assert mistakes(tmp_path, text) == [
-        f"run.yaml:3: preset = 175B is not a preset; use one of {', '.join(PRESETS)}"
-    ]
+    assert mistakes(tmp_path, text) == ["run.yaml:3: preset = 175B is not a preset; did you mean 175b?"]
 
 
 def test_an_unknown_preset_beside_a_whole_shape(tmp_path):
@@ -121,9 +118,9 @@ def test_an_unknown_preset_beside_a_whole_shape(tmp_path):
 
 
 def test_an_unknown_cluster_names_those_that_there_are(tmp_path):
-    text = "name: a\ncluster: azure\npreset: tiny\npaths: {run_dir: /r}\n"
+    text = "name: a\ncluster: orion\npreset: tiny\npaths: {run_dir: /r}\n"
     assert mistakes(tmp_path, text) == [
-        "run.yaml:2: cluster = azure names no cluster profile; use the path of a .yaml, "
+        "run.yaml:2: cluster = orion names no cluster profile; use the path of a .yaml, "
         "or one of azure-ndv5, local"
     ]
 
@@ -149,9 +146,7 @@ def test_mistakes_of_run_file_and_cluster_come_together(tmp_path):
     text = "name: a b\ncluster: ./site.yaml\npreset: tiny\npaths: {run_dir: /r}\n"
     name, node_type = mistakes(tmp_path, text)
     assert name.startswith("run.yaml:1: name = ")
-    assert (
-        node_type == "site.yaml:2: node_type = ndv6 is not a node type; use one of cpu, ndv4, ndv5, ndv5-h200"
-    )
+    assert node_type == "site.yaml:2: node_type = ndv6 is not a node type; did you mean ndv5 or ndv4?"
 
 
 def test_profiles_extend_one_another_by_name_and_by_path(tmp_path):
@@ -183,8 +178,68 @@ def test_profiles_of_the_users_configuration(tmp_path):
 def test_profiles_that_extend_one_another_in_a_ring(tmp_path):
     write_yaml(tmp_path / "a.yaml", {"extends": "./b.yaml"})
     write_yaml(tmp_path / "b.yaml", {"extends": "./a.yaml"})
-    with pytest.raises(ConfigErrors, match=r"b\.yaml:2: extends = \./a\.yaml names no cluster profile"):
+    ring = (
+        r"b\.yaml:2: extends = \./a\.yaml closes a ring: \./a\.yaml extends \./b\.yaml extends \./a\.yaml; "
+    )
+    with pytest.raises(ConfigErrors, match=ring):
         load_cluster("./a.yaml", tmp_path)
+
+
+def test_a_ring_that_the_asked_profile_is_no_part_of(tmp_path):
+    for name, parent in (("site", "la"), ("la", "lb"), ("lb", "la")):
+        write_yaml(tmp_path / f"clusters/{name}.yaml", {"extends": parent})
+    with pytest.raises(ConfigErrors, match="extends = la closes a ring: la extends lb extends la; leave"):
+        load_cluster("site")
+
+
+def test_a_name_that_is_nearly_right(tmp_path):
+    with pytest.raises(ConfigErrors) as error:
+        load_cluster("azure-ndv55")
+    assert error.value.messages == (
+        "--cluster azure-ndv55 names no cluster profile; did you mean azure-ndv5?",
+    )
+
+
+def test_options_are_named_as_they_were_typed(tmp_path):
+    with pytest.raises(ConfigErrors) as error:
+        load_cluster_run("local", "a b")
+    [message] = error.value.messages
+    assert message.startswith('--run-dir "a b" must be a path of letters')
+
+
+def test_a_health_command_is_found_on_every_node(tmp_path):
+    write_yaml(tmp_path / "site.yaml", {"extends": "local", "health_command": ["check.sh", "-q"]})
+    with pytest.raises(ConfigErrors, match=r"health_command\[0\] = check\.sh is not an absolute path"):
+        load_cluster("./site.yaml", tmp_path)
+    write_yaml(tmp_path / "site.yaml", {"extends": "local", "health_command": ["/opt/check.sh", "-q"]})
+    assert load_cluster("./site.yaml", tmp_path)[0].health_command == ("/opt/check.sh", "-q")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "value"),
+    [
+        ("environment.X=1", "1"),
+        ("environment.X=true", "true"),
+        ("environment.X=1e3", "1e3"),
+        ("environment.X=null", "null"),
+        ("environment.X=", ""),
+        ("environment.X='1'", "1"),
+        ("environment.X=a b", "a b"),
+    ],
+)
+def test_a_text_on_the_command_line_needs_no_quotes(tmp_path, assignment, value):
+    run = loaded(tmp_path, minimal_run(), [assignment])
+    assert (run.mistakes, run.config.environment) == ((), {"X": value})
+
+
+def test_what_the_command_line_says_of_other_types(tmp_path):
+    overrides = ("name=2024", "data.mock=true", "container.torch_version=2.10", "checkpoint.load=null")
+    run = loaded(tmp_path, minimal_run(), overrides)
+    assert run.mistakes == ()
+    assert (run.config.name, run.config.data.mock) == ("2024", True)
+    assert (run.config.container.torch_version, run.config.checkpoint.load) == ("2.10", None)
+    for wrong in ("data.mock='yes'", "training.seed='1'", "environment.X=[1]", "environment={X: 1}"):
+        assert loaded(tmp_path, minimal_run(), [wrong]).mistakes, wrong
 
 
 def test_a_parent_that_is_missing_is_said_in_the_child(tmp_path):

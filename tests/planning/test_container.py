@@ -87,28 +87,67 @@ def test_writable_takes_the_place_of_readonly():
     assert "--container-readonly" not in words
 
 
-@pytest.mark.parametrize("writable", [False, True])
-def test_enroot_is_called_in_the_task_with_what_slurm_set_there(tmp_path, writable):
-    """enroot passes no variable that is not named, and which ones Slurm set is known in the task alone."""
+@pytest.fixture
+def enroot_task(tmp_path):
+    """Starts a task's command in a container: a stand-in for enroot notes its options, and when it starts and ends."""
     program = tmp_path / "enroot"
-    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
-    program.chmod(0o700)
-    words = example(runtime="enroot", writable=writable).words()
-    environment = {"PATH": f"{tmp_path}:{os.defpath}", "SLURM_PROCID": "3", "CUDA_VISIBLE_DEVICES": "0"}
-    called = subprocess.run(
-        [*words, "python3", "-m", "trainer"], env=environment, capture_output=True, text=True, check=True
+    program.write_text(
+        f"""#!/bin/bash
+exec 9>&-  # as enroot does: it closes all that was open
+echo begin >>{tmp_path}/log
+sleep 0.3
+while [ "$1" != {CONTAINER_NAME} ]; do echo "$1"; shift; done
+shift
+echo end >>{tmp_path}/log
+exec "$@"
+"""
     )
-    given, rest = called.stdout.splitlines(), called.stdout.splitlines()[5:]
-    assert given[0] == "start"
-    assert sorted(given[1:5]) == ["--env", "--env", "CUDA_VISIBLE_DEVICES", "SLURM_PROCID"]
-    assert rest == [
+    program.chmod(0o700)
+
+    def start(container: Container, local_id: int, *command: str) -> subprocess.Popen[str]:
+        environment = {
+            "PATH": f"{tmp_path}:{os.defpath}",
+            "ENROOT_DATA_PATH": str(tmp_path),
+            "SLURM_STEP_ID": "0",
+            "SLURM_LOCALID": str(local_id),
+            "CUDA_VISIBLE_DEVICES": "0",
+        }
+        words = [*container.words(), *command]
+        return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+
+    return start
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_enroot_is_called_in_the_task_with_what_slurm_set_there(tmp_path, enroot_task, writable):
+    """enroot passes no variable that is not named, and which ones Slurm set is known in the task alone."""
+    found = example(runtime="enroot", writable=writable, workdir=str(tmp_path))
+    with enroot_task(found, 3, "pwd") as task:
+        said, *options, directory = task.stdout.read().splitlines()
+    assert task.returncode == 0
+    assert directory == str(tmp_path)
+    assert said == "start"
+    first_mount = next(index for index, word in enumerate(options) if word.startswith(("--mount", "--rw")))
+    of_slurm = set(options[:first_mount]) - {"--env"}
+    assert {"CUDA_VISIBLE_DEVICES", "SLURM_LOCALID", "SLURM_STEP_ID"} <= of_slurm
+    assert "PATH" not in of_slurm
+    assert options[first_mount:] == [
         *(["--rw"] if writable else []),
         "--mount=/a:/a:none:x-create=auto,rbind",
         "--mount=/b:/c:none:x-create=auto,rbind,ro",
         "--env=A",
         "--env=B",
-        *(CONTAINER_NAME, "env", "--chdir=/w", "python3", "-m", "trainer"),
     ]
+
+
+def test_the_tasks_of_a_node_start_one_after_another(tmp_path, enroot_task):
+    """enroot's own lock gives up after 30 s, and its hooks may need longer for the GPUs of eight tasks."""
+    found = example(runtime="enroot", workdir=str(tmp_path))
+    tasks = [enroot_task(found, local_id, "sleep", "1") for local_id in range(4)]
+    for task in tasks:
+        with task:
+            assert task.wait(timeout=60) == 0
+    assert (tmp_path / "log").read_text().split() == ["begin", "end"] * 4
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from hpcgen.config.loader import Run, load_cluster
 from hpcgen.config.node_type import Variable as Fact
 from hpcgen.config.stages import GPU_STAGES, STAGES
+from hpcgen.planning import known_variables
 from hpcgen.planning.environment import (
     LAYERS,
     LEAKED,
@@ -368,6 +369,51 @@ def test_undoing_what_tensor_parallelism_needs_is_a_warning(tmp_path):
     assert any("environment.CUDA_DEVICE_MAX_CONNECTIONS is not 1" in warning for warning in undone.warnings)
     kept = planned(tmp_path, big_run(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}))
     assert not any("CUDA_DEVICE_MAX_CONNECTIONS" in warning for warning in kept.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("NCCL_IB_HCAS", "mlx5", "is read by nothing; did you mean NCCL_IB_HCA?"),
+        ("NCCL_MIN_CHANNELS", "32", "is read by nothing; did you mean NCCL_MIN_NCHANNELS?"),
+        ("NCCL_TIMEOUT", "60", "is read by nothing: NCCL has no timeout"),
+        ("NCCL_DEBUG", "INFOO", "is INFOO, which NCCL takes for silence"),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_a_warning_wherever_it_stands(
+    tmp_path, monkeypatch, name, value, said
+):
+    monkeypatch.chdir(tmp_path)
+    of_run = planned(tmp_path, big_run(environment={name: value}))
+    [warning] = [text for text in of_run.warnings if said in text]
+    assert re.match(rf"{tmp_path}/\S+\.yaml:\d+: environment\.{name} ", warning)
+    overridden = loaded(tmp_path, big_run(), [f"environment.{name}={value}"])
+    assert [text for text in warnings(overridden, "tokenize") if said in text]
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "environment": {name: value}})
+    of_site = planned(tmp_path, big_run(cluster="./site.yaml"))
+    [warning] = [text for text in of_site.warnings if said in text]
+    assert re.search(rf"site\.yaml:\d+: environment\.{name} ", warning)
+    (tmp_path / "topologies").mkdir()
+    fact = {"value": value, "why": "faster", "source": "a forum"}
+    write_yaml(tmp_path / "topologies/own.yaml", {"extends": "ndv5", "environment": {name: fact}})
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "node_type": "own"})
+    of_nodes = planned(tmp_path, big_run(cluster="./site.yaml"))
+    [warning] = [text for text in of_nodes.warnings if said in text]
+    assert re.search(rf"site\.yaml:\d+: node_type = own sets {name} \(topologies/own\.yaml:\d+\)", warning)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NCCL_OFI_NRAILS", "2"), ("NCCL_DEBUG", "info"), ("SITE_RACK", "7"), ("NCCL_NEWER", "1")],
+)
+def test_what_a_plugin_or_a_newer_release_may_read_is_no_mistake(tmp_path, name, value):
+    assert warnings(loaded(tmp_path, big_run(environment={name: value}))) == []
+
+
+def test_the_list_of_names_is_read_for_names_that_are_not_ours_alone(tmp_path):
+    known_variables.known.cache_clear()
+    assert warnings(loaded(tmp_path, big_run(environment={"NCCL_MIN_NCHANNELS": "16", "SITE": "x"}))) == []
+    assert known_variables.known.cache_info().currsize == 0
 
 
 def test_collnet_for_the_whole_training_is_a_warning(tmp_path):

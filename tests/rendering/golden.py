@@ -33,9 +33,10 @@ rendered = functools.cache(render)
 
 def folded(script: str) -> str:
     """The script as it stands in git: what the image stage carries from enroot/ is there already, once."""
-    for path in sorted(shipped("enroot").rglob("*")):
+    enroot = shipped("enroot")
+    for path in sorted(enroot.rglob("*")):
         if path.is_file() and len(text := path.read_text(encoding="utf-8")) > 500:
-            script = script.replace(text, f"(the text of enroot/{path.relative_to(shipped("enroot"))})\n")
+            script = script.replace(text, f"(the text of enroot/{path.relative_to(enroot)})\n")
     return script
 
 

@@ -73,7 +73,7 @@ JobAcctGatherType=jobacct_gather/none
 MailProg=/bin/true
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 MinJobAge=3600
-KillWait=5
+KillWait={kill_wait_s}
 SlurmctldTimeout=30
 SlurmdTimeout={slurmd_timeout_s}
 """
@@ -107,7 +107,10 @@ class SlurmCluster:
     The cluster has `num_nodes` nodes with a slurmd each, ndv5-1 and so on, and `num_cloud_nodes` more that
     exist for Slurm alone, cloud-1 and so on: `sbatch --test-only` judges by them, and no job may run there.
     Every partition of `partitions` has all nodes; the first is the default. `slurmd_timeout_s` is how long
-    Slurm waits before it calls a silent node down.
+    Slurm waits before it calls a silent node down, `kill_wait_s` how long what is to end may take.
+
+    `plugins` are lines of plugstack.conf, in which {directory} is the cluster's own. Daemons, and so tasks, find
+    the programs in the directory `programs` before all others.
     """
 
     def __init__(
@@ -117,11 +120,17 @@ class SlurmCluster:
         num_cloud_nodes: int = 0,
         partitions: Sequence[str] = ("gpu",),
         slurmd_timeout_s: int = 30,
+        kill_wait_s: int = 5,
+        plugins: Sequence[str] = (),
+        programs: Path | None = None,
     ) -> None:
         self.nodes = tuple(f"ndv5-{index}" for index in range(1, num_nodes + 1))
         self.num_cloud_nodes = num_cloud_nodes
         self.partitions = partitions
         self.slurmd_timeout_s = slurmd_timeout_s
+        self.kill_wait_s = kill_wait_s
+        self.plugins = plugins
+        self.programs = programs
         self.directory = Path()
         self.env: dict[str, str] = {}
 
@@ -218,6 +227,8 @@ class SlurmCluster:
     def _start_daemons(self) -> None:
         self.directory = create_directory(self._configuration)
         self.env = client_environment(self.directory, os.environ)
+        if self.programs is not None:
+            self.env["PATH"] = f"{self.programs}{os.pathsep}{self.env['PATH']}"
         try:
             self.run(
                 "munged",
@@ -249,6 +260,7 @@ class SlurmCluster:
             user=pwd.getpwuid(os.geteuid()).pw_name,
             port=controller,
             slurmd_timeout_s=self.slurmd_timeout_s,
+            kill_wait_s=self.kill_wait_s,
         )
         for name, port in zip(self.nodes, ports, strict=True):
             slurm_conf += NODE.format(name=name, port=port, hardware=HARDWARE)
@@ -260,7 +272,8 @@ class SlurmCluster:
             default = "YES" if partition == self.partitions[0] else "NO"
             slurm_conf += PARTITION.format(name=partition, default=default)
         gres_conf = GRES_CONF.format(nodes=",".join(names), directory=directory, last=GPUS_PER_NODE - 1)
-        return {"slurm.conf": slurm_conf, "gres.conf": gres_conf}
+        plugstack_conf = "".join(f"{line.format(directory=directory)}\n" for line in self.plugins)
+        return {"slurm.conf": slurm_conf, "gres.conf": gres_conf, "plugstack.conf": plugstack_conf}
 
 
 def create_directory(configuration: Callable[[Path], Mapping[str, str]]) -> Path:

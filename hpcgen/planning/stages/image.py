@@ -23,7 +23,9 @@ def work(run: Run, config: RunConfig, allocation: Allocation) -> Work:
     Raises:
         ConfigErrors: the run file leaves open what to make, or from what.
     """
-    if problems := list(_problems(run, config)):
+    # what follows from a value that is wrong is no mistake of its own
+    problems = [] if "image" in run.unsure_sections else list(_problems(run, config))
+    if problems:
         raise ConfigErrors([describe(problem, run.document, run.config) for problem in problems])
     image, output, code = config.image, _output(run, config), _code(run, config)
     topology = _topology(run)
@@ -43,7 +45,7 @@ def work(run: Run, config: RunConfig, allocation: Allocation) -> Work:
     folder = shipped("enroot")
     return Work(
         arguments=(*given, *packages),
-        inputs=(image.base,) if image.base.endswith(".sqsh") else (),
+        inputs=(*([image.base] if image.base.endswith(".sqsh") else []), *([code] if code else [])),
         reads=(code,) if code else (),
         writes=(str(PurePosixPath(output).parent),),
         files={name: (folder / name).read_text(encoding="utf-8") for name in RECIPE} | topology,

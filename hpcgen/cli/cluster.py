@@ -1,0 +1,129 @@
+"""hpcgen cluster: which cluster profiles can be found, what each says, and what is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcgen.cli.options import complete_clusters
+
+if TYPE_CHECKING:
+    from hpcgen.config.loader import Profile
+
+_name_argument = click.argument("name", shell_complete=complete_clusters)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group("cluster")
+def command() -> None:
+    """Cluster profiles: those that can be found, what they say, and a check of one."""
+
+
+@command.command("list")
+@_json_option
+def list_clusters(as_json: bool) -> None:
+    """List the profiles that can be found, and where."""
+    from hpcgen.config.loader import cluster_names, find_cluster, load_cluster
+    from hpcgen.errors import HpcgenError
+
+    def description(name: str) -> str:
+        try:
+            return load_cluster(name)[0].description
+        except HpcgenError:
+            return f"has mistakes: hpcgen cluster check {name} says which"
+
+    rows = [
+        {"name": name, "file": str(find_cluster(name)), "description": description(name)}
+        for name in cluster_names()
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        click.echo(f"{row['name']:<{width}}  {row['description']}")
+        click.echo(f"{'':<{width}}  " + click.style(row["file"], dim=True))
+
+
+@command.command("show")
+@_name_argument
+@_json_option
+def show(name: str, as_json: bool) -> None:
+    """Show what profile NAME says with all that it extends, and where each value is written.
+
+    Values that nobody gave and that have no default are left out; with --json they are null.
+    """
+    from hpcgen.config.node_types import find_node_type
+    from hpcgen.errors import ConfigErrors
+
+    file, profile = _read(name)
+    right = profile.right()
+    if right is None:
+        raise ConfigErrors(profile.mistakes)
+    config, node_type = right
+    values = dict(_leaves(dataclasses.asdict(config)))
+    places = {path: profile.document.origin(path) or "default" for path in values}
+    node_file = str(find_node_type(config.node_type))
+    if as_json:
+        rows = {path: {"value": value, "origin": places[path]} for path, value in values.items()}
+        described = {"name": config.node_type, "file": node_file, "description": node_type.description}
+        click.echo(
+            json.dumps({"name": name, "file": str(file), "values": rows, "node_type": described}, indent=1)
+        )
+        return
+    click.echo(click.style(name, bold=True) + f": {config.description}")
+    given = {path: value for path, value in values.items() if value not in (None, (), {}, "")}
+    width = max(map(len, given))
+    for path, value in given.items():
+        click.echo(f"{path:<{width}}  {_shown(value)}" + click.style(f"  [{places[path]}]", dim=True))
+    click.echo(f"\n{click.style('node type', bold=True)} {config.node_type}: {node_type.description}")
+    click.echo(click.style(node_file, dim=True))
+
+
+@command.command("check")
+@_name_argument
+def check(name: str) -> None:
+    """Say everything that is wrong with profile NAME and its node type; status 2 when something is."""
+    from hpcgen.errors import ConfigErrors
+    from hpcgen.planning.profile import profile_mistakes
+
+    file, profile = _read(name)
+    if mistakes := profile_mistakes(profile):
+        raise ConfigErrors(mistakes)
+    assert profile.config is not None
+    click.echo(f"{name} is right: {file}, node type {profile.config.node_type}")
+
+
+def _read(name: str) -> tuple[Path, Profile]:
+    """The profile's file, and what was read.
+
+    Raises:
+        HpcgenError: there is no such profile; it cannot be read, or what it extends.
+    """
+    from hpcgen.config.loader import find_cluster, read_profile, unknown_cluster
+    from hpcgen.errors import HpcgenError
+
+    file = find_cluster(name)
+    if file is None:
+        problem = unknown_cluster("name", name)
+        raise HpcgenError(f"{name if name.isprintable() else ascii(name)} {problem.reason}", problem.hint)
+    return file, read_profile(name)
+
+
+def _leaves(values: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """The values with their dotted paths; what is empty or null is a value too."""
+    for key, value in values.items():
+        path = f"{section}{key}"
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)

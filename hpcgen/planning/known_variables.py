@@ -1,0 +1,105 @@
+"""Names of environment variables: those that NCCL and PyTorch read, and those that people write instead."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+SIMILARITY = 0.82
+"""Of a misspelt name to the right one, as difflib counts it."""
+
+WRONG_NAMES = {
+    "NCCL_IB_QPS_PER_CONN": "NCCL_IB_QPS_PER_CONNECTION",
+    "NCCL_MIN_CHANNELS": "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_CHANNELS": "NCCL_MAX_NCHANNELS",
+    "NCCL_NCHANNELS": "NCCL_MIN_NCHANNELS",
+    "NCCL_SOCKET_IF": "NCCL_SOCKET_IFNAME",
+    "NCCL_IFNAME": "NCCL_SOCKET_IFNAME",
+    "NCCL_IB_HCAS": "NCCL_IB_HCA",
+    "NCCL_TOPOLOGY_FILE": "NCCL_TOPO_FILE",
+    "NCCL_IB_RELAXED_ORDERING": "NCCL_IB_PCI_RELAXED_ORDERING",
+    "NCCL_P2P_CHUNKSIZE": "NCCL_P2P_NET_CHUNKSIZE",
+    "NCCL_AVOID_RECORD_STREAMS": "TORCH_NCCL_AVOID_RECORD_STREAMS",
+    "NCCL_DUMP_ON_TIMEOUT": "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "NCCL_TRACE_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "NCCL_HEARTBEAT_TIMEOUT_SEC": "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+    "TORCH_NCCL_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "GLOO_IFNAME": "GLOO_SOCKET_IFNAME",
+    "UCX_NET_DEVICE": "UCX_NET_DEVICES",
+    "UCX_TL": "UCX_TLS",
+    "SHARP_COLL_ENABLE_SHARP": "SHARP_COLL_ENABLE_SAT",
+    "SHARP_ENABLE_SAT": "SHARP_COLL_ENABLE_SAT",
+    "CUDA_MAX_CONNECTIONS": "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_MAX_CONNECTION": "CUDA_DEVICE_MAX_CONNECTIONS",
+    "PYTORCH_CUDA_ALLOCATOR_CONF": "PYTORCH_CUDA_ALLOC_CONF",
+    "MASTER_ADDRESS": "MASTER_ADDR",
+}
+"""What nothing reads -> what was meant."""
+
+UNREAD = {
+    "NCCL_TIMEOUT": "NCCL has no timeout; Megatron-LM's is --distributed-timeout-minutes",
+    "NCCL_CROSS_DC": "NCCL has no such setting",
+    "MEGATRON_NUM_MICROBATCHES": "the number follows from --global-batch-size, --micro-batch-size and the layout",
+}
+"""Names that nothing reads, with what to do instead."""
+
+RENAMED = {
+    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
+    "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
+    "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
+}
+"""PyTorch's variables that got a prefix in 2.2."""
+
+PLUGIN_PREFIXES = (
+    "NCCL_OFI_", "NCCL_FASTRAK_", "NCCL_GPUDIRECT", "NCCL_IBEXT_", "NCCL_SHARP_", "NCCL_UCX_", "NCCL_TESTS",
+    "NCCL_TEST_", "NCCL_NETDEVS_", "NCCL_TUNER_", "NCCL_PROFILER_", "NCCL_RDMA_", "NCCL_INSPECTOR_",
+)  # fmt: skip
+"""Of plugins and of nccl-tests, whose names are not listed here."""
+
+BUILD_NAMES = frozenset((
+    "NCCL_HOME", "NCCL_ROOT", "NCCL_ROOT_DIR", "NCCL_DIR", "NCCL_PATH", "NCCL_VERSION", "NCCL_INCLUDE_DIR",
+    "NCCL_LIB_DIR", "NCCL_LIBRARY", "NCCL_INCLUDE", "NCCL_LIB", "NCCL_LIBRARIES", "NCCL_PREFIX",
+))  # fmt: skip
+"""Where NCCL lies: for compilers, and for scripts."""
+
+
+DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
+"""What NCCL_DEBUG may be."""
+
+
+@functools.cache
+def known() -> frozenset[str]:
+    """Every variable that NCCL or PyTorch's NCCL and gloo backends read."""
+    text = (Path(__file__).parent / "known_variables.txt").read_text(encoding="utf-8")
+    return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
+
+
+def right_name(name: str) -> str | None:
+    """What a name that nothing reads was meant to be; None when it is right, or nothing is like it."""
+    if name in WRONG_NAMES:
+        return WRONG_NAMES[name]
+    if not is_checked(name) or name in UNREAD or name in known():
+        return None
+    import difflib
+
+    close = difflib.get_close_matches(name, known(), n=1, cutoff=SIMILARITY)
+    return close[0] if close else None
+
+
+def is_checked(name: str) -> bool:
+    """Whether the list says all names of its kind: NCCL's own, and PyTorch's for NCCL."""
+    is_ours = name.startswith(("NCCL_", "TORCH_NCCL_")) or name.startswith("GLOO_SOCKET")
+    return is_ours and not name.startswith(PLUGIN_PREFIXES) and name not in BUILD_NAMES
+
+
+def mistake_in(name: str, value: str) -> tuple[str, str] | None:
+    """Why nothing reads a variable or its value, and what to write instead; None for what may be right."""
+    if right := right_name(name):
+        return "is read by nothing", f"did you mean {right}?"
+    if name in UNREAD:
+        return f"is read by nothing: {UNREAD[name]}", "remove it"
+    if name == "NCCL_DEBUG" and value.upper() not in DEBUG_LEVELS:
+        close = next((level for level in DEBUG_LEVELS if value.upper().startswith(level)), "WARN")
+        return f"is {value}, which NCCL takes for silence: it is none of its levels", f"did you mean {close}?"
+    return None

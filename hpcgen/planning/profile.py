@@ -1,0 +1,52 @@
+"""What is wrong with a cluster profile, whatever run uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcgen.config import document as documents
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.loader import Profile
+from hpcgen.config.node_types import load_node_type
+from hpcgen.config.run import RunConfig
+from hpcgen.config.stages import STAGES
+from hpcgen.config.validation import build, describe
+from hpcgen.errors import Problem
+from hpcgen.planning.allocation import allocation_problems, cluster_problems
+from hpcgen.planning.container import container_problems
+from hpcgen.planning.environment import environment_problems
+
+ANY_RUN = {
+    "name": "any",
+    "cluster": "any",
+    "paths": {"run_dir": "/any"},
+    "model": {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1, "seq_length": 1},
+    "training": {"micro_batch_size": 1, "global_batch_size": 1, "train_iters": 1},
+    "optimizer": {"lr": 1},
+}
+"""A run that says nothing of its own about what a profile may say."""
+
+
+def profile_mistakes(profile: Profile) -> tuple[str, ...]:
+    """Every mistake in a profile and its node type: what loading finds, and what planning would."""
+    config = profile.config
+    if config is None:  # without a node type, the rest can still be looked at
+        placeholder = documents.constant({"node_type": "cpu"}, "")
+        config = build(ClusterConfig, documents.merge(profile.document, placeholder)).config
+    problems = [] if config is None else _planning_problems(config, profile)
+    described = (describe(problem, profile.document, config) for problem in problems)
+    return tuple(dict.fromkeys((*profile.mistakes, *described)))
+
+
+def _planning_problems(cluster: ClusterConfig, profile: Profile) -> Iterator[Problem]:
+    run = build(RunConfig, documents.constant(ANY_RUN, "")).config
+    assert run is not None
+    node_type = profile.node_type or load_node_type("cpu")
+    found = [*environment_problems(cluster.environment, ()), *cluster_problems(cluster, node_type)]
+    in_both = [*container_problems(run, cluster)]
+    for stage in STAGES:
+        in_both += allocation_problems(stage, run, cluster, node_type)
+    found += (problem for problem in in_both if problem.file == "cluster")
+    for problem in found:
+        if profile.node_type is not None or problem.path != "gres":  # the count of GPUs is the node type's
+            yield problem

@@ -1,0 +1,217 @@
+"""hpcgen cluster: profiles found, shown with their places, and checked in one go."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcgen.resources import shipped
+from tests.cli.command import hpcgen
+from tests.runs import big_run, write_yaml
+
+SITE = """\
+extends: azure-ndv5
+scratch: /mnt
+partitions: {hpc: {max_nodes: 4}}
+"""
+WRONG = """\
+extends: azure-ndv5
+gres: gpu:4
+sractch: /x
+partitions: {hpc: {max_nodes: two}, gpu: {max_time: "1:00:00"}}
+slurm: {partition: gpuq, time: 3 days}
+environment: {RANK: "1", HF_TOKEN: hunter2, A-B: "1", Y: 1}
+container: {mounts: [{source: /lustre}, {source: /other, target: /lustre}]}
+health_command: [check.sh]
+slurm_version: "19.05"
+"""
+
+
+@pytest.fixture
+def profiles(workplace: Path) -> Path:
+    directory = workplace / "clusters"
+    directory.mkdir()
+    (directory / "site.yaml").write_text(SITE)
+    return directory
+
+
+def test_list(profiles):
+    (profiles / "wrong.yaml").write_text(WRONG)
+    rows = json.loads(hpcgen("cluster", "list", "--json").stdout)
+    assert [row["name"] for row in rows] == ["azure-ndv5", "local", "site", "wrong"]
+    assert rows[2]["file"] == "clusters/site.yaml"
+    assert rows[3]["description"] == "has mistakes: hpcgen cluster check wrong says which"
+    found = hpcgen("cluster", "list")
+    assert (found.status, found.stderr) == (0, "")
+    assert "local       This machine, CPUs only, no container\n" in found.stdout
+
+
+def test_show_has_every_value_with_its_place(profiles):
+    found = hpcgen("cluster", "show", "site")
+    assert (found.status, found.stderr) == (0, "")
+    lines = dict(line.split(maxsplit=1) for line in found.stdout.splitlines() if "  " in line)
+    assert lines["scratch"] == "/mnt  [clusters/site.yaml:2]"
+    assert lines["partitions.hpc.max_nodes"] == "4  [clusters/site.yaml:3]"
+    assert re.fullmatch(r"pyxis  \[.*/azure-ndv5\.yaml:\d+\]", lines["container.runtime"])
+    assert lines["python"] == "python3  [default]"
+    assert "code_dir" not in lines
+    assert "\nnode type ndv5: Azure ND96isr_H100_v5" in found.stdout
+
+
+def test_show_as_json(profiles):
+    shown = json.loads(hpcgen("cluster", "show", "site", "--json").stdout)
+    assert shown["file"] == "clusters/site.yaml"
+    assert shown["values"]["scratch"] == {"value": "/mnt", "origin": "clusters/site.yaml:2"}
+    assert shown["values"]["code_dir"] == {"value": None, "origin": "default"}
+    assert shown["node_type"]["name"] == "ndv5"
+
+
+def test_check_of_a_right_one(profiles):
+    found = hpcgen("cluster", "check", "site")
+    assert (found.status, found.stdout) == (0, "site is right: clusters/site.yaml, node type ndv5\n")
+
+
+@pytest.mark.parametrize("name", ["azure-ndv5", "local"])
+def test_the_shipped_ones_are_right(name):
+    assert hpcgen("cluster", "check", name).status == 0
+
+
+def test_check_says_everything_at_once(profiles):
+    (profiles / "wrong.yaml").write_text(WRONG)
+    found = hpcgen("cluster", "check", "wrong")
+    assert (found.status, found.stdout) == (2, "")
+    said = [re.match(r"clusters/wrong\.yaml:(\d+): (\S+)", line) for line in found.stderr.splitlines()[:-1]]
+    assert sorted((int(one[1]), one[2]) for one in said if one) == [
+        (2, "gres"),
+        (3, "sractch"),
+        (4, "partitions.hpc.max_nodes"),
+        (5, "slurm.partition"),
+        (5, "slurm.time"),
+        (6, "environment.A-B"),
+        (6, "environment.HF_TOKEN"),
+        (6, "environment.RANK"),
+        (6, "environment.Y"),
+        (7, "container.mounts[1].target"),
+        (8, "health_command[0]"),
+        (9, "slurm_version"),
+    ]
+    assert all(said)
+    assert "hunter2" not in found.stderr
+
+
+def test_check_goes_on_where_the_node_type_is_wrong(profiles):
+    (profiles / "none.yaml").write_text('gres: gpu:4\nenvironment: {RANK: "1"}\n')
+    found = hpcgen("cluster", "check", "none").stderr
+    assert "none.yaml: node_type is missing" in found
+    assert "none.yaml:2: environment.RANK is set by the script" in found
+    assert "gres" not in found  # how many GPUs there are, nobody said
+    (profiles / "none.yaml").write_text("node_type: mine\nslurm_version: '1.1'\n")
+    write_yaml(profiles.parent / "topologies/mine.yaml", {"description": "x", "device": "gpu"})
+    found = hpcgen("cluster", "check", "none").stderr
+    assert "topologies/mine.yaml:3: device = gpu must be cuda or cpu; did you mean cuda?" in found
+    assert "topologies/mine.yaml: gpus_per_node is missing" in found
+    assert "none.yaml:2: slurm_version = 1.1 must be" in found
+
+
+@pytest.mark.parametrize("verb", ["show", "check"])
+def test_a_name_that_there_is_not(verb):
+    found = hpcgen("cluster", verb, "lcal")
+    assert (found.status, found.stderr) == (2, "lcal names no cluster profile; did you mean local?\n")
+
+
+def test_names_are_completed():
+    environment = {
+        **os.environ,
+        "_HPCGEN_COMPLETE": "bash_complete",
+        "COMP_WORDS": "hpcgen cluster check lo",
+        "COMP_CWORD": "3",
+    }
+    command = [sys.executable, "-m", "hpcgen"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["plain,local"]
+
+
+def test_the_small_node_of_the_readme(workplace, monkeypatch):
+    """Its containers see their GPUs, although it names none of enroot's variables."""
+    text = (shipped("topologies") / "README.md").read_text()
+    node_type, profile = re.findall(r"```yaml\n# /etc/hpcgen/\S+\n(.*?)```", text, re.DOTALL)
+    for path, content in (("topologies/quad.yaml", node_type), ("clusters/orion.yaml", profile)):
+        (workplace / path).parent.mkdir()
+        (workplace / path).write_text(content)
+    assert hpcgen("cluster", "check", "orion").status == 0
+    found = hpcgen("render", "nccl-test", "--cluster", "orion", "--set", "slurm.nccl_test.nodes=2")
+    assert found.status == 0, found.stderr
+    assert "SOCKET_IFNAME" not in found.stderr
+    for assignment in (
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_DRIVER_CAPABILITIES='compute,utility'",
+        "MELLANOX_VISIBLE_DEVICES=void",
+    ):
+        assert f"\nexport {assignment}\n" in found.stdout
+    bare = "description: x\ndevice: cuda\ngpus_per_node: 4\nfabric: infiniband\n"
+    (workplace / "topologies/quad.yaml").write_text(bare)
+    found = hpcgen("render", "nccl-test", "--cluster", "orion", "--set", "slurm.nccl_test.nodes=2")
+    assert "\nexport MELLANOX_VISIBLE_DEVICES=all\n" in found.stdout
+    assert "node_type = quad leaves NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME open" in found.stderr
+    assert "SOCKET_IFNAME" not in hpcgen("render", "nccl-test", "--cluster", "orion").stderr
+
+
+def image_run(workplace: Path, **image: str) -> Path:
+    values = big_run(image={"output": "/shared/images/new.sqsh", **image})
+    return write_yaml(workplace / "run.yaml", values)
+
+
+def test_a_wrong_code_path_is_one_mistake(workplace):
+    found = hpcgen("render", "image", "-c", image_run(workplace, code="/shared/../code"))
+    assert found.status == 2
+    [message] = found.stderr.splitlines()
+    assert "image.code = /shared/../code must be an absolute path" in message
+    assert message.endswith("without '..'")
+
+
+def test_code_that_is_not_there(workplace):
+    there = workplace / "code"
+    found = hpcgen("render", "image", "-c", image_run(workplace, code=str(there)))
+    assert f"{there}: no such file, and stage image needs it" in found.stderr
+    there.mkdir()
+    assert hpcgen("render", "image", "-c", image_run(workplace, code=str(there))).status == 0
+    found = hpcgen("render", "image", "-c", image_run(workplace, code="/elsewhere/code"))
+    assert "/elsewhere/code cannot be seen from this machine: not checked" in found.stderr
+
+
+# permissions hold for root as well, once it has given up the capability to pass over them
+WITHOUT_OVERRIDE = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+
+
+@pytest.mark.skipif(bool(WITHOUT_OVERRIDE) and not shutil.which("setpriv"), reason="root reads everything")
+@pytest.mark.parametrize(
+    ("folder", "arguments"),
+    [
+        ("clusters", ["render", "nccl-test", "--cluster", "local"]),
+        ("clusters", ["cluster", "list"]),
+        ("topologies", ["topology", "list"]),
+        ("topologies", ["topology", "show", "ndv5"]),
+        ("site/slurm", ["render", "nccl-test", "--cluster", "local", "--templates", "site"]),
+    ],
+)
+def test_a_directory_that_cannot_be_read_is_not_taken_for_empty(tmp_path, folder, arguments):
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder).chmod(0)
+    found = subprocess.run(
+        [*WITHOUT_OVERRIDE, sys.executable, "-m", "hpcgen", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "xdg")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (found.returncode, found.stdout) == (2, "")
+    assert f"{folder}: the directory cannot be read; chmod u+rx {folder}" in found.stderr
+    (tmp_path / folder).chmod(0o700)

@@ -1,0 +1,79 @@
+"""Where a user's output goes: replaced whole, through links, into devices; and nothing made that was not asked for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpcgen.errors import HpcgenError
+from hpcgen.files import write_output, write_text
+
+
+def test_a_file_is_replaced_not_written_over(tmp_path):
+    target = tmp_path / "a"
+    target.write_text("old")
+    with target.open() as reader:
+        write_output(target, "new", 0o755)
+        assert reader.read() == "old"
+    assert target.read_text() == "new"
+    assert target.stat().st_mode & 0o100
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_its_file_is_replaced(tmp_path, there):
+    (tmp_path / "folder").mkdir()
+    real, link = tmp_path / "folder/real", tmp_path / "link"
+    if there:
+        real.write_text("old")
+    link.symlink_to("folder/real")
+    write_output(link, "new", 0o644)
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["real"]
+
+
+def test_a_pipe_is_written_to(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_output(pipe, "script", 0o755)
+    reader.join()
+    assert read == ["script"]
+    assert pipe.is_fifo()
+
+
+def test_a_device_is_written_to():
+    write_output(Path("/dev/null"), "x", 0o755)
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(HpcgenError, match=r"^/dev/full: cannot be written \(No space left on device\)$"):
+        write_output(Path("/dev/full"), "x", 0o755)
+    assert Path("/dev/full").is_char_device()
+
+
+def test_no_directory_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("gone/real")
+    for target in (Path("a/b/c"), Path("link")):
+        with pytest.raises(HpcgenError, match=rf"{tmp_path}/(a|gone) is not there; make it first$"):
+            write_output(target, "x", 0o644)
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+def test_what_cannot_be_a_file(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    for name in ("loop", "file/x", "."):
+        with pytest.raises(HpcgenError, match="cannot be written"):
+            write_output(tmp_path / name, "x", 0o644)
+    assert (tmp_path / "loop").is_symlink()
+
+
+def test_our_own_files_bring_their_directory(tmp_path):
+    write_text(tmp_path / "jobs/1/trainer.json", "{}", 0o660)
+    assert (tmp_path / "jobs/1/trainer.json").read_text() == "{}"
