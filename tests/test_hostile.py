@@ -116,7 +116,9 @@ def values(way: str, runtime: str, texts: Mapping[TextField, str]) -> tuple[dict
     run = {**RUN, "data": data, "container": {**container, "runtime": runtime}}
     image = Path("gpt.sqsh").absolute()
     image.touch()
-    site = {**SITE, "container": {**SITE["container"], "image": str(image)}}
+    scratch = Path("scratch").absolute()
+    (scratch / "hpcgen-slurm-77").mkdir(parents=True, exist_ok=True)  # mkdir is a stand-in
+    site = {**SITE, "container": {**SITE["container"], "image": str(image)}, "scratch": str(scratch)}
     for (cls, place), text in texts.items():
         if cls is RunConfig:
             run = placed(run, place, text)
@@ -191,8 +193,9 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     container, cluster = planned_stage.container, found.run.cluster
     made = ran.call("mkdir", f"{config.paths.run_dir}/jobs/77")
     assert made[4:] == planned_stage.directories
+    jobs, scratch = Path(config.paths.run_dir, "jobs", "77"), Path(cluster.scratch, "hpcgen-slurm-77")
     for name, text in planned_stage.files.items():
-        [written] = Path(config.paths.run_dir, "jobs", "77").glob(f"{name}.77")
+        [written] = (scratch if stage == "image" else jobs).glob(f"{name}.77")
         assert written.read_text(encoding="utf-8").removesuffix("\n") == text.removesuffix("\n")
     for variable in planned_stage.environment:
         assert ran.environment[variable.name] == variable.value
@@ -272,7 +275,7 @@ def go_through(seed: int, num_strings: int) -> Counter[str]:
                 if not accepted:
                     continue
                 count["taken"] += 1
-                if field[1][-1] in ("run_dir", "image") and text.startswith("/"):
+                if field[1][-1] in ("run_dir", "image", "scratch") and text.startswith("/"):
                     continue  # its script would write there, or look for the image
                 pool = pools.setdefault(base(field[1]), [])
                 free = next((texts for texts in pool if field not in texts), None)

@@ -41,9 +41,11 @@ class Job:
     def launches(self) -> tuple[Launch, ...]:
         """Every Python program that is started, in a step or out of one."""
         by_command = {id(step.command): step for step in self.steps}
-        found = []
+        found: list[Launch] = []
         for command in self.script.commands:
             outer = None if command.outer is None else self.script.commands[command.outer]
+            if any(outer is launch.command for launch in found):
+                continue  # the "$@" of sh -c '...; exec "$@"', which is followed already
             for words, background in _resolved(self.script, command):
                 step = step_of(command, words, background)
                 program = step.program if step else words

@@ -155,6 +155,9 @@ def unwrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:
         ):
             index += 2 if words[index].text in _OPTIONS_WITH_VALUE else 1
         words = words[index + _WRAPPERS[name] :]
+    # sh -c '...; exec "$@"' NAME COMMAND...
+    if len(words) > 4 and words[1].text == "-c" and re.search(r'(^|[;&]\s*)exec "\$@"$', words[2].text):
+        return unwrapped(words[4:])
     return words
 
 

@@ -228,11 +228,14 @@ def _or(number: int | None, other: int) -> int:
     return number if number and number > 0 else other
 
 
+def virtual_stages(layers: int, stages: int, per_stage: int) -> int | None:
+    """Virtual stages of a rank for --num-layers-per-virtual-pipeline-stage; None where it does not divide a stage."""
+    each = stages * per_stage
+    return layers // each if each > 0 and layers % each == 0 else None
+
+
 def _chunks(launch: Launch, layers: int, pipeline: int) -> int | None:
     """Virtual stages of a rank."""
     if stages := whole(launch, "num-virtual-stages-per-pipeline-rank"):
         return stages
-    per_stage = whole(launch, "num-layers-per-virtual-pipeline-stage")
-    if per_stage and per_stage > 0 and layers % (pipeline * per_stage) == 0:
-        return layers // (pipeline * per_stage)
-    return None
+    return virtual_stages(layers, pipeline, whole(launch, "num-layers-per-virtual-pipeline-stage") or 0)

@@ -14,7 +14,8 @@ SHORT_OPTIONS = {
     "k": "no-kill", "L": "licenses", "l": "label", "M": "clusters", "m": "distribution", "N": "nodes",
     "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos",
     "r": "relative", "S": "core-spec", "s": "oversubscribe", "T": "threads", "t": "time", "u": "unbuffered",
-    "v": "verbose", "W": "wait", "w": "nodelist", "X": "disable-status", "x": "exclude", "Z": "no-allocate",
+    "V": "version", "v": "verbose", "W": "wait", "w": "nodelist", "X": "disable-status", "x": "exclude",
+    "Z": "no-allocate",
 }
 WITHOUT_VALUE = frozenset((
     "contiguous", "disable-status", "exact", "exclusive", "get-user-env", "help", "hold", "ignore-pbs",
@@ -25,8 +26,52 @@ WITHOUT_VALUE = frozenset((
     "no-container-remap-root", "container-entrypoint", "no-container-entrypoint", "container-entrypoint-log",
     "container-writable", "container-readonly",
 ))
+SBATCH_OPTIONS = frozenset((
+    "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster", "cluster-constraint",
+    "clusters", "comment", "constraint", "container", "context", "contiguous", "core-spec", "cores-per-socket",
+    "cpu-freq", "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution", "error",
+    "exclude", "exclusive", "export", "extra-node-info", "get-user-env", "gid", "gpu-bind", "gpu-freq", "gpus",
+    "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "help", "hint", "hold",
+    "ignore-pbs", "input", "job-name", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mcs-label",
+    "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "no-requeue",
+    "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node",
+    "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output", "overcommit", "oversubscribe", "parsable",
+    "partition", "prefer", "priority", "profile", "propagate", "qos", "quiet", "reboot", "requeue",
+    "reservation", "signal", "sockets-per-node", "spread-job", "switches", "tasks-per-node", "test-only",
+    "thread-spec", "threads-per-core", "time", "time-min", "tmp", "uid", "usage", "use-min-nodes", "verbose",
+    "version", "wait", "wait-all-nodes", "wckey", "wrap",
+))
+SBATCH_OPTIONS_OF_SOME = frozenset((
+    "autocomplete", "consolidate-segments", "container-id", "export-file", "external", "extra", "oom-kill-step",
+    "power", "resources", "resv-ports", "segment", "spread-segments", "stepmgr", "tres-bind", "tres-per-task",
+))
 # fmt: on
-"""Options of sbatch, srun and pyxis that take no value, or take one only after `=`."""
+"""Options of sbatch, srun and pyxis that take no value, or take one only after `=`; then the long options of sbatch
+in every release from Slurm 22.05 to 25.11, and those in some of them (src/common/slurm_opt.c)."""
+
+MOVED_OPTIONS = {
+    "share": "oversubscribe",
+    "workdir": "chdir",
+    "gpu": "gpus",
+    "node": "nodes",
+    "ntask": "ntasks",
+}
+"""What older releases had, and what people shorten too far -> what it is called."""
+SRUN_OPTIONS = (frozenset(SHORT_OPTIONS.values()) | WITHOUT_VALUE) - SBATCH_OPTIONS - {"share"}
+"""Options of srun that sbatch refuses."""
+
+
+def matching_options(name: str) -> tuple[str, ...]:
+    """Options of sbatch that `name` can stand for: itself, else those that begin so, as getopt_long completes them."""
+    options = SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME
+    if name in options:
+        return (name,)
+    if len(name) == 1:
+        return ()
+    # which options of a newer release make a name ambiguous, only that cluster's sbatch knows
+    return tuple(sorted(option for option in SBATCH_OPTIONS if option.startswith(name))) or tuple(
+        sorted(option for option in options if option.startswith(name))[:1]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +79,7 @@ class Directive:
     """One option of a #SBATCH line."""
 
     name: str
-    """The long name, without dashes."""
+    """The long name, without dashes, abbreviations completed; a letter that is none of sbatch's stays one."""
     value: str | None
     line: int
     effective: bool
@@ -62,9 +107,10 @@ def directives(lines: Sequence[str]) -> tuple[Directive, ...]:
         words, cut = _words(line.removeprefix("#SBATCH"))
         arguments = list(take_apart(words))
         for argument in arguments:
+            meant = matching_options(argument.name)
             found.append(
                 Directive(
-                    name=argument.name,
+                    name=meant[0] if len(meant) == 1 else argument.name,
                     value=argument.value,
                     line=number,
                     effective=number < end,

@@ -12,10 +12,10 @@ from hpcgen.config.node_type import NodeType
 from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Launch, Step
 from hpcgen.lint.rules.containers import mounts_of
-from hpcgen.lint.rules.environment import SECRET_VALUE
 from hpcgen.migration.leftover import Carried, unknown
-from hpcgen.planning.environment import RESERVED, RESERVED_PREFIXES, SECRET
+from hpcgen.planning.environment import RESERVED, RESERVED_PREFIXES
 from hpcgen.planning.known_variables import UNREAD, right_name
+from hpcgen.planning.secret import SECRET, SECRET_VALUE
 
 SLURM_KEYS = {
     "partition": "partition", "account": "account", "qos": "qos", "reservation": "reservation",

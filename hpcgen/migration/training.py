@@ -14,7 +14,7 @@ from hpcgen.lint.launch import Flag, Launch
 from hpcgen.lint.megatron import KEYS, NOT_MEGATRON, REMOVED, options, virtual_stages, whole
 from hpcgen.lint.words import Word
 from hpcgen.migration.leftover import Carried, unknown
-from hpcgen.planning.environment import SECRET
+from hpcgen.planning.secret import SECRET
 from trainer.resolve import VOCAB_MULTIPLE, pad_vocab_size
 
 GPT2_VOCAB_SIZE = 50257

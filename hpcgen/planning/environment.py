@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -16,14 +15,10 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import GPU_STAGES
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import make_allocation
+from hpcgen.planning.secret import SECRET, SECRET_VALUE
 from hpcgen.planning.software import LAST_RELEASE_WITH_SHARP, holds_for, ngc_release, runtime, torch_version
 from hpcgen.resources import shipped
 from trainer.config import ParallelismConfig
-
-SECRET = re.compile(
-    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?|PRIVATE_KEY|ACCESS_KEY)(_|$)", re.IGNORECASE
-)
-"""Names of secrets; TOKENIZERS_PARALLELISM is none."""
 
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 """Where the ranks meet: the script of every stage with ranks computes them."""
@@ -315,7 +310,7 @@ def _sharp_warnings(run: Run) -> Iterator[Problem]:
 
 def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...]) -> Iterator[Problem]:
     """Variables that a file may not set: those the script computes, and secrets, which go by name."""
-    for name in environment:
+    for name, value in environment.items():
         if name in RESERVED:
             yield Problem(f"environment.{name}", "is set by the script or the image", "remove it")
         elif name.startswith(RESERVED_PREFIXES):
@@ -327,7 +322,7 @@ def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...
             yield Problem(
                 f"environment.{name}", "is in lower case, as the script's own variables are", "remove it"
             )
-        elif SECRET.search(name):
+        elif SECRET.search(name) or SECRET_VALUE.search(value):
             hint = f"add {name} to secrets and export it where you submit"
             yield Problem(
                 f"environment.{name}", "looks like a secret, and would be written into the script", hint

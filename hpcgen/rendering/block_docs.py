@@ -28,5 +28,9 @@ def block_docs() -> dict[str, BlockDoc]:
     for row in re.findall(r"^\| `.*\|$", table, re.MULTILINE):
         names, holds, site_may = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:4])
         for name in re.findall(r"`(\w+)`", names):
-            docs[name] = BlockDoc(holds.replace("`", ""), site_may.replace("`", ""))
+            docs[name] = BlockDoc(_plain(holds), _plain(site_may))
     return docs
+
+
+def _plain(cell: str) -> str:
+    return cell.replace("`", "").replace("\\|", "|")

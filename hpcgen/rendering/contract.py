@@ -12,35 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcgen.config.stages import GPU_STAGES
-from hpcgen.planning.environment import SECRET
+from hpcgen.planning.secret import SECRET, SECRET_VALUE
 from hpcgen.planning.stage import StagePlan
+from hpcgen.rendering import flow
 from hpcgen.rendering.filters import directive, shell_word
+from hpcgen.rendering.findings import Finding, Rule
 from hpcgen.rendering.script import CONCLUDE, LAUNCH
 from hpcgen.rendering.script_lines import Line, script_lines
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """One thing that scripts hold to. docs/templates.md lists them."""
-
-    name: str
-    why: str
-    fix: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """A rule that a script breaks."""
-
-    rule: Rule
-    what: str
-    names: tuple[str, ...] = ()
-    """Of the variables, options or words that it is about, where there can be many."""
-    line: int = 0
-    """Of the script; 0 when something is missing."""
-    block: str = ""
-    """The block that holds what is missing, or ""."""
-
 
 FRAME = Rule(
     name="frame",
@@ -133,8 +111,11 @@ UNPRINTABLE = Rule(
 RULES = (
     *(FRAME, DIRECTIVE_ORDER, DIRECTIVE_LOST, DIRECTIVE_FORM, PART_LOST, VARIABLE_LOST, CONTAINER_ENV),
     *(OPTION_LOST, LAUNCH_STATUS, LAUNCH_FOREGROUND, LAUNCH_WORDS, CONCLUSION),
+    *flow.RULES,
     *(NO_TRACE, NO_DUMP, NO_SECRET, UNPRINTABLE, SYNTAX),
 )
+
+__all__ = ["PARTS", "RULES", "SYNTAX", "Finding", "Rule", "check_script"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,11 +210,9 @@ _DUMP = re.compile(
 )
 _ASSIGNMENT = re.compile(r"(?:^|[\s;&|(\"'])([A-Za-z_]\w*)\+?=(?=(\S*))")
 _EXPORT = re.compile(rf"{_COMMAND}(?:export|declare\s+-x|typeset\s+-x)\s+(?!-)([^;&|#]*)")
+_UNSET = re.compile(rf"{_COMMAND}(?:unset(?:\s+-v)?|export\s+-n)\s+([^;&|#-][^;&|#]*)")
 _EXPORTED_NAME = re.compile(r"(?:^|\s)([A-Za-z_]\w*)(?==|\s|$)")
 # As those who issue them write them: Hugging Face, GitHub, AWS, NVIDIA.
-_KNOWN_SECRET = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|AKIA[A-Z0-9]{16}|nvapi-[\w-]{30,})"
-)
 _SRUN = re.compile(rf"{_COMMAND}(?:(?:command|exec|time|timeout\s+\S+|\w+=\S*)\s+)*srun\b(?!.*[^&]&\s*$)")
 _SETS_RC = re.compile(r"\b(?:launch|run_step)\s|\brc=")
 
@@ -254,6 +233,7 @@ def check_script(script: str, stage: StagePlan) -> list[Finding]:
         findings += _parts(code, stage, launch=markers[0])
         findings += _launch([line for line in code if markers[0] < line.number < markers[1]], stage)
         findings += _conclusion(code, after=markers[1])
+        findings += flow.flow(lines, launch=markers[0], conclude=markers[1])
     findings += _environment(lines, stage)
     findings += _options(lines, stage)
     findings += _leaks(lines)
@@ -300,7 +280,9 @@ def _parts(code: Sequence[Line], stage: StagePlan, launch: int) -> Iterator[Find
         if is_of_stage and not any(re.search(part.pattern, line.code) for line in placed):
             yield _lost(part.what, part.block, part.why)
     for name in stage.files:
-        if not any(f'"$job_dir"/{shell_word(name)} <<' in line.code for line in code):
+        # in the job's directory, or on the first node's scratch
+        written = tuple(f'"${place}"/{shell_word(name)} <<' for place in ("job_dir", "scratch"))
+        if not any(text in line.code for line in code for text in written):
             yield _lost(f"the job's file {name}", "job_files", "the command of the stage reads it")
 
 
@@ -352,6 +334,10 @@ def _environment(lines: Sequence[Line], stage: StagePlan) -> Iterator[Finding]:
     missing = tuple(variable.name for variable in stage.environment if variable.name not in exported)
     if missing:
         yield Finding(rule=VARIABLE_LOST, what="not exported:", names=missing, block="environment")
+    planned = {variable.name for variable in stage.environment}
+    for line in code:
+        if taken := tuple(name for name in _taken_back(line.code) if name in planned):
+            yield Finding(rule=VARIABLE_LOST, what="taken back:", names=taken, line=line.number)
     if stage.container is None:
         return
     named = set(stage.container.environment) | _task_environment(lines)
@@ -363,6 +349,10 @@ def _environment(lines: Sequence[Line], stage: StagePlan) -> Iterator[Finding]:
 
 def _exported(code: str) -> list[str]:
     return [name for found in _EXPORT.finditer(code) for name in _EXPORTED_NAME.findall(_unquoted(found[1]))]
+
+
+def _taken_back(code: str) -> list[str]:
+    return [name for found in _UNSET.finditer(code) for name in found[1].split()]
 
 
 def _unquoted(code: str) -> str:
@@ -415,7 +405,7 @@ def _given_secrets(code: str) -> Iterator[str]:
     for name, value in _ASSIGNMENT.findall(code):
         if SECRET.search(name) and value.strip("'\"") and not value.strip("'\"").startswith(("$", "`")):
             yield name
-    if _KNOWN_SECRET.search(code):
+    if SECRET_VALUE.search(code):
         yield "a token of a known form"
 
 

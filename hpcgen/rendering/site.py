@@ -42,7 +42,7 @@ MOST_NAMES = 4
 OWN_RULES = (QUOTING, TEMPLATE, UNUSED, PROFILE)
 
 ReadScripts = Callable[[Sequence[str]], Sequence[Sequence[Finding]]]
-"""What other programs find in scripts: one list for each."""
+"""What bash, shellcheck and `hpcgen lint` find in scripts: one list for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +100,8 @@ class _Rendered:
     stage: str
     of: Representative
     template: _Template
+    told: frozenset[int]
+    """Lines with a finding of the contract."""
 
     @property
     def label(self) -> str:
@@ -139,6 +141,8 @@ def check_site(
             rendered += _checked(environment, templates, run, collected)
     for one, findings in zip(rendered, read_scripts([one.script for one in rendered]), strict=True):
         for finding in findings:
+            if finding.line in one.told:
+                continue  # in other words
             # what a block has lost, shellcheck misses in the rest of the script
             follows = collected.has(one) and finding.rule != SYNTAX
             collected.add_seen(finding, one, of_site_alone=follows)
@@ -179,8 +183,10 @@ def _checked(
             finding = Finding(rule=TEMPLATE, what=what, line=line)
             collected.add(finding, file=file, seen=f"{stage} ({run.label})")
             continue
-        one = _Rendered(script=script, stage=stage, of=run, template=template)
-        for finding in check_script(script, planned):
+        findings = check_script(script, planned)
+        told = frozenset(finding.line for finding in findings if finding.line)
+        one = _Rendered(script=script, stage=stage, of=run, template=template, told=told)
+        for finding in findings:
             collected.add_seen(finding, one)
         hostile, found = _planted(environment, name, context)
         for finding in found:

@@ -33,9 +33,9 @@ def launch_line(text: str) -> str:
 
 
 def carried(text: str) -> dict[str, str]:
-    """The files that the script writes into the job's directory."""
+    """The files that the script writes into the node's scratch."""
     found = re.finditer(
-        r'^write_file "\$job_dir"/(\S+) <<\'(\w+)\'\n(.*?)^\2$', text, re.MULTILINE | re.DOTALL
+        r'^write_file "\$scratch"/(\S+) <<\'(\w+)\'\n(.*?)^\2$', text, re.MULTILINE | re.DOTALL
     )
     return {match[1]: match[3] for match in found}
 
@@ -52,7 +52,7 @@ def test_the_topology_is_that_of_the_node_type(tmp_path: Path) -> None:
     site.write_text("extends: azure-ndv5\nnode_type: ndv4\n")
     text = script(tmp_path, cluster=str(site))
     assert "ndv4-topo.xml" in carried(text)
-    assert '--topology="$job_dir"/ndv4-topo.xml' in launch_line(text)
+    assert '--topology="$scratch"/ndv4-topo.xml' in launch_line(text)
 
 
 def test_options_are_those_of_the_recipe(tmp_path: Path) -> None:

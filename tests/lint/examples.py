@@ -158,6 +158,16 @@ EXAMPLES: dict[str, Example] = {
         at="#SBACTH",
         passes=(_in("#SBATCH --mem=0", "##SBATCH --partition=hpc"),),
     ),
+    "directive-unknown": Example(
+        fails=(_in("#SBATCH --mem=0", "#SBATCH --mail-tpye=ALL"),),
+        at="--mail-tpye",
+        passes=(_in("#SBATCH --mem=0", "#SBATCH --mail-ty=ALL --container-name=x --private-tmp"),),
+    ),
+    "directive-plugin": Example(
+        fails=(_in("#SBATCH --mem=0", "#SBATCH --private-tmp"),),
+        at="--private-tmp",
+        passes=(_in("#SBATCH --mem=0", "#SBATCH --segment=4 --container-name=x"),),
+    ),
     "directive-cut": Example(
         fails=(_in("#SBATCH --mem=0", "#SBATCH --comment=nvcr.io#nvidia/pytorch"),),
         at="nvcr.io",

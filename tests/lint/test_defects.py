@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -163,3 +167,62 @@ def test_no_message_shows_a_secret() -> None:
     found = lint(text)
     assert {"secret-in-script", "trace-with-secrets"} <= {finding.rule for finding in found}
     assert secret not in "".join(finding.why + finding.fix for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--gpu-per-node=8", "did you mean --gpus-per-node?"),
+        ("--ntask-per-node=8", "did you mean --ntasks-per-node?"),
+        ("--mail-tpye=ALL", "did you mean --mail-type?"),
+        ("--node=2", "did you mean --nodes?"),
+        ("--exclu", "write the whole name"),
+        ("--kill-on-bad-exit=1", "give it to srun"),
+        ("-K", "give it to srun"),
+        ("-g 8", "man sbatch"),
+        ("--gpus-per-n=8", ""),
+        ("--mail-ty=ALL", ""),
+    ],
+)
+def test_directives_that_sbatch_refuses(option: str, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH {option}\ntrue\n")
+    fixes = [finding.fix for finding in lint(script.read_text(), rules=["directive-unknown"])]
+    assert (said in fixes[0]) if said else fixes == []
+    if shutil.which("sbatch") is None:
+        return
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nSlurmctldPort=1\nAuthType=auth/none\n")
+    environment = {"PATH": os.environ["PATH"], "SLURM_CONF": str(conf)}
+    command = ["timeout", "2", "sbatch", "--test-only", "--parsable", str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    refused = re.search(r"unrecognized option|invalid option|is ambiguous", done.stderr)
+    assert bool(refused) == bool(said), done.stderr
+
+
+def test_one_mistake_is_one_finding() -> None:
+    training = "srun python pretrain_gpt.py --num-attention-heads 16 --hidden-size 1024"
+    [found] = lint(f"{HEAD}{training} --tensor-model-parallel-size 6\n", rules=["parallel-sizes"])
+    assert found.fix == "use --tensor-model-parallel-size 4, 8, 2, 1 or 16"
+    sizes = "--tensor-model-parallel-size 4 --context-parallel-size 3 --seq-length 6144"
+    [found] = lint(f"{HEAD}{training} {sizes}\n", rules=["parallel-sizes"])
+    assert "TP x PP x CP = 4 x 1 x 3 = 12 does not divide" in found.why
+    assert found.fix == "use 3 or 6 nodes, or parallel sizes whose product divides 16"
+    text = "export MASTER_ADDR=localhost\nsrun torchrun --nnodes 2 --master_addr $MASTER_ADDR train.py\n"
+    [found] = lint(HEAD + text, rules=["localhost-master"])
+    assert found.line == len(HEAD.splitlines()) + 1
+
+
+def test_layers_of_a_virtual_stage_divide_those_of_a_stage() -> None:
+    training = "srun python pretrain_gpt.py --num-layers 96 --pipeline-model-parallel-size 16"
+    option = "--num-layers-per-virtual-pipeline-stage"
+    [found] = lint(f"{HEAD}{training} {option} 4\n", rules=["parallel-sizes"])
+    assert "96 / 16 = 6 (6 / 4)" in found.why
+    assert found.fix == f"use {option} 3, 2, 6 or 1"
+    assert lint(f"{HEAD}{training} {option} 3\n", rules=["parallel-sizes"]) == []
+
+
+@pytest.mark.parametrize(("name", "shared"), [("%x.out", True), ("%%j.out", True), ("%x-%4j.out", False)])
+def test_a_log_without_the_jobs_number_is_shared(name: str, shared: bool) -> None:
+    found = lint(f"{HEAD}#SBATCH --output=/lustre/logs/{name}\ntrue\n", rules=["log-shared"])
+    assert bool(found) == shared

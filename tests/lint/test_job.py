@@ -32,6 +32,8 @@ TRAINING = "python -u pretrain_gpt.py --num-layers 12 --bf16"
         f'{STEP} bash -lc "cd /code && {TRAINING}"',
         f"{STEP} bash -c 'exec enroot start --mount a:b \"$@\"' name --env X image {TRAINING}",
         f"{STEP} enroot start --rw --mount a:b image {TRAINING}",
+        f"{STEP} enroot start image sh -c ': >f; exec \"$@\"' name env --chdir=/x {TRAINING}",
+        f"{STEP} bash -c 'exec enroot start \"$@\"' a --rw image sh -c ': >f; exec \"$@\"' b {TRAINING}",
         f"{STEP} nsys profile -o out {TRAINING}",
         f"if [[ $x ]]; then\n {STEP} \\\n  {TRAINING}\nfi",
     ],

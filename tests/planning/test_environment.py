@@ -297,6 +297,16 @@ def test_what_a_file_may_not_set(name, reason):
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [("https_proxy", "http://user:hunter2@proxy:3128"), ("SETTING", "hf_" + "a" * 34)],
+)
+def test_a_value_that_is_a_secret_whatever_its_name(name, value):
+    [problem] = environment_problems({name: value}, ())
+    assert "looks like a secret" in problem.reason
+    assert list(environment_problems({}, (name,))) == []
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "NCCL_DEBUG",

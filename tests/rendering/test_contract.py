@@ -132,6 +132,31 @@ BROKEN: dict[str, tuple[Change, str, str]] = {
         "holds HF_TOKEN",
     ),
     "token of a known form": (before_launch(f"curl -H x:hf_{'a' * 34}"), "no-secret", "a known form"),
+    "set -e": (before_launch("set -euo pipefail"), "no-errexit", "`set -euo pipefail` ends the script"),
+    "errexit": (before_launch("set -o errexit"), "no-errexit", "set -o errexit"),
+    "traps gone": (before_launch("trap - TERM USR2"), "trap-kept", "`trap - TERM USR2` takes"),
+    "a trap replaced": (
+        before_launch("trap 'cleanup; exit' INT SIGTERM"),
+        "trap-kept",
+        "takes the script's own",
+    ),
+    "always an end": (before_launch("exit 0"), "no-exit", "`exit 0` is always reached"),
+    "always an end, after the step": (replaced(MARKED, f"{MARKED}exit\n"), "no-exit", "`exit` is always"),
+    "a variable taken back": (before_launch("unset NCCL_TOPO_FILE"), "variable-lost", "back: NCCL_TOPO_FILE"),
+    "no longer exported": (before_launch("export -n NCCL_DEBUG"), "variable-lost", "back: NCCL_DEBUG"),
+    "another status": (replaced(MARKED, f"{MARKED}rc=0\n"), "status-kept", "`rc=0` sets rc"),
+    "another step's status": (
+        replaced(MARKED, f"{MARKED}each_node 60 rm -rf /nvme/x\n"),
+        "status-kept",
+        "sets rc",
+    ),
+    "mounts again": (
+        before_launch("container+=(--container-mounts=/a:/a)"),
+        "container-option-twice",
+        "a second --container-mounts",
+    ),
+    "a step without a limit": (before_launch("srun nvidia-smi -pm 1"), "step-foreground", "`srun nvidia-smi"),
+    "a step's output": (before_launch("version=$(srun cat /version)"), "step-foreground", "without a limit"),
     "right-to-left": (before_launch("# harmless \u202e"), "unprintable", "\\u202e"),
 }
 HARMLESS: dict[str, Change] = {
@@ -145,6 +170,16 @@ HARMLESS: dict[str, Change] = {
     "for the host": before_launch("export PATH=/opt/site/bin:$PATH LD_LIBRARY_PATH=/opt/site/lib"),
     "passed by env": replaced('    "HOME=$scratch"\n', '    "HOME=$scratch"\n    "SITE_PROXY=$SITE_PROXY"\n'),
     "another launch line": in_launch(f"run_step srun {WORDS} nsys profile python3 -m trainer"),
+    "errexit in a subshell": before_launch("(set -e; cd /opt; make)"),
+    "a trap for another signal": before_launch("trap 'rm -f /tmp/x' EXIT"),
+    "an end under a condition": before_launch(
+        "[[ -d /opt ]] ||\n    exit 1\nif [[ -e x ]]; then\nexit 1\nfi"
+    ),
+    "an end of a function": before_launch("check() {\nexit 1\n}"),
+    "a variable of its own taken back": before_launch("unset -v CDPATH"),
+    "a step with a limit": before_launch("run_step timeout 60 srun hostname || say no"),
+    "a step on every node": before_launch("each_node 60 hostname || die no"),
+    "what rc is": replaced(MARKED, f'{MARKED}((rc == 0)) || say "rc=$rc"\n'),
     "a directive more": replaced("#SBATCH --requeue\n", "#SBATCH --requeue\n#SBATCH --mail-type=END\n"),
 }
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 
 from hpcgen.lint.job import Job
 from hpcgen.lint.rule import Hit, rule
-from hpcgen.lint.sbatch import first_command
+from hpcgen.lint.sbatch import (
+    MOVED_OPTIONS,
+    SBATCH_OPTIONS,
+    SBATCH_OPTIONS_OF_SOME,
+    SRUN_OPTIONS,
+    Directive,
+    first_command,
+    matching_options,
+)
 
 SBATCH = "Slurm, man sbatch"
 MIN_SIGNAL_LEAD_S = 60
 MIN_CPUS_PER_GPU = 4
 DEFAULT_MAX_ARRAY_INDEX = 1000
+SIMILARITY = 0.8
+"""Of a misspelt option to the right one, as difflib counts it."""
 
 
 @rule("directive-after-command", "error", "sbatch does not see a directive", source=SBATCH)
@@ -29,6 +40,60 @@ def directive_after_command(job: Job) -> Iterator[Hit]:
                 f"sbatch stops reading at the first command, on line {end}: --{directive.name} has no effect",
                 f"move it above line {end}",
             )
+
+
+@rule(
+    "directive-unknown",
+    "error",
+    "sbatch refuses an option",
+    source="Slurm 22.05 to 25.11, src/common/slurm_opt.c",
+)
+def directive_unknown(job: Job) -> Iterator[Hit]:
+    """sbatch ends with "unrecognized option", and there is no job. Options of srun are none of sbatch's.
+
+    The beginning of a name is taken where it can be one option only.
+    """
+    for directive in _unknown(job):
+        name, matching = directive.name, matching_options(directive.name)
+        written = f"--{name}" if len(name) > 1 else f"-{name}"
+        right = MOVED_OPTIONS.get(name) or _similar(name)
+        if name in SRUN_OPTIONS:
+            yield Hit(directive.line, f"{written} is srun's, and sbatch refuses it", "give it to srun")
+        elif right:
+            yield Hit(directive.line, f"sbatch has no {written}", f"did you mean --{right}?")
+        elif matching:
+            several = ", ".join(f"--{option}" for option in matching)
+            yield Hit(
+                directive.line, f"{written} can be {several}: sbatch refuses it", "write the whole name"
+            )
+        elif len(name) == 1:
+            yield Hit(directive.line, f"sbatch has no {written}", "look it up: man sbatch")
+
+
+@rule("directive-plugin", "note", "an option that sbatch itself does not have", source=SBATCH)
+def directive_plugin(job: Job) -> Iterator[Hit]:
+    """No release has it, nor one like it: a plugin (SPANK) may; without one sbatch refuses the script."""
+    for directive in _unknown(job):
+        name = directive.name
+        is_like = name in SRUN_OPTIONS or name in MOVED_OPTIONS or _similar(name) or matching_options(name)
+        if len(name) > 1 and not is_like:
+            yield Hit(directive.line, f"--{name} is no option of sbatch", "make sure that a plugin has it")
+
+
+def _unknown(job: Job) -> Iterator[Directive]:
+    """Directives in effect that sbatch and pyxis do not have."""
+    for directive in job.script.directives:
+        is_pyxis = directive.name.startswith(("container-", "no-container-"))
+        if directive.effective and not is_pyxis and matching_options(directive.name) != (directive.name,):
+            yield directive
+
+
+def _similar(name: str) -> str | None:
+    """The option that a misspelt one was meant to be."""
+    if len(name) == 1 or matching_options(name):
+        return None
+    known = SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=SIMILARITY)), None)
 
 
 @rule("directive-spelling", "warning", "a line looks like a directive and is none", source=SBATCH)
@@ -278,11 +343,15 @@ def no_requeue(job: Job) -> Iterator[Hit]:
 
 @rule("log-shared", "warning", "jobs overwrite each other's log", source=SBATCH)
 def log_shared(job: Job) -> Iterator[Hit]:
-    """An output file without %j (%A for arrays) is the same for every job of the script: the next one truncates it."""
+    """An output file without %j (%A for arrays) is the same for every job of the script: the next one truncates it.
+
+    %x, %u and %N are the same again in the next job of that name, user or node.
+    """
     for name in ("output", "error"):
         value = job.script.options.get(name, "")
         appends = job.script.options.get("open-mode") == "append"
-        if value and "%" not in value and not value.startswith("/dev/") and not appends:
+        has_job = re.search(r"%\d*[AJj]", value.replace("%%", ""))
+        if value and not has_job and not value.startswith("/dev/") and not appends:
             yield Hit(
                 job.script.option_line(name),
                 f"every job of this script writes to {value}",

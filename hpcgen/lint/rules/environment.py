@@ -5,19 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcgen.lint import variables
 from hpcgen.lint.job import Job
 from hpcgen.lint.rule import Hit, rule
 from hpcgen.lint.script import Assignment
-from hpcgen.planning.environment import SECRET
+from hpcgen.planning import known_variables as variables
+from hpcgen.planning.secret import SECRET, SECRET_VALUE
 
 NCCL = "NCCL user guide, Environment Variables"
-DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
-SECRET_VALUE = re.compile(
-    r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[\w-]{20,}|sk-[A-Za-z0-9_-]{30,}|AKIA[A-Z0-9]{16}"
-    r"|xox[abp]-[\w-]{10,}|nvapi-[\w-]{20,})\b|://[^\s/:@$]+:[^\s/@$]+@"
-)
-"""Tokens of Hugging Face, GitHub, GitLab, OpenAI, AWS, Slack and NVIDIA by their prefixes; a password in a URL."""
 PLACEHOLDER = re.compile(r"your|xxx|<|\.\.\.|changeme|replace|example|dummy|none|null|todo", re.IGNORECASE)
 
 
@@ -72,7 +66,7 @@ def nccl_debug_level(job: Job) -> Iterator[Hit]:
     for assignment in _environment(job):
         word = assignment.value
         is_word = assignment.name == "NCCL_DEBUG" and word is not None and word.known and word.text != ""
-        if is_word and word is not None and word.text.upper() not in DEBUG_LEVELS:
+        if is_word and word is not None and word.text.upper() not in variables.DEBUG_LEVELS:
             yield Hit(assignment.line, f"{word.text} is no level of NCCL_DEBUG", "WARN")
 
 
@@ -98,7 +92,9 @@ def few_nics(job: Job) -> Iterator[Hit]:
         if assignment.name != "NCCL_IB_HCA" or word is None or not word.known:
             continue
         devices = word.text.removeprefix("=").split(",")
-        exact = all(re.search(r"\d(:\d+)?$", device) for device in devices) and not word.text.startswith("^")
+        # mlx5 is where the names of all begin, mlx5_0 is one of them
+        names = [device.partition(":")[0] for device in devices]
+        exact = all(re.search(r"(?<!^mlx)\d$", name) for name in names) and not word.text.startswith("^")
         gpus = job.gpus_per_node or 8
         if exact and 2 * len(devices) < gpus:
             yield Hit(

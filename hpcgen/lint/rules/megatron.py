@@ -16,12 +16,14 @@ from hpcgen.lint.megatron import (
     facts,
     nearest,
     options,
+    virtual_stages,
     whole,
     word_of,
 )
 from hpcgen.lint.rule import Hit, rule
 from hpcgen.planning.rules import batch, model, parallelism, resources, schedule
 from hpcgen.planning.rules import facts as planning
+from hpcgen.planning.rules.facts import divisors
 
 ARGUMENTS = "Megatron-LM, megatron/training/arguments.py"
 
@@ -60,33 +62,50 @@ def _broken(job: Job, rules: Sequence[planning.Rule]) -> Iterator[tuple[Launch, 
     """What the rules of planning find in each command line, in the words of its options."""
     for launch in job.megatron:
         known = facts(job, launch)
-        if known is None:
-            continue
-        for check in rules:
-            for violation in check(known):
-                name = OPTIONS.get(violation.path, "")
-                line = launch.flags[name].line if name in launch.flags else launch.line
-                subject = f"--{name} {_text(launch, name)}" if name else "the job"
-                fix = _fix(_keeping(known, check, violation), violation)
-                yield launch, Hit(line, as_options(f"{subject} {violation.reason}"), as_options(fix))
+        for hit in _hits(launch, known, rules) if known else ():
+            yield launch, hit
 
 
-def _keeping(known: planning.Facts, check: planning.Rule, violation: planning.Violation) -> list[object]:
-    """The candidates that keep the rule."""
+def _hits(launch: Launch, known: planning.Facts, rules: Sequence[planning.Rule]) -> Iterator[Hit]:
+    """One for each option, since a mistake in it breaks several rules."""
+    found: dict[str, planning.Violation] = {}
+    for check in rules:
+        for violation in check(known):
+            found.setdefault(violation.path, violation)
+    for path, violation in found.items():
+        name = OPTIONS.get(path, "")
+        line = launch.flags[name].line if name in launch.flags else launch.line
+        subject = f"--{name} {_text(launch, name)}" if name else "the job"
+        fix = _fix(_keeping(known, rules, violation), name, violation)
+        yield Hit(line, as_options(f"{subject} {violation.reason}"), as_options(fix))
+
+
+def _keeping(
+    known: planning.Facts, rules: Sequence[planning.Rule], violation: planning.Violation
+) -> list[object]:
+    """The candidates that keep every rule about the same value."""
     kept = []
     for value in violation.candidates:
-        if not any(found.path == violation.path for found in check(known.with_value(violation.path, value))):
+        changed = known.with_value(violation.path, value)
+        if not any(found.path == violation.path for check in rules for found in check(changed)):
             kept.append(value)
         if len(kept) == violation.offers:
             break
     return kept
 
 
-def _fix(values: Sequence[object], violation: planning.Violation) -> str:
-    """What to do: "use 1, 2 or 4, or <advice>"."""
-    *others, last = [str(value) for value in values] or [""]
-    use = f"use {', '.join(others)} or {last}" if others else f"use {last}" if last else ""
-    return ", or ".join(filter(None, (use, violation.advice)))
+def _fix(values: Sequence[object], option: str, violation: planning.Violation) -> str:
+    """What to do: "use --OPTION 1, 2 or 4", "use 3 or 6 nodes, or <advice>"."""
+    numbers = [str(value) for value in values if value is not None]
+    listed = _listed(numbers)
+    use = f"use --{option} {listed}" if option else f"use {listed} nodes"
+    leave = f"leave --{option} out" if None in values else ""
+    return ", or ".join(filter(None, (use if listed else "", leave, violation.advice)))
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """1, 2 or 4."""
+    return " or ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
 
 
 def _text(launch: Launch, name: str) -> str:
@@ -109,6 +128,7 @@ _SIZES = tuple(
         *_EVEN_LAYERS,
         parallelism.sequence_parallel_needs_tensor_parallel,
         parallelism.tensor_parallel_divides_vocabulary,
+        parallelism.model_parallel_divides_world,
     )
 )  # fmt: skip
 
@@ -119,11 +139,32 @@ def parallel_sizes(job: Job) -> Iterator[Hit]:
 
     Megatron-LM says so on every rank, after the job has waited in the queue and the container has started.
     """
-    for _, hit in _broken(job, _SIZES):
-        yield hit
-    for launch, hit in _broken(job, _EVEN_LAYERS):
-        if not LAYOUT_OPTIONS & launch.flags.keys():
-            yield hit
+    for launch in job.megatron:
+        known = facts(job, launch)
+        if known is None:
+            continue
+        is_even = launch.flags.keys().isdisjoint(LAYOUT_OPTIONS)
+        hits = list(_hits(launch, known, (*_SIZES, *_EVEN_LAYERS) if is_even else _SIZES))
+        hits += _uneven_virtual_stages(launch, known) if is_even else ()
+        # a size that is wrong by itself makes a wrong product
+        yield from hits or _hits(launch, known, (parallelism.model_parallel_divides_world,))
+
+
+def _uneven_virtual_stages(launch: Launch, known: planning.Facts) -> Iterator[Hit]:
+    """--num-layers-per-virtual-pipeline-stage, for which a run file has the number of virtual stages."""
+    option = "num-layers-per-virtual-pipeline-stage"
+    per_stage, layers = whole(launch, option) or 0, whole(launch, "num-layers") or 0
+    stages = known.parallelism.pipeline_model_parallel_size
+    if min(per_stage, layers) < 1 or layers % stages or virtual_stages(layers, stages, per_stage):
+        return
+    each = layers // stages
+    candidates = _listed([str(divisor) for divisor in divisors(each, near=per_stage)])
+    yield Hit(
+        launch.flags[option].line,
+        f"--{option} {per_stage} does not divide the layers of a stage, --num-layers / "
+        f"--pipeline-model-parallel-size = {layers} / {stages} = {each} ({each} / {per_stage})",
+        f"use --{option} {candidates}",
+    )
 
 
 @rule(

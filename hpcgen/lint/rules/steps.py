@@ -225,14 +225,16 @@ def ephemeral_port(job: Job) -> Iterator[Hit]:
 
 
 def _addresses(job: Job) -> Iterator[tuple[int, Word]]:
+    """Where the ranks are to meet: MASTER_ADDR, and what a launcher is told that does not come from there."""
     for assignment in job.script.assignments:
         if assignment.name == "MASTER_ADDR" and assignment.value and not assignment.conditional:
             yield assignment.line, assignment.value
     for launch in job.launches:
-        for name in ("master-addr", "rdzv-endpoint", "main-process-ip"):
+        for name in ("rdzv-endpoint", "master-addr", "main-process-ip"):
             option = launch.option(name)
-            if option and option.value:
+            if option and option.value and "MASTER_ADDR" not in option.value.variables:
                 yield option.value.line, option.value
+                break
 
 
 @rule("localhost-master", "error", "every node meets itself", source="torch.distributed")
