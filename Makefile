@@ -42,8 +42,8 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two at a time where nothing waits for a cluster; tests of Slurm and of training have their cores to themselves.
-ALONE := tests/slurm tests/trainer tests/test_docs.py
+# Two at a time, but for what trains or waits for a cluster, which has the cores to itself.
+ALONE := tests/data tests/trainer tests/slurm tests/test_docs.py
 pytest: $(READY)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
 	$(BIN)/pytest $(ALONE)
