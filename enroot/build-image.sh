@@ -10,6 +10,8 @@ readonly default_base='nvcr.io#nvidia/pytorch:25.03-py3'
 readonly default_megatron_core=0.16.1
 # What NVIDIA's image lacks: its own UCX, SHARP, NCCL plugin and libibverbs stay as they are.
 readonly default_packages=(zstd ibverbs-utils infiniband-diags perftest)
+# What health_check.py, which runs in the image, can look for.
+readonly checks=(driver gpu torch te apex megatron-core trainer nccl ucx sharp infiniband zstd topology memlock)
 readonly locked_by_another=75
 
 usage() {
@@ -31,7 +33,9 @@ The image appears whole or not at all; what a killed build left behind is remove
   --doca VERSION          NVIDIA DOCA's user-space network packages, such as 2.9.1, over those of the image
   --topology FILE         NCCL topology file, which keeps its name and comes to /opt/microsoft (default: NDv5's,
                           from the folder topology beside this script; none adds none)
-  --need NAMES            what health_check.py must find in the image, separated by commas
+  --need NAMES            what health_check.py must find in the image, separated by commas, of:
+                          ${checks[*]:0:7}
+                          ${checks[*]:7}
   --work DIR              node-local directory with about 80 GB of room (default \$TMPDIR, else /tmp)
   --force                 make the image anew, also when it is there
   -h, --help              this text
@@ -112,7 +116,11 @@ check_options() {
     for name in "${packages[@]}"; do
         [[ $name =~ ^[a-z0-9][a-z0-9.+-]+$ ]] || refuse "--package '$name' is not the name of a Debian package"
     done
+    [[ $need =~ ^[a-z,-]*$ ]] || refuse "--need '$need' is no list of names with commas between them"
     [[ -n $need ]] || need=torch,te,apex,megatron-core,nccl,ucx,zstd${topology:+,topology}${code:+,trainer}
+    for name in ${need//,/ }; do
+        [[ " ${checks[*]} " == *" $name "* ]] || refuse "--need '$name' is none of: ${checks[*]}"
+    done
     # A mount is SOURCE:TARGET, and enroot's configuration knows no quoting.
     [[ $work$code != *[[:space:]:]* ]] || refuse "--work and --code may hold neither blanks nor colons"
     command -v enroot >/dev/null || fail "enroot is not installed on $HOSTNAME (or not on PATH)"
@@ -197,13 +205,16 @@ megatron_core_version() {
 
 # ==== what is there already ====
 
+# Names that can be foreseen may be taken by others, with a link to something of ours.
+is_ours() { [[ -O $1 && ! -L $1 ]]; }
+
 # One build of an output at a time, held until this process and everything that it started have ended. A file
 # system without locks is said so: then it is up to the people who build.
 take_lock() {
     local directory=$1 status
     while true; do
         mkdir -m 700 -- "$directory" 2>/dev/null || [[ -d $directory ]] || fail "cannot make $directory"
-        [[ -O $directory && ! -L $directory ]] || fail "$directory belongs to someone else"
+        is_ours "$directory" || fail "$directory belongs to someone else"
         exec {lock}>"$directory/lock"
         status=0
         flock -n -E "$locked_by_another" "$lock" || status=$?
@@ -218,16 +229,19 @@ take_lock() {
 
 # The record follows the image that it names. Killed between the two renames, a build leaves a whole image beside a
 # record that waits: the next build ends what it began.
+record_waits() {
+    [[ -f $building/record && -f $output ]] && grep -qx "inode $(stat -c %i -- "$output")" "$building/record"
+}
+
 publish_record() {
-    local waiting=$building/record
-    [[ -f $waiting && -f $output ]] && grep -qx "inode $(stat -c %i -- "$output")" "$waiting" || return 1
-    sed '/^inode /d' "$waiting" >"$building/published"
-    publish "$building/published" "$output.record"
+    sed '/^inode /d' "$building/record" >"$building/published" || return
+    publish "$building/published" "$output.record" || return
+    rm -f -- "$building/record"
 }
 
 # Ends the script when the image is there and made from the same.
 look_for_image() {
-    local record=$output.record hash
+    local record=$output.record hash lacking
     ((force)) && return
     [[ -e $output ]] || return 0
     [[ -f $record ]] ||
@@ -242,8 +256,20 @@ look_for_image() {
     fi
     [[ $(value_of inputs "$record") == "$inputs" ]] || refuse "$output is there, but made from other inputs;" \
         "--force replaces it, another --output keeps both ($record says what it was made from)"
+    lacking=$(not_checked "$record")
+    [[ -z $lacking ]] || fail "$output is there, but it was never checked for ${lacking% };" \
+        "--force makes it anew and looks"
     say "already there: $output (sha256 $hash)"
     exit 0
+}
+
+# The names of --need that the build of this record neither needed nor found.
+not_checked() {
+    local known name
+    known=,$(value_of need "$1"),$(sed -n 's/^found \([^ ]*\) .*/\1/p' "$1" | tr '\n' ,)
+    for name in ${need//,/ }; do
+        [[ $known == *",$name,"* ]] || printf '%s ' "$name"
+    done
 }
 
 value_of() { sed -n "s/^$1 //p" "$2" | head -n 1; }
@@ -270,7 +296,8 @@ clean_environment() {
 }
 
 remove_tree() {
-    [[ -e $1 ]] || return 0
+    [[ -e $1 || -L $1 ]] || return 0
+    is_ours "$1" || return
     # Directories of a container need not be writable for their owner.
     rm -rf --one-file-system -- "$1" 2>/dev/null ||
         { chmod -R u+rwX -- "$1" 2>/dev/null || true; rm -rf --one-file-system -- "$1"; }
@@ -279,7 +306,13 @@ remove_tree() {
 clean_up() {
     local status=$?
     trap - EXIT
-    remove_tree "$scratch" || say "cannot remove $scratch: it holds the container of this build"
+    if is_ours "$scratch"; then
+        remove_tree "$scratch" || say "cannot remove $scratch: it holds the container of this build"
+    fi
+    if record_waits; then
+        say "$output is there, and its record is not: the next build writes it from $building"
+        exit "$status"
+    fi
     remove_tree "$building" || say "cannot remove $building"
     exit "$status"
 }
@@ -342,6 +375,7 @@ write_record() {
         stat -c $'size %s\nmtime %Y\ninode %i' -- "$file"
         printf 'inputs %s\n' "$inputs"
         printf '%s\n' "$description"
+        printf 'need %s\n' "$need"
         [[ -z ${digest-} ]] || printf 'base-digest %s\n' "$digest"
         printf 'enroot %s\n' "$(enroot version)"
         printf 'made %(%Y-%m-%dT%H:%M:%S%z)T\n' -1
@@ -351,8 +385,9 @@ write_record() {
 }
 
 publish() {
-    sync -- "$1"
-    mv -fT -- "$1" "$2"
+    # each with its own way out: set -e is off in what stands in a condition
+    sync -- "$1" || return
+    mv -fT -- "$1" "$2" || return
     sync -- "$(dirname -- "$2")"
 }
 
@@ -369,7 +404,8 @@ export_image() {
     say "hashing"
     write_record "$new"
     publish "$new" "$output"
-    publish_record || fail "the record of $output does not fit it"
+    record_waits || fail "$output was replaced by someone else while it was made"
+    publish_record || fail "cannot write $output.record (above)"
     say "made $output (sha256 $(value_of sha256 "$output.record"))"
 }
 
@@ -384,11 +420,14 @@ main() {
     trap clean_up EXIT
     trap 'exit 143' TERM
     trap 'exit 130' INT
-    if publish_record; then say "published the record of a build that was killed"; fi
+    if record_waits; then
+        publish_record || fail "cannot write $output.record (above)"
+        say "published the record of a build that was killed"
+    fi
     # What a killed build left behind.
     find "$building" -mindepth 1 ! -name lock -delete
     look_for_image
-    remove_tree "$scratch"
+    remove_tree "$scratch" || fail "cannot remove $scratch: it is someone else's, or a link; --work takes another place"
     mkdir -m 700 -- "$scratch" || fail "cannot make $scratch"
     mkdir -- "$scratch"/{data,run,tmp,cache,recipe}
     clean_environment

@@ -12,14 +12,14 @@ from hpcgen.lint.arithmetic import Interval, interval_of
 from hpcgen.lint.script import Assignment, Branch, Command, Function, Script, Status, Use
 from hpcgen.lint.syntax import MAX_BYTES, Node, ShellSyntaxError, names_in, parse
 from hpcgen.lint.tree import assigned_in_arithmetic, does_nothing, names_in_arithmetic, uses, words_of_test
-from hpcgen.lint.words import Expander, Variable, Word, appended, unknown_variable, variable_of
+from hpcgen.lint.words import Budget, Expander, Variable, Word, appended, unknown_variable, variable_of
 
 MAX_NESTED_SCRIPTS = 8
 """Texts given to `bash -c` that are read as well."""
 
 
 def read(text: str, path: str = "-") -> Script:
-    """Reads a script; a syntax error leaves the directives alone.
+    """Reads a script; of one with a syntax error, or for another interpreter than a shell, only the directives.
 
     Raises:
         HpcgenError: the text is too long, or holds NUL characters: it is no script.
@@ -30,6 +30,8 @@ def read(text: str, path: str = "-") -> Script:
         raise HpcgenError(f"{path}: is longer than {MAX_BYTES // 1024} KiB", "give a shell script")
     lines = tuple(text.split("\n"))
     script = Script(path=path, lines=lines, directives=sbatch.directives(lines))
+    if not script.is_shell:
+        return script
     try:
         reader = _Reader(script)
         reader.read(text)
@@ -78,6 +80,7 @@ class _Reader:
         self._statement = 0
         self._nested = 0
         self._here_lines: set[int] = set()
+        self._budget = Budget()
         self._expander = Expander(b"", self._variables)
         self._place = _Place()
 
@@ -98,7 +101,9 @@ class _Reader:
             pipelines=tuple(self._pipelines),
         )
 
-    def read(self, text: str, *, line_offset: int = 0, place: _Place | None = None) -> None:
+    def read(
+        self, text: str, *, line_offset: int = 0, on_one_line: bool = False, place: _Place | None = None
+    ) -> None:
         """Adds what is in a script, or in the text of a `bash -c`."""
         tree, source = parse(text)
         before = self._expander
@@ -106,13 +111,14 @@ class _Reader:
             source,
             self._variables,
             line_offset=line_offset,
+            on_one_line=on_one_line,
+            budget=self._budget,
             visit=self._substituted,
             on_default=self._set,
         )
-        self._uses += [replace(use, line=use.line + line_offset) for use in uses(tree)]
-        self._arithmetic += [
-            Use(name=name, line=line + line_offset) for name, line in names_in_arithmetic(tree)
-        ]
+        line_at = self._expander.line_at
+        self._uses += [replace(use, line=line_at(use.line)) for use in uses(tree)]
+        self._arithmetic += [Use(name=name, line=line_at(line)) for name, line in names_in_arithmetic(tree)]
         self._statements(tree.get("Stmts", []), place or _Place())
         self._expander = before
 
@@ -156,7 +162,10 @@ class _Reader:
                     self._expander.here_document(redirection),
                     self._expander.line_of(redirection["Hdoc"]),
                 )
-                self._here_lines.update(range(line, line + text.count("\n") + 1))
+                if self._expander.on_one_line:
+                    text = ""  # nobody could tell the lines of what is found in it
+                else:
+                    self._here_lines.update(range(line, line + text.count("\n") + 1))
             elif "Word" in redirection:
                 self._expander.single(redirection["Word"])
         return text, line
@@ -311,11 +320,10 @@ class _Reader:
         self._effects(found)
 
     def _add(self, node: Node, words: list[Word], place: _Place, **more: object) -> Command:
-        offset = self._expander.line_offset
         command = Command(
             words=tuple(words),
-            line=node["Pos"]["Line"] + offset,
-            end=node["End"]["Line"] + offset,
+            line=self._expander.line_of(node),
+            end=self._expander.line_at(node["End"]["Line"]),
             status=place.status,
             function=place.function,
             conditional=place.conditional,
@@ -359,9 +367,11 @@ class _Reader:
             outer=len(self._commands) - 1,
         )
         saved = dict(self._variables)
+        # lines that come from variables are not those of the file
+        on_one_line = self._expander.on_one_line or word.text.count("\n") != word.source.count("\n")
         # a text that is put together from what is not known here may be no script
         with contextlib.suppress(ShellSyntaxError):
-            self.read(word.text, line_offset=word.line - 1, place=place)
+            self.read(word.text, line_offset=word.line - 1, on_one_line=on_one_line, place=place)
         self._restore(saved)
 
     def _assign(self, item: Node, place: _Place, *, exported: bool = False) -> None:

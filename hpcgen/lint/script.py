@@ -15,6 +15,9 @@ from hpcgen.lint.arithmetic import Interval
 from hpcgen.lint.syntax import ShellSyntaxError
 from hpcgen.lint.words import Word
 
+SHELLS = frozenset(("bash", "sh", "dash", "ash", "ksh", "mksh", "zsh", "busybox"))
+"""Interpreters whose scripts are read as bash."""
+
 Status = Literal["plain", "tested", "ignored", "piped", "substituted"]
 """What becomes of a command's exit status: nothing looks at it, something does, `|| true` throws it away, the
 next command of a pipe hides it, or the command is within $( )."""
@@ -122,6 +125,21 @@ class Script:
     def options(self) -> dict[str, str]:
         """Long names and values of the directives in effect; the last one wins."""
         return {item.name: item.value or "" for item in self.directives if item.effective}
+
+    @cached_property
+    def interpreter(self) -> str:
+        """The program that the first line names, without its directory; "" when it names none."""
+        words = self.lines[0].removeprefix("#!").split() if self.lines[0].startswith("#!") else []
+        names = [word.rpartition("/")[2] for word in words]
+        if names[:1] == ["env"]:
+            # env -S NAME=value bash -e
+            names = [name for name in names[1:] if not name.startswith("-") and "=" not in name]
+        return names[0] if names else ""
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether a shell runs it, as far as the first line tells."""
+        return not self.interpreter or self.interpreter in SHELLS
 
     @cached_property
     def is_batch(self) -> bool:

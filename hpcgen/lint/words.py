@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,10 @@ from hpcgen.lint.syntax import Node, names_in
 MAX_WORDS = 20_000
 """Words that one expansion may give: arrays that hold each other double with every line."""
 MAX_LENGTH = 100_000
+MAX_EXPANDED = 2_000_000
+"""Characters that all variables of a script together put into its words, each piece and each word counted as
+PIECE_COST more; afterwards variables are unknown. Scripts that people write need a hundredth."""
+PIECE_COST = 20
 
 BLANKS = " \t\n"
 """What splits words, unless a script sets IFS; other white space does not."""
@@ -71,6 +76,19 @@ class Variable:
 
 
 @dataclass
+class Budget:
+    """What the variables of a script may still put into its words: see MAX_EXPANDED."""
+
+    left: int = MAX_EXPANDED
+
+    def allows(self, texts: Iterable[str]) -> bool:
+        """Takes what these texts cost; False when that is too much."""
+        if self.left >= 0:
+            self.left -= sum(len(text) + PIECE_COST for text in texts)
+        return self.left >= 0
+
+
+@dataclass
 class Expander:
     """Expands words with the variables that are known at this point of the script."""
 
@@ -78,6 +96,10 @@ class Expander:
     variables: dict[str, Variable]
     line_offset: int = 0
     """Added to line numbers: for text that is itself within a word of another script."""
+    on_one_line: bool = False
+    """Whether all of the text counts as its first line: where variables brought lines that the file does not have."""
+    budget: Budget = field(default_factory=Budget)
+    """Shared by all texts of a script."""
     visit: Callable[[list[Node]], None] = lambda statements: None
     """Called with the statements of each command substitution."""
     on_default: Callable[[str, Variable], None] = lambda name, variable: None
@@ -91,8 +113,12 @@ class Expander:
         return self.source[node["Pos"]["Offset"] : node["End"]["Offset"]].decode(errors="replace")
 
     def line_of(self, node: Node) -> int:
-        """The line a node begins at."""
-        return int(node["Pos"]["Line"]) + self.line_offset
+        """The line of the file that a node begins at."""
+        return self.line_at(node["Pos"]["Line"])
+
+    def line_at(self, line: int) -> int:
+        """The line of the file that a line of this text stands on."""
+        return self.line_offset + (1 if self.on_one_line else line)
 
     def fields(self, node: Node) -> tuple[Word, ...]:
         """The words that one word of a command becomes: none, one, or many."""
@@ -100,7 +126,10 @@ class Expander:
         if whole is not None:
             return whole
         pieces = self._begin(node)
-        return tuple(self._word(node, group) for group in _split(pieces))
+        groups = _split(pieces)
+        if len(groups) > 1 and not self.budget.allows("" for _ in groups):
+            groups = [[_Piece(self.text_of(node), known=False)]]
+        return tuple(self._word(node, group) for group in groups)
 
     def single(self, node: Node) -> Word:
         """The word of an assignment or a redirection, which is not split."""
@@ -151,6 +180,8 @@ class Expander:
         variable = self.variables.get(parts[0]["Param"]["Value"])
         if variable is None or variable.items is None:
             return None
+        if not self.budget.allows(item.text for item in variable.items):
+            return None
         items = variable.items if quoted else tuple(_resplit(variable.items))
         if not variable.certain:
             items = tuple(replace(item, certain=False) for item in items)
@@ -189,6 +220,9 @@ class Expander:
         operator = part.get("Exp", {}).get("Op", "")
         unknown = _Piece(self.text_of(part), known=False, quoted=quoted)
         if _is_whole_array(part) and variable is not None and variable.items is not None:
+            if not self.budget.allows(item.text for item in variable.items):
+                yield unknown
+                return
             yield self._joined(part, variable, variable.items, quoted=quoted)
         elif not plain or (part.get("Index") and not _is_whole_array(part)):
             self._used += names_in(part)
@@ -218,7 +252,7 @@ class Expander:
         return _Piece(" ".join(item.text for item in items)[:MAX_LENGTH], known=known, quoted=quoted)
 
     def _value(self, variable: Variable | None, unknown: _Piece, *, quoted: bool) -> Iterator[_Piece]:
-        if variable is None:
+        if variable is None or not self.budget.allows(piece.text for piece in variable.first):
             yield unknown
             return
         self._certain = self._certain and variable.certain
@@ -282,7 +316,13 @@ def _bounded(pieces: tuple[_Piece, ...]) -> tuple[_Piece, ...]:
     """`pieces`, or one that is unknown where a script doubles a text until nothing can hold it."""
     if len(pieces) > MAX_WORDS or sum(len(piece.text) for piece in pieces) > MAX_LENGTH:
         return (_Piece("...", known=False),)
-    return pieces
+    return tuple(_merged(pieces))
+
+
+def _merged(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+    """The same text in fewer pieces: neighbours of one kind are one."""
+    for (known, quoted), alike in itertools.groupby(pieces, key=lambda piece: (piece.known, piece.quoted)):
+        yield _Piece("".join(piece.text for piece in alike), known=known, quoted=quoted)
 
 
 def _bounded_list(pieces: Iterable[_Piece]) -> list[_Piece]:

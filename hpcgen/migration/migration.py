@@ -48,6 +48,10 @@ def migrate(text: str, path: str, cluster: ClusterConfig, node_type: NodeType) -
         HpcgenError: the text is no script, bash does not take it, or it starts no training of Megatron-LM's.
     """
     script = read(text, path)
+    if not script.is_shell:
+        raise HpcgenError(
+            f"{path}: is not a shell script: {script.interpreter} runs it", "give a shell script"
+        )
     if script.error:
         raise HpcgenError(f"{path}:{script.error.line}: {script.error.reason}", "bash -n says more")
     job = Job(script)

@@ -80,8 +80,12 @@ def _fits(hint: object, value: str) -> bool:
 
 
 def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_type: NodeType) -> None:
-    """Adds the variables that neither the script of hpcgen nor the node type sets; secrets go by name alone."""
-    usual = {name: variable.value for name, variable in node_type.environment.items()} | cluster.environment
+    """Adds the variables that neither the script of hpcgen nor the node type sets; secrets go by name alone.
+
+    NCCL_COLLNET_ENABLE becomes parallelism.use_sharp where the node type knows SHARP.
+    """
+    facts = node_type.environment | node_type.sharp
+    usual = {name: variable.value for name, variable in facts.items()} | cluster.environment
     secrets: set[str] = set()
     environment: dict[str, str] = {}
     for assignment in job.script.exports:
@@ -112,6 +116,8 @@ def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_t
             carried.leave(
                 assignment.line, name, "a run file does not set variables in lower case, or of several lines"
             )
+        elif name == "NCCL_COLLNET_ENABLE" and word.text == "1" and node_type.sharp:
+            carried.put("parallelism.use_sharp", True)
         elif usual.get(name) != word.text:
             environment[name] = word.text
     used = {use.name for use in job.script.uses if SECRET.search(use.name)}

@@ -294,6 +294,9 @@ def _checkpoints(launch: Launch, carried: Carried) -> None:
     flag, saved = launch.flags.get("load"), launch.flags.get("save")
     word = flag.value if flag else None
     _padded_vocabulary(saved, carried)
+    if saved and (place := carried.get("checkpoint.save")):
+        why = f"checkpoint.save is the script's {place}: the run goes on from what is there, and writes there"
+        carried.leave(saved.line, "a checkpoint directory of the run's own", why)
     if flag is None or word is None or (saved and saved.value and saved.value.text == word.text):
         return
     if word.known and word.certain:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,9 @@ def test_help_says_what_it_does_and_needs_nothing() -> None:
         ("--topology=/nowhere", "no such file"),
         ("--work=/nowhere", "is not a directory"),
         ("--base=", "needs a value"),
+        ("--need=torch,tea", "--need 'tea' is none of: driver gpu torch te"),
+        ("--need=torch te", "no list of names"),
+        ("--need=*", "no list of names"),
         ("--bogus", "unknown argument"),
     ],
 )
@@ -126,6 +132,27 @@ def test_the_same_again_is_already_there(stand_in_build: ImageBuild) -> None:
     assert stand_in_build.calls() == []
     assert stand_in_build.output.stat() == before
     assert stand_in_build.leftovers() == []
+
+
+def test_what_may_be_needed_is_what_the_image_can_be_checked_for() -> None:
+    done = subprocess.run([ENROOT / "build-image.sh", "--help"], capture_output=True, text=True, check=True)
+    offered = done.stdout.partition("separated by commas, of:")[2].partition("--work")[0].split()
+    command = [sys.executable, ENROOT / "health_check.py", "--need=nothing"]
+    refusal = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert offered == re.search(r"\(there are (.*)\)", refusal)[1].split(", ")
+
+
+def test_an_image_that_is_there_must_have_been_checked_for_what_is_needed(stand_in_build: ImageBuild) -> None:
+    assert stand_in_build.run("--need=torch,te").returncode == 0
+    assert "already there" in stand_in_build.run("--need=te").stderr
+    done = stand_in_build.run("--need=te,sharp,apex")
+    assert (done.returncode, "never checked for sharp apex;" in done.stderr) == (1, True)
+    assert stand_in_build.fits_its_record()
+    with stand_in_build.record.open("a") as record:
+        record.write("found sharp 3.9.0\n")  # looked for in every build, needed or not
+    assert "never checked for apex;" in stand_in_build.run("--need=te,sharp,apex").stderr
+    assert stand_in_build.run("--need=te,sharp,apex", "--force").returncode == 0
+    assert "already there" in stand_in_build.run("--need=apex").stderr
 
 
 def test_force_makes_it_anew(stand_in_build: ImageBuild) -> None:
@@ -252,6 +279,39 @@ def test_term_cleans_up(stand_in_build: ImageBuild) -> None:
     assert done.returncode == 143
     assert not stand_in_build.output.exists()
     assert stand_in_build.leftovers() == []
+
+
+def test_a_record_that_cannot_be_written_is_no_success(stand_in_build: ImageBuild) -> None:
+    """The image is in its place and its record is not: the build fails, and the next one ends it."""
+    ending = stand_in_build.folder / "bin/mv"
+    whole = ending.read_text()
+    executable(ending, f"#!/bin/bash\n[[ $* != *.record ]] || exit 1\n{whole.partition(chr(10))[2]}")
+    done = stand_in_build.run()
+    assert (done.returncode, "cannot write" in done.stderr, "made" in done.stderr) == (1, True, False)
+    assert stand_in_build.is_whole()
+    assert not stand_in_build.record.exists()
+    assert stand_in_build.run().returncode == 1
+    executable(ending, whole)
+    done = stand_in_build.run()
+    assert (done.returncode, "published the record" in done.stderr) == (0, True), done.stderr
+    assert stand_in_build.fits_its_record()
+    assert stand_in_build.leftovers() == []
+
+
+def test_a_link_in_the_place_of_the_work_directory_is_not_followed(stand_in_build: ImageBuild) -> None:
+    stand_in_build.run(STAND_IN_FAIL="create")
+    [scratch] = {
+        word for call in stand_in_build.calls() for word in re.findall(r"(/\S*/hpcgen-image-[^/\s]*)", call)
+    }
+    target = stand_in_build.folder / "mine"
+    target.mkdir()
+    (target / "file").write_text("")
+    (target / "file").chmod(0o400)
+    Path(scratch).symlink_to(target)
+    done = stand_in_build.run()
+    assert (done.returncode, "or a link" in done.stderr) == (1, True)
+    assert stat.S_IMODE((target / "file").stat().st_mode) == 0o400
+    assert Path(scratch).is_symlink()
 
 
 # ==== killed ====

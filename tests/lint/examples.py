@@ -187,6 +187,7 @@ EXAMPLES: dict[str, Example] = {
     "no-shebang": Example(
         fails=(("#!/bin/bash\n", "# a job\n"),), at="# a job", passes=(("#!/bin/bash", "#! /bin/sh"),)
     ),
+    "empty-script": Example(fails=((SOUND, " \n\n"),), at="", passes=((SOUND, "#!/bin/bash\n"),)),
     "dos-line-ends": Example(
         fails=(("#SBATCH --mem=0\n", "#SBATCH --mem=0\r\n"),),
         at="--mem",
@@ -424,6 +425,11 @@ EXAMPLES: dict[str, Example] = {
         at="srun",
         passes=(*FOREGROUND, (f"{SRUN}\n", f"{SRUN}\nstatus=$?\necho trained\nexit $status\n")),
         also=FOREGROUND_ALSO,
+    ),
+    "rank-of-batch-shell": Example(
+        fails=(_in(LAUNCH, 'srun --ntasks-per-node=2 ./check --rank "$SLURM_PROCID"'),),
+        at="SLURM_PROCID",
+        passes=(_in(LAUNCH, "srun --ntasks-per-node=2 bash -c './check --rank \"$SLURM_PROCID\"'"),),
     ),
     "launch-twice": Example(
         fails=(_in(LAUNCH, "srun --ntasks=1 bash -c 'srun --ntasks=1 hostname'"),),
@@ -756,6 +762,11 @@ EXAMPLES: dict[str, Example] = {
     ),
     "unreadable": Example(
         fails=(_in(TASKS, 'echo "${name @Q}"'),), at="name @Q", passes=(_in(TASKS, 'echo "${name@Q}"'),)
+    ),
+    "not-a-shell-script": Example(
+        fails=((SOUND, "#!/usr/bin/env python3\nimport os\n"),),
+        at="python3",
+        passes=(("#!/bin/bash", "#!/usr/bin/env -S bash -l"),),
     ),
     "export-words": Example(
         fails=(_in(ENVIRONMENT, "export PYTHON_OPTIONS=-u -O"),),

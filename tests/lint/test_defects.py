@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.lint.check import lint
+from hpcgen.lint.reader import read
 
 DEFECTS = Path(__file__).with_name("scripts") / "defects.sh"
 
@@ -226,3 +227,60 @@ def test_layers_of_a_virtual_stage_divide_those_of_a_stage() -> None:
 def test_a_log_without_the_jobs_number_is_shared(name: str, shared: bool) -> None:
     found = lint(f"{HEAD}#SBATCH --output=/lustre/logs/{name}\ntrue\n", rules=["log-shared"])
     assert bool(found) == shared
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("srun -N2 torchrun --node_rank $SLURM_NODEID train.py", ["SLURM_NODEID"]),
+        ('srun -N2 torchrun --node_rank="${SLURM_NODEID}" train.py', ["SLURM_NODEID"]),
+        ("rank=$SLURM_PROCID\nsrun torchrun --node_rank $rank train.py", ["SLURM_PROCID"]),
+        ('a=(--local-rank $SLURM_LOCALID)\nsrun python train.py "${a[@]}"', ["SLURM_LOCALID"]),
+        ('launch() { srun "$@"; }\nlaunch python train.py --rank $SLURM_PROCID', ["SLURM_PROCID"]),
+        ('srun bash -c "torchrun --node_rank $SLURM_NODEID train.py"', ["SLURM_NODEID"]),
+        ("srun --export=ALL,RANK=$SLURM_PROCID python train.py", ["SLURM_PROCID"]),
+        ("srun bash -c 'torchrun --node_rank $SLURM_NODEID train.py'", []),
+        ('srun bash -c "torchrun --node_rank \\$SLURM_NODEID train.py"', []),
+        ("srun -n1 -N1 ./copy $SLURM_PROCID", []),
+        ("srun -N1 -n8 ./check $SLURM_NODEID", []),
+        ("srun -N2 -n2 ./check $SLURM_LOCALID", []),
+        ("echo $SLURM_PROCID; srun python train.py", []),
+    ],
+)
+def test_the_rank_of_the_batch_shell_is_not_the_tasks(text: str, names: list[str]) -> None:
+    found = lint(f"{HEAD}{text}\n", rules=["rank-of-batch-shell"])
+    assert [re.findall(r"SLURM_\w+", finding.why)[0] for finding in found] == names
+    assert all("bash -c '" in finding.fix for finding in found)
+
+
+def test_text_from_variables_counts_as_the_line_it_is_used_on() -> None:
+    text = HEAD + "X='a\nb\nc\nd\ne'\n" + 'bash -c "$X\nsrun python train.py\ntrue"\n'
+    last = text.count("\n")
+    found = lint(text)
+    said = [finding.line for finding in found]
+    said += [int(line) for finding in found for line in re.findall(r"line (\d+)", finding.why)]
+    assert max(said) <= last
+    inner = [command for command in read(text).commands if command.outer is not None]
+    assert {command.name for command in inner} >= {"srun", "true"}
+    assert all(text.split("\n")[command.line - 1].startswith("bash -c") for command in inner)
+
+
+def test_text_without_variables_keeps_its_lines() -> None:
+    text = HEAD + "bash -c '\ntrue\nsrun python train.py'\n"
+    [step] = [command for command in read(text).commands if command.name == "srun"]
+    assert text.split("\n")[step.line - 1].startswith("srun")
+
+
+@pytest.mark.parametrize(
+    "first", ["#!/usr/bin/env python3", "#!/usr/bin/python3 -u", "#!/usr/bin/env -S A=b perl -w"]
+)
+def test_of_another_interpreters_script_only_the_directives_are_read(first: str) -> None:
+    found = lint(f"{first}\n#SBATCH --nodes=2\nfoo(1, (2))\nif x:\n    pass\n")
+    assert {finding.rule for finding in found} >= {"not-a-shell-script", "no-time-limit"}
+    assert "syntax" not in {finding.rule for finding in found}
+
+
+@pytest.mark.parametrize("text", ["", "\n", " \t\n\n"])
+def test_an_empty_script_is_an_error(text: str) -> None:
+    [found] = lint(text)
+    assert (found.rule, found.severity, found.line) == ("empty-script", "error", 1)

@@ -10,6 +10,8 @@ import pytest
 from hpcgen.config.loader import load_cluster
 from hpcgen.errors import HpcgenError
 from hpcgen.lint.check import lint
+from hpcgen.lint.reader import read
+from hpcgen.lint.words import MAX_EXPANDED, PIECE_COST
 from hpcgen.migration.migration import migrate
 from tests.lint.examples import SOUND
 
@@ -81,6 +83,8 @@ def _outcome(action):
         "{ " * 3_000 + "; }" * 3_000,
         "if a; then " * 300 + "b" + "; fi" * 300,
         "x=a\n" + "x=$x$x\n" * 60,
+        "a=x\n" + "a=$a$a\n" * 2_000,
+        "a=" + "x" * 90_000 + "\n" + "b=$a\n" * 2_000,
         "x=(a b)\n" + 'x=("${x[@]}" "${x[@]}")\n' * 60 + 'srun "${x[@]}"\n',
         'f() { f "$@"; }\nf srun a\n',
         'f() { g "$@" "$@"; }\ng() { f "$@" "$@"; }\nf srun python pretrain_gpt.py\n',
@@ -97,3 +101,30 @@ def _outcome(action):
 )
 def test_strange_scripts(text: str) -> None:
     _outcome(lambda: lint(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a=x\n" + "a=$a$a\n" * 2_000,
+        "a=" + "x" * 90_000 + "\n" + "b=$a\n" * 2_000,
+        "a='" + "x " * 45_000 + "'\n" + "b $a\n" * 1_000,
+        "x=(" + "a " * 10_000 + ")\n" + 'y=("${x[@]}")\n' * 2_000,
+        "x=(" + "a " * 10_000 + ")\n" + 'echo "${x[*]}"\n' * 2_000,
+    ],
+    ids=lambda text: text[-12:].strip(),
+)
+def test_a_script_of_growing_variables_is_bounded_work(text: str) -> None:
+    """What is expanded in total stays within a limit, however many lines ask for it."""
+    script = read(text)
+    words = [word for command in script.commands for word in command.words]
+    for assignment in script.assignments:
+        words += [word for word in (assignment.value, *(assignment.items or ())) if word]
+    assert sum(len(word.text) for word in words) < len(text) + MAX_EXPANDED + 100 * len(script.lines)
+    assert len(words) < len(text) + MAX_EXPANDED // PIECE_COST
+
+
+def test_the_limit_is_far_from_what_people_write() -> None:
+    text = SOUND + "x=(" + "--option value " * 100 + ")\n" + 'y=("${x[@]}")\necho "${y[*]}"\n' * 50
+    [*_, last] = read(text).commands
+    assert last.words[1].known

@@ -320,3 +320,32 @@ def test_any_text_of_the_script_makes_a_run_file(workplace, value: str) -> None:
     carried = written().get("environment", {}).get("GREETING")
     assert carried == (None if "\n" in value else value)
     assert written()["checkpoint"]["save"] == f"/shared/{value}"
+
+
+TRAINING = "srun python pretrain_gpt.py --num-layers 12"
+
+
+def test_collnet_becomes_use_sharp_where_the_nodes_have_it() -> None:
+    text = f"""\
+        #!/bin/bash
+        #SBATCH --nodes=2
+        export NCCL_COLLNET_ENABLE=1 SHARP_COLL_ENABLE_SAT=1 SHARP_COLL_LOG_LEVEL=5
+        {TRAINING}
+        """
+    assert init(text).status == 0
+    found = written()
+    assert found["parallelism"]["use_sharp"] is True
+    assert found["environment"] == {"SHARP_COLL_LOG_LEVEL": "5"}  # the others are the node type's
+
+
+def test_a_run_that_would_write_to_the_old_checkpoints_is_told() -> None:
+    ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{TRAINING} --save /shared/old\n")
+    assert written()["checkpoint"]["save"] == "/shared/old"
+    assert "writes there" in left(ended)["a checkpoint directory of the run's own"]
+    ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{TRAINING}\n", "--force")
+    assert not any("checkpoint directory" in what for what in left(ended))
+
+
+def test_a_python_script_is_refused_as_one() -> None:
+    ended = init("#!/usr/bin/env python3\nfoo(\n")
+    assert (ended.status, "python3 runs it" in ended.stderr) == (2, True)

@@ -161,6 +161,13 @@ def directive_twice(job: Job) -> Iterator[Hit]:
         seen[directive.name] = directive.line, directive.value
 
 
+@rule("empty-script", "error", "sbatch refuses an empty script", source=SBATCH)
+def empty_script(job: Job) -> Iterator[Hit]:
+    """sbatch refuses a file of nothing but white space: most likely writing it has failed."""
+    if not any(line.strip() for line in job.script.lines):
+        yield Hit(1, "there is nothing in the script: sbatch refuses it", "write it again")
+
+
 @rule("no-shebang", "error", "sbatch refuses the script", source=SBATCH)
 def no_shebang(job: Job) -> Iterator[Hit]:
     """sbatch only takes a script whose first line is #! and an interpreter."""

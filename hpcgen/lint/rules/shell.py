@@ -28,6 +28,17 @@ def unreadable(job: Job) -> Iterator[Hit]:
         )
 
 
+@rule("not-a-shell-script", "note", "only the directives were read")
+def not_a_shell_script(job: Job) -> Iterator[Hit]:
+    """sbatch takes a script for any interpreter. hpcgen reads the commands of shells alone."""
+    if not job.script.is_shell:
+        yield Hit(
+            1,
+            f"{job.script.interpreter} runs this script, not a shell: only its directives were read",
+            "nothing, or start the program from a shell script",
+        )
+
+
 @rule("export-words", "error", "an export of more than one word", source="man bash, export")
 def export_words(job: Job) -> Iterator[Hit]:
     """export OPTS=--a --b sets OPTS to --a, and fails on --b; export K=a b exports b as well."""

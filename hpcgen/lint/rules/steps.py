@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hpcgen.lint.job import Job
+from hpcgen.lint.launch import Step
 from hpcgen.lint.rule import Hit, rule
 from hpcgen.lint.script import Assignment, Command
 from hpcgen.lint.words import Word
@@ -164,6 +165,47 @@ def too_many_agents(job: Job) -> Iterator[Hit]:
                 f"each of the {tasks} tasks of a node starts {ranks.text} ranks",
                 "srun --ntasks-per-node=1 torchrun, or python without torchrun",
             )
+
+
+_OF_A_TASK = frozenset(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"))
+
+
+@rule("rank-of-batch-shell", "error", "every task gets the batch shell's rank", source="Slurm, man srun")
+def rank_of_batch_shell(job: Job) -> Iterator[Hit]:
+    """SLURM_PROCID, SLURM_NODEID and SLURM_LOCALID differ from task to task. In an argument of srun the batch shell,
+    which runs on the first node, puts in its own: 0. Every task gets rank 0, and waits for the others for ever.
+
+    In single quotes, a shell of each task puts in the task's.
+    """
+    holders = {name: frozenset((name,)) for name in _OF_A_TASK}
+    for assignment in job.script.assignments:
+        if assignment.value and (names := _OF_A_TASK.intersection(assignment.value.variables)):
+            holders[assignment.name] = names
+    for step in job.steps:
+        outer = step.command.outer
+        if outer is not None and job.script.commands[outer].name == "srun":
+            continue  # a task's shell puts it in
+        given = [option.value for option in step.all("export") if option.value]
+        for word in (*given, *step.program):
+            names = frozenset[str]().union(*(holders.get(name, ()) for name in word.variables))
+            for name in sorted(name for name in names if not _is_0_for_all(job, step, name)):
+                yield Hit(
+                    word.line,
+                    f"the batch shell puts in its own {name}, which is 0, for every task",
+                    f"srun bash -c 'torchrun --node_rank \"${name}\" ...', in single quotes",
+                )
+
+
+def _is_0_for_all(job: Job, step: Step, name: str) -> bool:
+    """Whether the step is so small that each of its tasks has 0."""
+    option = step.option("nodes")
+    nodes = option.value.number if option and option.value else job.nodes
+    tasks = job.num_tasks(step)
+    if tasks == 1:
+        return True
+    if name == "SLURM_NODEID":
+        return nodes == 1
+    return name == "SLURM_LOCALID" and tasks is not None and tasks == nodes
 
 
 # ---- where the ranks meet ----
