@@ -42,11 +42,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two at a time, but for what trains or waits for a cluster, which has the cores to itself.
-ALONE := tests/data tests/trainer tests/slurm tests/test_docs.py
+# Two at a time, but for what runs jobs on a cluster, which has the cores to itself.
 pytest: $(READY)
-	$(BIN)/pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
-	$(BIN)/pytest $(ALONE)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore=tests/slurm
+	$(BIN)/pytest tests/slurm
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
