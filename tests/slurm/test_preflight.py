@@ -119,6 +119,7 @@ def test_too_many_exclusions_end_the_job(three_nodes: SlurmCluster, checked_run:
     )
 
 
+@pytest.mark.slow
 def test_a_spare_takes_over_when_a_node_dies(
     three_nodes: SlurmCluster,
     checked_run: Path,
