@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import setuptools  # noqa: F401  # before anything imports distutils, which it then refuses to replace
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
