@@ -28,26 +28,16 @@ def command() -> None:
 @_json_option
 def list_clusters(as_json: bool) -> None:
     """List the profiles that can be found, and where."""
+    from hpcgen.cli.found import list_found
     from hpcgen.config.loader import cluster_names, find_cluster, load_cluster
-    from hpcgen.errors import HpcgenError
 
-    def description(name: str) -> str:
-        try:
-            return load_cluster(name)[0].description
-        except HpcgenError:
-            return f"has mistakes: hpcgen cluster check {name} says which"
-
-    rows = [
-        {"name": name, "file": str(find_cluster(name)), "description": description(name)}
-        for name in cluster_names()
-    ]
-    if as_json:
-        click.echo(json.dumps(rows, indent=1))
-        return
-    width = max(len(row["name"]) for row in rows)
-    for row in rows:
-        click.echo(f"{row['name']:<{width}}  {row['description']}")
-        click.echo(f"{'':<{width}}  " + click.style(row["file"], dim=True))
+    list_found(
+        cluster_names(),
+        find_cluster,
+        lambda name: load_cluster(name)[0].description,
+        "hpcgen cluster check",
+        as_json,
+    )
 
 
 @command.command("show")

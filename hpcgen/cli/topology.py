@@ -37,26 +37,16 @@ def command() -> None:
 @_json_option
 def list_node_types(as_json: bool) -> None:
     """List the node types that can be found, and where."""
+    from hpcgen.cli.found import list_found
     from hpcgen.config.node_types import find_node_type, load_node_type, node_type_names
-    from hpcgen.errors import HpcgenError
 
-    def description(name: str) -> str:
-        try:
-            return load_node_type(name).description
-        except HpcgenError:
-            return f"has mistakes: hpcgen topology show {name} says which"
-
-    rows = [
-        {"name": name, "file": str(find_node_type(name)), "description": description(name)}
-        for name in node_type_names()
-    ]
-    if as_json:
-        click.echo(json.dumps(rows, indent=1))
-        return
-    width = max(len(row["name"]) for row in rows)
-    for row in rows:
-        click.echo(f"{row['name']:<{width}}  {row['description']}")
-        click.echo(f"{'':<{width}}  " + click.style(row["file"], dim=True))
+    list_found(
+        node_type_names(),
+        find_node_type,
+        lambda name: load_node_type(name).description,
+        "hpcgen topology show",
+        as_json,
+    )
 
 
 @command.command("show")
