@@ -92,21 +92,28 @@ def command(
     else:
         own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
         text = run_file({**own, **migration.sections}, f"./{schema.name}", file_name=path.name)
-    directory = path.absolute().parent / run_dir
+    _make_run_directory(path.absolute().parent / run_dir)
+    write_output(schema, json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
+    write_output(path, text, mode=0o666)
+    if migration is not None:
+        _show_leftovers(script, migration)
+    click.echo(f"wrote {path}; next: hpcgen validate -c {path}", err=True)
+
+
+def _make_run_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise HpcgenError(
-            f"{directory}: cannot be made ({error.strerror})", "choose another --run-dir"
-        ) from error
-    write_output(schema, json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
-    write_output(path, text, mode=0o666)
-    for leftover in migration.leftovers if migration else ():
-        click.secho(
-            f"{script}:{leftover.line}: not carried: {_printable(leftover.what)}", fg="yellow", err=True
-        )
+        reason = f"{directory}: cannot be made ({error.strerror})"
+        raise HpcgenError(reason, "choose another --run-dir") from error
+
+
+def _show_leftovers(script: Path | None, migration: Migration) -> None:
+    """What could not be carried, on standard error."""
+    for leftover in migration.leftovers:
+        what = _printable(leftover.what)
+        click.secho(f"{script}:{leftover.line}: not carried: {what}", fg="yellow", err=True)
         click.echo(f"    {_printable(leftover.why)}", err=True)
-    click.echo(f"wrote {path}; next: hpcgen validate -c {path}", err=True)
 
 
 def _migrate(script: Path, cluster: ClusterConfig, node_type: NodeType) -> Migration:
