@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 import click
 
+from hpcgen.cli.lazy import LazyGroup
 from hpcgen.errors import ConfigErrors, HpcgenError, JobFailed
 from hpcgen.version import __version__
 
@@ -33,34 +33,7 @@ COMMANDS = {
 """Subcommand -> its module, in the order of the help."""
 
 
-class LazyGroup(click.Group):
-    """A group that imports a subcommand's module when it is used: start-up time is the user's time."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, without importing what they name."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the subcommand."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the subcommand; an unknown one gets the nearest name as a hint."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; commands are {', '.join(COMMANDS)}"
-            ctx.fail(f"no such command {args[0]!r}{hint}")
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, commands_in=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hpcgen")
 def cli() -> None:
     """Slurm batch scripts and a Megatron-Core trainer for GPT-class models.

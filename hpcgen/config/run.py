@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from hpcgen.config.container import ContainerConfig
+from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.fields import EnvironmentName, FilePath, Name, RunPath
 from hpcgen.config.image import ImageConfig
 from hpcgen.config.preflight import PreflightConfig
@@ -34,31 +35,15 @@ class PathsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeConfig:
-    """The stage that makes a .bin/.idx pair from JSON Lines."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
-
-    input: tuple[FilePath, ...]
-    """The .jsonl and .jsonl.zst files, in this order."""
-    output_prefix: FilePath
-    """Path of the .bin/.idx pair without the extension."""
-    json_key: str = "text"
-    """Key of the text in each JSON object."""
-    drop_empty: bool = False
-    """Leave out documents without text; false writes them as Megatron-LM does."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataConfig(BlendConfig):
-    """Where samples come from. Give datasets, or train/valid/test, or mock; or tokenize alone, whose output is used."""
+    """Where samples come from. Give datasets, or train/valid/test, or mock; or a corpus alone, whose pairs are used."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     """The tokenizer of the corpus; its vocabulary sizes the embedding."""
-    tokenize: TokenizeConfig | None = None
-    """The tokenizing stage; null when the data is tokenized already."""
+    corpus: CorpusConfig | None = None
+    """The corpus that the data stages make .bin/.idx pairs of; null when the data is tokenized already."""
 
 
 @dataclass(frozen=True, kw_only=True)

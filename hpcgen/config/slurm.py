@@ -21,6 +21,8 @@ class StageSettings:
     """Tasks per node; null means one per GPU for train, and one for stages without GPUs."""
     cpus_per_task: Count | None = None
     """CPUs per task; null shares the node's CPUs out evenly, where the node type knows them."""
+    mem: SlurmWord | None = None
+    """Memory of the job on each node, such as 64G; null leaves it to Slurm, and an exclusive job gets all."""
     time: TimeLimit | None = None
     """Time limit of one life of the job, in Slurm's form."""
     partition: SlurmWord | None = None
@@ -42,6 +44,16 @@ class StageSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ArraySettings(StageSettings):
+    """What a stage that runs as a job array asks of Slurm, for each of its tasks."""
+
+    num_tasks: Count | None = None
+    """Tasks of the array, each of which works through its share of the files; null means 8."""
+    array_parallelism: Count | None = None
+    """Most tasks that run at the same time; null leaves it to Slurm."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
     """Slurm settings for all stages (`defaults`) and for each."""
 
@@ -51,8 +63,18 @@ class SlurmConfig:
     """For every stage that does not say otherwise."""
     image: StageSettings = field(default_factory=StageSettings)
     """For making the container image."""
-    tokenize: StageSettings = field(default_factory=StageSettings)
-    """For the tokenizing stage."""
+    download: ArraySettings = field(default_factory=ArraySettings)
+    """For fetching the files of the corpus."""
+    extract: ArraySettings = field(default_factory=ArraySettings)
+    """For uncompressing them."""
+    concat: ArraySettings = field(default_factory=ArraySettings)
+    """For joining them into num_output_files files."""
+    tokenize: ArraySettings = field(default_factory=ArraySettings)
+    """For making a .bin/.idx pair of each of these."""
+    prepare: ArraySettings = field(default_factory=ArraySettings)
+    """For making the same pairs from the compressed files in one pass."""
+    index_cache: StageSettings = field(default_factory=StageSettings)
+    """For building Megatron's sample indices before GPUs wait for them."""
     train: StageSettings = field(default_factory=StageSettings)
     """For the training stage."""
     nccl_test: StageSettings = field(default_factory=StageSettings)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Stage = Literal["image", "tokenize", "train", "nccl-test", "node-health", "tensorboard"]
+Stage = Literal[
+    "image",
+    "download",
+    "extract",
+    "concat",
+    "tokenize",
+    "prepare",
+    "index-cache",
+    "train",
+    "nccl-test",
+    "node-health",
+    "tensorboard",
+]
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """In the order of a model's life, then the cluster's own."""
@@ -12,7 +24,10 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 CLUSTER_STAGES: tuple[Stage, ...] = ("image", "nccl-test", "node-health", "tensorboard")
 """Stages that need no model: they can be rendered for a cluster alone."""
 
-SUBMITTED_STAGES: tuple[Stage, ...] = ("tokenize", "train")
+ARRAY_STAGES: tuple[Stage, ...] = ("download", "extract", "concat", "tokenize", "prepare")
+"""Stages that make the corpus, as job arrays: the names of hpcgen.data.unit too."""
+
+SUBMITTED_STAGES: tuple[Stage, ...] = (*ARRAY_STAGES, "index-cache", "train")
 """Stages that submitit can run as well; the others are rendered."""
 
 GPU_STAGES: frozenset[Stage] = frozenset(("train", "nccl-test", "node-health"))

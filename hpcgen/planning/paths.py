@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hpcgen.config.corpus import CorpusJob, blend
 from hpcgen.config.fields import PATH
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
@@ -29,7 +30,7 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
     def maybe(path: str | None) -> str | None:
         return None if path is None else here(path)
 
-    def blend(datasets: tuple[Dataset, ...]) -> tuple[Dataset, ...]:
+    def absolute(datasets: tuple[Dataset, ...]) -> tuple[Dataset, ...]:
         return tuple(dataclasses.replace(dataset, prefix=here(dataset.prefix)) for dataset in datasets)
 
     run_dir = here(config.paths.run_dir)
@@ -39,10 +40,14 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
             "move the run file, or give paths.run_dir as an absolute path",
         )
     data = config.data
-    tokenize = data.tokenize and dataclasses.replace(
-        data.tokenize,
-        input=tuple(here(path) for path in data.tokenize.input),
-        output_prefix=here(data.tokenize.output_prefix),
+    corpus = data.corpus and dataclasses.replace(
+        data.corpus,
+        directory=here(data.corpus.directory),
+        source=dataclasses.replace(
+            data.corpus.source,
+            directory=maybe(data.corpus.source.directory),
+            manifest=maybe(data.corpus.source.manifest),
+        ),
     )
     tokenizer = dataclasses.replace(
         data.tokenizer,
@@ -50,7 +55,7 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
         merges_file=maybe(data.tokenizer.merges_file),
         tokenizer_file=maybe(data.tokenizer.tokenizer_file),
     )
-    blends: dict[str, Any] = {name: blend(getattr(data, name)) for name in BLENDS}
+    blends: dict[str, Any] = {name: absolute(getattr(data, name)) for name in BLENDS}
     checkpoint = dataclasses.replace(
         config.checkpoint, save=maybe(config.checkpoint.save), load=maybe(config.checkpoint.load)
     )
@@ -58,20 +63,19 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
         config,
         paths=dataclasses.replace(config.paths, run_dir=run_dir),
         data=dataclasses.replace(
-            data, tokenize=tokenize, tokenizer=tokenizer, cache_dir=maybe(data.cache_dir), **blends
+            data, corpus=corpus, tokenizer=tokenizer, cache_dir=maybe(data.cache_dir), **blends
         ),
         checkpoint=checkpoint,
     )
 
 
 def trainer_data(config: RunConfig) -> BlendConfig:
-    """The blend that the trainer reads: the one that is given, else what the tokenizing stage makes."""
+    """The blend that the trainer reads: the one that is given, else what is made of the corpus."""
     data = config.data
-    datasets = data.datasets
-    if not (datasets or data.train or data.mock) and data.tokenize is not None:
-        datasets = (Dataset(prefix=data.tokenize.output_prefix),)
     fields = {field.name: getattr(data, field.name) for field in dataclasses.fields(BlendConfig)}
-    return BlendConfig(**{**fields, "datasets": datasets})
+    if not (data.datasets or data.train or data.mock) and data.corpus is not None:
+        fields |= blend(data.corpus)
+    return BlendConfig(**fields)
 
 
 def plain_path_problems(config: RunConfig) -> Iterator[Problem]:
@@ -102,3 +106,14 @@ def _trainer_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
     ):
         if value is not None:
             yield path, value
+
+
+def corpus_job(config: RunConfig) -> CorpusJob:
+    """What the data stages of a run must know; the paths of `config` are absolute.
+
+    Raises:
+        HpcgenError: the run has no corpus.
+    """
+    if config.data.corpus is None:
+        raise HpcgenError("data.corpus is missing", "say where the corpus comes from and where it goes")
+    return CorpusJob(corpus=config.data.corpus, tokenizer=config.data.tokenizer)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os.path
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hpcgen.config import corpus as corpora
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import STAGES
+from hpcgen.config.stages import ARRAY_STAGES, STAGES
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
@@ -64,7 +66,7 @@ def plan(
         if training and name == "train":
             trainer, lead_s = training.trainer, training.signal_lead_s
         try:
-            if name != "tokenize" or config.data.tokenize is not None:
+            if name not in ARRAY_STAGES or config.data.corpus is not None:
                 planned[name] = make_stage(name, run, config, trainer, lead_s)
         except HpcgenError as error:
             errors.append(str(error))
@@ -113,33 +115,28 @@ def _section_problems(run: Run, stages: Sequence[str]) -> Iterator[Problem]:
     yield from cluster_problems(cluster, node_type)
     for stage in stages:
         yield from allocation_problems(stage, config, cluster, node_type)
-    if "tokenize" in stages:
-        yield from _tokenize_problems(config)
-
-
-def _tokenize_problems(config: RunConfig) -> Iterator[Problem]:
-    tokenize = config.data.tokenize
-    if tokenize is None:
-        yield Problem("data.tokenize", "is missing", "name its input and output_prefix to use this stage")
-    elif not tokenize.input:
-        yield Problem("data.tokenize.input", "is empty", "name the .jsonl or .jsonl.zst files")
+    if config.data.corpus is not None:
+        yield from corpora.problems(config.data.corpus)
+    elif needing := [stage for stage in stages if stage in ARRAY_STAGES]:
+        hint = "say where the corpus comes from and where it goes"
+        yield Problem("data.corpus", f"is missing, and stage {needing[0]} makes it", hint)
 
 
 def _missing_inputs(
     config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
 ) -> tuple[list[str], list[str]]:
     """Files that are not there: errors, or warnings where not even the top of the path can be seen from here."""
-    tokenize = config.data.tokenize
-    made = (
-        () if tokenize is None else tuple(f"{tokenize.output_prefix}{suffix}" for suffix in (".idx", ".bin"))
-    )
+    corpus = config.data.corpus
+    pairs = itertools.chain.from_iterable(corpora.blend(corpus).values()) if corpus else ()
+    made = {f"{pair.prefix}{suffix}" for pair in pairs for suffix in (".idx", ".bin")}
+    making = [stage for stage in ("tokenize", "prepare") if stage in stages]
     errors, warnings = [], []
     for stage in stages.values():
         for path in stage.inputs:
-            if exists(path) or (path in made and "tokenize" in stages):
+            if exists(path) or (path in made and making):
                 continue
-            if path in made and stage.name != "tokenize":
-                warnings.append(f"{path} is not there yet: the tokenize stage must run first")
+            if path in made:
+                warnings.append(f"{path} is not there yet: the stage prepare (or tokenize) must run first")
             elif exists("/" + path.split("/")[1]):
                 errors.append(f"{path}: no such file, and stage {stage.name} needs it")
             else:

@@ -8,17 +8,17 @@ from pathlib import PurePosixPath
 
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import GPU_STAGES
+from hpcgen.config.stages import ARRAY_STAGES, GPU_STAGES
 from hpcgen.planning.allocation import Allocation, make_allocation
 from hpcgen.planning.container import Container, make_container
 from hpcgen.planning.environment import RENDEZVOUS, SET_BY_THE_SCRIPT, Variable, stage_environment, uses_gpus
-from hpcgen.planning.stages import image, nccl_test, node_health, tensorboard, tokenize, train
+from hpcgen.planning.stages import corpus, image, nccl_test, node_health, tensorboard, train
 from hpcgen.planning.stages.work import Work
 from trainer.config import TrainerConfig
 
 WORK: dict[str, Callable[[Run, RunConfig, Allocation], Work]] = {
     "image": image.work,
-    "tokenize": tokenize.work,
+    **dict.fromkeys(ARRAY_STAGES, corpus.work),
     "nccl-test": nccl_test.work,
     "node-health": node_health.work,
     "tensorboard": tensorboard.work,

@@ -20,12 +20,7 @@ _PROGRESS_INTERVAL_S = 10.0
 """Between lines of progress in a log file, where no bar can be drawn."""
 
 
-@click.group("data")
-def command() -> None:
-    """Prepare training data."""
-
-
-@command.command()
+@click.command("tokenize")
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=_FILE)
 @click.option(
     "--output-prefix", required=True, type=_FILE, help="Path of the .bin/.idx pair, without the suffix."
@@ -52,7 +47,7 @@ def command() -> None:
     help="Library that encodes; both give the same ids.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def tokenize(
+def command(
     inputs: tuple[Path, ...],
     tokenizer: str,
     vocab_file: Path | None,
@@ -71,25 +66,6 @@ def tokenize(
         click.echo(f"encoding with {loaded.backend}: {loaded.note}", err=True)
     with _progress() as progress:
         report = tokenize_files(inputs, tokenizer=loaded, progress=progress, **options)
-    click.echo(json.dumps(report.to_dict()) if as_json else str(report))
-
-
-@command.command()
-@click.argument("out", type=_FILE)
-@click.option(
-    "--max-mb",
-    type=click.FloatRange(min=0, min_open=True),
-    default=8.0,
-    show_default=True,
-    help="Most text to write, in MB.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace another file of that name.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def sample(out: Path, max_mb: float, overwrite: bool, as_json: bool) -> None:
-    """Write a small corpus, the text of Python's standard library, to OUT (.jsonl or .jsonl.zst)."""
-    from hpcgen.data.sample import write_sample
-
-    report = write_sample(out, max_mb=max_mb, overwrite=overwrite)
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))
 
 

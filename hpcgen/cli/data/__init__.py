@@ -1,0 +1,26 @@
+"""hpcgen data: from a corpus to .bin/.idx pairs."""
+
+from __future__ import annotations
+
+import click
+
+from hpcgen.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "plan": "hpcgen.cli.data.plan",
+    "download": "hpcgen.cli.data.download",
+    "extract": "hpcgen.cli.data.extract",
+    "concat": "hpcgen.cli.data.concat",
+    "tokenize": "hpcgen.cli.data.tokenize",
+    "prepare": "hpcgen.cli.data.prepare",
+    "status": "hpcgen.cli.data.status",
+    "verify": "hpcgen.cli.data.verify",
+    "inspect": "hpcgen.cli.data.inspect",
+    "sample": "hpcgen.cli.data.sample",
+}
+"""Subcommand -> its module, in the order of the help."""
+
+
+@click.group("data", cls=LazyGroup, commands_in=COMMANDS)
+def command() -> None:
+    """Prepare training data: plan, then the stages download, extract, concat and tokenize, or download and prepare."""

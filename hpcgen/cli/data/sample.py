@@ -1,0 +1,27 @@
+"""hpcgen data sample: a small corpus of real text that every machine has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command("sample")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--max-mb",
+    type=click.FloatRange(min=0, min_open=True),
+    default=8.0,
+    show_default=True,
+    help="Most text to write, in MB.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace another file of that name.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def command(out: Path, max_mb: float, overwrite: bool, as_json: bool) -> None:
+    """Write a small corpus, the text of Python's standard library, to OUT (.jsonl or .jsonl.zst)."""
+    from hpcgen.data.sample import write_sample
+
+    report = write_sample(out, max_mb=max_mb, overwrite=overwrite)
+    click.echo(json.dumps(report.to_dict()) if as_json else str(report))

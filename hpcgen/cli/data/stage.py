@@ -1,0 +1,124 @@
+"""What the commands of the data stages share: their options, and how a task is run and reported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from hpcgen.errors import HpcgenError, JobFailed
+
+if TYPE_CHECKING:
+    from hpcgen.config.corpus import CorpusJob
+    from hpcgen.data.unit import DataStage
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def corpus_options(command: Command) -> Command:
+    """--config and --set: which corpus."""
+    command = click.option(
+        "--set", "overrides", multiple=True, metavar="A.B=C", help="Override a value of the run file."
+    )(command)
+    return click.option(
+        "-c",
+        "--config",
+        "config",
+        type=click.Path(path_type=Path),
+        default="run.yaml",
+        show_default=True,
+        metavar="RUN.YAML",
+        help="The run file, or the corpus.json of a job.",
+    )(command)
+
+
+def task_options(command: Command) -> Command:
+    """Which part of a stage, and with how many workers."""
+    options = (
+        click.option(
+            "--task-id",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Which task of the array; task t makes every NUM_TASKS-th output, from t on.",
+        ),
+        click.option(
+            "--num-tasks",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Tasks of the array. The outputs do not depend on it.",
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            help="Outputs made at once.  [default: one per core; of downloads, data.corpus.download_connections]",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return corpus_options(command)
+
+
+def read_job(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
+    """The corpus of a run file, or of the corpus.json that a job was given."""
+    if config.suffix == ".json":
+        from hpcgen.config.corpus import CorpusJob
+        from trainer.config import ConfigError, from_dict
+
+        try:
+            document = json.loads(config.read_text(encoding="utf-8"))
+            return from_dict(CorpusJob, document, where=str(config))
+        except (OSError, ValueError, ConfigError) as error:
+            raise HpcgenError(f"{config}: {error}") from error
+    from hpcgen.config.corpus import problems
+    from hpcgen.config.loader import load_run
+    from hpcgen.config.validation import describe
+    from hpcgen.errors import ConfigErrors
+    from hpcgen.planning.paths import absolute_paths, corpus_job
+
+    run = load_run(config, overrides)
+    job = corpus_job(absolute_paths(run.config, run.directory))
+    mistakes = [describe(problem, run.document, run.config) for problem in problems(job.corpus)]
+    if mistakes:
+        raise ConfigErrors([*run.mistakes, *mistakes])
+    return job
+
+
+def run_stage(
+    stage: DataStage,
+    config: Path,
+    overrides: tuple[str, ...],
+    task_id: int,
+    num_tasks: int,
+    workers: int | None,
+    as_json: bool,
+) -> None:
+    """Runs one task of a stage, shows how far it is, and prints what it did.
+
+    Raises:
+        JobFailed: some of its outputs could not be made; the message says which and why.
+    """
+    from hpcgen.cli.data.progress import shown
+    from hpcgen.data.manifest import manifest_path, read_manifest
+    from hpcgen.data.task import run_task
+
+    job = read_job(config, overrides)
+    manifest = read_manifest(manifest_path(job.directory))
+    with shown(job) as on_progress:
+        report = run_task(
+            stage,
+            job,
+            manifest,
+            task_id=task_id,
+            num_tasks=num_tasks,
+            workers=workers,
+            on_progress=on_progress,
+        )
+    click.echo(json.dumps(report.to_dict()) if as_json else str(report))
+    if report.errors:
+        raise JobFailed("\n".join(report.errors))

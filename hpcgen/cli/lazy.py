@@ -1,0 +1,39 @@
+"""Groups of commands whose modules are imported when they are used: start-up time is the user's time."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are the `command` of the modules in `commands_in`, imported when they are used."""
+
+    def __init__(self, *args: Any, commands_in: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._modules = commands_in
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, without importing what they name."""
+        return list(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports the subcommand."""
+        if cmd_name not in self._modules:
+            return None
+        command: click.Command = importlib.import_module(self._modules[cmd_name]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the subcommand; an unknown one gets the nearest name as a hint."""
+        if args and args[0] not in self._modules and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], self._modules, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; commands are {', '.join(self._modules)}"
+            ctx.fail(f"no such command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
