@@ -1,0 +1,130 @@
+"""hpcgen data plan: freezes which files a corpus consists of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcgen.cli.data.stage import corpus_options, read_job
+from hpcgen.errors import HpcgenError
+
+if TYPE_CHECKING:
+    from hpcgen.config.corpus import CorpusJob
+    from hpcgen.data.corpus_plan import CorpusPlan
+    from hpcgen.data.unit import DataStage
+
+
+@click.command("plan")
+@corpus_options
+@click.option(
+    "--hash",
+    "hash_contents",
+    is_flag=True,
+    help="Compute the SHA-256 of files that lie here: reads them all.",
+)
+@click.option("--replan", is_flag=True, help="Replace a manifest that differs.")
+@click.option("--dry-run", is_flag=True, help="Look and check, and write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def command(
+    config: Path, overrides: tuple[str, ...], hash_contents: bool, replan: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Freeze the corpus: list its source, choose files, write manifest.jsonl. Every stage goes by it alone."""
+    from hpcgen.data.corpus_plan import freeze, plan_corpus
+    from hpcgen.data.manifest import manifest_path
+    from hpcgen.data.unit import is_local
+
+    job = read_job(config, overrides)
+    plan = plan_corpus(job, hash_contents=hash_contents)
+    written = not dry_run and freeze(plan, job, replan=replan)
+    if as_json:
+        summary = _summary(plan, job)
+        click.echo(json.dumps({"manifest": str(manifest_path(job.directory)), "written": written, **summary}))
+        return
+    for line in _lines(plan, job):
+        click.echo(line)
+    path = manifest_path(job.directory)
+    if dry_run:
+        click.echo(f"nothing was written; without --dry-run it is {path}", err=True)
+        return
+    click.echo(f"wrote {path}" if written else f"{path} holds all this already", err=True)
+    downloads = not all(map(is_local, plan.manifest.files))
+    click.echo(f"next: hpcgen submit {'download ' if downloads else ''}prepare -c {config}", err=True)
+
+
+def _summary(plan: CorpusPlan, job: CorpusJob) -> dict[str, Any]:
+    """Everything that the plan says, for scripts."""
+    from dataclasses import asdict
+
+    from hpcgen.data.corpus_plan import split_summaries
+
+    files, selection = plan.manifest.files, plan.selection
+    return {
+        "source": plan.manifest.source,
+        "files": len(files),
+        "bytes": sum(file.size or 0 for file in files),
+        "files_of_unknown_size": sum(file.size is None for file in files),
+        "files_of_known_hash": sum(file.sha256 is not None for file in files),
+        "splits": {summary.split: asdict(summary) for summary in split_summaries(job, plan.manifest)},
+        "left_out": {
+            "not_data": selection.not_data,
+            "not_included": selection.not_included,
+            "in_no_split": len(selection.in_no_split),
+            "not_sampled": selection.not_sampled,
+        },
+        "difference": None if plan.difference is None else asdict(plan.difference),
+    }
+
+
+def _lines(plan: CorpusPlan, job: CorpusJob) -> list[str]:
+    """The same, for people."""
+    from hpcgen.data.corpus_plan import split_summaries
+    from hpcgen.data.sources.listing import counted, few
+    from hpcgen.data.space import size_text
+
+    summary, selection = _summary(plan, job), plan.selection
+    unknown = summary["files_of_unknown_size"]
+    size = f"{size_text(summary['bytes'])}{f', {unknown:,} of unknown size' if unknown else ''}"
+    rows = [("source", plan.manifest.source), ("files", f"{summary['files']:,} ({size})")]
+    for split in split_summaries(job, plan.manifest):
+        pairs = counted(split.outputs, ".bin/.idx pair")
+        text = f"{counted(split.files, 'file')}, {size_text(split.bytes)} -> {pairs}"
+        rows.append((split.split, text))
+    left_out = {
+        "are no data by their names": selection.not_data,
+        "match no pattern of include": selection.not_included,
+        "are not in the sample": selection.not_sampled,
+    }
+    rows += [("left out", f"{count:,} that {why}") for why, count in left_out.items() if count]
+    if names := selection.in_no_split:
+        rows.append(("left out", f"{len(names):,} that match no pattern of splits: {few(names)}"))
+    rows += _space_rows(plan, job)
+    if any("?" in (file.url or "") for file in plan.manifest.files):
+        rows.append(
+            ("note", "addresses hold a query: where it is a signature, who reads the manifest has it")
+        )
+    if plan.difference:
+        rows.append(("changes", f"against the manifest that is there: {plan.difference}"))
+    return [f"{heading:<9} {text}" for heading, text in rows]
+
+
+def _space_rows(plan: CorpusPlan, job: CorpusJob) -> list[tuple[str, str]]:
+    """What the two ways to the pairs will write; nothing where the tokenizer is not here."""
+    from hpcgen.data.space import Need, bounds_text, estimates
+
+    try:
+        needs = estimates(job, plan.manifest)
+    except HpcgenError:
+        return []
+    rows = []
+    ways: tuple[tuple[DataStage, ...], ...] = (
+        ("download", "prepare"),
+        ("download", "extract", "concat", "tokenize"),
+    )
+    for stages in ways:
+        needed = [stage for stage in stages if needs[stage].most]
+        total = sum((needs[stage] for stage in needed), Need())
+        rows.append(("space", f"{' + '.join(needed)}: {bounds_text(total)}"))
+    return rows

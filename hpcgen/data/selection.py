@@ -1,0 +1,219 @@
+"""Which files of a source make the corpus: by their names, into splits, and a sample of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from hpcgen.config.corpus import SPLITS, WHOLE, CorpusConfig, has_own_splits
+from hpcgen.data.manifest import ManifestFile
+from hpcgen.data.sampling import evenly_spread, sample_sizes
+from hpcgen.data.sources.listing import counted, few
+from hpcgen.data.unit import extracted_name
+from hpcgen.errors import ConfigErrors, HpcgenError
+
+SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
+"""Of the files that are taken where no patterns say what to take."""
+_MORE_SUFFIXES = (".json", ".json.zst", ".json.gz")
+"""JSON Lines have these names in some corpora (C4, Dolma); elsewhere they are one JSON document, so patterns decide."""
+_LONGEST_SEGMENT = 200
+"""Bytes: file systems take 255, and private files and records have longer names than the file itself."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The files of a corpus."""
+
+    files: Sequence[ManifestFile]
+    """With their splits, in the order of the source."""
+    not_data: int
+    """Files whose names do not end as data does, where no patterns say what to take."""
+    not_included: int
+    """Files that no pattern of `include` names."""
+    in_no_split: Sequence[str]
+    """Names that no pattern of `splits` names."""
+    not_sampled: int
+    """Files that the sample leaves out."""
+
+
+def select(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> Selection:
+    """What `corpus` takes of the files of its source.
+
+    Raises:
+        ConfigErrors: everything that is wrong with the names and sizes of what would be taken.
+        HpcgenError: nothing would be taken, or a sample cannot have a file of each split.
+    """
+    included = [file for file in files if _is_included(file.name, corpus)]
+    if not included:
+        wanted = (
+            f"matches {few([repr(text) for text in corpus.include])}" if corpus.include else "is JSON Lines"
+        )
+        raise HpcgenError(f"{source}: of {counted(len(files), 'file')} none {wanted}", _what_there_is(files))
+    in_splits, in_no_split = _by_split(included, corpus)
+    problems = list(_problems(in_splits))
+    if problems:
+        raise ConfigErrors([f"{source}: {problem}" for problem in problems])
+    taken = _sample(in_splits, corpus)
+    left_out = len(files) - len(included)
+    return Selection(
+        files=taken,
+        not_data=0 if corpus.include else left_out,
+        not_included=left_out if corpus.include else 0,
+        in_no_split=in_no_split,
+        not_sampled=len(in_splits) - len(taken),
+    )
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether the whole of `name` fits: * and ? also stand for slashes, `**/` for any number of folders, even none.
+
+    [abc] is one of these characters, and case matters: the rules of Python's fnmatch, which huggingface_hub's
+    allow_patterns follows too.
+    """
+    return any(fnmatchcase(name, variant) for variant in _variants(pattern))
+
+
+def _variants(pattern: str) -> list[str]:
+    """`pattern` for fnmatch, which does not know that `**/` may be nothing."""
+    head, folders, rest = pattern.partition("**/")
+    if not folders:
+        return [pattern]
+    return [head + middle + variant for variant in _variants(rest) for middle in ("", "*/")]
+
+
+def _what_there_is(files: Sequence[ManifestFile]) -> str:
+    """The hint where nothing fits."""
+    names = [file.name for file in files]
+    if any(name.endswith(".parquet") for name in names):
+        return "make JSON Lines of its Parquet files, and name their directory as the source"
+    return f"its files are {few(names)}" if names else "it is empty"
+
+
+def _is_included(name: str, corpus: CorpusConfig) -> bool:
+    if not corpus.include:
+        return name.endswith(SUFFIXES)
+    return any(matches(name, pattern) for pattern in corpus.include)
+
+
+def _by_split(files: Sequence[ManifestFile], corpus: CorpusConfig) -> tuple[list[ManifestFile], list[str]]:
+    """The files with their splits, and the names of those that are in none."""
+    if not has_own_splits(corpus):
+        return [msgspec.structs.replace(file, split=WHOLE) for file in files], []
+    found: list[ManifestFile] = []
+    in_none: list[str] = []
+    in_two: list[str] = []
+    used: Counter[str] = Counter()
+    for file in files:
+        splits = [
+            split
+            for split in SPLITS
+            if any(matches(file.name, pattern) for pattern in getattr(corpus.splits, split))
+        ]
+        used.update(splits)
+        if not splits:
+            in_none.append(file.name)
+        elif len(splits) > 1:
+            in_two.append(f"{file.name} ({' and '.join(splits)})")
+        else:
+            found.append(msgspec.structs.replace(file, split=splits[0]))
+    if in_two:
+        raise HpcgenError(
+            f"data.corpus.splits: in two splits at once: {few(in_two)}",
+            "give patterns that have no file in common",
+        )
+    for split in SPLITS:
+        if getattr(corpus.splits, split) and not used[split]:
+            raise HpcgenError(
+                f"data.corpus.splits.{split} = {few([repr(text) for text in getattr(corpus.splits, split)])} "
+                "matches no file",
+                f"the files are {few([file.name for file in files])}",
+            )
+    return found, in_none
+
+
+def _sample(files: Sequence[ManifestFile], corpus: CorpusConfig) -> list[ManifestFile]:
+    by_split: dict[str, list[int]] = {}
+    for index, file in enumerate(files):
+        by_split.setdefault(file.split, []).append(index)
+    total = len(files)
+    if corpus.sample_files is not None:
+        total = corpus.sample_files
+    elif corpus.sample_fraction is not None:
+        total = max(len(by_split), round(len(files) * corpus.sample_fraction))
+    sizes = sample_sizes({split: len(indices) for split, indices in by_split.items()}, total)
+    taken = [
+        indices[place]
+        for split, indices in by_split.items()
+        for place in evenly_spread(len(indices), sizes[split])
+    ]
+    return [files[index] for index in sorted(taken)]
+
+
+def _problems(files: Sequence[ManifestFile]) -> Iterator[str]:
+    """What is wrong with the names and sizes of files, a sentence for each kind."""
+    for is_wrong, reason, hint in _WRONG:
+        if wrong := [repr(file.name) for file in files if is_wrong(file)]:
+            yield f"{counted(len(wrong), 'file')} {reason}: {few(wrong)}; {hint}"
+    folders = {folder for file in files for folder in _folders(file.name)}
+    if both := [file.name for file in files if file.name in folders]:
+        yield f"names of files that are folders of others: {few(both)}; leave them out with data.corpus.include"
+    if twice := _repeated(file.name for file in files):
+        yield f"names that stand for two files: {few(twice)}; give each file its own name"
+    elif same := _repeated(extracted_name(file.name) for file in files):
+        yield (
+            f"names that two files would have once they are extracted: {few(same)}; "
+            "leave one of the two out with data.corpus.include"
+        )
+
+
+def _folders(name: str) -> Iterator[str]:
+    """a/b/c.jsonl: a and a/b."""
+    while name := name.rpartition("/")[0]:
+        yield name
+
+
+def _unsafe(file: ManifestFile) -> bool:
+    name = file.name
+    return (
+        not name.isprintable()
+        or "\\" in name
+        or any(segment in ("", ".", "..") for segment in name.split("/"))
+        or any(
+            len(segment.encode(errors="surrogateescape")) > _LONGEST_SEGMENT for segment in name.split("/")
+        )
+        or re.match(r"[A-Za-z]:", name) is not None
+        or name.endswith(".record.json")  # ours, beside a file that is made
+    )
+
+
+def _unknown_suffix(file: ManifestFile) -> bool:
+    return not file.name.endswith(SUFFIXES + _MORE_SUFFIXES)
+
+
+def _empty(file: ManifestFile) -> bool:
+    return file.size == 0
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+_WRONG: tuple[tuple[Callable[[ManifestFile], bool], str, str], ...] = (
+    (
+        _unsafe,
+        "without a safe name (relative, printable, without '..' or '\\', not too long)",
+        "mend the source",
+    ),
+    (
+        _unknown_suffix,
+        "with a name that does not end in .jsonl or .json, or .zst or .gz after it",
+        "leave them out with data.corpus.include",
+    ),
+    (_empty, "of 0 bytes", "fetch them again, or leave them out with data.corpus.include"),
+)
+"""What a file must not be: how it is known, what it is, and what to do."""

@@ -1,0 +1,124 @@
+"""A dataset repository of the Hugging Face hub as a source, frozen to a commit."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+from huggingface_hub import HfApi
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
+
+from hpcgen.config.corpus import HubSource
+from hpcgen.data.http import TRY_AGAIN, Patience, retry_after_s, token_for
+from hpcgen.data.manifest import ManifestFile
+from hpcgen.data.sources.listing import UNSPLIT, Listing
+from hpcgen.data.sources.url import PATIENCE
+from hpcgen.errors import HpcgenError
+
+_TIMEOUT_S = 30.0
+_ELSEWHERE = "or name another source: a mirror (HF_ENDPOINT), url, directory or manifest"
+
+
+def list_repository(source: HubSource, token_variable: str | None, patience: Patience = PATIENCE) -> Listing:
+    """The files of the repository at the commit that its revision stands for now, sorted by their names.
+
+    No token is sent unless `token_variable` names one, also where huggingface_hub has one stored.
+
+    Raises:
+        HpcgenError: hub, repository or revision is gone, closed to us, or empty.
+    """
+    endpoint = _endpoint()
+    where = f"{source.repo_id} on {endpoint}"
+    api = HfApi(endpoint=endpoint, token=token_for(endpoint, token_variable) or False)
+    try:
+        commit = _commit(api, source, patience)
+        tree = api.list_repo_tree(source.repo_id, recursive=True, revision=commit, repo_type="dataset")
+        found = [entry for entry in tree if isinstance(entry, RepoFile)]
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
+        raise _explained(error, source, where, token_variable) from error
+    if not found or commit is None:
+        raise HpcgenError(
+            f"the repository {where} is empty at {source.revision}", f"check its name, {_ELSEWHERE}"
+        )
+    address = f"{endpoint}/datasets/{source.repo_id}/resolve/{commit}/"
+    files = [
+        ManifestFile(
+            name=entry.path,
+            split=UNSPLIT,
+            size=entry.size,
+            sha256=entry.lfs.sha256 if entry.lfs else None,
+            url=address + quote(entry.path),
+        )
+        for entry in found
+    ]
+    return Listing(f"hub {source.repo_id} at {commit}", sorted(files, key=lambda file: file.name))
+
+
+def _endpoint() -> str:
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def _commit(api: HfApi, source: HubSource, patience: Patience) -> str | None:
+    """The commit that the revision stands for. huggingface_hub asks for that once only; for listings it asks again."""
+    failures = 0
+    while True:
+        try:
+            return api.dataset_info(source.repo_id, revision=source.revision, timeout=_TIMEOUT_S).sha
+        except (HfHubHTTPError, httpx2.TransportError) as error:
+            failures += 1
+            response = error.response if isinstance(error, HfHubHTTPError) else None
+            is_final = response is not None and response.status_code not in TRY_AGAIN
+            if is_final or failures >= patience.attempts:
+                raise
+            time.sleep(
+                patience.wait_s(failures, None if response is None else retry_after_s(response.headers))
+            )
+
+
+def _explained(error: Exception, source: HubSource, where: str, token_variable: str | None) -> HpcgenError:
+    """What went wrong, and what to do."""
+    page = f"{_endpoint()}/datasets/{source.repo_id}"
+    token = f"the token in ${token_variable}" if token_variable else "no token"
+    if isinstance(error, GatedRepoError):
+        return HpcgenError(
+            f"the repository {where} is gated, and {token} was sent",
+            f"accept its terms at {page} and set data.corpus.source.token_variable",
+        )
+    if isinstance(error, DisabledRepoError):
+        return HpcgenError(f"the repository {where} is disabled by the hub", f"see {page}, {_ELSEWHERE}")
+    status: Any = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    if isinstance(error, RevisionNotFoundError):
+        return HpcgenError(
+            f"the repository {where} has no revision {source.revision}",
+            f"see {page}/tree/main for its branches and commits",
+        )
+    if isinstance(error, RepositoryNotFoundError) or status in (401, 404):
+        return HpcgenError(
+            f"the repository {where} is not there, or it is private and {token} was sent",
+            f"look at {page}; set data.corpus.source.token_variable if it is private, {_ELSEWHERE}",
+        )
+    if isinstance(error, OfflineModeIsEnabled):
+        return HpcgenError(f"{where}: HF_HUB_OFFLINE is set", "unset it where you plan")
+    if isinstance(error, HfHubHTTPError):
+        words = f"HTTP {status} {error.response.reason_phrase}".strip()
+        return HpcgenError(
+            f"{where}: the hub answers {words}, and {token} was sent", f"look at {page}, {_ELSEWHERE}"
+        )
+    if isinstance(error, HFValidationError):
+        return HpcgenError(f"{source.repo_id!r} is no name of a repository: {error}")
+    return HpcgenError(
+        f"{where}: the hub cannot be reached ({error or type(error).__name__})",
+        f"check the network and the proxy (HTTPS_PROXY) of this machine, {_ELSEWHERE}",
+    )

@@ -1,0 +1,49 @@
+"""What a source holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from hpcgen.config.corpus import WHOLE
+from hpcgen.data.manifest import ManifestFile
+
+UNSPLIT = WHOLE
+"""The split of files before `hpcgen.data.selection` says which they belong to."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a source, in order."""
+
+    source: str
+    """Where they come from, for people."""
+    files: Sequence[ManifestFile]
+
+
+def few(texts: Sequence[str], shown: int = 3) -> str:
+    """The first of many texts: "a, b, c and 12 more"."""
+    rest = len(texts) - shown
+    return ", ".join(texts[:shown]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def counted(count: int, noun: str) -> str:
+    """1 file, 59,166 files."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def url_reason(url: str) -> str | None:
+    """Why a file cannot be fetched from `url`, in words that follow it; None when it can."""
+    if not url.isprintable() or " " in url or "\\" in url:
+        return "holds a space or another character that no address has"
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return f"is no address ({error})"
+    if parts.scheme not in ("https", "http") or not host:
+        return "does not begin with https:// or http://"
+    if "@" in parts.netloc:
+        return "holds a password; use data.corpus.source.token_variable"
+    return None

@@ -1,0 +1,418 @@
+"""hpcgen data plan: what is chosen, what is refused, and a manifest that is not replaced unasked."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from hpcgen.config.corpus import CorpusConfig, SplitPatterns
+from hpcgen.data.manifest import ManifestFile, manifest_path, read_manifest
+from hpcgen.data.sampling import evenly_spread, sample_sizes
+from hpcgen.data.selection import matches, select
+from hpcgen.errors import ConfigErrors, HpcgenError
+from tests.cli.command import Ended, hpcgen, listing
+from tests.http_server import fake_hub, http_server
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LINE = '{"text": "a"}\n'
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run file whose corpus is the directory in/."""
+    for name in (
+        "train/chunk1/a.jsonl",
+        "train/chunk10/b.jsonl",
+        "train/chunk2/c.jsonl.zst",
+        "validation/v.jsonl.gz",
+        "test/t.jsonl",
+        "README.md",
+    ):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(LINE)
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "name: x\ncluster: local\npreset: tiny\npaths: {run_dir: run}\n"
+        "data:\n  tokenizer: {kind: bytes}\n"
+        "  corpus: {directory: corpus, num_output_files: 3, source: {directory: in}}\n"
+    )
+    return path
+
+
+def plan(run: Path, *arguments: object) -> Ended:
+    return hpcgen("data", "plan", "-c", run, *arguments)
+
+
+def planned(run: Path) -> list[tuple[str, str]]:
+    manifest = read_manifest(manifest_path(run.parent / "corpus"))
+    return [(file.split, file.name) for file in manifest.files]
+
+
+def splits(**patterns: str) -> list[str]:
+    return [f"--set=data.corpus.splits.{split}=[{pattern}]" for split, pattern in patterns.items()]
+
+
+# the command
+
+
+def test_a_corpus_is_frozen(run: Path) -> None:
+    ended = plan(run)
+    assert ended.status == 0
+    assert ended.stdout == (
+        f"source    directory {run.parent}/in\n"
+        "files     5 (70 B)\n"
+        "corpus    5 files, 70 B -> 3 .bin/.idx pairs\n"
+        "left out  1 that are no data by their names\n"
+        "space     prepare: 152 to 330 B\n"
+        "space     extract + concat + tokenize: 300 to 610 B\n"
+    )
+    assert ended.stderr == f"wrote {run.parent}/corpus/manifest.jsonl\nnext: hpcgen submit prepare -c {run}\n"
+    assert planned(run) == [
+        ("corpus", "test/t.jsonl"),
+        ("corpus", "train/chunk1/a.jsonl"),
+        ("corpus", "train/chunk10/b.jsonl"),
+        ("corpus", "train/chunk2/c.jsonl.zst"),
+        ("corpus", "validation/v.jsonl.gz"),
+    ]
+
+
+def test_a_dry_run_writes_nothing(run: Path) -> None:
+    before = listing(run.parent)
+    ended = plan(run, "--dry-run")
+    assert (ended.status, ended.stderr.partition(";")[0]) == (0, "nothing was written")
+    assert listing(run.parent) == before
+
+
+def test_planning_again_changes_nothing(run: Path) -> None:
+    plan(run)
+    before = listing(run.parent)
+    assert plan(run).stderr.startswith(f"{run.parent}/corpus/manifest.jsonl holds all this already\n")
+    assert listing(run.parent) == before
+
+
+def test_a_manifest_that_differs_is_not_replaced_unasked(run: Path) -> None:
+    plan(run)
+    before = listing(run.parent / "corpus")
+    (run.parent / "in/test/t.jsonl").unlink()
+    (run.parent / "in/train/chunk1/a.jsonl").write_text(LINE * 2)
+    (run.parent / "in/new1.jsonl").write_text(LINE)
+    (run.parent / "in/new2.jsonl").write_text(LINE)
+    ended = plan(run)
+    assert ended.status == 2
+    assert ended.stderr == (
+        f"{run.parent}/corpus/manifest.jsonl is another manifest: against it, this plan has 2 added, 1 removed, "
+        "1 changed; keep it, or use --replan: what later stages made of files that changed is then made again\n"
+    )
+    assert listing(run.parent / "corpus") == before
+    ended = plan(run, "--replan")
+    assert "changes   against the manifest that is there: 2 added, 1 removed, 1 changed\n" in ended.stdout
+    assert ("corpus", "new2.jsonl") in planned(run)
+    assert plan(run).status == 0
+
+
+def test_a_manifest_that_cannot_be_read_is_not_replaced_unasked(run: Path) -> None:
+    path = run.parent / "corpus" / "manifest.jsonl"
+    path.parent.mkdir()
+    path.write_text("torn")
+    ended = plan(run)
+    assert ended.status == 2
+    assert "not a manifest of hpcgen" in ended.stderr
+    assert "--replan" in ended.stderr
+    assert path.read_text() == "torn"
+    assert plan(run, "--replan").status == 0
+    assert len(planned(run)) == 5
+
+
+def test_a_corpus_of_parquet_files_is_told_apart(run: Path) -> None:
+    (run.parent / "pq").mkdir()
+    (run.parent / "pq" / "a.parquet").write_text("PAR1")
+    ended = plan(run, f"--set=data.corpus.source.directory={run.parent}/pq")
+    assert ended.stderr.endswith(
+        "is JSON Lines; make JSON Lines of its Parquet files, and name their directory as the source\n"
+    )
+
+
+def test_what_differs_for_a_script(run: Path) -> None:
+    plan(run)
+    summary = json.loads(plan(run, "--replan", "--hash", "--json").stdout)
+    assert summary["difference"] == {
+        "added": 0,
+        "removed": 0,
+        "changed": 0,
+        "restated": 5,
+        "reordered": False,
+    }
+    assert (summary["files"], summary["bytes"], summary["files_of_known_hash"]) == (5, 70, 5)
+    assert summary["left_out"] == {"not_data": 1, "not_included": 0, "in_no_split": 0, "not_sampled": 0}
+    assert summary["written"] is True
+    assert summary["splits"]["corpus"] == {"split": "corpus", "files": 5, "bytes": 70, "outputs": 3}
+
+
+def test_splits_by_the_corpus_s_own_files(run: Path) -> None:
+    ended = plan(run, *splits(train="train/**/*.jsonl*", valid="validation/*"))
+    assert planned(run) == [
+        ("train", "train/chunk1/a.jsonl"),
+        ("train", "train/chunk10/b.jsonl"),
+        ("train", "train/chunk2/c.jsonl.zst"),
+        ("valid", "validation/v.jsonl.gz"),
+    ]
+    assert "train     3 files, 42 B -> 3 .bin/.idx pairs\n" in ended.stdout
+    assert "valid     1 file, 14 B -> 1 .bin/.idx pair\n" in ended.stdout
+    assert "left out  1 that match no pattern of splits: test/t.jsonl\n" in ended.stdout
+
+
+def test_a_file_in_two_splits_is_refused(run: Path) -> None:
+    ended = plan(run, *splits(train="'*'", test="test/*"))
+    assert ended.status == 2
+    assert (
+        "data.corpus.splits: in two splits at once: test/t.jsonl (train and test); give patterns"
+        in ended.stderr
+    )
+
+
+def test_a_pattern_that_matches_nothing_is_refused(run: Path) -> None:
+    ended = plan(run, *splits(train="train/*", valid="val/*"))
+    assert ended.status == 2
+    assert (
+        "data.corpus.splits.valid = 'val/*' matches no file; the files are test/t.jsonl, train/"
+        in ended.stderr
+    )
+    ended = plan(run, "--set=data.corpus.include=['*.parquet']")
+    assert "of 6 files none matches '*.parquet'; its files are README.md, test/t.jsonl" in ended.stderr
+
+
+def test_an_empty_directory_is_refused(run: Path) -> None:
+    (run.parent / "empty").mkdir()
+    ended = plan(run, f"--set=data.corpus.source.directory={run.parent}/empty")
+    assert ended.status == 2
+    assert "of 0 files none is JSON Lines; it is empty" in ended.stderr
+
+
+def test_a_sample_has_each_split(run: Path) -> None:
+    for number in range(97):
+        (run.parent / f"in/train/{number:03}.jsonl").write_text(LINE)
+    ended = plan(run, *splits(train="train/*", valid="validation/*"), "--set=data.corpus.sample_files=11")
+    chosen = planned(run)
+    assert [split for split, _ in chosen] == ["train"] * 10 + ["valid"]
+    assert [name for split, name in chosen if split == "train"] == [
+        f"train/{number:03}.jsonl" for number in range(5, 100, 10)
+    ]
+    assert "left out  90 that are not in the sample\n" in ended.stdout
+    ended = plan(run, *splits(train="train/*", valid="validation/*"), "--set=data.corpus.sample_files=1")
+    assert "a sample of 1 file cannot have one of each of train, valid; use a" in ended.stderr
+
+
+def test_a_source_that_is_gone_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with http_server() as server, fake_hub(server):
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        ended = hpcgen(
+            "data",
+            "plan",
+            "-c",
+            EXAMPLES / "slimpajama.yaml",
+            f"--set=data.corpus.directory={run.parent}/slim",
+        )
+    assert ended.status == 2
+    assert ended.stderr.startswith("the repository cerebras/SlimPajama-627B on http://127.0.0.1:")
+    assert ended.stderr.count("\n") == 1
+    assert not (run.parent / "slim").exists()
+
+
+# the examples
+
+
+def test_slimpajama_is_planned_and_validates(tmp_path: Path) -> None:
+    names = [
+        f"{split}/chunk{chunk}/example_{word}_{number}.jsonl.zst"
+        for split, word, chunks in (
+            ("train", "train", 10),
+            ("validation", "holdout", 5),
+            ("test", "holdout", 5),
+        )
+        for chunk in range(1, chunks + 1)
+        for number in range(9)
+    ]
+    lines = [{"name": name, "url": f"https://store.example/{name}", "size": 15_700_000} for name in names]
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = tmp_path / "slimpajama.yaml"
+    run.write_text((EXAMPLES / "slimpajama.yaml").read_text())
+    source = (
+        "--set=data.corpus.source.huggingface=null",
+        f"--set=data.corpus.source.manifest={tmp_path}/list.jsonl",
+    )
+    ended = plan(run, *source)
+    assert ended.status == 0, ended.stderr
+    assert "train     90 files, 1.4 GB -> 72 .bin/.idx pairs\n" in ended.stdout
+    assert "test      45 files, 706.5 MB -> 1 .bin/.idx pair\n" in ended.stdout
+    assert ended.stderr.endswith(f"next: hpcgen submit download prepare -c {run}\n")
+    assert hpcgen("validate", "download", "prepare", "-c", run).status == 0
+
+
+def test_openwebtext_from_its_archive(tmp_path: Path) -> None:
+    """The archive as it is: text files in a .tar.xz in a .tar.xz."""
+
+    def archive(files: dict[str, bytes]) -> bytes:
+        target = io.BytesIO()
+        with tarfile.open(fileobj=target, mode="w:xz") as tar:
+            for name, content in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+        return target.getvalue()
+
+    texts = {f"./000{number}-x.txt": f"\n\ndoc {number}\n\n\n\nend\u2028é\n".encode() for number in (2, 0, 1)}
+    (tmp_path / "o.tar.xz").write_bytes(archive({"openwebtext-10k/10k.xz": archive(texts)}))
+    target = tmp_path / "openwebtext/files/openwebtext-10k.jsonl"
+    script = EXAMPLES / "openwebtext_10k.py"
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "o.tar.xz", target], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == f"{target}: 3 documents\n"
+    lines = target.read_text(encoding="utf-8").split("\n")
+    assert [json.loads(line)["text"] for line in lines[:-1]] == [f"doc {n}\n\nend\u2028é" for n in range(3)]
+    run = tmp_path / "openwebtext.yaml"
+    run.write_text((EXAMPLES / "openwebtext.yaml").read_text())
+    assert plan(run).status == 0
+    assert hpcgen("validate", "prepare", "-c", run).status == 0
+
+
+# the rules
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("*.jsonl", ["a.jsonl", "x/y/a.jsonl"], ["a.jsonl.gz", "a.JSONL"]),
+        ("train/*", ["train/a", "train/b/c"], ["xtrain/a", "train"]),
+        ("train/**/*.zst", ["train/a.zst", "train/b/c/a.zst"], ["trainx.zst"]),
+        ("**/x/**/a", ["x/a", "1/x/2/a", "x/2/3/a"], ["xa", "1/xx/a"]),
+        ("part-[0-4]?.gz", ["part-37.gz"], ["part-57.gz", "part-3.gz"]),
+    ],
+)
+def test_patterns(pattern: str, yes: list[str], no: list[str]) -> None:
+    assert [name for name in yes + no if matches(name, pattern)] == yes
+
+
+def chosen(names: list[str], sizes: list[int | None] | None = None, **corpus: object) -> list[str]:
+    files = [
+        ManifestFile(name=name, split="corpus", size=size, url="https://a.example")
+        for name, size in zip(names, sizes or [1] * len(names), strict=True)
+    ]
+    config = CorpusConfig(directory="/x", **corpus)  # type: ignore[arg-type]
+    return [file.name for file in select(files, config, "source").files]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../a.jsonl",
+        "/etc/a.jsonl",
+        "a/../../b.jsonl",
+        "a//b.jsonl",
+        "./a.jsonl",
+        "a\\b.jsonl",
+        "a\nb.jsonl",
+        "a\x1b[31m.jsonl",
+        "C:/a.jsonl",
+        "\u202ea.jsonl",
+        "x" * 300 + ".jsonl",
+        "good.jsonl.record.json",
+    ],
+)
+def test_names_that_are_not_safe(name: str) -> None:
+    with pytest.raises(ConfigErrors, match=r"source: 1 file without a safe name") as e:
+        chosen(["good.jsonl", name], include=("*",))
+    assert str(e.value).isprintable()
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    names = ["a.jsonl.zst", "a.jsonl.gz", "b.jsonl", "b.jsonl", "c.parquet", "d.jsonl", "../e.jsonl"]
+    with pytest.raises(ConfigErrors) as error:
+        chosen(names, [1, 1, 1, 1, 1, 0, None], include=("*",))
+    assert list(error.value.messages) == [
+        "source: 1 file without a safe name (relative, printable, without '..' or '\\', not too long): "
+        "'../e.jsonl'; mend the source",
+        "source: 1 file with a name that does not end in .jsonl or .json, or .zst or .gz after it: 'c.parquet'; "
+        "leave them out with data.corpus.include",
+        "source: 1 file of 0 bytes: 'd.jsonl'; fetch them again, or leave them out with data.corpus.include",
+        "source: names that stand for two files: b.jsonl; give each file its own name",
+    ]
+
+
+def test_names_that_extraction_would_make_the_same() -> None:
+    with pytest.raises(
+        ConfigErrors, match=r"names that two files would have once they are extracted: a\.jsonl;"
+    ):
+        chosen(["a.jsonl.zst", "a.jsonl.gz"])
+
+
+def test_a_file_that_is_a_folder_of_another() -> None:
+    with pytest.raises(ConfigErrors, match=r"names of files that are folders of others: a/b\.jsonl; leave"):
+        chosen(["a/b.jsonl", "a/b.jsonl/c/d.jsonl", "a/b.jsonlx.jsonl"])
+
+
+def test_json_lines_under_other_names_need_a_pattern() -> None:
+    names = ["en/c4-train.00000-of-01024.json.gz", "a.jsonl", "info.json"]
+    assert chosen(names) == ["a.jsonl"]
+    assert chosen(names, include=("en/*.json.gz",)) == names[:1]
+
+
+def test_what_no_split_names_is_not_looked_at() -> None:
+    corpus = {"splits": SplitPatterns(train=("train/*",))}
+    assert chosen(["train/a.jsonl", "x/empty.jsonl"], [1, 0], **corpus) == ["train/a.jsonl"]
+
+
+def test_samples_are_spread_evenly() -> None:
+    assert evenly_spread(10, 5) == [1, 3, 5, 7, 9]
+    assert evenly_spread(59166, 3) == [9861, 29583, 49305]
+    for count in range(1, 40):
+        for taken in range(1, count + 1):
+            indices = evenly_spread(count, taken)
+            assert len(set(indices)) == taken
+            assert indices == sorted(indices)
+            assert 0 <= indices[0] <= indices[-1] < count
+            gaps = [after - before for before, after in itertools.pairwise(indices)]
+            assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_samples_are_in_proportion() -> None:
+    counts = {"train": 59000, "valid": 100, "test": 66}
+    assert sample_sizes(counts, 100) == {"train": 98, "valid": 1, "test": 1}
+    assert sample_sizes(counts, 3) == {"train": 1, "valid": 1, "test": 1}
+    assert sample_sizes(counts, 10**6) == counts
+    assert sum(sample_sizes({"a": 5, "b": 3}, 7).values()) == 7
+    with pytest.raises(HpcgenError, match=r"use a data\.corpus\.sample_files of 3 or more"):
+        sample_sizes(counts, 2)
+
+
+def test_a_fraction_takes_at_least_one_file() -> None:
+    assert chosen([f"{n}.jsonl" for n in range(9)], sample_fraction=1e-9) == ["4.jsonl"]
+    assert len(chosen([f"{n}.jsonl" for n in range(1000)], sample_fraction=0.1)) == 100
+
+
+@pytest.mark.slow
+def test_the_whole_of_slimpajama(run: Path) -> None:
+    """59,166 files, as many as SlimPajama has. How long it takes: benchmarks, not tests."""
+    names = [f"train/chunk{chunk}/example_train_{n}.jsonl.zst" for chunk in range(1, 11) for n in range(5916)]
+    names += [f"test/{n}.jsonl.zst" for n in range(6)]
+    lines = [
+        json.dumps({"name": name, "url": f"https://a.example/{name}", "size": 15_700_000}) for name in names
+    ]
+    (run.parent / "list.jsonl").write_text("\n".join(lines))
+    ended = plan(
+        run,
+        "--set=data.corpus.source.directory=null",
+        f"--set=data.corpus.source.manifest={run.parent}/list.jsonl",
+        *splits(train="train/*", test="test/*"),
+    )
+    assert ended.status == 0
+    assert "files     59,166 (928.9 GB)\n" in ended.stdout
+    assert planned(run) == [(name.partition("/")[0], name) for name in names]

@@ -1,0 +1,219 @@
+"""Whether the stages' output fits: refused when it cannot, said when it may not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig
+from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.data.manifest import Manifest, ManifestFile
+from hpcgen.data.quota import Room, quotas
+from hpcgen.data.record import FileIdentity, Record, write_record
+from hpcgen.data.space import Need, bounds_text, check_space, estimates, size_text
+from hpcgen.data.unit import configuration, units
+from hpcgen.errors import HpcgenError
+
+TB = 10**12
+
+
+def corpus_job(tmp_path: Path) -> CorpusJob:
+    corpus = CorpusConfig(
+        directory=str(tmp_path / "corpus"), num_output_files=4, source=SourceConfig(directory="/x")
+    )
+    return CorpusJob(corpus=corpus, tokenizer=TokenizerConfig())
+
+
+def manifest(*sizes: int | None, suffix: str = ".jsonl.zst") -> Manifest:
+    files = [
+        ManifestFile(name=f"{number}{suffix}", split="corpus", size=size, url="https://a.example/x")
+        for number, size in enumerate(sizes)
+    ]
+    return Manifest("test", files)
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets what the file system tells: it is the one thing here that cannot be filled for a test."""
+
+    def set_room(free_bytes: int, free_files: int = 10**9, total_files: int = 10**9) -> None:
+        status = os.statvfs_result((4096, 1, 0, 0, free_bytes, total_files, 0, free_files, 0, 255))
+        monkeypatch.setattr(os, "statvfs", lambda path: status)
+
+    return set_room
+
+
+def test_the_bounds_of_each_stage(tmp_path: Path) -> None:
+    needs = estimates(corpus_job(tmp_path), manifest(TB, TB))
+    assert {stage: bounds_text(need) for stage, need in needs.items()} == {
+        "download": "2.0 TB",
+        "extract": "4.0 to 9.0 TB",
+        "concat": "4.0 to 9.0 TB",
+        "tokenize": "1.4 to 8.6 TB",
+        "prepare": "1.4 to 8.6 TB",
+    }
+    plain = estimates(corpus_job(tmp_path), manifest(TB, suffix=".jsonl"))
+    assert bounds_text(plain["extract"]) == "0 B"
+    assert bounds_text(plain["concat"]) == "1.0 TB"
+    assert bounds_text(plain["prepare"]) == "350.0 to 950.0 GB"
+
+
+def test_larger_ids_and_bytes_need_more(tmp_path: Path) -> None:
+    job = corpus_job(tmp_path)
+    of_bytes = CorpusJob(corpus=job.corpus, tokenizer=TokenizerConfig(kind="bytes"))
+    assert estimates(of_bytes, manifest(TB, suffix=".jsonl"))["prepare"] == Need(1_600 * 10**9, 2_050 * 10**9)
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_written(tmp_path: Path, room: Any) -> None:
+    room(3 * TB)
+    job = corpus_job(tmp_path)
+    assert check_space("download", job, manifest(TB, TB)) == []
+    [warning] = check_space("prepare", job, manifest(TB, TB))
+    assert warning == (
+        f"prepare: will write 1.4 to 8.6 TB in 18 files below {job.directory}, and the file system of "
+        f"{job.directory} has room for 3.0 TB: it may not fit"
+    )
+    with pytest.raises(
+        HpcgenError,
+        match=r"extract: will write 4\.0 to 9\.0 TB in 4 files below .* has room for 3\.0 TB; make room, or",
+    ):
+        check_space("extract", job, manifest(TB, TB))
+    with pytest.raises(HpcgenError, match=r"download, prepare: will write 3\.4 to 10\.6 TB in 22 files"):
+        check_space(("download", "prepare"), job, manifest(TB, TB))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_needs_room_for_its_own_share(tmp_path: Path, room: Any) -> None:
+    room(TB)
+    job, files = corpus_job(tmp_path), manifest(*[TB // 2] * 8)
+    with pytest.raises(HpcgenError, match=r"4\.0 TB in 16 files"):
+        check_space("download", job, files)
+    assert check_space("download", job, files, task_id=3, num_tasks=4) == []
+
+
+def test_what_is_made_needs_nothing_more(tmp_path: Path, room: Any) -> None:
+    room(TB)
+    job, files = corpus_job(tmp_path), manifest(*[TB // 2] * 3)
+    for unit in units("download", job, files)[:2]:
+        target = job.directory / unit.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            file.truncate(TB // 2)  # no block of it is written
+        write_record(
+            Record(
+                stage="download",
+                configuration=configuration("download", job),
+                inputs=(FileIdentity(unit.inputs[0].name, TB // 2),),
+                outputs=(FileIdentity(unit.name, TB // 2, "0" * 64),),
+            ),
+            target,
+        )
+    assert check_space("download", job, files) == []
+
+
+def test_inodes_count_as_well(tmp_path: Path, room: Any) -> None:
+    job, files = corpus_job(tmp_path), manifest(*[10] * 100)
+    room(TB, free_files=150)
+    with pytest.raises(
+        HpcgenError, match=r"in 200 files below .* has room for 150 files; make room for more files"
+    ):
+        check_space("download", job, files)
+    room(TB, free_files=0, total_files=0)  # a file system that counts none
+    assert check_space("download", job, files) == []
+
+
+def test_unknown_sizes_make_it_a_guess(tmp_path: Path, room: Any) -> None:
+    room(TB)
+    assert check_space("download", corpus_job(tmp_path), manifest(10, None, 30)) == [
+        "1 file of unknown size in the corpus: the space needed is a guess"
+    ]
+    with pytest.raises(HpcgenError, match=r"3\.0 TB in 6 files"):
+        check_space("download", corpus_job(tmp_path), manifest(TB, None, TB))
+
+
+def test_the_real_file_system_has_room_for_little(tmp_path: Path) -> None:
+    assert check_space("download", corpus_job(tmp_path), manifest(1, 2)) == []
+
+
+def test_sizes_for_people() -> None:
+    assert [size_text(size) for size in (0, 999, 15_700_000, 895 * 10**9, 2.7e12)] == [
+        "0 B",
+        "999 B",
+        "15.7 MB",
+        "895.0 GB",
+        "2.7 TB",
+    ]
+    assert bounds_text(Need(999_000, 2_000_000)) == "999.0 kB to 2.0 MB"
+
+
+# Lustre: a stand-in that prints what lfs of Lustre 2.12 to 2.15 prints; there is no Lustre here to ask
+
+LFS = r"""#!{python}
+import sys
+words = sys.argv[1:]
+if words[:2] == ["project", "-d"]:
+    print(" 110255 P " + words[2])
+elif words[:2] == ["quota", "-u"]:
+    print("Disk quotas for usr bob (uid " + words[2] + "):")
+    print("     Filesystem  kbytes   quota   limit   grace   files   quota   limit   grace")
+    print("    /mnt/lustre     308*    100     400 6d23h59m52s      3*      2       4 expired")
+elif words[:2] == ["quota", "-g"]:
+    print("Disk quotas for grp lab (gid " + words[2] + "):")
+    print("     Filesystem  kbytes  bquota  blimit  bgrace   files  iquota  ilimit  igrace")
+    print("    /mnt/lustre [1225350212] 0 0 -  714982       0       0       -")
+    print("gid 500 is using default block quota setting")
+elif words[:2] == ["quota", "-p"] and words[2] == "110255":
+    print("Disk quotas for prj 110255 (pid 110255):")
+    print("     Filesystem  kbytes   quota   limit   grace   files   quota   limit   grace")
+    print("/mnt/lustre/projects/a-long-name")
+    print("                1000000  2000000 3000000       -     700    1000       0       -")
+else:
+    sys.exit("unexpected: " + repr(words))
+"""
+
+
+@pytest.fixture
+def lfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "bin" / "lfs"
+    program.parent.mkdir()
+    program.write_text(LFS.replace("{python}", sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return program
+
+
+def test_quotas_of_user_group_and_project(tmp_path: Path, lfs: Path) -> None:
+    group = os.getegid()
+    assert list(quotas(tmp_path, 1000)) == [
+        Room("the quota of user 1000", (400 - 308) * 1024, 1),
+        Room(f"the quota of group {group}", None, None),
+        Room("the quota of project 110255", 2_000_000 * 1024, 300),
+    ]
+    assert list(quotas(tmp_path, 0)) == []  # root is not held to quotas
+
+
+def test_a_quota_refuses_what_the_file_system_would_take(
+    tmp_path: Path, lfs: Path, monkeypatch: pytest.MonkeyPatch, room: Any
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    room(10 * TB)
+    job = corpus_job(tmp_path)
+    with pytest.raises(
+        HpcgenError, match=r"100\.0 kB in 2 files below .*, and the quota of user 1000 has room for 94\.2 kB"
+    ):
+        check_space("download", job, manifest(100_000))
+
+
+def test_without_lustre_there_is_nothing_to_say(
+    tmp_path: Path, lfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lfs.write_text(
+        "#!/bin/sh\necho 'lfs project: cannot get project: Inappropriate ioctl for device' >&2; exit 25\n"
+    )
+    assert list(quotas(tmp_path, 1000)) == []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert list(quotas(tmp_path, 1000)) == []
