@@ -191,7 +191,7 @@ class Dataset:
     prefix: str
     """Path of the .bin/.idx pair without the extension."""
     weight: PositiveFloat | None = None
-    """Share of the blend; null in all of them weighs by tokens."""
+    """Share of the blend; null in all of them weighs by the tokens that each has in the split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,9 +203,9 @@ class BlendConfig:
     datasets: tuple[Dataset, ...] = ()
     """First way: one blend, cut by `split`."""
     split: str = "99990,8,2"
-    """Documents for train, valid, test of each dataset in `datasets`, as weights."""
+    """Weights of train, valid and test, by which the documents of each dataset in `datasets` are cut in order."""
     train: tuple[Dataset, ...] = ()
-    """Second way: a blend per split. Train is needed, valid and test may be empty."""
+    """Second way: a blend per split. Train is needed, valid and test may be empty; no pair may be in two."""
     valid: tuple[Dataset, ...] = ()
     """The validation blend of the second way."""
     test: tuple[Dataset, ...] = ()

@@ -1,27 +1,36 @@
-"""Megatron's GPT datasets for training, validation and test, from the three ways of naming data."""
+"""Megatron-Core's GPT datasets for training, validation and test, opened from index files that rank 0 vouches for.
+
+Core's own builder is not used: it makes all ranks wait in barriers that they do not leave when rank 0 fails, writes
+its files in place, and gives each split of a blend the same corpora. Its dataset classes are, so the samples and the
+names of the index files are Core's.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
 import torch
-from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
-from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.datasets.utils import Split
 
-from trainer.config import ConfigError, Dataset, TrainerConfig
+from trainer.blend import SPLITS, Blend, Part, Say, plan_blends
+from trainer.config import BlendConfig, Dataset, TrainerConfig
+from trainer.distributed import from_rank_0
+from trainer.index_files import Index, complete
 
-SPLITS = ("train", "valid", "test")
+PART_FILES = ("description.txt", "document_index.npy", "sample_index.npy", "shuffle_index.npy")
+"""What the names of a GPTDataset's index files end with (the same in megatron-core 0.16.1 to 0.19)."""
 
-LOOKED_AT = 2**20
-"""Tokens of each corpus that are compared with the size of the vocabulary."""
+BLEND_FILES = ("description.txt", "dataset_index.npy", "dataset_sample_index.npy")
+"""And those of a BlendedDataset."""
 
-Blend = tuple[list[str], list[float] | None]
-"""Prefixes and their weights, as Megatron takes them."""
+say_on_stdout: Say = functools.partial(print, flush=True)
 
 
 @dataclass(frozen=True)
@@ -45,137 +54,123 @@ class Vocabulary:
 
 
 def build_datasets(
-    config: TrainerConfig, cache_dir: Path, vocab_size: int, is_needed: bool
+    config: TrainerConfig, cache_dir: Path, vocab_size: int, is_needed: bool, say: Say = say_on_stdout
 ) -> dict[str, torch.utils.data.Dataset | None]:
-    """Builds the sample indices (rank 0 first, the others read its files) and opens the data.
+    """The splits that have data, by name. Every rank calls this.
 
-    Returns the splits that have data, by name. `is_needed` is false on ranks of middle pipeline stages: they
-    read no samples, take part in the build, and get None for each split.
+    Rank 0 looks at the data, checks the index files and builds what is missing; then each rank maps them. `is_needed`
+    is false on ranks of middle pipeline stages: they read no samples and get None for each split. `say` is called
+    on rank 0.
 
     Raises:
-        ConfigError: the data is not named in exactly one way, a file is missing, or a split got no document.
+        ConfigError: see `plan_blends`.
+        OSError: the index files cannot be written.
     """
-    dataset_config = GPTDatasetConfig(
+    blends = from_rank_0(lambda: build_index(config, cache_dir, vocab_size, say))
+    if not is_needed:
+        return dict.fromkeys(blends)
+    dataset_config = _dataset_config(config, vocab_size, cache_dir)
+    return {split: _open(blend, dataset_config) for split, blend in blends.items()}
+
+
+def build_index(config: TrainerConfig, cache_dir: Path, vocab_size: int, say: Say) -> dict[str, Blend]:
+    """Leaves every index file that the run needs in `cache_dir`, checked; returns the blend of each split.
+
+    One process calls this. The parts come before the blends, which are built by reading them.
+
+    Raises:
+        ConfigError: see `plan_blends`.
+        OSError: the index files cannot be written.
+    """
+    blends = plan_blends(config, vocab_size, say)
+    at = functools.partial(_dataset_config, config, vocab_size)
+    parts = [(blend.split, part) for blend in blends.values() for part in blend.parts]
+    indices = [_part_index(split, part, at, cache_dir) for split, part in parts]
+    indices += [_blend_index(blend, at, cache_dir) for blend in blends.values() if len(blend.parts) > 1]
+    complete(indices, cache_dir, say)
+    return blends
+
+
+def _part_index(split: str, part: Part, at: Callable[..., GPTDatasetConfig], cache_dir: Path) -> Index:
+    def build(directory: Path) -> None:
+        documents = numpy.arange(part.documents.first, part.documents.end, dtype=numpy.int32)
+        _part_dataset(split, part, at(directory), documents)
+
+    named = _part_dataset(split, part, at(cache_dir, defer_npy_index_mmap=True))  # reads nothing yet
+    return Index(
+        title=f"{split} of {part.prefix or 'made-up samples'}",
+        key=f"{named.unique_description_hash}-{type(named).__name__}-{split}",
+        suffixes=PART_FILES,
+        source=None if part.prefix is None else Path(f"{part.prefix}.idx"),
+        build=build,
+    )
+
+
+def _blend_index(blend: Blend, at: Callable[..., GPTDatasetConfig], cache_dir: Path) -> Index:
+    def build(directory: Path) -> None:
+        _blended_dataset(blend, _part_datasets(blend, at(cache_dir)), at(directory))
+
+    unread = at(cache_dir, defer_npy_index_mmap=True)
+    named = _blended_dataset(blend, _part_datasets(blend, unread), unread)
+    return Index(
+        title=f"the blend of {blend.split}",
+        key=f"{named.unique_description_hash}-{type(named).__name__}-{blend.split}",
+        suffixes=BLEND_FILES,
+        source=None,
+        build=build,
+    )
+
+
+def _open(blend: Blend, dataset_config: GPTDatasetConfig) -> torch.utils.data.Dataset:
+    parts = _part_datasets(blend, dataset_config)
+    return parts[0] if len(parts) == 1 else _blended_dataset(blend, parts, dataset_config)
+
+
+def _part_datasets(blend: Blend, dataset_config: GPTDatasetConfig) -> list[GPTDataset]:
+    return [_part_dataset(blend.split, part, dataset_config) for part in blend.parts]
+
+
+def _part_dataset(
+    split: str, part: Part, dataset_config: GPTDatasetConfig, documents: numpy.ndarray | None = None
+) -> GPTDataset:
+    """Core's dataset of one corpus. It reads `documents` only to build the index."""
+    kind = MockGPTDataset if dataset_config.mock else GPTDataset
+    corpus = kind.build_low_level_dataset(part.prefix, dataset_config)
+    return kind(corpus, part.prefix, documents, part.num_samples, Split[split], dataset_config)
+
+
+def _blended_dataset(
+    blend: Blend, parts: list[GPTDataset], dataset_config: GPTDatasetConfig
+) -> BlendedDataset:
+    weights = [part.weight for part in blend.parts]
+    return BlendedDataset(parts, weights, blend.num_samples, dataset_config)
+
+
+def _dataset_config(
+    config: TrainerConfig, vocab_size: int, directory: Path, defer_npy_index_mmap: bool = False
+) -> GPTDatasetConfig:
+    return GPTDatasetConfig(
         random_seed=config.training.seed,
         sequence_length=config.model.seq_length,
-        path_to_cache=str(cache_dir),
+        path_to_cache=str(directory),
         tokenizer=Vocabulary(vocab_size),
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
-        **_sources(config, vocab_size),
+        defer_npy_index_mmap=defer_npy_index_mmap,
+        **_sources(config.data),
     )
-    sizes = _sizes(config)
-    used = _used_splits(config, dataset_config, sizes)
-    for index, split in enumerate(SPLITS):
-        if split not in used:
-            _drop_split(dataset_config, index)
-    builder = BlendedMegatronDatasetBuilder(
-        MockGPTDataset if dataset_config.mock else GPTDataset, sizes, lambda: is_needed, dataset_config
-    )
-    built = dict(zip(SPLITS, builder.build(), strict=True))
-    return {split: dataset for split, dataset in built.items() if split in used}
 
 
-def _sizes(config: TrainerConfig) -> list[int]:
-    """Samples of train, valid, test. Every evaluation reads the same samples, so that its losses compare."""
-    training = config.training
-    evaluation = training.eval_iters * training.global_batch_size
-    return [training.train_iters * training.global_batch_size, evaluation, evaluation]
+def _sources(data: BlendConfig) -> dict[str, object]:
+    """How the data is named, which is part of the key: weights and sizes go to each dataset."""
 
+    def prefixes(datasets: Sequence[Dataset]) -> tuple[list[str], None] | None:
+        return ([dataset.prefix for dataset in datasets], None) if datasets else None
 
-def _sources(config: TrainerConfig, rows: int) -> dict[str, object]:
-    data = config.data
-    ways = [bool(data.datasets), bool(data.train), data.mock]
-    if sum(ways) != 1 or (not data.train and (data.valid or data.test)):
-        raise ConfigError(
-            "data: exactly one of data.datasets, data.train (with data.valid and data.test) and "
-            f"data.mock = true must be given; got datasets: {len(data.datasets)}, train: {len(data.train)}, "
-            f"valid: {len(data.valid)}, test: {len(data.test)}, mock: {data.mock}"
-        )
     if data.mock:
         return {}
     if data.datasets:
-        return {"blend": _blend(data.datasets, "data.datasets", rows), "split": data.split}
-    parts = {"train": data.train, "valid": data.valid, "test": data.test}
-    return {
-        "blend_per_split": [
-            _blend(part, f"data.{name}", rows) if part else None for name, part in parts.items()
-        ]
-    }
-
-
-def _blend(datasets: Sequence[Dataset], where: str, rows: int) -> Blend:
-    prefixes = [dataset.prefix for dataset in datasets]
-    for prefix in prefixes:
-        for extension in (".bin", ".idx"):
-            if not Path(prefix + extension).is_file():
-                raise ConfigError(f"{where}: {prefix}{extension} is not a file (prefix = {prefix!r})")
-        if not Path(prefix + ".bin").stat().st_size:  # Core would count its epochs for ever
-            raise ConfigError(f"{where}: {prefix}.bin holds no token")
-        _require_rows(where, prefix, rows)
-    weights = [dataset.weight for dataset in datasets if dataset.weight is not None]
-    if weights and len(weights) != len(datasets):
-        raise ConfigError(
-            f"{where}: {len(weights)} of {len(datasets)} datasets have a weight; give all or none"
-        )
-    if len(datasets) == 1:
-        return prefixes, None  # Core then reads the corpus itself, with no index of a blend
-    return prefixes, weights or [float(_tokens(prefix)) for prefix in prefixes]
-
-
-def _require_rows(where: str, prefix: str, rows: int) -> None:
-    """Refuses a corpus of another tokenizer. A look at its beginning finds one: Core would embed such ids as zeros."""
-    corpus = IndexedDataset(prefix)
-    beginning = numpy.fromfile(f"{prefix}.bin", dtype=corpus.index.dtype, count=LOOKED_AT)
-    if (largest := int(beginning.max())) >= rows:
-        raise ConfigError(
-            f"{where}: {prefix} holds the token id {largest}, and the embedding has {rows} rows; "
-            "name the tokenizer that made it (data.tokenizer), or mend model.vocab_size"
-        )
-
-
-def _tokens(prefix: str) -> int:
-    corpus = IndexedDataset(prefix)  # its arrays are views of a file that it unmaps when it goes
-    return int(corpus.sequence_lengths.sum())
-
-
-def _used_splits(config: TrainerConfig, dataset_config: GPTDatasetConfig, sizes: Sequence[int]) -> set[str]:
-    """The splits to build. An empty one would keep Core counting epochs for ever.
-
-    Test data is optional everywhere; training data, and validation data of a single blend, must be there.
-    """
-    used = {split for split, size in zip(SPLITS, sizes, strict=True) if size > 0}
-    if dataset_config.mock:
-        return used
-    if dataset_config.blend is None:
-        return {s for s in used if dataset_config.blend_per_split[SPLITS.index(s)] is not None}
-    for split in sorted(used):
-        empty = [p for p in dataset_config.blend[0] if not _documents(p, split, dataset_config)]
-        if not empty:
-            continue
-        if split == "test":
-            used.discard(split)
-            continue
-        raise ConfigError(
-            f"data.split = {config.data.split!r} leaves no document of {empty[0]} for {split}; give {split} "
-            "a larger share" + (", or set training.eval_iters = 0" if split == "valid" else "")
-        )
-    return used
-
-
-def _documents(prefix: str, split: str, dataset_config: GPTDatasetConfig) -> int:
-    """Documents of the corpus in the split, counted as Core cuts them."""
-    bounds = dataset_config.split_matrix[SPLITS.index(split)]
-    if bounds is None:
-        return 0
-    total = len(IndexedDataset(prefix))
-    return round(bounds[1] * total) - round(bounds[0] * total)
-
-
-def _drop_split(dataset_config: GPTDatasetConfig, index: int) -> None:
-    if dataset_config.blend_per_split is not None:
-        dataset_config.blend_per_split[index] = None
-    else:
-        dataset_config.split_matrix[index] = None
+        return {"blend": prefixes(data.datasets), "split": data.split}
+    return {"blend_per_split": [prefixes(getattr(data, split)) for split in SPLITS]}

@@ -57,7 +57,7 @@ def from_rank_0(function: Callable[[], T]) -> T:
     if torch.distributed.get_rank() == 0:
         try:
             box = [(function(), None)]
-        except (OSError, TrainerError) as error:
+        except Exception as error:  # whatever it is, the others wait for the answer
             box = [(None, error)]
     torch.distributed.broadcast_object_list(box, src=0)
     result, error = box[0]

@@ -1,0 +1,34 @@
+"""The index-cache stage: Megatron-Core's sample indices, built on a CPU before GPUs wait for them."""
+
+from __future__ import annotations
+
+import json
+
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.paths import trainer_data
+from hpcgen.planning.stages.work import Work
+from trainer.config import TrainerConfig, to_dict
+
+
+def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None) -> Work:
+    """What the index-cache stage runs; `trainer` is None while mistakes leave it open.
+
+    It reads the training stage's own configuration: what the indices are called depends on it. The script adds
+    where that lies.
+    """
+    data = trainer_data(config)
+    datasets = (*data.datasets, *data.train, *data.valid, *data.test)
+    return Work(
+        arguments=("-m", "trainer.index_cache"),
+        inputs=tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin")),
+        writes=(data.cache_dir,) if data.cache_dir else (),
+        files=_files(trainer),
+    )
+
+
+def _files(trainer: TrainerConfig | None) -> dict[str, str]:
+    if trainer is None:
+        return {}
+    return {"trainer.json": json.dumps(to_dict(trainer), indent=1, ensure_ascii=True)}

@@ -1,0 +1,268 @@
+"""Megatron-Core's index files: built ahead, killed anywhere, damaged in any way, and never wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.runs import ROOT, environment, write_corpus
+from trainer import config as configuration
+from trainer.config import TrainerConfig
+from trainer.datasets import build_datasets, build_index
+
+SAMPLES = 24
+
+
+@pytest.fixture(autouse=True)
+def parallel_state_of_one() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def document(config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Two pairs, of which validation reads one: four indices."""
+    pairs = [write_corpus(tmp_path / name, documents=count) for name, count in (("a", 40), ("b", 3))]
+    config["data"] = {"datasets": [{"prefix": pair} for pair in pairs], "split": "90,10,0"}
+    config["training"]["eval_iters"] = 1
+    return config
+
+
+@pytest.fixture
+def wanted(document: dict[str, Any]) -> TrainerConfig:
+    return configuration.from_dict(TrainerConfig, document, "test")
+
+
+class Start:
+    """A run's start: what it said, and the samples that it would train on."""
+
+    def __init__(self, config: TrainerConfig, cache: Path) -> None:
+        self.said: list[str] = []
+        datasets = build_datasets(config, cache, 1000, True, self.said.append)
+        self.samples = [datasets["train"][i]["tokens"].tolist() for i in range(SAMPLES)]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.said)
+
+    @property
+    def has_built(self) -> bool:
+        return "data: built" in self.text
+
+
+def contents(cache: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in cache.iterdir()}
+
+
+def child(work: Callable[[], object]) -> int:
+    """Starts `work` in a copy of this process; returns its process id."""
+    with warnings.catch_warnings():  # Python 3.12 warns where there are threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
+    if process == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return process
+
+
+def status_of(process: int) -> int:
+    """Its exit status; negative for the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def killed_at(point: int, work: Callable[[], object]) -> bool:
+    """Whether `work`, done in another process, got to its fsync or rename number `point`: it is killed before that."""
+
+    def doomed() -> None:
+        count = iter(range(1, point + 1))
+        fsync, replace = os.fsync, Path.replace
+
+        def reach() -> None:
+            if next(count) == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        os.fsync = lambda descriptor: (reach(), fsync(descriptor))[1]
+        Path.replace = lambda path, target: (reach(), replace(path, target))[1]
+        work()
+
+    return status_of(child(doomed)) == -signal.SIGKILL
+
+
+def test_training_finds_all_that_the_command_built(document: dict[str, Any], tmp_path: Path) -> None:
+    document |= {"device": "cuda", "world_size": 512}
+    file = tmp_path / "trainer.json"
+    file.write_text(json.dumps(document))
+    result = subprocess.run(
+        [sys.executable, "-m", "trainer.index_cache", "--config", str(file)],
+        cwd=ROOT,
+        env=environment(0, 1, "0"),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "data: built 4 indices" in result.stdout
+    cache = tmp_path / "run" / "index-cache"
+    built = contents(cache)
+    assert len([name for name in built if name.endswith("-record.json")]) == 4
+    start = Start(configuration.from_dict(TrainerConfig, document, "test"), cache)
+    assert "4 of 4 indices" in start.text
+    assert not start.has_built
+    assert contents(cache) == built
+
+
+def test_a_mistake_ends_the_command_in_one_line(document: dict[str, Any], tmp_path: Path) -> None:
+    """No megatron.core is imported for a file that cannot be read."""
+    result = subprocess.run(
+        [sys.executable, "-m", "trainer.index_cache", "--config", str(tmp_path / "absent.json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("index cache: ")
+    assert "absent.json" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_killed_at_any_point_it_leaves_what_the_next_run_completes(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    document["training"]["eval_iters"] = 0
+    wanted = configuration.from_dict(TrainerConfig, document, "test")
+    undisturbed = Start(wanted, tmp_path / "undisturbed")
+    expected = contents(tmp_path / "undisturbed")
+    point = 1
+    while True:
+        cache = tmp_path / f"killed-at-{point}"
+        if not killed_at(point, lambda cache=cache: build_index(wanted, cache, 1000, lambda line: None)):
+            break
+        assert Start(wanted, cache).samples == undisturbed.samples
+        assert contents(cache) == expected
+        point += 1
+    assert point == 1 + 12 + 12 + 10  # two pairs and their blend
+
+
+@pytest.mark.parametrize("point", [6, 9, 11])
+def test_killed_while_it_mends_an_index_it_leaves_what_the_next_run_completes(
+    point: int, wanted: TrainerConfig, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    undisturbed = Start(wanted, cache)
+    expected = contents(cache)
+    [shuffle] = cache.glob("*GPTDataset-valid-shuffle_index.npy")
+    shuffle.write_bytes(bytes(shuffle.stat().st_size))
+    assert killed_at(point, lambda: build_index(wanted, cache, 1000, lambda line: None))
+    assert Start(wanted, cache).samples == undisturbed.samples
+    assert contents(cache) == expected
+
+
+def test_builds_at_once_make_the_same_files(wanted: TrainerConfig, tmp_path: Path) -> None:
+    Start(wanted, tmp_path / "alone")
+    cache = tmp_path / "shared"
+    builds = [child(lambda: build_index(wanted, cache, 1000, lambda line: None)) for _ in range(4)]
+    assert [status_of(build) for build in builds] == [0] * 4
+    assert contents(cache) == contents(tmp_path / "alone")
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "GPTDataset-train-sample_index.npy",
+        "GPTDataset-valid-document_index.npy",
+        "BlendedDataset-train-dataset_index.npy",
+        "GPTDataset-train-description.txt",
+        "GPTDataset-valid-record.json",
+    ],
+)
+def test_a_damaged_file_is_named_and_built_again(
+    name: str, damage: Callable[[Path], None], wanted: TrainerConfig, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    undisturbed = Start(wanted, cache)
+    expected = contents(cache)
+    damage(next(cache.glob(f"*{name}")))
+    start = Start(wanted, cache)
+    assert "data: warning: the index" in start.text
+    assert "built 1 indices" in start.text
+    assert start.samples == undisturbed.samples
+    assert contents(cache) == expected
+    assert not Start(wanted, cache).has_built
+
+
+def test_what_megatron_left_half_written_is_not_believed(wanted: TrainerConfig, tmp_path: Path) -> None:
+    """Core writes under the final names, and then looks only whether these exist."""
+    undisturbed = Start(wanted, tmp_path / "undisturbed")
+    expected = contents(tmp_path / "undisturbed")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for name, content in expected.items():
+        if not name.endswith("-record.json"):
+            (cache / name).write_bytes(content[: len(content) // 2])
+    start = Start(wanted, cache)
+    assert "has no record" in start.text
+    assert start.samples == undisturbed.samples
+    assert contents(cache) == expected
+
+
+def test_another_corpus_under_the_same_name_is_noticed(wanted: TrainerConfig, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    before = Start(wanted, cache)
+    os.utime(tmp_path / "b.idx")  # copied anew, the same content
+    assert not Start(wanted, cache).has_built
+    write_corpus(tmp_path / "a", documents=40, first_token=500)
+    start = Start(wanted, cache)
+    assert f"train of {tmp_path}/a was made of another {tmp_path}/a.idx" in start.text
+    assert start.samples != before.samples
+    assert start.samples == Start(wanted, tmp_path / "new").samples
+
+
+def test_a_cache_that_is_complete_need_not_be_writable(wanted: TrainerConfig, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    Start(wanted, cache)
+    times = {path: path.stat().st_mtime_ns for path in (cache, *cache.iterdir())}
+    Start(wanted, cache)
+    assert {path: path.stat().st_mtime_ns for path in (cache, *cache.iterdir())} == times
+
+
+def test_when_rank_0_cannot_build_no_rank_waits(wanted: TrainerConfig, tmp_path: Path) -> None:
+    torch.distributed.destroy_process_group()
+    (tmp_path / "cache").write_text("in the way")
+
+    def rank(number: int) -> None:
+        store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
+        torch.distributed.init_process_group("gloo", store=store, rank=number, world_size=2)
+        with pytest.raises(FileExistsError):
+            build_datasets(wanted, tmp_path / "cache", 1000, True, lambda line: None)
+        (tmp_path / f"rank-{number}").touch()
+        torch.distributed.destroy_process_group()
+
+    ranks = [child(lambda number=number: rank(number)) for number in range(2)]
+    assert [status_of(process) for process in ranks] == [0, 0]
+    assert (tmp_path / "rank-1").exists()
