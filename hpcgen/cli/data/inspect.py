@@ -1,0 +1,148 @@
+"""hpcgen data inspect: what a pair holds, as a table, a picture, and the text of one document."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from hpcgen.cli.data.pairs import read_pairs, run_file_option
+from hpcgen.errors import HpcgenError
+
+if TYPE_CHECKING:
+    from hpcgen.config.tokenizer import TokenizerConfig
+    from hpcgen.data.inspection import Document, Inspection
+
+BAR_WIDTH = 40
+SHOWN_CHARACTERS = 2000
+SHOWN_IDS = 100
+
+
+@click.command("inspect")
+@click.argument("prefix", type=click.Path(path_type=Path))
+@click.option(
+    "--document", "number", type=int, metavar="N", help="Show document N, from 0; -1 is the last one."
+)
+@click.option("--whole", is_flag=True, help="With --document: all of it, however long.")
+@click.option(
+    "--tokenizer", metavar="NAME", help="What made the ids: gpt2, bytes, or the path of a tokenizer.json."
+)
+@run_file_option("Instead of --tokenizer: the run file that names it.")
+@click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="Draw the histogram to FILE.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; a document is then whole.")
+def command(
+    prefix: Path,
+    number: int | None,
+    whole: bool,
+    tokenizer: str | None,
+    config: Path | None,
+    overrides: tuple[str, ...],
+    png: Path | None,
+    as_json: bool,
+) -> None:
+    """Say what a .bin/.idx pair holds: counts, lengths of the documents, and the text of one of them.
+
+    PREFIX is the pair's path without suffix. Pairs that Megatron-LM's preprocess_data.py made are read as well.
+    """
+    from hpcgen.data.inspection import draw_png, inspect_pair, read_document
+    from hpcgen.data.pair import as_prefix
+
+    made_by = _tokenizer(tokenizer, config, overrides)
+    inspection, pair = inspect_pair(as_prefix(prefix))
+    document = read_document(pair, number, made_by) if number is not None else None
+    if png is not None:
+        draw_png(inspection, png)
+        click.echo(f"wrote {png}", err=True)
+    if as_json:
+        click.echo(json.dumps(_json(inspection, document)))
+    elif document is not None:
+        _show_document(document, whole)
+    else:
+        _show(inspection)
+
+
+def _tokenizer(name: str | None, config: Path | None, overrides: tuple[str, ...]) -> TokenizerConfig | None:
+    from hpcgen.config.tokenizer import TokenizerConfig
+
+    if name is not None and config is not None:
+        raise HpcgenError("--tokenizer and -c both name a tokenizer", "give one of them")
+    if config is not None:
+        return read_pairs(config, overrides).tokenizer
+    if name is None:
+        return None
+    kinds: dict[str, Literal["gpt2", "bytes"]] = {"gpt2": "gpt2", "bytes": "bytes"}
+    return TokenizerConfig(
+        kind=kinds.get(name, "huggingface"), tokenizer_file=None if name in kinds else name
+    )
+
+
+def _json(inspection: Inspection, document: Document | None) -> dict[str, Any]:
+    found = dataclasses.asdict(inspection)
+    return found | ({"document": dataclasses.asdict(document)} if document else {})
+
+
+def _show(inspection: Inspection) -> None:
+    click.secho(f"{inspection.prefix}.bin, .idx  ({inspection.dtype})", bold=True)
+    documents, empty = inspection.documents, inspection.empty_documents
+    click.echo(f"documents  {documents:,} ({empty:,} empty), {inspection.sequences:,} sequences")
+    click.echo(f"tokens     {inspection.tokens:,}, {inspection.mean_length:,.1f} in a document")
+    if not inspection.histogram:
+        return
+    shortest = f"{inspection.shortest:,} (document {inspection.shortest_document:,})"
+    longest = f"{inspection.longest:,} (document {inspection.longest_document:,})"
+    click.echo(f"shortest   {shortest}\nlongest    {longest}")
+    percentiles = ", ".join(f"{percent}% {length:,}" for percent, length in inspection.percentiles.items())
+    click.echo(f"lengths    {percentiles}  (this share of the documents is not longer)\n")
+    _show_histogram(inspection)
+
+
+def _show_histogram(inspection: Inspection) -> None:
+    rows = [("tokens in a document", "documents", "share", "share of tokens")]
+    for bin in inspection.histogram:
+        share = bin.documents / (inspection.documents - inspection.empty_documents)
+        span = f"{bin.shortest:,} to {bin.longest:,}" if bin.longest > bin.shortest else f"{bin.shortest:,}"
+        rows.append((span, f"{bin.documents:,}", f"{share:.1%}", f"{bin.tokens / inspection.tokens:.1%}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    highest = max(bin.documents for bin in inspection.histogram)
+    room = max(10, min(BAR_WIDTH, shutil.get_terminal_size().columns - sum(widths) - 8))
+    bars = ["", *(_bar(bin.documents / highest * room) for bin in inspection.histogram)]
+    for row, bar in zip(rows, bars, strict=True):
+        cells = "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        click.echo(cells + (f"  {click.style(bar, fg='cyan')}" if bar else ""))
+
+
+def _bar(length: float) -> str:
+    """Blocks, the last of them in eighths."""
+    whole, eighths = divmod(round(length * 8), 8)
+    return "█" * whole + " ▏▎▍▌▋▊▉"[eighths].strip()
+
+
+def _show_document(document: Document, whole: bool) -> None:
+    ids = document.ids
+    click.secho(f"document {document.number:,}: {len(ids):,} tokens", bold=True)
+    shown = ids if whole else ids[:SHOWN_IDS]
+    click.echo(f"ids {' '.join(map(str, shown))}" + _rest(len(ids) - len(shown), "ids"))
+    if document.text is None:
+        click.echo(
+            "the text needs a tokenizer: --tokenizer gpt2, bytes or a tokenizer.json; or -c run.yaml",
+            err=True,
+        )
+        return
+    text = document.text if whole else document.text[:SHOWN_CHARACTERS]
+    click.echo(_harmless(text) + _rest(len(document.text) - len(text), "characters"))
+
+
+def _rest(count: int, what: str) -> str:
+    return click.style(f" ... and {count:,} more {what} (--whole)", dim=True) if count else ""
+
+
+def _harmless(text: str) -> str:
+    """The text with control characters spelled out: a document must not steer the terminal of its reader."""
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1]
+        for character in text
+    )

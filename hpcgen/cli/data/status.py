@@ -1,0 +1,204 @@
+"""hpcgen data status: how far the stages of a corpus are, and which tasks are missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgen.cli.data.stage import corpus_options, read_job
+from hpcgen.config.stages import ARRAY_STAGES
+from hpcgen.errors import HpcgenError
+
+if TYPE_CHECKING:
+    from hpcgen.data.status import StageStatus, TaskStatus
+    from hpcgen.data.unit import DataStage
+    from hpcgen.planning.array import Array
+
+SHOWN_TASKS = 20
+"""Of the tasks that are in trouble."""
+COLOURS = {"running": "cyan", "failed": "red", "stalled": "yellow", "ended": "yellow"}
+_STAGE = click.Choice(ARRAY_STAGES)
+
+
+@click.command("status")
+@click.argument("stages", metavar="[STAGE]...", nargs=-1, type=_STAGE)
+@corpus_options
+@click.option(
+    "--missing",
+    type=_STAGE,
+    metavar="STAGE",
+    help="Print the tasks of STAGE that are not done, as sbatch --array takes them; ends with 1 when all are.",
+)
+@click.option(
+    "--num-tasks",
+    type=click.IntRange(min=1),
+    help="With --missing: tasks of the array.  [default: those that the run file plans]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    stages: tuple[DataStage, ...],
+    config: Path,
+    overrides: tuple[str, ...],
+    missing: DataStage | None,
+    num_tasks: int | None,
+    as_json: bool,
+) -> None:
+    """Say how far the stages of the corpus are: all those on the way that was begun, or each STAGE."""
+    if missing is not None:
+        if stages:
+            raise HpcgenError(
+                f"--missing {missing} and {', '.join(stages)}", "name one stage, after --missing"
+            )
+        _print_missing(missing, config, overrides, num_tasks, as_json)
+        return
+    if num_tasks is not None:
+        raise HpcgenError("--num-tasks goes with --missing", "leave it out: status sees every task")
+    from hpcgen.data.manifest import manifest_path, read_manifest
+    from hpcgen.data.status import corpus_status
+
+    job = read_job(config, overrides)
+    manifest = read_manifest(manifest_path(job.directory))
+    found = corpus_status(job, manifest, stages, time.time())
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(stage) for stage in found], indent=1))
+        return
+    _print_table(found)
+    for stage in found:
+        _print_counts(stage)
+    for stage in found:
+        _print_trouble(stage, config)
+
+
+def _print_missing(
+    stage: DataStage, config: Path, overrides: tuple[str, ...], num_tasks: int | None, as_json: bool
+) -> None:
+    """The tasks that are not done. Ends with 1 when there is none, as grep does, so that && submits nothing."""
+    from hpcgen.data.manifest import manifest_path, read_manifest
+    from hpcgen.data.pending import pending
+
+    array = _array(stage, config, overrides, num_tasks)
+    job = read_job(config, overrides)
+    tasks = pending(stage, job, read_manifest(manifest_path(job.directory))).tasks(array.num_tasks)
+    if as_json:
+        click.echo(json.dumps({"stage": stage, "num_tasks": array.num_tasks, "missing": tasks}))
+    elif tasks:
+        click.echo(array.option(tasks))
+    click.echo(f"{stage}: {len(tasks)} of {array.num_tasks} tasks are not done", err=True)
+    if not tasks:
+        sys.exit(1)
+
+
+def _array(stage: DataStage, config: Path, overrides: tuple[str, ...], num_tasks: int | None) -> Array:
+    """The array of a stage as the run file plans it, or with `num_tasks`."""
+    from hpcgen.config.loader import load_run
+    from hpcgen.planning.array import Array, make_array
+
+    if config.suffix == ".json":
+        if num_tasks is None:
+            raise HpcgenError(f"{config} does not say how many tasks there are", "add --num-tasks")
+        return Array(num_tasks)
+    run = load_run(config, overrides)
+    planned = make_array(stage, run.config, run.cluster)
+    assert planned is not None
+    return planned if num_tasks is None else Array(num_tasks, planned.array_parallelism)
+
+
+def _print_table(found: Sequence[StageStatus]) -> None:
+    titles = ("stage", "done", "running", "failed", "missing", "read", "documents", "tokens", "rate", "left")
+    rows = [tuple(_cells(stage)) for stage in found]
+    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
+    click.secho(_row(titles, widths), bold=True)
+    for stage, row in zip(found, rows, strict=True):
+        colours = {
+            0: "green" if stage.done == stage.units else None,
+            2: "cyan" if stage.running else None,
+            3: "red" if stage.failed else None,
+            4: "yellow" if stage.missing else None,
+        }
+        click.echo(_row(row, widths, colours))
+
+
+def _cells(stage: StageStatus) -> Iterator[str]:
+    from hpcgen.cli.data.progress import duration
+    from hpcgen.data.space import size_text
+
+    yield stage.stage
+    yield f"{stage.done:,} of {stage.units:,}"
+    yield from (f"{count:,}" if count else "-" for count in (stage.running, stage.failed, stage.missing))
+    yield (
+        f"{size_text(stage.bytes_done)} of {size_text(stage.bytes)}"
+        if stage.bytes
+        else size_text(stage.bytes_done)
+    )
+    yield from (f"{count:,}" if count else "-" for count in (stage.documents, stage.tokens))
+    yield f"{size_text(round(stage.bytes_per_second))}/s" if stage.bytes_per_second else "-"
+    yield duration(stage.remaining_s) if stage.remaining_s is not None else "-"
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], colours: dict[int, str | None] | None = None) -> str:
+    padded = (
+        f"{cell:<{width}}" if column == 0 else f"{cell:>{width}}"
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join(
+        click.style(cell, fg=colour) if (colour := (colours or {}).get(column)) else cell
+        for column, cell in enumerate(padded)
+    )
+
+
+def _print_counts(stage: StageStatus) -> None:
+    """Where every document of what is done went, and the tokens of each split."""
+    counts = stage.counts
+    if counts.documents_in:
+        click.echo(
+            f"{stage.stage}: {counts.documents_in:,} documents in = {counts.documents_out:,} out"
+            f" + {counts.skipped:,} skipped + {counts.rejected:,} rejected"
+        )
+    if stage.tokens_of_split:
+        splits = ", ".join(f"{split} {tokens:,}" for split, tokens in stage.tokens_of_split.items())
+        click.echo(f"{stage.stage}: tokens in whole pairs: {splits}")
+
+
+def _print_trouble(stage: StageStatus, config: Path) -> None:
+    """The tasks that left something and do not run, or run and could not make something."""
+    trouble = [task for task in stage.tasks if task.state != "running" or task.failed]
+    for task in trouble[:SHOWN_TASKS]:
+        for line in _trouble(stage.stage, task):
+            click.echo(line)
+    if len(trouble) > SHOWN_TASKS:
+        click.echo(f"and {len(trouble) - SHOWN_TASKS} more tasks of {stage.stage} (--json lists them all)")
+    if trouble:
+        click.echo(
+            f"what is done stays done; for the rest: hpcgen submit {stage.stage} -c {config}", err=True
+        )
+
+
+def _trouble(stage: str, task: TaskStatus) -> Iterator[str]:
+    from hpcgen.cli.data.progress import duration
+
+    name = click.style(f"{stage} task {task.task_id} of {task.num_tasks}", bold=True)
+    state = click.style(task.state, fg=COLOURS[task.state])
+    ago, left = f"on {task.host}, {duration(task.silent_s)} ago", f"{task.units_left:,} not done"
+    yield {
+        "running": f"{name}: {state} on {task.host}, {task.failed:,} failed, {left}",
+        "failed": f"{name}: {state} {ago}, {left}",
+        "stalled": f"{name}: {state}, its last word was {ago}, {left}",
+        "ended": f"{name}: {state} {ago}, {left}",
+    }[task.state]
+    if task.errors:
+        yield f"    {_one_line(task.errors[0])}"
+    if len(task.errors) > 1:
+        yield f"    and {len(task.errors) - 1:,} more (--json lists them all)"
+
+
+def _one_line(error: str) -> str:
+    """An error of a unit; of a traceback its last line, which says what it was."""
+    lines = error.strip().splitlines()
+    return lines[0] if len(lines) == 1 else f"{lines[0].partition(': ')[0]}: {lines[-1]}"

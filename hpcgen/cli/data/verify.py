@@ -1,0 +1,175 @@
+"""hpcgen data verify: whether pairs are whole, as recorded, and as Megatron-Core reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgen.cli.data.pairs import RunPairs, read_pairs, run_file_option
+from hpcgen.errors import HpcgenError
+
+if TYPE_CHECKING:
+    from hpcgen.data.record import Record
+    from hpcgen.data.verification import Expected, OnProgress, PairReport, VerifyReport
+
+PROGRESS_INTERVAL_S = 10.0
+"""Between lines of progress in a log file, where no bar can be drawn."""
+
+
+@click.command("verify")
+@click.argument("prefixes", metavar="[PREFIX]...", nargs=-1, type=click.Path(path_type=Path))
+@run_file_option("The run file: its tokenizer, and without PREFIX all pairs that it trains on.")
+@click.option("--workers", type=click.IntRange(min=1), help="Pairs read at once.  [default: one per core]")
+@click.option("--no-megatron", is_flag=True, help="Do not start Megatron-Core's own reader.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def command(
+    prefixes: tuple[Path, ...],
+    config: Path | None,
+    overrides: tuple[str, ...],
+    workers: int | None,
+    no_megatron: bool,
+    as_json: bool,
+) -> None:
+    """Read .bin/.idx pairs whole and say what is wrong with them.
+
+    Compared are the index with the ids, sizes and SHA-256 with the record that was published with a pair, and
+    counts and documents with what Megatron-Core's IndexedDataset reads, where it is installed. PREFIX is a pair's
+    path without suffix; PREFIX.bin and PREFIX.idx do as well. Ends with 1 when something is wrong.
+    """
+    from hpcgen.data.task import cores
+    from hpcgen.data.verification import verify
+
+    with _progress() as on_progress:
+        report = verify(
+            _expected(prefixes, config, overrides),
+            workers=workers or cores(),
+            megatron=not no_megatron,
+            on_progress=on_progress,
+        )
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(report), indent=1))
+    else:
+        for pair in report.pairs:
+            _show(pair)
+    _summarize(report)
+    if report.num_wrong:
+        sys.exit(1)
+
+
+def _expected(
+    named: tuple[Path, ...], config: Path | None, overrides: tuple[str, ...]
+) -> dict[Path, Expected]:
+    """What is known of each pair that is asked for."""
+    from hpcgen.config import tokenizer as tokenizers
+    from hpcgen.data.pair import as_prefixes
+    from hpcgen.data.verification import Expected, find_records
+
+    run = read_pairs(config, overrides) if config is not None else None
+    prefixes = as_prefixes(named) or (list(run.prefixes) if run else [])
+    if not prefixes:
+        raise HpcgenError(
+            "there is no pair to verify", "name prefixes, or a run file with -c that has a corpus or datasets"
+        )
+    records = find_records(prefixes)
+    if run is None:
+        return {prefix: Expected(record=records.get(prefix)) for prefix in prefixes}
+    made = {prefix for prefix in prefixes if _is_made(run, prefix)}
+    stale = _stale(run, {prefix: record for prefix, record in records.items() if prefix in made})
+    size, eod = tokenizers.vocab_size(run.tokenizer), tokenizers.eod_id(run.tokenizer)
+    return {
+        prefix: Expected(
+            record=records.get(prefix),
+            needs_record=prefix in made,
+            stale=stale.get(prefix, ""),
+            vocab_size=size,
+            eod_id=eod,
+        )
+        for prefix in prefixes
+    }
+
+
+def _is_made(run: RunPairs, prefix: Path) -> bool:
+    """Whether the run's own stages make the pair."""
+    return run.job is not None and prefix.absolute().parent == run.job.directory / "tokens"
+
+
+def _stale(run: RunPairs, records: dict[Path, Record]) -> dict[Path, str]:
+    """Which of the pairs that the run's stages made are not what they would make now."""
+    from hpcgen.data.manifest import manifest_path, read_manifest
+    from hpcgen.data.verification import stale_pairs
+
+    if run.job is None:
+        return {}
+    path = manifest_path(run.job.directory)
+    return stale_pairs(run.job, read_manifest(path) if path.exists() else None, records)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[OnProgress]:
+    """A function to call with the bytes read and in all: a bar on a terminal, else a line now and then."""
+    if not sys.stderr.isatty():
+        yield _progress_lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("verify", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _progress_lines() -> OnProgress:
+    from hpcgen.cli.data.progress import duration
+    from hpcgen.data.space import size_text
+
+    start = last = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PROGRESS_INTERVAL_S:
+            last = now
+            rate = done / (now - start)
+            remaining = duration((total - done) / rate)
+            click.echo(
+                f"read {done / total:.1%} of {size_text(total)} at {size_text(round(rate))}/s, {remaining} left",
+                err=True,
+            )
+
+    return show
+
+
+def _show(pair: PairReport) -> None:
+    from hpcgen.data.space import size_text
+
+    word = click.style("WRONG", fg="red") if pair.findings else click.style("ok", fg="green")
+    held = f"{pair.documents:,} documents, {pair.tokens:,} tokens, {size_text(pair.bytes)}, {pair.dtype}"
+    note = "" if pair.findings or pair.hashes_checked else ", no record"
+    click.echo(f"{click.style(pair.prefix, bold=True)}: {word}" + (f"  {held}{note}" if pair.dtype else ""))
+    for finding in pair.findings:
+        click.echo(f"    {finding}")
+
+
+def _summarize(report: VerifyReport) -> None:
+    from hpcgen.data.space import size_text
+
+    pairs = report.pairs
+    hashed = sum(pair.hashes_checked for pair in pairs)
+    total = size_text(sum(pair.bytes for pair in pairs))
+    click.echo(f"{report.num_wrong} of {len(pairs)} pairs wrong, {total} read", err=True)
+    click.echo(f"SHA-256: {hashed} compared with their records, {len(pairs) - hashed} without one", err=True)
+    megatron = (
+        f"megatron-core {report.megatron_core}: read {sum(pair.megatron_checked for pair in pairs)}"
+        if report.megatron_core
+        else f"megatron-core: not checked: {report.not_checked}"
+    )
+    click.echo(megatron, err=True)

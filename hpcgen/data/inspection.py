@@ -1,0 +1,229 @@
+"""What a .bin/.idx pair holds: the lengths of its documents, and their text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from hpcgen.config.tokenizer import TokenizerConfig, eod_id, problems, tokens
+from hpcgen.data.pair import Pair, open_pair
+from hpcgen.errors import HpcgenError
+from hpcgen.files import private_file, publish, require_directory
+
+PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Documents of `shortest` to `longest` tokens."""
+
+    shortest: int
+    longest: int
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What a pair holds. Lengths are in tokens, end-of-document tokens included."""
+
+    prefix: str
+    dtype: str
+    documents: int
+    sequences: int
+    tokens: int
+    empty_documents: int
+    """Documents without tokens."""
+    mean_length: float
+    shortest: int
+    """Of the documents that are not empty, as all lengths here."""
+    shortest_document: int
+    longest: int
+    longest_document: int
+    percentiles: dict[int, int]
+    histogram: tuple[Bin, ...]
+    """From the shortest to the longest; each bin is twice as wide as the one before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One document of a pair."""
+
+    number: int
+    ids: list[int]
+    text: str | None
+    """Special tokens shown as they are spelled; None when the tokenizer is not known."""
+
+
+def inspect_pair(prefix: Path) -> tuple[Inspection, Pair]:
+    """Reads the index of the pair at `prefix`; its ids are not read.
+
+    Raises:
+        HpcgenError: a file is missing, or the index is damaged.
+    """
+    pair = open_pair(prefix)
+    for fault in pair.faults():
+        raise HpcgenError(fault, "hpcgen data verify says more")
+    lengths = pair.document_lengths()
+    filled = lengths[lengths > 0]
+    ordered = np.sort(filled)
+    inspection = Inspection(
+        prefix=str(prefix),
+        dtype=pair.dtype.name,
+        documents=len(lengths),
+        sequences=len(pair.lengths),
+        tokens=int(lengths.sum()),
+        empty_documents=len(lengths) - len(filled),
+        mean_length=float(filled.mean()) if len(filled) else 0.0,
+        shortest=int(ordered[0]) if len(ordered) else 0,
+        shortest_document=int(np.flatnonzero(lengths == ordered[0])[0]) if len(ordered) else 0,
+        longest=int(ordered[-1]) if len(ordered) else 0,
+        longest_document=int(lengths.argmax()) if len(ordered) else 0,
+        percentiles={percent: _percentile(ordered, percent) for percent in PERCENTILES},
+        histogram=tuple(_histogram(ordered)),
+    )
+    return inspection, pair
+
+
+def read_document(pair: Pair, number: int, tokenizer: TokenizerConfig | None) -> Document:
+    """Document `number` of a pair, counted from the end when negative, as text where there is a tokenizer.
+
+    Raises:
+        HpcgenError: there is no such document, or it was not made with this tokenizer.
+    """
+    count = pair.num_documents
+    if not -count <= number < count:
+        hint = f"use 0 to {count - 1}, or -{count} to -1 from the end" if count else "the pair is empty"
+        raise HpcgenError(f"{pair.prefix}: there is no document {number}", hint)
+    number %= count
+    ids = pair.document(number).tolist()
+    text = decode(ids, tokenizer) if tokenizer is not None else None
+    return Document(number=number, ids=ids, text=text)
+
+
+def decode(ids: Sequence[int], config: TokenizerConfig) -> str:
+    """The text of `ids`, special tokens as they are spelled; bytes that are not UTF-8 become U+FFFD.
+
+    Raises:
+        HpcgenError: a file of the tokenizer is missing or wrong, or an id is not in its vocabulary.
+    """
+    for problem in problems(config, "tokenizer"):
+        raise HpcgenError(f"{problem.path} {problem.reason}", problem.hint)
+    if config.kind == "bytes":
+        return _decode_bytes(ids, eod_id(config))
+    tokenizer, size = _gpt2(config) if config.kind == "gpt2" else _huggingface(config)
+    _require_known(ids, size)
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def draw_png(inspection: Inspection, path: Path) -> None:
+    """Draws the histogram of the lengths to a PNG, replacing what is there.
+
+    Raises:
+        HpcgenError: matplotlib is not installed, or the file cannot be written.
+    """
+    require_directory(path)
+    try:
+        import matplotlib
+    except ImportError:
+        raise HpcgenError(
+            "the picture needs matplotlib, which is not installed",
+            "pip install matplotlib, or leave out --png",
+        ) from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (of_documents, of_tokens) = pyplot.subplots(
+        2, 1, figsize=(8, 6), sharex=True, layout="constrained"
+    )
+    edges = [bin.shortest for bin in inspection.histogram]
+    widths = [bin.longest + 1 - bin.shortest for bin in inspection.histogram]
+    style = {"width": widths, "align": "edge", "edgecolor": "white"}
+    of_documents.bar(edges, [bin.documents for bin in inspection.histogram], **style)
+    of_tokens.bar(edges, [bin.tokens for bin in inspection.histogram], color="tab:orange", **style)
+    for axes, label in ((of_documents, "documents"), (of_tokens, "tokens")):
+        axes.set_ylabel(label)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.axvline(inspection.percentiles[50], color="black", linewidth=1, linestyle="--")
+        axes.set_axisbelow(True)
+        axes.grid(alpha=0.3)
+    of_documents.set_title(
+        f"{Path(inspection.prefix).name}: {inspection.documents:,} documents, {inspection.tokens:,} tokens"
+    )
+    of_tokens.set_xlabel(f"tokens in a document (dashed: the median, {inspection.percentiles[50]:,})")
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120, format="png")
+    pyplot.close(figure)
+    try:
+        with private_file(path) as file:
+            file.write(picture.getvalue())
+            publish(file, path)
+    except OSError as error:
+        raise HpcgenError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _percentile(ordered: NDArray[np.int64], percent: int) -> int:
+    """The smallest length that this share of the documents does not exceed."""
+    if not len(ordered):
+        return 0
+    return int(ordered[max(0, -(-len(ordered) * percent // 100) - 1)])
+
+
+def _histogram(ordered: NDArray[np.int64]) -> Iterator[Bin]:
+    """Bins of 1, 2 to 3, 4 to 7 and so on, from the shortest to the longest document."""
+    if not len(ordered):
+        return
+    sums = np.concatenate([[0], np.cumsum(ordered)])
+    for power in range(int(ordered[0]).bit_length() - 1, int(ordered[-1]).bit_length()):
+        shortest, longest = 2**power, 2 ** (power + 1) - 1
+        first, end = np.searchsorted(ordered, [shortest, longest + 1])
+        yield Bin(shortest, longest, int(end - first), int(sums[end] - sums[first]))
+
+
+def _decode_bytes(ids: Sequence[int], eod: int) -> str:
+    _require_known(ids, eod + 1)
+    runs, run = [], bytearray()
+    for number in ids:
+        if number != eod:
+            run.append(number)
+            continue
+        runs.append(run.decode(errors="replace"))
+        run = bytearray()
+    runs.append(run.decode(errors="replace"))
+    return "<eod>".join(runs)
+
+
+def _gpt2(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, int]:
+    """A tokenizer that can decode, which takes the vocabulary alone, and its size."""
+    vocabulary = tokens(config)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer, max(vocabulary.values()) + 1
+
+
+def _huggingface(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, int]:
+    vocabulary = tokens(config)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(config.tokenizer_file))
+    except Exception as error:  # the library raises bare Exception for every fault of the file
+        raise HpcgenError(
+            f"{config.tokenizer_file}: the library tokenizers cannot load this tokenizer: {error}"
+        ) from error
+    return tokenizer, max(vocabulary.values()) + 1
+
+
+def _require_known(ids: Sequence[int], size: int) -> None:
+    wrong = next((number for number in ids if not 0 <= number < size), None)
+    if wrong is not None:
+        raise HpcgenError(
+            f"the id {wrong} is not one of the tokenizer's 0 to {size - 1}",
+            "name the tokenizer that made the pair (--tokenizer, or -c run.yaml)",
+        )

@@ -1,0 +1,148 @@
+"""A published .bin/.idx pair, read back: its arrays, its documents, and the prefixes that people type for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
+from hpcgen.errors import HpcgenError
+
+HEADER_BYTES = 34
+"""Of an .idx file: magic, version, dtype, number of sequences, number of documents (hpcgen.data.indexed_dataset)."""
+_CHUNK = 1024 * 1024
+"""Sequences or documents looked at together: what a check holds in memory does not grow with the pair."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The index of a pair as arrays over the file; ids are read when they are asked for.
+
+    S sequences, D documents. A document is any number of sequences: one or none where hpcgen made it, and one for
+    each sentence where Megatron-LM was told to split sentences.
+    """
+
+    prefix: Path
+    dtype: np.dtype[Any]
+    lengths: NDArray[np.int32]
+    """[S] tokens in each sequence."""
+    offsets: NDArray[np.int64]
+    """[S] where each sequence begins in the .bin file, in bytes."""
+    bounds: NDArray[np.int64]
+    """[D + 1] document d is the sequences bounds[d] to bounds[d + 1]."""
+
+    @property
+    def num_documents(self) -> int:
+        """D."""
+        return len(self.bounds) - 1
+
+    def document_lengths(self) -> NDArray[np.int64]:
+        """[D] tokens in each document."""
+        ends = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])  # [S + 1]
+        return np.diff(ends[self.bounds])
+
+    def document(self, number: int) -> NDArray[Any]:
+        """The ids of document `number`, the sequences of it end to end.
+
+        Raises:
+            HpcgenError: there is no such document, or the .bin file is shorter than the index says.
+        """
+        if not 0 <= number < self.num_documents:
+            raise HpcgenError(
+                f"{self.prefix}: there is no document {number}", f"it has {self.num_documents:,}"
+            )
+        sequences = range(int(self.bounds[number]), int(self.bounds[number + 1]))
+        with bin_path(self.prefix).open("rb") as file:
+            parts = [self._sequence(file, index) for index in sequences]
+        return np.concatenate([np.empty(0, self.dtype), *parts])
+
+    def _sequence(self, file: Any, index: int) -> NDArray[Any]:
+        file.seek(int(self.offsets[index]))
+        raw = file.read(int(self.lengths[index]) * self.dtype.itemsize)
+        if len(raw) != int(self.lengths[index]) * self.dtype.itemsize:
+            raise HpcgenError(f"{bin_path(self.prefix)}: ends within sequence {index}", "tokenize again")
+        return np.frombuffer(raw, self.dtype)
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong in the index, the first of each kind with its place; its header and its end are right."""
+        index = idx_path(self.prefix)
+        size, needed = index.stat().st_size, HEADER_BYTES + 12 * len(self.lengths) + 8 * len(self.bounds)
+        if size not in (
+            needed,
+            needed + len(self.lengths),
+        ):  # Megatron may add a mode (1 byte) for each sequence
+            yield f"{index}: {size:,} bytes, and its header says {needed:,}"
+        yield from self._sequence_faults()
+        if self.bounds[0] != 0 or self.bounds[-1] != len(self.lengths):
+            yield (
+                f"{index}: documents span the sequences {self.bounds[0]:,} to {self.bounds[-1]:,}, "
+                f"and there are 0 to {len(self.lengths):,}"
+            )
+        for start in range(0, self.num_documents, _CHUNK):
+            part = self.bounds[start : start + _CHUNK + 1]
+            wrong = np.flatnonzero(part[1:] < part[:-1])
+            if len(wrong):
+                number = start + int(wrong[0])
+                yield f"{index}: document {number:,} ends at sequence {self.bounds[number + 1]:,}, before it begins"
+                return
+
+    def _sequence_faults(self) -> Iterator[str]:
+        """The first sequence that does not begin where the one before it ends."""
+        end = 0
+        for start in range(0, len(self.lengths), _CHUNK):
+            lengths = self.lengths[start : start + _CHUNK].astype(np.int64)
+            ends = end + np.cumsum(lengths) * self.dtype.itemsize
+            begins = np.concatenate([[end], ends[:-1]])
+            wrong = np.flatnonzero((self.offsets[start : start + _CHUNK] != begins) | (lengths < 0))
+            if len(wrong):
+                number = start + int(wrong[0])
+                yield (
+                    f"{idx_path(self.prefix)}: sequence {number:,} ({self.lengths[number]:,} tokens) begins at byte "
+                    f"{self.offsets[number]:,}, and the one before it ends at {begins[wrong[0]]:,}"
+                )
+                return
+            end = int(ends[-1])
+
+
+def open_pair(prefix: Path) -> Pair:
+    """Opens the pair at `prefix`, whose header and sizes agree.
+
+    Raises:
+        HpcgenError: a file is missing, is no index, or the sizes do not agree.
+    """
+    counts = read_counts(prefix)
+    index = idx_path(prefix)
+    after_lengths = HEADER_BYTES + 4 * counts.sequences
+    after_offsets = after_lengths + 8 * counts.sequences
+
+    def array(dtype: str, offset: int, count: int) -> NDArray[Any]:
+        if not count:
+            return np.empty(0, dtype)
+        return np.asarray(np.memmap(index, dtype, "r", offset, (count,)))
+
+    return Pair(
+        prefix=prefix,
+        dtype=np.dtype(counts.dtype).newbyteorder("<"),
+        lengths=array("<i4", HEADER_BYTES, counts.sequences),
+        offsets=array("<i8", after_lengths, counts.sequences),
+        bounds=array("<i8", after_offsets, counts.documents + 1),
+    )
+
+
+def as_prefix(path: Path) -> Path:
+    """The prefix that a person means: x for x.bin and x.idx, which a shell's * gives."""
+    for suffix in (".bin", ".idx"):
+        if path.name.endswith(suffix) and not idx_path(path).exists():
+            return path.with_name(path.name.removesuffix(suffix))
+    return path
+
+
+def as_prefixes(paths: Iterable[Path]) -> list[Path]:
+    """The prefixes of `paths`, each once, in their order; names of other files that lie beside pairs are left out."""
+    beside = (".record.json", ".rejects.jsonl")
+    return list(dict.fromkeys(as_prefix(path) for path in paths if not path.name.endswith(beside)))

@@ -1,0 +1,384 @@
+"""Whether .bin/.idx pairs are what they should be: their structure, their records, and Megatron-Core's own reader."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+import trainer
+from hpcgen.config.corpus import CorpusJob
+from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
+from hpcgen.data.manifest import Manifest
+from hpcgen.data.pair import Pair, open_pair
+from hpcgen.data.record import FileIdentity, Record
+from hpcgen.data.unit import DataStage, Input, Unit, configuration, units
+from hpcgen.errors import HpcgenError
+
+PAIR_STAGES: tuple[DataStage, ...] = ("tokenize", "prepare")
+"""Stages that make pairs."""
+_CHUNK_BYTES = 8 * 1024 * 1024
+_CANNOT_IMPORT = 3
+"""Exit status of trainer.dataset_check without megatron-core."""
+
+OnProgress = Callable[[int, int], None]
+"""Called with the bytes read so far and in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What is known of a pair from elsewhere; None where nothing is."""
+
+    record: Record | None = None
+    """Of the task that made it."""
+    needs_record: bool = False
+    """Whether it is wrong that there is none."""
+    stale: str = ""
+    """Why it is not what the corpus's stages would make now."""
+    vocab_size: int | None = None
+    """Ids are smaller than this."""
+    eod_id: int | None = None
+    """Ends each sequence of a pair that has a record."""
+
+
+@dataclass(kw_only=True)
+class PairReport:
+    """What was found in one pair."""
+
+    prefix: str
+    documents: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    dtype: str = ""
+    largest_id: int | None = None
+    hashes_checked: bool = False
+    """Whether there was a record to compare the files' hashes with."""
+    megatron_checked: bool = False
+    findings: list[str] = field(default_factory=list)
+    """What is wrong, each with the file and the place; empty when nothing is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """What was found in all pairs."""
+
+    pairs: list[PairReport]
+    megatron_core: str | None
+    """The version of megatron-core that read them; None when none did."""
+    not_checked: str = ""
+    """Why megatron-core did not read them."""
+
+    @property
+    def num_wrong(self) -> int:
+        """Pairs with findings."""
+        return sum(bool(pair.findings) for pair in self.pairs)
+
+
+def verify(
+    expected: Mapping[Path, Expected],
+    *,
+    workers: int,
+    megatron: bool = True,
+    on_progress: OnProgress | None = None,
+) -> VerifyReport:
+    """Reads every byte of the pairs at the prefixes `expected`, `workers` pairs at a time.
+
+    With `megatron`, Megatron-Core's own reader has to find the same in them, where it is installed.
+    """
+    meter = _Meter(sum(_size(path) for prefix in expected for path in _files(prefix)), on_progress)
+
+    def one(item: tuple[Path, Expected]) -> PairReport:
+        return _verify_pair(*item, meter.add)
+
+    with ThreadPoolExecutor(workers) as pool:  # hashing and numpy leave Python's lock
+        pairs = list(pool.map(one, expected.items()))
+    for pair, (prefix, known) in zip(pairs, expected.items(), strict=True):
+        if known.record is not None and prefix.name == _prefixes(known.record)[0]:
+            pair.findings += _unit_findings(prefix.parent, known.record)
+    if not megatron:
+        return VerifyReport(pairs=pairs, megatron_core=None, not_checked="it was not asked")
+    version, reason = _read_by_megatron([pair for pair in pairs if pair.documents])
+    return VerifyReport(pairs=pairs, megatron_core=version, not_checked=reason)
+
+
+def find_records(prefixes: Sequence[Path]) -> dict[Path, Record]:
+    """The records of those pairs that have one. That of a unit with several pairs lies beside the first."""
+    found: dict[Path, Record] = {}
+    for directory in dict.fromkeys(prefix.parent for prefix in prefixes):
+        made: dict[str, Record] = {}
+        for record in _records(directory):
+            made |= dict.fromkeys(_prefixes(record), record)
+        here = (prefix for prefix in prefixes if prefix.parent == directory)
+        found |= {prefix: made[prefix.name] for prefix in here if prefix.name in made}
+    return found
+
+
+def stale_pairs(job: CorpusJob, manifest: Manifest | None, records: Mapping[Path, Record]) -> dict[Path, str]:
+    """Those of the pairs with `records` that are not what the stages would make now, and why.
+
+    `manifest` is that of the corpus, where there is one.
+    """
+    found = {}
+    for stage in PAIR_STAGES:
+        of_configuration = configuration(stage, job)
+        all_units = units(stage, job, manifest) if manifest is not None else []
+        wanted = {(job.directory / output): unit for unit in all_units for output in unit.outputs}
+        for prefix, record in records.items():
+            if record.stage != stage:
+                continue
+            if record.configuration != of_configuration:
+                found[prefix] = (
+                    "made with other settings than the run file's "
+                    "(tokenizer, json_key, drop_empty or bad_documents)"
+                )
+            elif manifest is not None and not _is_of(record, wanted.get(prefix.absolute())):
+                found[prefix] = "made of other files than the manifest has for it"
+    return found
+
+
+def _is_of(record: Record, unit: Unit | None) -> bool:
+    """Whether the record is of what the unit reads now."""
+    if unit is None or len(unit.inputs) != len(record.inputs):
+        return False
+    return all(map(Input.may_be, unit.inputs, record.inputs))
+
+
+def _records(directory: Path) -> Iterator[Record]:
+    for path in sorted(directory.glob("*.record.json")):
+        try:
+            yield msgspec.json.decode(path.read_bytes(), type=Record)
+        except (OSError, msgspec.MsgspecError):
+            continue  # the pair counts as one without a record
+
+
+def _prefixes(record: Record) -> list[str]:
+    """Names of the pairs that a record is of, without directory."""
+    names = (Path(output.name).name for output in record.outputs)
+    return [name.removesuffix(".bin") for name in names if name.endswith(".bin")]
+
+
+def _verify_pair(prefix: Path, expected: Expected, advance: Callable[[int], None]) -> PairReport:
+    report = PairReport(prefix=str(prefix))
+    try:
+        pair = open_pair(prefix)
+        counts = read_counts(prefix)
+        report.documents, report.sequences, report.tokens = counts.documents, counts.sequences, counts.tokens
+        report.dtype = counts.dtype
+        report.bytes = sum(map(_size, _files(prefix)))
+        report.findings += pair.faults()
+        scan = _Scan(pair, expected if not report.findings else Expected(vocab_size=expected.vocab_size))
+        hashes = {
+            bin_path(prefix).name: _hash(bin_path(prefix), scan.look, advance),
+            idx_path(prefix).name: _hash(idx_path(prefix), lambda chunk: None, advance),
+        }
+    except (HpcgenError, OSError) as error:
+        report.findings.append(str(error))
+        return report
+    report.largest_id = scan.largest
+    report.findings += scan.findings
+    if expected.stale:
+        report.findings.append(f"{prefix}: {expected.stale}; run the stage again")
+    if expected.record is None and expected.needs_record:
+        report.findings.append(
+            f"{prefix}: has no record: its task was killed before the end, or made it in another way; "
+            "run the stage again"
+        )
+    if expected.record is not None:
+        report.hashes_checked = True
+        report.findings += _hash_findings(prefix.parent, expected.record, hashes)
+    return report
+
+
+class _Scan:
+    """Looks at the ids of a .bin file, chunk by chunk."""
+
+    def __init__(self, pair: Pair, expected: Expected) -> None:
+        self.findings: list[str] = []
+        self.largest: int | None = None
+        self._pair = pair
+        self._vocab_size = expected.vocab_size
+        self._eod_id = expected.eod_id if expected.record is not None else None
+        self._position = 0
+        self._size = _size(bin_path(pair.prefix))
+        self._bad_id = self._bad_end = False
+
+    def look(self, chunk: bytes) -> None:
+        """Looks at the next chunk, of whole ids."""
+        ids = np.frombuffer(chunk, self._pair.dtype)
+        largest = int(ids.max())
+        self.largest = largest if self.largest is None else max(self.largest, largest)
+        limit = self._vocab_size
+        if not self._bad_id and (int(ids.min()) < 0 or (limit is not None and largest >= limit)):
+            self._bad_id = True
+            wrong = (ids < 0) if limit is None else (ids < 0) | (ids >= limit)
+            self._tell(
+                ids, int(np.argmax(wrong)), "" if limit is None else f"the ids go from 0 to {limit - 1}"
+            )
+        if self._eod_id is not None and not self._bad_end:
+            self._look_at_ends(ids, self._eod_id)
+        self._position += len(chunk)
+
+    def _look_at_ends(self, ids: NDArray[Any], eod: int) -> None:
+        """Sequences end where the next begins; the last one ends with the file."""
+        item, end = self._pair.dtype.itemsize, self._position + ids.nbytes
+        first, last = np.searchsorted(self._pair.offsets, [self._position, end], side="right")
+        ends = (self._pair.offsets[first:last] - self._position) // item - 1
+        if end == self._size:
+            ends = np.append(ends, len(ids) - 1)
+        wrong = np.flatnonzero(ids[ends] != eod)
+        if len(wrong):
+            self._bad_end = True
+            self._tell(
+                ids, int(ends[wrong[0]]), f"the last of its sequence should be {eod}, the end of document"
+            )
+
+    def _tell(self, ids: NDArray[Any], index: int, why: str) -> None:
+        pair, byte = self._pair, self._position + index * self._pair.dtype.itemsize
+        sequence = int(np.searchsorted(pair.offsets, byte, side="right")) - 1
+        document = int(np.searchsorted(pair.bounds, sequence, side="right")) - 1
+        self.findings.append(
+            f"{bin_path(pair.prefix)}: id {ids[index]} at byte {byte:,}, in document {document:,}"
+            + (f"; {why}" if why else " is negative")
+        )
+
+
+def _hash_findings(directory: Path, record: Record, hashes: Mapping[str, FileIdentity]) -> Iterator[str]:
+    for output in record.outputs:
+        found = hashes.get(Path(output.name).name)
+        if found is not None:
+            yield from _difference(directory / found.name, output, found)
+
+
+def _difference(path: Path, recorded: FileIdentity, found: FileIdentity) -> Iterator[str]:
+    if found.size != recorded.size:
+        yield f"{path}: {found.size:,} bytes, and its record says {recorded.size:,}"
+    elif found.sha256 != recorded.sha256:
+        yield f"{path}: SHA-256 is {found.sha256}, and its record says {recorded.sha256}"
+
+
+def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
+    """Of what belongs to all pairs of one record together: the counts, and files such as the rejected lines."""
+    if not record.counts.balanced:
+        yield f"{directory / _prefixes(record)[0]}: its record does not account for every document"
+    for output in record.outputs:
+        path = directory / Path(output.name).name
+        if path.name.endswith((".bin", ".idx")):
+            continue
+        try:
+            yield from _difference(path, output, _hash(path, lambda chunk: None, lambda size: None))
+        except OSError as error:
+            yield f"{path}: {error.strerror}"
+    try:
+        found = [read_counts(directory / name) for name in _prefixes(record)]
+    except HpcgenError:
+        return  # said of that pair
+    for what, recorded in (
+        ("documents", record.counts.documents_out),
+        ("sequences", record.counts.sequences),
+        ("tokens", record.counts.tokens),
+    ):
+        total = sum(getattr(counts, what) for counts in found)
+        if total != recorded:
+            names = ", ".join(_prefixes(record))
+            yield f"{directory}: {names}: {total:,} {what}, and the record says {recorded:,}"
+
+
+def _read_by_megatron(pairs: Sequence[PairReport]) -> tuple[str | None, str]:
+    """Adds to `pairs` what Megatron-Core's reader finds otherwise; its version, or why it did not read them."""
+    if not pairs:
+        return None, "there is no whole pair to read"
+    prefixes = {str(Path(pair.prefix).absolute()): pair for pair in pairs}
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.dataset_check", *prefixes],
+        cwd=Path(str(trainer.__file__)).parents[1],  # another folder called trainer may be where we are
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == _CANNOT_IMPORT:
+        return None, f"no megatron-core here ({done.stderr.strip().splitlines()[-1]})"
+    # libraries may print lines of their own as they are imported
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    found = {line["prefix"]: line for line in lines if "prefix" in line}
+    for prefix, pair in prefixes.items():
+        if prefix in found:
+            pair.megatron_checked = True
+            pair.findings += _megatron_findings(pair, found[prefix])
+        else:
+            last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            pair.findings.append(f"{pair.prefix}: megatron-core's reader ended ({done.returncode}): {last}")
+    return (str(lines[0]["megatron_core"]) if lines else None), ""
+
+
+def _megatron_findings(pair: PairReport, found: Mapping[str, Any]) -> Iterator[str]:
+    if "error" in found:
+        yield f"{pair.prefix}: megatron-core cannot read it: {found['error']}"
+        return
+    for what in ("documents", "sequences", "tokens", "dtype"):
+        if found[what] != getattr(pair, what):
+            yield f"{pair.prefix}: megatron-core finds {found[what]} {what}, and hpcgen {getattr(pair, what)}"
+    if pair.findings:
+        return  # nothing can be read by an index that is wrong, nor compared where ids are
+    ours = open_pair(Path(pair.prefix))
+    for read in found["read"]:
+        ids = ours.document(read["document"]).astype("<i8")
+        if (len(ids), hashlib.sha256(ids.tobytes()).hexdigest()) != (read["tokens"], read["sha256"]):
+            yield f"{pair.prefix}: megatron-core reads other ids than hpcgen in document {read['document']:,}"
+            return
+
+
+def _hash(path: Path, look: Callable[[bytes], None], advance: Callable[[int], None]) -> FileIdentity:
+    """Size and SHA-256 of a file; every chunk of it goes to `look`."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        for chunk in _chunks(file):
+            digest.update(chunk)
+            look(chunk)
+            size += len(chunk)
+            advance(len(chunk))
+    return FileIdentity(path.name, size, digest.hexdigest())
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK_BYTES):
+        yield chunk
+
+
+def _files(prefix: Path) -> tuple[Path, Path]:
+    return bin_path(prefix), idx_path(prefix)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # the reader says so
+
+
+class _Meter:
+    """Adds up what all threads read."""
+
+    def __init__(self, total: int, on_progress: OnProgress | None) -> None:
+        self._total, self._done = total, 0
+        self._on_progress = on_progress
+        self._lock = threading.Lock()
+
+    def add(self, size: int) -> None:
+        """Counts bytes that were read."""
+        with self._lock:
+            self._done += size
+            if self._on_progress:
+                self._on_progress(self._done, self._total)

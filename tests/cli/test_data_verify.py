@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import hpcgen
+from tests.cli.test_data_status import RUN
+
+BIN = "data/tokens/corpus-00000-of-00002.bin"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run file and its corpus of two pairs."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "run.yaml").write_text(RUN.replace("num_output_files: 4", "num_output_files: 2"))
+    (folder / "source").mkdir()
+    for number in range(2):
+        (folder / f"source/{number}.jsonl").write_text('{"text": "abc"}\n')
+    assert hpcgen("data", "plan", "-c", folder / "run.yaml").status == 0
+    assert hpcgen("data", "prepare", "-c", folder / "run.yaml").status == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def corpus(workplace: Path, made: Path) -> None:
+    """The same here, for each test to spoil."""
+    shutil.copytree(made, workplace, dirs_exist_ok=True)
+
+
+def verify(*arguments):
+    return hpcgen("data", "verify", "--no-megatron", *arguments)
+
+
+def test_all_pairs_of_a_run_file(workplace):
+    told = verify("-c", "run.yaml")
+    prefix = workplace / "data/tokens/corpus-0000"
+    held = "1 documents, 4 tokens, 70 B, uint16"
+    assert told.stdout == (f"{prefix}0-of-00002: ok  {held}\n{prefix}1-of-00002: ok  {held}\n")
+    assert told.stderr == (
+        "0 of 2 pairs wrong, 140 B read\n"
+        "SHA-256: 2 compared with their records, 0 without one\n"
+        "megatron-core: not checked: it was not asked\n"
+    )
+    assert told.status == 0
+
+
+def test_files_that_a_shell_finds(workplace):
+    names = sorted(str(path.relative_to(workplace)) for path in workplace.glob("data/tokens/*"))
+    assert len(names) == 6  # records among them
+    told = verify(*names)
+    assert [line.split(":")[0] for line in told.stdout.splitlines()] == [
+        "data/tokens/corpus-00000-of-00002",
+        "data/tokens/corpus-00001-of-00002",
+    ]
+
+
+def test_a_changed_byte_ends_with_1():
+    content = bytearray(Path(BIN).read_bytes())
+    content[1] ^= 1
+    Path(BIN).write_bytes(content)
+    told = verify("-c", "run.yaml", BIN)
+    assert told.status == 1
+    lines = told.stdout.splitlines()
+    assert lines[0].startswith("data/tokens/corpus-00000-of-00002: WRONG")
+    assert f"    {BIN}: id 353 at byte 0, in document 0; the ids go from 0 to 256" in lines
+    assert any(line.startswith(f"    {BIN}: SHA-256 is ") for line in lines)
+    assert told.stderr.startswith("1 of 1 pairs wrong")
+
+
+def test_a_pair_made_with_other_settings_or_without_a_record():
+    told = verify("-c", "run.yaml", "--set", "data.corpus.drop_empty=true")
+    assert told.status == 1
+    assert told.stdout.count("made with other settings than the run file's") == 2
+    old = Path("data/manifest.jsonl").read_text()
+    Path("data/manifest.jsonl").write_text(old.replace('"size":16', '"size":17'))
+    assert verify("-c", "run.yaml").stdout.count("made of other files than the manifest has for it") == 2
+    Path("data/manifest.jsonl").unlink()
+    assert verify("-c", "run.yaml").status == 0
+    for path in Path("data/tokens").glob("*.record.json"):
+        path.unlink()
+    assert verify("-c", "run.yaml").stdout.count("has no record") == 2
+    told = verify(BIN)
+    assert (told.status, told.stdout.count(", no record")) == (0, 1)
+
+
+def test_json():
+    report = json.loads(verify("-c", "run.yaml", "--json").stdout)
+    assert [pair["tokens"] for pair in report["pairs"]] == [4, 4]
+    assert report["pairs"][0]["findings"] == []
+    assert report["megatron_core"] is None
+
+
+def test_nothing_to_verify():
+    told = verify()
+    assert told.status == 2
+    assert "there is no pair to verify; name prefixes, or a run file" in told.stderr
+    told = verify("elsewhere/x")
+    assert told.status == 1
+    assert told.stdout.startswith("elsewhere/x: WRONG\n    cannot read the dataset elsewhere/x")

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hpcgen.data.indexed_dataset import bin_path, idx_path
+from hpcgen.data.record import Counts, FileIdentity, Record, write_record
+from hpcgen.data.verification import Expected, find_records, verify
+from tests.data.pairs import write, write_sequences
+
+DOCUMENTS = [[1, 2, 9], [], [3, 9], [4, 5, 6, 9]]
+"""9 ends each document."""
+
+
+def record_of(*prefixes, **counts):
+    """What a task that made these pairs would have left, and leaves it."""
+    outputs = tuple(
+        FileIdentity(
+            f"tokens/{path.name}", path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
+        )
+        for prefix in prefixes
+        for path in (bin_path(prefix), idx_path(prefix))
+    )
+    held = {"documents_in": 4, "documents_out": 4, "empty": 1, "sequences": 3, "tokens": 9} | counts
+    record = Record(stage="prepare", configuration="c", inputs=(), outputs=outputs, counts=Counts(**held))
+    write_record(record, prefixes[0])
+    return record
+
+
+def findings(prefix, *, megatron=False, **expected):
+    """What is wrong with one pair, its directory left out."""
+    report = verify({prefix: Expected(**expected)}, workers=2, megatron=megatron)
+    return [finding.replace(f"{prefix.parent}/", "") for finding in report.pairs[0].findings]
+
+
+def patch(path, offset, data):
+    content = bytearray(path.read_bytes())
+    content[offset : offset + len(data)] = data
+    path.write_bytes(content)
+
+
+def test_a_whole_pair_passes(tmp_path):
+    prefix = write(tmp_path / "x", DOCUMENTS)
+    record = record_of(prefix)
+    known = Expected(record=record, needs_record=True, vocab_size=10, eod_id=9)
+    seen = []
+    report = verify({prefix: known}, workers=1, megatron=False, on_progress=lambda *bytes: seen.append(bytes))
+    [pair] = report.pairs
+    assert (report.num_wrong, pair.findings, pair.hashes_checked) == (0, [], True)
+    assert (pair.documents, pair.sequences, pair.tokens, pair.largest_id) == (4, 3, 9, 9)
+    size = sum(path.stat().st_size for path in (bin_path(prefix), idx_path(prefix)))
+    assert seen[-1] == (size, size)
+    assert pair.bytes == size
+
+
+def test_every_flipped_bit_is_found(tmp_path):
+    prefix = write(tmp_path / "x", DOCUMENTS)
+    record = record_of(prefix)
+    for path in (bin_path(prefix), idx_path(prefix)):
+        whole = path.read_bytes()
+        for bit in range(0, 8 * len(whole), 5):
+            patch(path, bit // 8, bytes([whole[bit // 8] ^ 1 << bit % 8]))
+            assert findings(prefix, record=record), (path.name, bit)
+            path.write_bytes(whole)
+    assert not findings(prefix, record=record)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "offset", "data", "finding"),
+    [
+        (".idx", 34 + 4, struct.pack("<i", 3), "x.idx: sequence 2 (4 tokens) begins at byte 10, and"),
+        (".idx", 34, struct.pack("<i", -3), "x.idx: sequence 0 (-3 tokens) begins at byte 0"),
+        (".idx", 34 + 12 + 8, struct.pack("<q", 4), "x.idx: sequence 1 (2 tokens) begins at byte 4, and"),
+        (".idx", 34 + 36 + 8, struct.pack("<q", 2), "x.idx: document 1 ends at sequence 1, before it begins"),
+        (".idx", 34 + 36 + 32, struct.pack("<q", 2), "x.idx: documents span the sequences 0 to 2, and there"),
+        (".idx", 34 + 36, struct.pack("<q", 1), "x.idx: documents span the sequences 1 to 3"),
+    ],
+)
+def test_what_is_wrong_in_the_index_is_named(tmp_path, suffix, offset, data, finding):
+    prefix = write(tmp_path / "x", DOCUMENTS)
+    patch(idx_path(prefix), offset, data)
+    assert [found for found in findings(prefix) if found.startswith(finding)], findings(prefix)
+
+
+def test_an_index_that_is_too_long_is_found(tmp_path):
+    prefix = write(tmp_path / "x", DOCUMENTS)
+    with idx_path(prefix).open("ab") as file:
+        file.write(b"trailing")
+    assert findings(prefix) == ["x.idx: 118 bytes, and its header says 110"]
+
+
+def test_an_id_outside_of_the_vocabulary_is_found_where_it_is(tmp_path):
+    assert findings(write(tmp_path / "x", DOCUMENTS), vocab_size=6) == [
+        "x.bin: id 9 at byte 4, in document 0; the ids go from 0 to 5"
+    ]
+    prefix = write(tmp_path / "y", DOCUMENTS, vocab_size=70000)
+    patch(bin_path(prefix), 4 * 4, struct.pack("<i", -7))
+    assert findings(prefix) == ["y.bin: id -7 at byte 16, in document 2 is negative"]
+
+
+def test_a_sequence_without_its_end_of_document_is_found(tmp_path):
+    for end, document in ((2, 0), (4, 2), (8, 3)):
+        prefix = write(tmp_path / "x", DOCUMENTS)
+        patch(bin_path(prefix), 2 * end, struct.pack("<H", 7))
+        found = findings(prefix, record=record_of(prefix), eod_id=9)
+        assert found == [
+            f"x.bin: id 7 at byte {2 * end}, in document {document}; "
+            "the last of its sequence should be 9, the end of document"
+        ]
+
+
+def test_ends_are_found_across_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpcgen.data.verification._CHUNK_BYTES", 8)
+    prefix = write(tmp_path / "x", [[1] * length + [9] for length in range(30)])
+    record = record_of(prefix, documents_in=30, documents_out=30, sequences=30, tokens=465)
+    assert findings(prefix, record=record, eod_id=9) == []
+    ends = np.cumsum(np.arange(1, 31)) - 1
+    for document in (0, 1, 2, 3, 4, 7, 28, 29):
+        whole = bin_path(prefix).read_bytes()
+        patch(bin_path(prefix), 2 * int(ends[document]), struct.pack("<H", 8))
+        assert f"in document {document};" in findings(prefix, record=record, eod_id=9)[0]
+        bin_path(prefix).write_bytes(whole)
+
+
+def test_pairs_of_one_record_are_counted_together(tmp_path):
+    prefixes = [write(tmp_path / "a", DOCUMENTS), write(tmp_path / "b", DOCUMENTS)]
+    both = {"documents_in": 8, "documents_out": 8, "sequences": 6}
+    right = record_of(*prefixes, **both, tokens=18)
+    assert find_records(prefixes) == dict.fromkeys(prefixes, right)
+    report = verify({prefix: Expected(record=right) for prefix in prefixes}, workers=2, megatron=False)
+    assert report.num_wrong == 0
+    wrong = record_of(*prefixes, **both, tokens=17)
+    assert findings(prefixes[0], record=wrong) == [f"{tmp_path}: a, b: 18 tokens, and the record says 17"]
+    unbalanced = record_of(*prefixes, **both | {"documents_in": 9}, tokens=18)
+    assert findings(prefixes[0], record=unbalanced) == ["a: its record does not account for every document"]
+
+
+def test_the_side_file_of_rejects_is_held_to_its_record(tmp_path):
+    prefix = write(tmp_path / "x", DOCUMENTS)
+    rejects = tmp_path / "x.rejects.jsonl"
+    rejects.write_text("{}\n")
+    record = record_of(prefix)
+    named = FileIdentity("tokens/x.rejects.jsonl", 3, hashlib.sha256(b"{}\n").hexdigest())
+    record = Record(
+        stage=record.stage,
+        configuration="c",
+        inputs=(),
+        outputs=(*record.outputs, named),
+        counts=record.counts,
+    )
+    assert findings(prefix, record=record) == []
+    rejects.write_text("{}")
+    assert findings(prefix, record=record) == ["x.rejects.jsonl: 2 bytes, and its record says 3"]
+    rejects.unlink()
+    assert findings(prefix, record=record) == ["x.rejects.jsonl: No such file or directory"]
+
+
+def test_what_else_is_expected_of_a_pair(tmp_path):
+    prefix = write(tmp_path / "x", DOCUMENTS)
+    assert findings(prefix, record=record_of(prefix), stale="old") == ["x: old; run the stage again"]
+    assert "has no record" in findings(prefix, needs_record=True)[0]
+    assert findings(tmp_path / "none") == [
+        "cannot read the dataset none: [Errno 2] No such file or directory: 'none.idx'; it needs .bin and .idx"
+    ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs megatron-core")
+def test_megatron_core_reads_the_same(tmp_path):
+    """One process of it for all: two right pairs, an empty one, and two that it reads otherwise or not at all."""
+    right, parts, empty, torn, odd = (tmp_path / name for name in ("right", "parts", "empty", "torn", "odd"))
+    write_sequences(parts, [[[1, 2], [3, 4, 5]], [], [[70000]]], vocab_size=70001)
+    write(right, [[1] * 5 + [9]] * 300)
+    write(empty, [[], []])
+    write(torn, DOCUMENTS)
+    patch(idx_path(torn), 34 + 36 + 32, struct.pack("<q", 2))
+    write(odd, DOCUMENTS)
+    patch(idx_path(odd), 34, struct.pack("<i", 2))
+    report = verify({prefix: Expected() for prefix in (right, parts, empty, torn, odd)}, workers=2)
+    assert report.megatron_core
+    found = [[finding for finding in pair.findings if "megatron-core" in finding] for pair in report.pairs]
+    assert report.pairs[0].findings == report.pairs[1].findings == []
+    assert "cannot read it" in found[2][0]
+    assert "cannot read it: AssertionError" in found[3][0]
+    assert "megatron-core finds 8 tokens, and hpcgen 9" in found[4][0]
+    assert all(pair.megatron_checked for pair in report.pairs)
+
+
+def test_without_megatron_core_it_is_said(tmp_path, monkeypatch):
+    prefix = write(tmp_path / "x", DOCUMENTS)
+    monkeypatch.setattr(sys, "executable", _python_without(tmp_path, "torch"))
+    report = verify({prefix: Expected()}, workers=1)
+    assert (report.num_wrong, report.megatron_core) == (0, None)
+    assert report.not_checked.startswith("no megatron-core here (cannot import megatron.core: ModuleNotFound")
+
+
+def test_a_reader_that_dies_is_a_finding(tmp_path, monkeypatch):
+    prefix = write(tmp_path / "x", DOCUMENTS)
+    shell = tmp_path / "python"
+    shell.write_text("#!/bin/sh\necho out of memory >&2\nexit 137\n")
+    shell.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(shell))
+    assert findings(prefix, megatron=True) == ["x: megatron-core's reader ended (137): out of memory"]
+
+
+def _python_without(folder, module):
+    """A Python in which `module` cannot be imported."""
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(f"import sys\nsys.modules[{module!r}] = None\n")
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    assert (
+        subprocess.run([script, "-c", f"import {module}"], capture_output=True, check=False).returncode == 1
+    )
+    return str(script)
