@@ -15,9 +15,12 @@ Here a document is one sequence, or none when it holds no token.
 from __future__ import annotations
 
 import struct
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import TracebackType
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +32,8 @@ _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 """megatron.core.datasets.indexed_dataset.DType."""
 _LONGEST_SEQUENCE = 2**31 - 1
+_CHUNK_BYTES = 4 * 1024 * 1024
+"""Of the lengths that are looked at together; a multiple of their size."""
 
 
 def bin_path(prefix: Path) -> Path:
@@ -46,13 +51,36 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size < 65500 else "<i4")
 
 
-class IndexedDatasetWriter:
-    """Appends documents to an open .bin file and, at the end, writes the .idx file that goes with it."""
+class Writable(Protocol):
+    """What is written to: a file, or one that is hashed as it is written."""
 
-    def __init__(self, bin_file: BinaryIO, dtype: np.dtype[Any]) -> None:
+    def write(self, data: Any, /) -> Any:
+        """Appends the bytes of `data`."""
+
+
+class IndexedDatasetWriter:
+    """Appends documents to an open .bin file and, at the end, writes the .idx file that goes with it.
+
+    Memory does not grow with the number of documents: past `spool_bytes` their lengths go to an unnamed file in
+    `spool_directory`.
+    """
+
+    def __init__(
+        self,
+        bin_file: Writable,
+        dtype: np.dtype[Any],
+        *,
+        spool_directory: Path | None = None,
+        spool_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
         self._bin_file = bin_file
         self._dtype = dtype
-        self._lengths: list[NDArray[np.int32]] = []
+        self._lengths = tempfile.SpooledTemporaryFile(  # noqa: SIM115
+            spool_bytes, dir=str(spool_directory) if spool_directory else None
+        )
+        self.num_documents = 0
+        self.num_sequences = 0
+        self.num_tokens = 0
 
     def add_documents(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
         """Appends `tokens` [sum(lengths)], the ids of len(lengths) documents end to end.
@@ -63,19 +91,43 @@ class IndexedDatasetWriter:
         if lengths.max(initial=0) > _LONGEST_SEQUENCE:
             raise OverflowError(f"a document has {lengths.max()} tokens; the index holds {_LONGEST_SEQUENCE}")
         self._bin_file.write(tokens.astype(self._dtype, copy=False).data)
-        self._lengths.append(lengths.astype(np.int32))
+        self._lengths.write(lengths.astype("<i4").data)
+        self.num_documents += len(lengths)
+        self.num_sequences += int(np.count_nonzero(lengths))
+        self.num_tokens += len(tokens)
 
-    def write_index(self, idx_file: BinaryIO) -> None:
+    def write_index(self, idx_file: Writable) -> None:
         """Writes the index of everything added so far."""
-        lengths = np.concatenate([np.empty(0, np.int32), *self._lengths])  # [D]
-        sequences = lengths[lengths > 0]  # [S]
-        ends = np.cumsum(sequences, dtype=np.int64) * self._dtype.itemsize  # [S] bytes
-        documents = np.concatenate([[0], np.cumsum(lengths > 0)])  # [D + 1]
         code = next(code for code, name in _DTYPES.items() if np.dtype(name) == self._dtype)
-        idx_file.write(_HEADER.pack(_MAGIC, 1, code, len(sequences), len(documents)))
-        idx_file.write(sequences.astype("<i4").data)
-        idx_file.write((ends - sequences * np.int64(self._dtype.itemsize)).astype("<i8").data)
-        idx_file.write(documents.astype("<i8").data)
+        idx_file.write(_HEADER.pack(_MAGIC, 1, code, self.num_sequences, self.num_documents + 1))
+        for lengths in self._length_chunks():
+            idx_file.write(lengths[lengths > 0].data)
+        end = 0
+        for lengths in self._length_chunks():
+            sizes = lengths[lengths > 0].astype(np.int64) * self._dtype.itemsize
+            ends = end + np.cumsum(sizes)
+            idx_file.write((ends - sizes).astype("<i8").data)
+            end = int(ends[-1]) if len(ends) else end
+        sequences = 0
+        idx_file.write(np.zeros(1, "<i8").data)
+        for lengths in self._length_chunks():
+            bounds = sequences + np.cumsum(lengths > 0)
+            idx_file.write(bounds.astype("<i8").data)
+            sequences = int(bounds[-1])
+
+    def __enter__(self) -> IndexedDatasetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lengths.close()
+
+    def _length_chunks(self) -> Iterator[NDArray[np.int32]]:
+        """The lengths of all documents, some at a time."""
+        self._lengths.seek(0)
+        while data := self._lengths.read(_CHUNK_BYTES):
+            yield np.frombuffer(data, "<i4")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,7 @@ _PROBE = (
 class Tokenizer:
     """A loaded tokenizer. `encode` may be called from several threads at once."""
 
+    config: TokenizerConfig
     encode: Encode
     vocab_size: int
     eod_id: int
@@ -59,10 +61,15 @@ class Tokenizer:
     """gigatoken, tokenizers or bytes."""
     note: str = ""
     """Why gigatoken was passed over; empty when it was not."""
+    reference: Encode | None = None
+    """The library tokenizers, where another one encodes."""
 
 
-def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto") -> Tokenizer:
+def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto", *, threads: int = 2) -> Tokenizer:
     """Loads the tokenizer of `config`; `backend` forces one of the two libraries (bytes needs neither).
+
+    With one thread gigatoken encodes where it is called, which costs least, but keeps Python's lock meanwhile.
+    The threads of both libraries can be limited before they are loaded alone: `limit_threads`.
 
     Raises:
         HpcgenError: the configuration does not hold together, a file is missing or wrong, the end-of-document
@@ -72,17 +79,22 @@ def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto") -> Tokeni
         raise HpcgenError(f"{problem.path} {problem.reason}", problem.hint)
     size, eod = vocab_size(config), eod_id(config)
     if config.kind == "bytes":
-        return Tokenizer(encode_bytes, size, eod, "bytes")
+        return Tokenizer(config, encode_bytes, size, eod, "bytes")
     definition = _definition(config)
     reference = _load_tokenizers(config, definition)
     if backend == "tokenizers":
-        return Tokenizer(reference, size, eod, "tokenizers")
-    fast, reason = _load_gigatoken(definition, reference)
+        return Tokenizer(config, reference, size, eod, "tokenizers")
+    fast, reason = _load_gigatoken(definition, reference, threads)
     if fast is not None:
-        return Tokenizer(fast, size, eod, "gigatoken")
+        return Tokenizer(config, fast, size, eod, "gigatoken", reference=reference)
     if backend == "gigatoken":
         raise HpcgenError(f"gigatoken does not take this tokenizer: {reason}", "use the backend tokenizers")
-    return Tokenizer(reference, size, eod, "tokenizers", reason)
+    return Tokenizer(config, reference, size, eod, "tokenizers", reason)
+
+
+def limit_threads(threads: int) -> None:
+    """Lets both libraries use that many cores; for a process that has not encoded anything yet."""
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
 
 
 def encode_bytes(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -148,13 +160,12 @@ def _load_tokenizers(config: TokenizerConfig, definition: dict[str, Any]) -> Enc
     return encode
 
 
-def _load_gigatoken(definition: dict[str, Any], reference: Encode) -> tuple[Encode | None, str]:
+def _load_gigatoken(definition: dict[str, Any], reference: Encode, threads: int) -> tuple[Encode | None, str]:
     """gigatoken's encoder, or None and why not.
 
     gigatoken refuses most of what it does not know, but ignores some of it (single_word, say), so
     it must also give the ids of `reference` on a probe.
     """
-    import awkward  # type: ignore[import-untyped]
     import gigatoken
 
     try:
@@ -163,8 +174,9 @@ def _load_gigatoken(definition: dict[str, Any], reference: Encode) -> tuple[Enco
         return None, str(error).partition("\n")[0]
 
     def encode(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        rows = tokenizer.encode_batch(texts, parallel=True)  # without parallel it keeps the GIL
-        return np.asarray(awkward.flatten(rows)), np.asarray(awkward.num(rows))
+        rows = tokenizer.encode_batch(texts, parallel=threads > 1).layout
+        # its arrays themselves: awkward.flatten would copy the ids
+        return np.asarray(rows.content.data), np.diff(np.asarray(rows.offsets.data))
 
     added = [token["content"] for token in definition.get("added_tokens", [])]
     probe = [*_PROBE, *(f"word {token} word{token}word  {token}{token}\n" for token in added)]

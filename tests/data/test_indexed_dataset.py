@@ -21,8 +21,11 @@ from hpcgen.errors import HpcgenError
 
 def write(prefix: Path, documents: list[list[int]], vocab_size: int) -> tuple[bytes, bytes]:
     """Writes the documents in two portions, as two blocks of a corpus would."""
-    with bin_path(prefix).open("wb") as bin_file, idx_path(prefix).open("wb") as idx_file:
-        writer = IndexedDatasetWriter(bin_file, token_dtype(vocab_size))
+    with (
+        bin_path(prefix).open("wb") as bin_file,
+        idx_path(prefix).open("wb") as idx_file,
+        IndexedDatasetWriter(bin_file, token_dtype(vocab_size), spool_bytes=8) as writer,
+    ):
         for part in (documents[:2], documents[2:]):
             lengths = np.array([len(ids) for ids in part], np.int64)
             writer.add_documents(np.array([i for ids in part for i in ids], np.uint32), lengths)
@@ -79,6 +82,8 @@ def test_counts_refuse_another_file(tmp_path):
 
 
 def test_a_document_too_long_for_the_index_is_refused():
-    writer = IndexedDatasetWriter(io.BytesIO(), token_dtype(100))
-    with pytest.raises(OverflowError, match="2147483648 tokens"):
+    with (
+        IndexedDatasetWriter(io.BytesIO(), token_dtype(100)) as writer,
+        pytest.raises(OverflowError, match="2147483648 tokens"),
+    ):
         writer.add_documents(np.empty(0, np.uint16), np.array([5, 2**31]))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import base64
+import dataclasses
+import hashlib
 import json
 import random
-import signal
 import subprocess
 import sys
 import textwrap
@@ -11,13 +13,18 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from hpcgen.config.corpus import CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.indexed_dataset import read_counts
-from hpcgen.data.tokenize import tokenize_files
-from hpcgen.data.tokenizer import load_tokenizer
+from hpcgen.data.record import Record
+from hpcgen.data.task import Context, make_unit
+from hpcgen.data.tokenize import make_pairs, tokenize_files
+from hpcgen.data.tokenizer import Tokenizer, load_tokenizer
+from hpcgen.data.unit import configuration
 from hpcgen.errors import HpcgenError
 
 from .conftest import HARD_TEXTS
+from .data_runs import json_lines, one_unit, planned_corpus, published, write_file
 
 BYTES = load_tokenizer(TokenizerConfig(kind="bytes"))
 
@@ -78,7 +85,7 @@ def test_empty_documents_can_be_dropped(tmp_path, write_jsonl, megatron_pair):
     )
     assert pair(tmp_path / "ours") == megatron_pair(tmp_path, [[97, 98], [99]], 256, 257)
     assert (report.documents_read, report.documents, report.empty_documents, report.sequences) == (6, 2, 4, 2)
-    assert "documents  6 read, 2 written, 4 empty and left out" in str(report)
+    assert "documents  6 in = 2 out + 4 skipped + 0 rejected; 4 empty" in str(report)
 
 
 def test_line_ends(tmp_path, megatron_pair):
@@ -114,7 +121,7 @@ def test_output_does_not_depend_on_the_workers(tmp_path):
             BYTES,
             workers=workers,
             overwrite=True,
-            progress=lambda *at: seen.append(at),
+            on_progress=lambda progress: seen.append((progress.bytes_done, progress.bytes)),
         )
         for workers in (1, 2, 7)
     ]
@@ -122,8 +129,10 @@ def test_output_does_not_depend_on_the_workers(tmp_path):
     tokenize_files([path, path], tmp_path / "y", BYTES)
     assert pair(tmp_path / "y") == first
     assert reports[0] == reports[1] == reports[2]
-    assert seen == sorted(seen[: len(seen) // 3]) * 3
-    assert seen[-1] == (2 * path.stat().st_size,) * 2
+    for run in range(3):
+        told = seen[run * len(seen) // 3 : (run + 1) * len(seen) // 3]
+        assert told == sorted(told)
+        assert told[-1] == (2 * path.stat().st_size,) * 2
 
 
 def test_a_pair_is_replaced_only_when_asked(tmp_path, write_jsonl):
@@ -144,7 +153,7 @@ def test_data_without_its_index_was_never_published(tmp_path, write_jsonl):
 
 def test_a_dotted_prefix_in_a_new_folder(tmp_path, write_jsonl):
     tokenize_files([write_jsonl(["a"])], tmp_path / "new" / "robin.bin.v2", BYTES)
-    assert names(tmp_path / "new") == ["robin.bin.v2.bin", "robin.bin.v2.idx"]
+    assert names(tmp_path / "new") == ["robin.bin.v2.bin", "robin.bin.v2.idx", "robin.bin.v2.record.json"]
 
 
 @pytest.mark.parametrize(
@@ -152,13 +161,13 @@ def test_a_dotted_prefix_in_a_new_folder(tmp_path, write_jsonl):
     [
         ("bad.jsonl", b'{"text": "a"}\n{"text": 5}\n', r"bad\.jsonl:2: 'text' must be a string, got 5"),
         ("bad.jsonl", b'{"text": "a"}\n\n', r"bad\.jsonl:2: the line is empty"),
-        ("bad.jsonl", b'{"text": ""}\n', "none of the 2 documents holds a token"),
+        ("bad.jsonl", b'{"text": ""}\n', r"none of its documents holds a token \(2 lines for 1 output"),
         (
             "bad.jsonl.zst",
             zstandard.compress(b'{"text": "a"}\n' * 9)[:-1],
-            r"bad\.jsonl\.zst: the zstd data is cut off",
+            r"bad\.jsonl\.zst: the \.zst data is cut off",
         ),
-        ("bad.txt", b"a", r"bad\.txt: the name must end in \.jsonl or \.jsonl\.zst"),
+        ("bad.txt", b"a", r"bad\.txt: the name must end in \.jsonl, \.jsonl\.zst or \.jsonl\.gz"),
     ],
 )
 def test_nothing_is_published_after_a_mistake(tmp_path, write_jsonl, name, data, message):
@@ -176,80 +185,251 @@ def test_a_missing_input_is_noticed_first(tmp_path, write_jsonl):
 
 PROGRAM = textwrap.dedent(
     """
-    import os, resource, signal, sys
+    import resource, sys
     from pathlib import Path
     from hpcgen.config.tokenizer import TokenizerConfig
     from hpcgen.data.tokenize import tokenize_files
     from hpcgen.data.tokenizer import load_tokenizer
     from hpcgen.errors import HpcgenError
 
-    steps_left = int(sys.argv[3])
-
-    def dies_at_its_turn(function):
-        def step(*args, **kwargs):
-            global steps_left
-            steps_left -= 1
-            if steps_left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-        return step
-
-    for name in ("fsync", "replace", "rename", "unlink", "open"):
-        setattr(os, name, dies_at_its_turn(getattr(os, name)))
-    if len(sys.argv) > 4:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]),) * 2)
+    if len(sys.argv) > 3:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
     tokenizer = load_tokenizer(TokenizerConfig(kind="bytes"))
-    progress = dies_at_its_turn(lambda *done: None)
     try:
-        tokenize_files([Path(sys.argv[1])], Path(sys.argv[2]), tokenizer, overwrite=True, progress=progress)
+        tokenize_files([Path(sys.argv[1])], Path(sys.argv[2]), tokenizer, overwrite=True)
     except HpcgenError as error:
         sys.exit(f"HpcgenError: {error}")
     """
 )
 
 
-def start(corpus: Path, prefix: Path, *arguments: int) -> subprocess.Popen[str]:
-    """A process: killed at the n-th of its steps (0: never), with a limit on the size of its files."""
-    command = [sys.executable, "-c", PROGRAM, corpus, prefix, *map(str, arguments)]
+def start(corpus: Path, prefix: Path, *limit: int) -> subprocess.Popen[str]:
+    """A process that tokenizes, with a limit on the size of its files."""
+    command = [sys.executable, "-c", PROGRAM, corpus, prefix, *map(str, limit)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-
-def test_a_kill_at_any_step_leaves_no_torn_pair(tmp_path, write_jsonl):
-    prefix = tmp_path / "out" / "x"
-    tokenize_files([write_jsonl(["the old pair"])], prefix, BYTES)
-    old = pair(prefix)
-    corpus = write_jsonl(["the new pair", "x" * 5_000_000, "end"])
-    tokenize_files([corpus], tmp_path / "expected", BYTES)
-    new = pair(tmp_path / "expected")
-
-    seen = set()
-    for step in range(1, 100):
-        run = start(corpus, prefix, step)
-        errors = run.communicate()[1]
-        if run.returncode == 0:
-            break
-        assert run.returncode == -signal.SIGKILL, errors
-        state = "none"
-        if Path(f"{prefix}.idx").exists():
-            state = "old" if pair(prefix) == old else "new"
-            assert pair(prefix) in (old, new)
-        seen.add(state)
-    assert seen == {"old", "none", "new"}
-    assert pair(prefix) == new
-    assert names(prefix.parent) == ["x.bin", "x.idx"]  # the last run swept what the others left
 
 
 def test_two_runs_at_once_give_the_same_bytes(tmp_path, write_jsonl):
     corpus, prefix = write_jsonl(["x" * 1_000_000] * 20), tmp_path / "out" / "x"
-    runs = [start(corpus, prefix, 0) for _ in range(3)]
+    runs = [start(corpus, prefix) for _ in range(3)]
     assert [run.communicate()[1] for run in runs] == [""] * 3
     assert {run.returncode for run in runs} == {0}
     tokenize_files([corpus], tmp_path / "expected", BYTES)
     assert pair(prefix) == pair(tmp_path / "expected")
-    assert names(prefix.parent) == ["x.bin", "x.idx"]
+    assert names(prefix.parent) == ["x.bin", "x.idx", "x.record.json"]
 
 
 def test_a_full_disk_publishes_nothing(tmp_path, write_jsonl):
-    run = start(write_jsonl(["x" * 1_000_000] * 5), tmp_path / "out" / "x", 0, 1_000_000)
+    run = start(write_jsonl(["x" * 1_000_000] * 5), tmp_path / "out" / "x", 1_000_000)
     assert "HpcgenError: cannot write" in run.communicate()[1]
     assert names(tmp_path / "out") == []
+
+
+def prepare(job: CorpusJob) -> Record:
+    """Makes the first unit of the stage prepare."""
+    settings = configuration("prepare", job)
+    unit = one_unit(job, "prepare")
+    return make_unit(unit, lambda step: None, job=job, of_configuration=settings, threads=1)
+
+
+def job_of(tmp_path: Path, contents: dict[str, bytes], **settings) -> CorpusJob:
+    """The job of a corpus of these files."""
+    for name, content in contents.items():
+        write_file(tmp_path / "source" / name, content)
+    return planned_corpus(
+        tmp_path / "source", tmp_path / "corpus", list(contents), **{"num_output_files": 1, **settings}
+    )
+
+
+def bytes_pair(megatron_pair, tmp_path: Path, texts: list[str]) -> tuple[bytes, bytes]:
+    return megatron_pair(tmp_path, [list(text.encode()) for text in texts], 256, 257)
+
+
+def test_one_input_feeds_k_outputs_line_by_line(tmp_path, megatron_pair):
+    rng = random.Random(6)
+    texts = ["x" * rng.choice([0, 1, 500, 20_000]) for _ in range(1_000)]  # several blocks
+    job = job_of(tmp_path, {"a.jsonl.gz": json_lines(texts, last_newline=False)}, num_output_files=7)
+    record = prepare(job)
+    for index in range(7):
+        prefix = tmp_path / f"corpus/tokens/corpus-{index:05d}-of-00007"
+        assert pair(prefix) == bytes_pair(megatron_pair, tmp_path, texts[index::7])
+    assert (record.counts.documents_in, record.counts.documents_out) == (1_000, 1_000)
+    assert [file.name for file in record.outputs] == [
+        f"tokens/corpus-{index:05d}-of-00007.{suffix}" for index in range(7) for suffix in ("bin", "idx")
+    ]
+
+
+def test_many_inputs_of_every_kind_feed_one_output(tmp_path, megatron_pair):
+    texts = [f"{number} \u2028 é😀" for number in range(90)]
+    files = {
+        "a.jsonl": json_lines(texts[:30], last_newline=False),
+        "b.jsonl.zst": json_lines(texts[30:60], last_newline=False),
+        "c.jsonl.gz": json_lines(texts[60:]),
+    }
+    record = prepare(job_of(tmp_path, files))
+    prefix = tmp_path / "corpus/tokens/corpus-00000-of-00001"
+    assert pair(prefix) == bytes_pair(megatron_pair, tmp_path, texts)
+    for read, name in zip(record.inputs, files, strict=True):
+        path = tmp_path / "source" / name
+        assert (read.name, read.sha256) == (name, hashlib.sha256(path.read_bytes()).hexdigest())
+    for made in record.outputs:
+        content = (tmp_path / "corpus" / made.name).read_bytes()
+        assert (made.size, made.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+
+
+BAD = [b"not json", b'{"text": 5}', b'{"text": "\\ud800"}', b'{"text": "\xff"}', b"", b"<html>"]
+
+
+@pytest.mark.parametrize("num_outputs", [1, 3])
+@pytest.mark.parametrize("drop_empty", [False, True])
+def test_bad_lines_go_to_a_side_file(tmp_path, megatron_pair, num_outputs, drop_empty):
+    rng = random.Random(7)
+    good = [json.dumps({"text": text}).encode() for text in ("", "a", "bc")]
+    lines = [rng.choice([*BAD, *good]) for _ in range(600)]
+    job = job_of(
+        tmp_path,
+        {"a.jsonl.zst": b"\n".join(lines) + b"\n"},
+        num_output_files=num_outputs,
+        bad_documents="skip",
+        max_bad_fraction=1,
+        drop_empty=drop_empty,
+    )
+    counts = prepare(job).counts
+    for index in range(num_outputs):
+        mine = lines[index::num_outputs]
+        texts = [json.loads(line)["text"] for line in mine if line in good]
+        prefix = tmp_path / f"corpus/tokens/corpus-{index:05d}-of-{num_outputs:05d}"
+        wanted = [text for text in texts if text or not drop_empty]
+        assert pair(prefix) == bytes_pair(megatron_pair, tmp_path, wanted)
+        rejects = [json.loads(line) for line in Path(f"{prefix}.rejects.jsonl").read_text().splitlines()]
+        numbers = [number for number, line in enumerate(lines) if line in BAD]
+        assert [reject["line"] - 1 for reject in rejects] == [n for n in numbers if n % num_outputs == index]
+        for reject in rejects:
+            content = base64.b64decode(reject.get("content_base64", "")) or reject["content"].encode()
+            assert content == lines[reject["line"] - 1]
+            assert reject["file"].endswith("a.jsonl.zst")
+            assert reject["reason"]
+    num_bad = sum(line in BAD for line in lines)
+    num_empty = lines.count(good[0])
+    assert (counts.documents_in, counts.rejected, counts.empty) == (600, num_bad, num_empty)
+    assert counts.skipped == (num_empty if drop_empty else 0)
+    assert counts.sequences == 600 - num_bad - num_empty
+
+
+def test_rejects_of_an_older_run_go(tmp_path):
+    settings = {"bad_documents": "skip", "max_bad_fraction": 0.5}
+    prepare(job_of(tmp_path, {"a.jsonl": b'{"text": "a"}\n{"text": "b"}\n5\n'}, **settings))
+    rejects = "tokens/corpus-00000-of-00001.rejects.jsonl"
+    assert rejects in published(tmp_path / "corpus")
+    prepare(job_of(tmp_path, {"a.jsonl": b'{"text": "a"}\n{"text": "b"}\n'}, **settings))
+    assert rejects not in published(tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("num_bad", [1, 2])
+def test_too_many_bad_documents_end_the_unit(tmp_path, num_bad):
+    content = b"bad\n" * num_bad + b'{"text": "a"}\n' * (100 - num_bad)
+    job = job_of(tmp_path, {"a.jsonl": content}, bad_documents="skip", max_bad_fraction=0.01)
+    if num_bad == 1:
+        assert prepare(job).counts.rejected == 1
+        return
+    message = (
+        r"2 of 100 documents are bad, more than a share of 0\.01; the first one: .*a\.jsonl:1: not valid"
+    )
+    with pytest.raises(HpcgenError, match=message):
+        prepare(job)
+    assert published(tmp_path / "corpus") == []
+
+
+def test_too_many_bad_documents_are_noticed_long_before_the_end(tmp_path):
+    content = b"bad\n" * 1_200 + b'{"text": "good"}\n' * 1_000_000
+    job = job_of(tmp_path, {"a.jsonl": content}, bad_documents="skip")
+    with pytest.raises(HpcgenError, match=r"^1,200 of (?!1,001)[\d,]+ documents are bad"):
+        prepare(job)
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        (
+            b'{"text": "a"}\n5\n',
+            {},
+            r"a\.jsonl:2: expected a JSON object, got 5; mend it, or set bad_documents",
+        ),
+        (b'{"text": "a"}\n', {"num_output_files": 2}, "00001-of-00002: none of its documents holds a token"),
+        (b"", {}, "the file holds no documents"),
+        (b"<html>\n<body>", {}, "a.jsonl:1: this looks like HTML"),
+    ],
+)
+def test_a_faulty_input_publishes_nothing(tmp_path, content, settings, message):
+    with pytest.raises(HpcgenError, match=message):
+        prepare(job_of(tmp_path, {"a.jsonl": content}, **settings))
+    assert published(tmp_path / "corpus") == []
+
+
+def test_each_of_a_thousand_flipped_bits_is_noticed_by_the_hash(tmp_path):
+    """Those that change no byte of the content as well, since the manifest knows the file's hash."""
+    job = job_of(tmp_path, {"a.jsonl.zst": json_lines([f"{number}" * 9 for number in range(300)])})
+    unit, path = one_unit(job, "prepare"), tmp_path / "source/a.jsonl.zst"
+    whole = path.read_bytes()
+    item = dataclasses.replace(unit.inputs[0], sha256=hashlib.sha256(whole).hexdigest())
+    unit = dataclasses.replace(unit, inputs=(item,))
+    context = Context(configuration="")
+    for bit in random.Random(8).sample(range(8 * len(whole)), 1_000):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(HpcgenError, match=r"a\.jsonl\.zst"):
+            make_pairs(unit, job.corpus, BYTES, context)
+    assert published(tmp_path / "corpus") == []
+    path.write_bytes(whole)
+    make_pairs(unit, job.corpus, BYTES, context)
+
+
+def shifted(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer whose quick library errs in the last id of a text that holds an é."""
+
+    def encode(texts):
+        tokens, lengths = tokenizer.encode(texts)
+        tokens = tokens.copy()
+        for text, end in zip(texts, lengths.cumsum(), strict=True):
+            if "é" in text:
+                tokens[end - 1] += 1
+        return tokens, lengths
+
+    return dataclasses.replace(tokenizer, encode=encode)
+
+
+def test_ids_are_compared_with_those_of_tokenizers(tmp_path, write_jsonl):
+    tokenizer = load_tokenizer(TokenizerConfig())
+    texts = ["Hello"] * 100 + ["caf", "café"] + [""] * 100
+    path = write_jsonl(texts)
+    report = tokenize_files([path, path], tmp_path / "x", tokenizer, verify_fraction=1)
+    assert report.verified_documents == report.documents_read == 404
+    assert "verified   404 documents" in str(report)
+    with pytest.raises(
+        HpcgenError,
+        match=r"corpus\.jsonl:102: gigatoken and tokenizers give different ids: at token 2 of 3, \d+ and \d+",
+    ):
+        tokenize_files([path], tmp_path / "y", shifted(tokenizer), verify_fraction=1)
+    assert not (tmp_path / "y.bin").exists()
+    # a part, always the same, evenly spread; the first document is always in it
+    for fraction, expected in ((0.25, 50), (1e-9, 1), (0, 0)):
+        counts = [
+            tokenize_files(
+                [path],
+                tmp_path / "x",
+                tokenizer,
+                verify_fraction=fraction,
+                overwrite=True,
+                workers=workers,
+            ).verified_documents
+            for workers in (1, 2)
+        ]
+        assert counts[0] == counts[1]
+        assert abs(counts[0] - expected) <= 2
+
+
+def test_nothing_is_compared_where_tokenizers_itself_encodes(tmp_path, write_jsonl):
+    tokenizer = load_tokenizer(TokenizerConfig(), "tokenizers")
+    report = tokenize_files([write_jsonl(["a"])], tmp_path / "x", tokenizer, verify_fraction=1)
+    assert report.verified_documents == 0

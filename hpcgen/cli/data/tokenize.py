@@ -1,29 +1,30 @@
-"""`hpcgen data`: from text to the .bin/.idx pairs that the trainer reads."""
+"""hpcgen data tokenize: .bin/.idx of the files that are named, or one task of the stage tokenize."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
+
+from hpcgen.cli.data.stage import run_stage, task_options, verify_option
+from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
     from hpcgen.config.tokenizer import TokenizerConfig
 
 _FILE = click.Path(path_type=Path)
-_PROGRESS_INTERVAL_S = 10.0
-"""Between lines of progress in a log file, where no bar can be drawn."""
+_FRACTION = click.FloatRange(min=0, max=1)
+_OF_STAGE = ("config", "overrides", "task_id", "num_tasks")
+_OF_BOTH = ("workers", "as_json", "verify_fraction", *_OF_STAGE)
 
 
 @click.command("tokenize")
-@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=_FILE)
+@click.argument("inputs", metavar="[INPUT...]", nargs=-1, type=_FILE)
 @click.option(
-    "--output-prefix", required=True, type=_FILE, help="Path of the .bin/.idx pair, without the suffix."
+    "--output-prefix", type=_FILE, help="With INPUT: path of the .bin/.idx pair, without the suffix."
 )
 @click.option(
     "--tokenizer", default="gpt2", show_default=True, help="gpt2, bytes, or the path of a tokenizer.json."
@@ -35,10 +36,22 @@ _PROGRESS_INTERVAL_S = 10.0
 @click.option(
     "--drop-empty", is_flag=True, help="Leave out documents without tokens; Megatron-LM keeps them."
 )
-@click.option("--overwrite", is_flag=True, help="Replace an existing pair.")
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Blocks encoded at once.  [default: one per core]"
+    "--bad-documents",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="What a line without a readable text does: end it all, or go to PREFIX.rejects.jsonl.",
 )
+@click.option(
+    "--max-bad-fraction",
+    type=_FRACTION,
+    default=0.001,
+    show_default=True,
+    help="With skip: the largest share of bad documents.",
+)
+@verify_option
+@click.option("--overwrite", is_flag=True, help="Replace an existing pair.")
 @click.option(
     "--backend",
     type=click.Choice(["auto", "gigatoken", "tokenizers"]),
@@ -46,26 +59,78 @@ _PROGRESS_INTERVAL_S = 10.0
     show_default=True,
     help="Library that encodes; both give the same ids.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(
+@task_options
+@click.pass_context
+def command(context: click.Context, /, inputs: tuple[Path, ...], **options: Any) -> None:
+    """Tokenize the INPUT files into one Megatron .bin/.idx pair, or the concatenated files of a corpus.
+
+    \b
+    hpcgen data tokenize a.jsonl b.jsonl.zst c.jsonl.gz --output-prefix tokens/abc
+    hpcgen data tokenize -c run.yaml [--task-id T --num-tasks N]
+    """
+    given = [name for name in options if context.get_parameter_source(name) != ParameterSource.DEFAULT]
+    if inputs or options["output_prefix"]:
+        _refuse(given, _OF_STAGE, "belong to a corpus (-c RUN.YAML), and not to INPUT files")
+        _tokenize(inputs, **{name: value for name, value in options.items() if name not in _OF_STAGE})
+    else:
+        of_inputs = [name for name in options if name not in _OF_BOTH]
+        _refuse(given, of_inputs, "belong to INPUT files; of a corpus, data.corpus and data.tokenizer say it")
+        if "config" not in given and not options["config"].exists():
+            raise HpcgenError(
+                "nothing to tokenize: there is no INPUT, and no run.yaml here",
+                "give INPUT... --output-prefix PREFIX, or -c RUN.YAML",
+            )
+        run_stage("tokenize", **{name: options[name] for name in _OF_BOTH})
+
+
+def _refuse(given: list[str], others: tuple[str, ...] | list[str], reason: str) -> None:
+    """Options that mean something to the other use of the command alone are mistakes."""
+    flags = {"overrides": "--set"}
+    wrong = [flags.get(name, f"--{name.replace('_', '-')}") for name in given if name in others]
+    if wrong:
+        raise HpcgenError(
+            f"{', '.join(wrong)} {reason}", "use one of the two ways: hpcgen data tokenize --help"
+        )
+
+
+def _tokenize(
     inputs: tuple[Path, ...],
+    *,
+    output_prefix: Path | None,
     tokenizer: str,
     vocab_file: Path | None,
     merges_file: Path | None,
     eod_token: str | None,
     backend: Literal["auto", "gigatoken", "tokenizers"],
     as_json: bool,
+    verify_fraction: float | None,
+    workers: int | None,
     **options: Any,
 ) -> None:
-    """Tokenize .jsonl and .jsonl.zst files into one Megatron .bin/.idx pair."""
+    if not inputs:
+        raise HpcgenError("--output-prefix names no INPUT", "give the .jsonl, .jsonl.zst or .jsonl.gz files")
+    if output_prefix is None:
+        raise HpcgenError(
+            "the INPUT files need a place for their pair",
+            "give --output-prefix PREFIX (or -c RUN.YAML alone)",
+        )
+    from hpcgen.cli.data.progress import shown
     from hpcgen.data.tokenize import tokenize_files
-    from hpcgen.data.tokenizer import load_tokenizer
+    from hpcgen.data.tokenizer import limit_threads, load_tokenizer
+    from hpcgen.data.workers import cores
 
-    loaded = load_tokenizer(_tokenizer_config(tokenizer, vocab_file, merges_file, eod_token), backend)
+    threads = workers or cores()
+    limit_threads(threads)
+    config = _tokenizer_config(tokenizer, vocab_file, merges_file, eod_token)
+    loaded = load_tokenizer(config, backend, threads=threads)
     if loaded.note:
         click.echo(f"encoding with {loaded.backend}: {loaded.note}", err=True)
-    with _progress() as progress:
-        report = tokenize_files(inputs, tokenizer=loaded, progress=progress, **options)
+    if verify_fraction is not None:
+        options["verify_fraction"] = verify_fraction
+    with shown() as on_progress:
+        report = tokenize_files(
+            inputs, output_prefix, loaded, workers=threads, on_progress=on_progress, **options
+        )
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))
 
 
@@ -82,32 +147,3 @@ def _tokenizer_config(
         tokenizer_file=None if tokenizer in names else tokenizer,
         eod_token=eod_token,
     )
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A function to call with the bytes done and in all: a bar on a terminal, else a line now and then."""
-    if not sys.stderr.isatty():
-        yield _progress_lines()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("tokenize", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _progress_lines() -> Callable[[int, int], None]:
-    start = last = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _PROGRESS_INTERVAL_S:
-            last = now
-            rate = done / 1e6 / (now - start)
-            click.echo(f"read {done / total:.1%} of {total / 1e6:,.0f} MB at {rate:.1f} MB/s", err=True)
-
-    return show

@@ -1,0 +1,464 @@
+"""How fast `hpcgen data prepare` makes .bin/.idx pairs, beside what its parts cost and beside Megatron-LM's way.
+
+    python -m benchmarks.data [FILES...] [--megatron-lm DIRECTORY] [--json]
+
+FILES are .jsonl, .jsonl.zst or .jsonl.gz, best at least one for each core; without any, real text that is on this
+machine (documentation, headers, sources) is packed into .jsonl.zst. All of it is measured in one run, since only
+ratios mean something on a machine that does other things too: the CPU time of each part and the rate that they
+allow, the real command on 1, 2, 4 ... cores with its memory, and the work of Megatron-LM's preprocess_data.py as
+a portable program of our own; with a checkout of Megatron-LM its two scripts as well.
+
+Rates are MB (10^6 bytes) of uncompressed JSON Lines a second, without the seconds that starting takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from hpcgen.config.corpus import CorpusConfig, CorpusJob
+from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.data.compression import content
+from hpcgen.data.indexed_dataset import IndexedDatasetWriter, token_dtype
+from hpcgen.data.jsonl import read_blocks
+from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
+from hpcgen.data.tokenizer import limit_threads, load_tokenizer
+from hpcgen.data.workers import cores
+
+TOKENIZER = TokenizerConfig()
+"""GPT-2's BPE."""
+SUFFIXES = {
+    ".py",
+    ".h",
+    ".hpp",
+    ".c",
+    ".cpp",
+    ".txt",
+    ".html",
+    ".rst",
+    ".md",
+    ".pyi",
+    ".xml",
+    ".po",
+    ".js",
+    ".rs",
+}
+LONGEST_TEXT = 2_000_000
+LINE = b'{"text": "a tiny document"}\n'
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as scratch:
+        result = measure(arguments, Path(scratch))
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print_result(result)
+
+
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("files", nargs="*", type=Path)
+    options.add_argument(
+        "--text", action="append", type=Path, help="directory of texts, in place of the usual ones"
+    )
+    options.add_argument("--max-mb", type=float, default=1200, help="most text to collect without FILES")
+    options.add_argument("--baseline-mb", type=float, default=12, help="JSON Lines for the slow programs")
+    options.add_argument("--megatron-lm", type=Path, help="a checkout of NVIDIA/Megatron-LM")
+    options.add_argument("--directory", type=Path, help="where to write; the disk of it is measured too")
+    options.add_argument("--json", action="store_true")
+    return options
+
+
+def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    say("collecting text")
+    files = [path.resolve() for path in arguments.files]
+    if not files:
+        roots = arguments.text or default_roots()
+        files = collect(roots, scratch / "source", int(arguments.max_mb * 1e6), 6 * cores())
+    counts = sorted({1, cores(), *itertools.takewhile(lambda n: n < cores(), (2**i for i in range(12)))})
+    say("the parts")
+    parts = parts_cost(files, scratch)
+    say("hpcgen data prepare")
+    prepare = {n: run_prepare(files, scratch / f"corpus{n}", n) for n in counts}
+    say("the portable baseline")
+    portion = write_portion(files, scratch / "portion.jsonl", int(arguments.baseline_mb * 1e6))
+    others = {"preprocess_data.py's work, portable": baseline(portion, scratch)}
+    if arguments.megatron_lm:
+        say("Megatron-LM's scripts")
+        others |= megatron_lm(arguments.megatron_lm.resolve(), portion, files, scratch)
+    say("the parts again")
+    again = parts_cost(files, scratch)
+    parts = {name: (parts[name] + again[name]) / 2 for name in parts}
+    cap = 1000 * cores() / sum(parts.values())
+    ours = prepare[cores()]
+    return {
+        "files": len(files),
+        "text_mb": ours.text_mb,
+        "cores": cores(),
+        "cpu_s_per_gb": parts,
+        "cap_mb_s": cap,
+        "prepare": {n: dataclasses.asdict(run) for n, run in prepare.items()},
+        "share_of_cap": ours.rate / cap,
+        "share_of_cpu": sum(parts.values()) / ours.cpu_s_per_gb,
+        "others_mb_s": others,
+        "times": {name: ours.rate / rate for name, rate in others.items()},
+    }
+
+
+def say(what: str) -> None:
+    print(what, file=sys.stderr)
+
+
+# Text
+
+
+def default_roots() -> list[Path]:
+    paths = sysconfig.get_paths()
+    usual = (
+        "/usr/share/doc",
+        "/usr/share/man",
+        "/usr/include",
+        "/usr/src",
+        "/usr/share/perl",
+        "/usr/lib/python3",
+    )
+    return [*map(Path, usual), Path(paths["stdlib"]), Path(paths["purelib"])]
+
+
+def texts(roots: list[Path]) -> Iterator[str]:
+    """Every text below `roots` once, in an order that does not change."""
+    seen = set()
+    for root in roots:
+        for path in sorted(root.rglob("*")):
+            if path.suffix in SUFFIXES and path.is_file() and not path.is_symlink():
+                data = path.read_bytes()
+                digest = hashlib.sha256(data).digest()
+                if digest not in seen and 200 < len(data) < LONGEST_TEXT:
+                    seen.add(digest)
+                    try:
+                        yield str(data, "utf-8")
+                    except UnicodeDecodeError:
+                        continue
+
+
+def collect(roots: list[Path], folder: Path, most_bytes: int, num_files: int) -> list[Path]:
+    """Packs texts into `num_files` .jsonl.zst of about the same size and mixture."""
+    folder.mkdir()
+    paths = [folder / f"part-{number:04d}.jsonl.zst" for number in range(num_files)]
+    writers = [
+        zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(path.open("wb"))
+        for path in paths
+    ]
+    for number, text in enumerate(texts(roots)):
+        line = json.dumps({"text": text, "meta": {"source": "here"}}, ensure_ascii=False).encode() + b"\n"
+        writers[number % num_files].write(line)
+        most_bytes -= len(line)
+        if most_bytes < 0:
+            break
+    for writer in writers:
+        writer.close()
+    return paths
+
+
+def write_portion(files: list[Path], target: Path, most_bytes: int) -> Path:
+    """The first documents of every file, uncompressed."""
+    with target.open("wb") as portion:
+        for path in files:
+            left = most_bytes // len(files)
+            with path.open("rb") as file:
+                for block in read_blocks(path, content(path, file)):
+                    for line in block.data.splitlines(keepends=True):
+                        if left > 0:
+                            portion.write(line)
+                            left -= len(line)
+                    if left <= 0:
+                        break
+    return target
+
+
+# The parts
+
+
+def parts_cost(files: list[Path], scratch: Path) -> dict[str, float]:
+    """CPU seconds per GB of JSON Lines of each part, all cores at work at once as in the real command."""
+    with multiprocessing.get_context("spawn").Pool(cores()) as pool:
+        shares = [(files[n :: cores()], scratch / f"parts{n}.bin") for n in range(cores())]
+        costs = pool.starmap(cost_of_parts, [share for share in shares if share[0]])
+    total: Counter[str] = sum(costs, Counter())
+    size = total.pop("bytes")
+    return {name: seconds / size * 1e9 for name, seconds in total.items()}
+
+
+def cost_of_parts(files: list[Path], target: Path) -> Counter[str]:
+    """CPU seconds of the libraries' calls alone, and the bytes of JSON Lines. What joins them is not counted."""
+    import msgspec
+
+    limit_threads(1)
+    tokenizer = load_tokenizer(TOKENIZER, threads=1)
+    record: Any = msgspec.defstruct("Record", [("text", str)], gc=False)
+    decode_lines = msgspec.json.Decoder(record).decode_lines
+    costs: Counter[str] = Counter()
+    write_hash = hashlib.sha256()
+    dtype = token_dtype(tokenizer.vocab_size)
+
+    def timed(part: str, function: Callable[..., Any], *values: Any) -> Any:
+        begin = time.process_time()
+        result = function(*values)
+        costs[part] += time.process_time() - begin
+        return result
+
+    def parsed(data: bytes) -> list[str]:
+        return [one.text for one in decode_lines(data)]
+
+    def uncompressed(path: Path, file: Any) -> Iterator[bytes]:
+        update = hashlib.sha256().update
+        pieces = content(path, _Hashed(file, lambda data: timed("hash while decompressing", update, data)))
+        while piece := timed("decompress", next, pieces, b""):
+            yield piece
+
+    with target.open("wb", buffering=0) as output:
+        for path in files:
+            with path.open("rb", buffering=0) as file:
+                for block in read_blocks(path, uncompressed(path, file)):
+                    found = timed("parse", parsed, block.data)
+                    ids, _ = timed("tokenize", tokenizer.encode, found)
+                    ids = ids.astype(dtype)
+                    timed("hash", write_hash.update, ids.data)
+                    timed("write", output.write, ids.data)
+                    costs["bytes"] += len(block.data)
+            timed("write", os.fsync, output.fileno())
+    target.unlink()
+    costs["decompress"] -= costs["hash while decompressing"]  # it reads what it uncompresses
+    costs["hash"] += costs.pop("hash while decompressing")
+    return costs
+
+
+class _Hashed:
+    """A file whose bytes are hashed as they are read."""
+
+    def __init__(self, file: Any, update: Callable[[bytes], None]) -> None:
+        self._file = file
+        self._update = update
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._file.read(size)
+        self._update(data)
+        return data
+
+
+# The real command
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `hpcgen data prepare` did."""
+
+    text_mb: float
+    seconds: float
+    """Of the task, start of its workers included."""
+    start_seconds: float
+    """The same with a corpus of tiny files."""
+    rate: float
+    cpu_s_per_gb: float
+    peak_mib: float
+    """Memory of the largest process."""
+
+
+def run_prepare(files: list[Path], directory: Path, num_cores: int) -> Run:
+    """The command on `num_cores` cores; fresh each time."""
+    tiny = directory / "tiny"
+    tiny.mkdir(parents=True)
+    for number in range(num_cores):
+        (tiny / f"{number}.jsonl").write_bytes(LINE)
+    start, _, start_usage = prepare_once(sorted(tiny.iterdir()), directory / "start", num_cores)
+    seconds, size, usage = prepare_once(files, directory / "corpus", num_cores)
+    cpu = usage.ru_utime + usage.ru_stime - start_usage.ru_utime - start_usage.ru_stime
+    return Run(
+        text_mb=size / 1e6,
+        seconds=seconds,
+        start_seconds=start,
+        rate=size / 1e6 / (seconds - start),
+        cpu_s_per_gb=cpu / size * 1e9,
+        peak_mib=usage.ru_maxrss / 1024,
+    )
+
+
+def prepare_once(files: list[Path], directory: Path, num_cores: int) -> tuple[float, int, Any]:
+    """Seconds, bytes of JSON Lines, and what the system counted of all its processes."""
+    directory.mkdir()
+    corpus = CorpusConfig(directory=str(directory), num_output_files=len(files), verify_fraction=0)
+    listed = [
+        ManifestFile(
+            name=f"{number:04d}-{path.name}",
+            split="corpus",
+            size=path.stat().st_size,
+            modified_ns=path.stat().st_mtime_ns,
+            path=str(path),
+        )
+        for number, path in enumerate(files)
+    ]
+    write_manifest(Manifest("benchmark", listed), manifest_path(directory))
+    job = directory / "corpus.json"
+    job.write_text(json.dumps(dataclasses.asdict(CorpusJob(corpus=corpus, tokenizer=TOKENIZER))))
+    command = [sys.executable, "-m", "hpcgen", "data", "prepare", "-c", str(job), "--json"]
+    allowed = sorted(os.sched_getaffinity(0))[:num_cores]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, preexec_fn=lambda: os.sched_setaffinity(0, allowed)
+    )
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"hpcgen data prepare failed: {output.decode()}")
+    report = json.loads(output)
+    return report["seconds"], report["counts"]["text_bytes"], usage
+
+
+# Others
+
+
+def baseline(portion: Path, scratch: Path) -> float:
+    """What preprocess_data.py does: a pool, json.loads and tokenizers for each document, one writer. MB/s."""
+    tiny = scratch / "tiny.jsonl"
+    tiny.write_bytes(LINE)
+    encode_documents(tiny, scratch / "tiny")  # byte code and page cache
+    start = seconds_of(lambda: encode_documents(tiny, scratch / "tiny"))
+    seconds = seconds_of(lambda: encode_documents(portion, scratch / "baseline"))
+    return portion.stat().st_size / 1e6 / (seconds - start)
+
+
+def seconds_of(function: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def encode_documents(portion: Path, prefix: Path) -> None:
+    eod = load_tokenizer(TOKENIZER, "tokenizers").eod_id
+    with (
+        multiprocessing.get_context("spawn").Pool(cores(), initializer=load_reference) as pool,
+        portion.open(encoding="utf-8") as lines,
+    ):
+        write_documents(pool.imap(encode_document, lines, 32), eod, prefix)
+
+
+def write_documents(documents: Iterator[list[int]], eod: int, prefix: Path) -> None:
+    """With Megatron-Core's builder where it is installed, else with ours."""
+    dtype = token_dtype(load_tokenizer(TOKENIZER, "tokenizers").vocab_size)
+    try:
+        from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+    except ImportError:
+        with (
+            Path(f"{prefix}.bin").open("wb") as bin_file,
+            Path(f"{prefix}.idx").open("wb") as idx_file,
+            IndexedDatasetWriter(bin_file, dtype) as writer,
+        ):
+            for ids in documents:
+                writer.add_documents(np.array([*ids, eod], dtype), np.array([len(ids) + 1]))
+            writer.write_index(idx_file)
+        return
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype.type)
+    for ids in documents:
+        builder.add_document([*ids, eod], [len(ids) + 1])
+    builder.finalize(f"{prefix}.idx")
+
+
+_reference: Any = None
+
+
+def load_reference() -> None:
+    global _reference
+    limit_threads(1)
+    _reference = load_tokenizer(TOKENIZER, "tokenizers")
+
+
+def encode_document(line: str) -> list[int]:
+    ids: list[int] = _reference.encode([json.loads(line)["text"]])[0].tolist()
+    return ids
+
+
+def megatron_lm(checkout: Path, portion: Path, files: list[Path], scratch: Path) -> dict[str, float]:
+    """MB/s of the two scripts; what they need (transformers, for one) must be installed."""
+    from hpcgen.data.tokenizer import _definition
+
+    folder = scratch / "gpt2"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(_definition(TOKENIZER)))
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    end = "<|endoftext|>"
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "bos_token": end}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    larger = write_portion(files, scratch / "larger.jsonl", 40 * portion.stat().st_size)
+    tiny = scratch / "tiny.jsonl"
+    tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
+    common = [*tokenizer, "--append-eod"]
+    scripts = {
+        "preprocess_data.py": (portion, ["--workers", str(cores())]),
+        "preprocess_data_fast.py": (larger, ["--use-gigatoken"]),
+    }
+    rates = {}
+    for name, (text, more) in scripts.items():
+
+        def run(path: Path, name: str = name, more: list[str] = more) -> float:
+            arguments = ["--input", str(path), "--output-prefix", str(scratch / f"{name}-{path.stem}")]
+            command = [sys.executable, f"tools/{name}", *arguments, *common, *more]
+            paths = os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])
+            environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}
+            begin = time.perf_counter()
+            done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
+            return time.perf_counter() - begin
+
+        run(tiny)  # byte code and page cache
+        start = run(tiny)
+        rates[name] = text.stat().st_size / 1e6 / (run(text) - start)
+    return rates
+
+
+def print_result(result: dict[str, Any]) -> None:
+    parts = result["cpu_s_per_gb"]
+    print(f"{result['text_mb']:,.0f} MB of JSON Lines in {result['files']} files, {result['cores']} cores\n")
+    print("| part | CPU seconds per GB |\n| --- | --- |")
+    for name, seconds in parts.items():
+        print(f"| {name} | {seconds:.2f} |")
+    print(f"| all | {sum(parts.values()):.2f} |")
+    print(f"\nThese parts allow {result['cap_mb_s']:.0f} MB/s on {result['cores']} cores.\n")
+    print("| hpcgen data prepare | MB/s | CPU seconds per GB | start, s | peak MiB of a process |")
+    print("| --- | --- | --- | --- | --- |")
+    for count, run in result["prepare"].items():
+        print(
+            f"| {count} cores | {run['rate']:.1f} | {run['cpu_s_per_gb']:.2f} "
+            f"| {run['start_seconds']:.1f} | {run['peak_mib']:.0f} |"
+        )
+    print(f"\n{result['share_of_cap']:.0%} of what the parts allow on idle cores.")
+    print(f"{result['share_of_cpu']:.0%} of the CPU time went into these parts.\n")
+    print("| other | MB/s | hpcgen is faster by |\n| --- | --- | --- |")
+    for name, rate in result["others_mb_s"].items():
+        print(f"| {name} | {rate:.1f} | {result['times'][name]:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
