@@ -5,35 +5,53 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from hpcgen.errors import HpcgenError
 
-_SUFFIX = ".tmp"
+_PRIVATE_NAME = re.compile(r"\.(?P<target>.+)\.[0-9a-f]{16}\.tmp")
 
 
 @contextlib.contextmanager
-def private_file(target: Path) -> Iterator[BinaryIO]:
+def private_file(target: Path, *, swept: bool = False) -> Iterator[BinaryIO]:
     """A new file beside `target` for `publish` to rename; gone at the end unless it was published.
 
-    What killed runs left behind for the same target is removed first. A living writer holds a lock on its
-    file, so two runs that write the same target do not disturb each other. On a file system without locks the
-    leftovers stay.
+    What killed runs left behind for the same target is removed first, unless it is `swept` already.
 
     Raises:
         OSError: the directory cannot be made or written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(target)
+    if not swept:
+        sweep([target])
     file = _create(target)
     try:
         yield file
     finally:
         file.close()
         Path(file.name).unlink(missing_ok=True)
+
+
+def sweep(targets: Iterable[Path]) -> None:
+    """Removes what killed runs left behind for `targets`, with one look at each of their directories.
+
+    A living writer holds a lock on its file, so two runs that write the same target do not disturb each other.
+    On a file system without locks the leftovers stay. Nothing is removed for other targets: where locks
+    are known to one node only, tasks on other nodes may be writing them.
+    """
+    names: defaultdict[Path, set[str]] = defaultdict(set)
+    for target in targets:
+        names[target.parent].add(target.name)
+    for directory, wanted in names.items():
+        for path in _private_files(directory, wanted):
+            with contextlib.suppress(OSError), path.open("rb+") as file:
+                if _lock(file):
+                    path.unlink()
 
 
 def sync(file: BinaryIO) -> None:
@@ -117,7 +135,7 @@ def is_special(target: Path) -> bool:
 
 def _create(target: Path) -> BinaryIO:
     while True:
-        path = target.parent / f"{_prefix(target)}{secrets.token_hex(8)}{_SUFFIX}"
+        path = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
         file = path.open("xb")
         # Another run may sweep the file before it is locked: then it has no name any more, and we try again.
         if not _lock(file) or os.fstat(file.fileno()).st_nlink:
@@ -125,16 +143,13 @@ def _create(target: Path) -> BinaryIO:
         file.close()
 
 
-def _sweep(target: Path) -> None:
-    for path in target.parent.iterdir():
-        if path.name.startswith(_prefix(target)) and path.name.endswith(_SUFFIX):
-            with contextlib.suppress(OSError), path.open("rb+") as file:
-                if _lock(file):
-                    path.unlink()
-
-
-def _prefix(target: Path) -> str:
-    return f".{target.name}."
+def _private_files(directory: Path, targets: set[str]) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            found = [match for entry in entries if (match := _PRIVATE_NAME.fullmatch(entry.name))]
+    except OSError:
+        return []
+    return [directory / match[0] for match in found if match["target"] in targets]
 
 
 def _lock(file: BinaryIO) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -46,7 +45,7 @@ def command(
     plan = api.plan(read_run(stage, config, cluster, run_dir, overrides), [stage])
     script = api.render(plan, stage, templates)
     warn(plan.warnings)
-    unset = [name for name in plan.config.secrets if not os.environ.get(name)]
+    unset = api.unset_secrets(plan)
     warn(
         tuple(f"{name} is a secret of the run and is not set here: export it before sbatch" for name in unset)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,7 +14,7 @@ from hpcgen.cli.options import run_options, templates_option, warn
 from hpcgen.config.stages import SUBMITTED_STAGES
 
 if TYPE_CHECKING:
-    from hpcgen.launchers.job import Progress
+    from hpcgen.launchers.job import Job, Progress
     from hpcgen.planning.plan import Plan
 
 
@@ -38,7 +38,10 @@ def command(
     launcher: Literal["slurm", "local"],
     dry_run: bool,
 ) -> None:
-    """Run STAGES, each after the one before it: hpcgen submit tokenize train -c run.yaml"""
+    """Run STAGES, each after the one before it: hpcgen submit download prepare train -c run.yaml
+
+    Of the stages that make the corpus, only the tasks that have something left to make are submitted.
+    """
     from hpcgen import api
 
     plan = api.plan(api.load_run(config, overrides), stages)
@@ -50,11 +53,24 @@ def command(
         return
     with _progress(plan) if launcher == "local" else contextlib.nullcontext() as on_progress:
         jobs = api.submit(plan, launcher, templates, on_progress)
-    for job in jobs:
-        if launcher == "slurm":
-            click.echo(f"{job.job_id} {job.stage} {job.log}")
+    if launcher == "slurm":
+        _show_jobs(plan, jobs)
     if launcher == "local" and "train" in plan.stages:
         _show_run(plan)
+
+
+def _show_jobs(plan: Plan, jobs: Sequence[Job]) -> None:
+    """A line for each job: its number, its stage, its log. What was left out is said apart."""
+    submitted = {job.stage: job for job in jobs}
+    for stage in plan.stages.values():
+        job = submitted.get(stage.name)
+        if job is None:
+            click.echo(f"{stage.name}: everything is made; not submitted", err=True)
+            continue
+        click.echo(f"{job.job_id} {job.stage} {job.log}")
+        if stage.allocation.array and job.tasks is not None:
+            num_tasks = stage.allocation.array.num_tasks
+            click.echo(f"{stage.name}: {len(job.tasks)} of {num_tasks} tasks", err=True)
 
 
 @contextlib.contextmanager
@@ -86,9 +102,10 @@ def _progress(plan: Plan) -> Iterator[Callable[[Progress], None]]:
 
         def show(progress: Progress) -> None:
             if progress.stage not in tasks:
-                tasks[progress.stage] = bars.add_task(progress.stage, total=progress.total or None, loss="")
+                tasks[progress.stage] = bars.add_task(progress.stage, total=None, loss="")
             loss = f"loss {progress.metrics['loss']:.3f}" if progress.metrics else ""
-            bars.update(tasks[progress.stage], completed=progress.done, loss=loss)
+            total = progress.total or None
+            bars.update(tasks[progress.stage], total=total, completed=progress.done, loss=loss)
 
         yield show
 
@@ -107,9 +124,13 @@ class _ProgressLines:
         tenth = 10 * progress.done // progress.total if progress.total else 0
         if tenth > self._tenth:
             self._tenth = tenth
-            loss = progress.metrics["loss"]
+            far = f"{progress.done} of {progress.total}"
+            loss = progress.metrics.get("loss")
             click.echo(
-                f"{progress.stage}: step {progress.done} of {progress.total}, loss {loss:.3f}", err=True
+                f"{progress.stage}: {far} files"
+                if loss is None
+                else f"{progress.stage}: step {far}, loss {loss:.3f}",
+                err=True,
             )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.options import complete_clusters, templates_option
-from hpcgen.config.stages import STAGES
+from hpcgen.config.stages import FRAMES, STAGES
 
 if TYPE_CHECKING:
     from hpcgen.rendering.environment import ShellEnvironment
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpcgen.rendering.inventory import TemplateFile
     from hpcgen.rendering.site import Report
 
-NAMES = ("base", *STAGES)
+NAMES = (*FRAMES, *STAGES)
 
 
 @click.group("templates")
@@ -135,7 +135,7 @@ def _complete_blocks(context: click.Context, parameter: click.Parameter, incompl
     help="The directory of templates, /etc/hpcgen/templates for a whole site.  [default: ~/.config/hpcgen/templates]",
 )
 def override_command(name: str, blocks: tuple[str, ...], output: Path | None) -> None:
-    """Start a template of your own for stage NAME, or for all of them with base.
+    """Start a template of your own for stage NAME, for all of them with base, or for the data stages with data.
 
     It extends the shipped one. A file that is there already is left as it is.
     """

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import multiprocessing
+import json
 import os
-import queue
-import threading
+import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.record import Counts, Record
-from hpcgen.data.unit import DataStage, Unit, configuration, done_record, units, units_of_task
+from hpcgen.data.record import Counts, Record, record_path
+from hpcgen.data.unit import (
+    DataStage,
+    Unit,
+    bytes_to_read,
+    configuration,
+    done_records,
+    units,
+    units_of_task,
+)
+from hpcgen.data.workers import Failed, Made, Told, run_all
+from hpcgen.data.workers import cores as cores
 from hpcgen.errors import HpcgenError
+from hpcgen.files import private_file, sweep
 
 _WORK = {
     "download": ("hpcgen.data.download", "download"),
@@ -29,7 +40,8 @@ _WORK = {
     "prepare": ("hpcgen.data.tokenize", "tokenize_unit"),
 }
 """Module and function of each stage: (unit, job, context) -> the record, published. Imported in the workers alone."""
-_REPORT_INTERVAL_S = 0.5
+_TELL_INTERVAL_S = 0.5
+_WRITE_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,9 @@ class Step:
     bytes: int = 0
     documents: int = 0
     tokens: int = 0
+
+    def __add__(self, other: Step) -> Step:
+        return Step(self.bytes + other.bytes, self.documents + other.documents, self.tokens + other.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +78,17 @@ class Progress:
     units: int = 0
     units_done: int = 0
     bytes: int = 0
+    """Of the inputs, on disk; sizes that are not known yet count when they are read."""
     bytes_done: int = 0
-    """Of the inputs, on disk; sizes that the manifest does not know count when they are read."""
     bytes_new: int = 0
-    """The part of bytes_done that this run read."""
+    """What this run read, of units that failed as well."""
     documents: int = 0
     tokens: int = 0
     started: float = field(default_factory=time.time)
     failed: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskReport:
     """What a task did."""
 
@@ -83,15 +98,59 @@ class TaskReport:
     done_before: int
     """Units that were done already."""
     records: tuple[Record, ...]
-    """Of all its units, those done before included."""
+    """Of all its units that are done, those done before included."""
     errors: tuple[str, ...]
     """One message for each unit that failed; nothing of these is published."""
+    bytes_read: int
+    """Of the inputs, on disk, by this run."""
     seconds: float
 
     @property
     def counts(self) -> Counts:
         """Of all its units."""
-        return sum((record.counts for record in self.records), Counts())
+        return Counts.total(record.counts for record in self.records)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """At which this run read its inputs."""
+        return self.bytes_read / self.seconds if self.seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "stage": self.stage,
+            "task_id": self.task_id,
+            "num_tasks": self.num_tasks,
+            "units": len(self.records) + len(self.errors),
+            "done_before": self.done_before,
+            "made": len(self.records) - self.done_before,
+            "errors": list(self.errors),
+            "counts": dataclasses.asdict(self.counts),
+            "bytes_read": self.bytes_read,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def __str__(self) -> str:
+        counts, made = self.counts, len(self.records) - self.done_before
+        failed = f", {len(self.errors):,} failed" if self.errors else ""
+        lines = [
+            f"{self.stage} task {self.task_id} of {self.num_tasks}: "
+            f"{made:,} made, {self.done_before:,} done before{failed}"
+        ]
+        if counts.documents_in:
+            lines.append(
+                f"documents  {counts.documents_in:,} in = {counts.documents_out:,} out"
+                f" + {counts.skipped:,} skipped + {counts.rejected:,} rejected"
+            )
+        if counts.tokens:
+            lines.append(f"tokens     {counts.tokens:,} in {counts.sequences:,} sequences")
+        if counts.eod_in_text:
+            lines.append(
+                f"note       {counts.eod_in_text:,} end-of-document tokens are spelled out in the text"
+            )
+        rate = f" ({self.bytes_per_second / 1e6:,.1f} MB/s)" if self.bytes_read else ""
+        lines.append(f"read       {self.bytes_read:,} bytes in {self.seconds:,.1f} s{rate}")
+        return "\n".join(lines)
 
 
 def run_task(
@@ -106,7 +165,9 @@ def run_task(
 ) -> TaskReport:
     """Makes the units of one task that are not done, `workers` at a time (None: as many as it has cores).
 
-    A unit that fails does not keep the others from being made. `on_progress` is called about twice a second.
+    A unit that fails does not keep the others from being made. `on_progress` is called about twice a second;
+    every five seconds progress is also written to the corpus's directory, for `hpcgen data status`. Runs worker
+    processes: a script that calls it needs `if __name__ == "__main__":`.
 
     Raises:
         HpcgenError: what concerns all units: no manifest, a wrong tokenizer, a task_id that is out of range.
@@ -114,171 +175,156 @@ def run_task(
     if not 0 <= task_id < num_tasks:
         raise HpcgenError(f"task {task_id} is not one of {num_tasks}", f"use 0 to {num_tasks - 1}")
     started = time.monotonic()
-    of_configuration = configuration(stage, job)
     mine = units_of_task(units(stage, job, manifest), task_id, num_tasks)
-    before = {unit.name: done_record(unit, job, of_configuration) for unit in mine}
-    pending = [unit for unit in mine if before[unit.name] is None]
-    records = [record for record in before.values() if record is not None]
-    progress = _progress_at_start(stage, task_id, num_tasks, mine, pending, records)
-    made, errors = _make_all(
-        pending, job, of_configuration, workers or _default_workers(stage, job), progress, on_progress
-    )
+    task = _Task(stage, job, mine, Progress(stage, task_id, num_tasks, units=len(mine)), on_progress)
+    task.make_all(workers or (job.corpus.download_connections if stage == "download" else cores()))
     return TaskReport(
         stage=stage,
         task_id=task_id,
         num_tasks=num_tasks,
-        done_before=len(mine) - len(pending),
-        records=(*records, *made),
-        errors=tuple(errors),
+        done_before=task.done_before,
+        records=tuple(task.records),
+        errors=tuple(task.errors),
+        bytes_read=task.progress.bytes_new,
         seconds=time.monotonic() - started,
     )
 
 
-def cores() -> int:
-    """Cores that this process may use: a Slurm job sees its own, not the node's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def progress_path(directory: Path, stage: str, task_id: int, num_tasks: int) -> Path:
+    """Where a task of the corpus in `directory` writes how far it is."""
+    return directory / "progress" / f"{stage}-{task_id:05d}-of-{num_tasks:05d}.json"
 
 
-def _default_workers(stage: DataStage, job: CorpusJob) -> int:
-    return job.corpus.download_connections if stage == "download" else cores()
+class _Task:
+    """The units of a task on their way."""
 
+    def __init__(
+        self,
+        stage: DataStage,
+        job: CorpusJob,
+        mine: Sequence[Unit],
+        progress: Progress,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._job = job
+        self._configuration = configuration(stage, job)
+        self.progress = progress
+        self._on_progress = on_progress
+        self._told_at = self._written = 0.0
+        self.errors: list[str] = []
+        before = done_records(mine, job, self._configuration)
+        self.records = [record for record in before if record is not None]
+        pending = [unit for unit, record in zip(mine, before, strict=True) if record is None]
+        sizes = bytes_to_read(pending)
+        # the largest first, so that the cores end at about the same time
+        order = sorted(range(len(pending)), key=lambda index: -sizes[index])
+        self._pending = [pending[index] for index in order]
+        self._sizes = [sizes[index] for index in order]
+        self._told = [Step() for _ in pending]
+        self.done_before = progress.units_done = len(self.records)
+        progress.bytes_done = sum(read.size or 0 for record in self.records for read in record.inputs)
+        progress.bytes = progress.bytes_done + sum(sizes)
+        counts = Counts.total(record.counts for record in self.records)
+        progress.documents, progress.tokens = counts.documents_out, counts.tokens
 
-def _progress_at_start(
-    stage: str,
-    task_id: int,
-    num_tasks: int,
-    mine: Sequence[Unit],
-    pending: Sequence[Unit],
-    done: Sequence[Record],
-) -> Progress:
-    counts = sum((record.counts for record in done), Counts())
-    total, left = sum(unit.size for unit in mine), sum(unit.size for unit in pending)
-    return Progress(
-        stage,
-        task_id,
-        num_tasks,
-        units=len(mine),
-        units_done=len(mine) - len(pending),
-        bytes=total,
-        bytes_done=total - left,
-        documents=counts.documents_out,
-        tokens=counts.tokens,
-    )
-
-
-def _make_all(
-    pending: Sequence[Unit],
-    job: CorpusJob,
-    of_configuration: str,
-    workers: int,
-    progress: Progress,
-    on_progress: Callable[[Progress], None] | None,
-) -> tuple[list[Record], list[str]]:
-    """The records of the units that could be made, and what was wrong with the others."""
-    records: list[Record] = []
-    errors: list[str] = []
-    if not pending:
-        if on_progress:
-            on_progress(progress)
-        return records, errors
-    workers = min(workers, len(pending))
-    threads = max(1, cores() // workers)
-    with _executor(pending[0].stage, workers) as (executor, steps):
-        futures: dict[Future[Record], Unit] = {
-            executor.submit(_make, unit, job, of_configuration, threads): unit for unit in pending
-        }
-        for finished in _waited_for(futures, steps, progress, on_progress):
-            unit = futures[finished]
-            try:
-                records.append(finished.result())
-                progress.units_done += 1
-            except HpcgenError as error:
-                errors.append(f"{unit.name}: {error}")
-                progress.failed += 1
-            except BrokenProcessPool as error:
-                raise HpcgenError(
-                    f"{unit.name}: a worker process was killed",
-                    "look for the out-of-memory killer; use fewer --workers",
-                ) from error
-    return records, errors
-
-
-def _waited_for(
-    futures: dict[Future[Record], Unit],
-    steps: Any,
-    progress: Progress,
-    on_progress: Callable[[Progress], None] | None,
-) -> Iterator[Future[Record]]:
-    """The futures as they finish; between them, progress is told."""
-    waiting = set(futures)
-    while waiting:
-        try:
-            for finished in as_completed(waiting, timeout=_REPORT_INTERVAL_S):
-                waiting.discard(finished)
-                yield finished
-        except TimeoutError:
-            pass
-        _take(steps, progress)
-        if on_progress:
-            on_progress(progress)
-
-
-def _take(steps: Any, progress: Progress) -> None:
-    """Adds up what the workers told since the last time."""
-    while True:
-        try:
-            step: Step = steps.get_nowait()
-        except queue.Empty:
+    def make_all(self, workers: int) -> None:
+        """Makes the units that are not done."""
+        self._tell(ended=not self._pending)
+        if not self._pending:
             return
-        progress.bytes_done += step.bytes
-        progress.bytes_new += step.bytes
-        progress.documents += step.documents
-        progress.tokens += step.tokens
+        self._sweep()
+        workers = min(workers, len(self._pending))
+        work = partial(
+            make_unit, job=self._job, of_configuration=self._configuration, threads=max(1, cores() // workers)
+        )
+        try:
+            with closing(run_all(work, self._pending, workers, _TELL_INTERVAL_S)) as events:
+                for event in events:
+                    self._take(event)
+                    self._tell()
+        except BaseException as error:
+            self._sweep()
+            self._tell(ended=True, interrupted=type(error).__name__)
+            raise
+        if self.errors:
+            self._sweep()  # a worker that was killed could not do it
+        self._tell(ended=True)
+
+    def _sweep(self) -> None:
+        """Removes private files that the dead left behind: of earlier runs at first, and of this one at its end."""
+        directory = self._job.directory
+        sweep(
+            place
+            for unit in self._pending
+            for place in (
+                *(directory / name for name in (*unit.files, *unit.side_files)),
+                record_path(directory / unit.name),
+            )
+        )
+
+    def _take(self, event: Told | Made | Failed | None) -> None:
+        """Counts what happened. What a unit told on the way gives way to what its record says."""
+        progress = self.progress
+        if event is None:
+            return
+        told, size = self._told[event.index], self._sizes[event.index]
+        if isinstance(event, Told):
+            step: Step = event.message
+            self._told[event.index] = told + step
+            progress.bytes_done += step.bytes
+            progress.bytes_new += step.bytes
+            progress.documents += step.documents
+            progress.tokens += step.tokens
+            return
+        counts = event.result.counts if isinstance(event, Made) else Counts()
+        progress.documents += counts.documents_out - told.documents
+        progress.tokens += counts.tokens - told.tokens
+        if isinstance(event, Made):
+            self.records.append(event.result)
+            progress.units_done += 1
+            progress.bytes += max(0, told.bytes - size)
+            progress.bytes_done += max(0, size - told.bytes)
+        else:
+            self.errors.append(f"{self._pending[event.index].name}: {event.reason}")
+            progress.failed += 1
+            progress.bytes_done -= told.bytes
+
+    def _tell(self, ended: bool = False, interrupted: str = "") -> None:
+        now = time.monotonic()
+        if self._on_progress and (ended or now - self._told_at >= _TELL_INTERVAL_S):
+            self._told_at = now
+            self._on_progress(self.progress)
+        if not ended and now - self._written < _WRITE_INTERVAL_S:
+            return
+        self._written = now
+        progress = self.progress
+        status = {
+            **dataclasses.asdict(progress),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "updated": time.time(),
+            "errors": [*self.errors, *([f"ended by {interrupted}"] if interrupted else [])] if ended else [],
+            "ended": ended,
+        }
+        target = progress_path(self._job.directory, progress.stage, progress.task_id, progress.num_tasks)
+        try:
+            with private_file(target) as file:
+                file.write(json.dumps(status, indent=1).encode() + b"\n")
+                file.flush()  # without fsync: it is whole for every reader, and news are not worth the wait
+                Path(file.name).replace(target)
+        except OSError:
+            return  # full disks and the like are reported by the units, which matter more
 
 
-@contextmanager
-def _executor(stage: DataStage, workers: int) -> Iterator[tuple[Executor, Any]]:
-    """Processes, since parsing holds Python's lock; threads for downloads, which wait for the network."""
-    if stage == "download":
-        told: queue.Queue[Step] = queue.Queue()
-        with ThreadPoolExecutor(workers, initializer=_start_thread, initargs=(told,)) as threads:
-            yield threads, told
-        return
-    context = multiprocessing.get_context("spawn")
-    steps = context.Queue()
-    with ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_start_process, initargs=(steps,)
-    ) as processes:
-        yield processes, steps
-
-
-_worker = threading.local()
-_process_steps: Any = None
-
-
-def _start_thread(steps: Any) -> None:
-    _worker.steps = steps
-
-
-def _start_process(steps: Any) -> None:
-    """A worker whose parent was killed ends as well."""
-    global _process_steps
-    _process_steps = steps
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
-def _make(unit: Unit, job: CorpusJob, of_configuration: str, threads: int) -> Record:
+def make_unit(
+    unit: Unit, tell: Callable[[Step], None], *, job: CorpusJob, of_configuration: str, threads: int
+) -> Record:
+    """What a worker process does with a unit."""
+    for item in unit.inputs if unit.stage != "download" else ():
+        item.require()
     module, name = _WORK[unit.stage]
     work: Callable[[Unit, CorpusJob, Context], Record] = getattr(importlib.import_module(module), name)
-    steps = _process_steps if _process_steps is not None else _worker.steps
-    meter = _Meter(steps)
+    meter = _Meter(tell)
     record = work(unit, job, Context(configuration=of_configuration, threads=threads, advance=meter.add))
     meter.flush()
     if not record.counts.balanced:  # our own mistake, not the user's
@@ -287,23 +333,21 @@ def _make(unit: Unit, job: CorpusJob, of_configuration: str, threads: int) -> Re
 
 
 class _Meter:
-    """Gathers steps, so that a queue between processes is used twice a second and not at every block."""
+    """Gathers steps, so that the parent is told twice a second and not at every block."""
 
-    def __init__(self, steps: Any) -> None:
-        self._steps = steps
+    def __init__(self, tell: Callable[[Step], None]) -> None:
+        self._tell = tell
         self._sum = Step()
         self._last = time.monotonic()
 
     def add(self, step: Step) -> None:
         """Counts a step."""
-        self._sum = Step(
-            self._sum.bytes + step.bytes, self._sum.documents + step.documents, self._sum.tokens + step.tokens
-        )
-        if time.monotonic() - self._last >= _REPORT_INTERVAL_S:
+        self._sum += step
+        if time.monotonic() - self._last >= _TELL_INTERVAL_S:
             self.flush()
 
     def flush(self) -> None:
         """Tells what was counted."""
-        self._steps.put(self._sum)
+        self._tell(self._sum)
         self._sum = Step()
         self._last = time.monotonic()

@@ -6,27 +6,35 @@ Where everything lies below the corpus's directory:
     extract/NAME              without .zst or .gz; plain .jsonl files are not copied
     concat/train-00000-of-00072.jsonl
     tokens/train-00000-of-00072.bin, .idx
-Beside every output lies its record (hpcgen.data.record).
+Beside the first output of each unit lies its record (hpcgen.data.record), which says whether it is done. Outputs of
+another num_output_files have other names and stay, for they may be in use; so do those of files that a new manifest
+leaves out. Nothing reads them, and they may be removed.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.corpus import CorpusJob, num_outputs, output_names
 from hpcgen.data.assignment import Share, assign
 from hpcgen.data.manifest import Manifest, ManifestFile
-from hpcgen.data.record import FileIdentity, Record, configuration_hash, matches, read_record
+from hpcgen.data.record import SIDE_FILE, FileIdentity, Record, configuration_hash, read_record
 from hpcgen.errors import HpcgenError
 
 DataStage = Literal["download", "extract", "concat", "tokenize", "prepare"]
 DATA_STAGES: tuple[DataStage, ...] = get_args(DataStage)
 COMPRESSED = (".zst", ".gz")
+_Found = TypeVar("_Found")
+_LOOK_THREADS = 32
+_SLOW_LOOK_S = 0.0005
+"""Threads wait for storage that takes this long for a record; where it is quicker, they are in each other's way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +57,57 @@ class Input:
         Raises:
             HpcgenError: the stage that makes it has not made it.
         """
+        known = self._known()
+        if known is None:
+            raise HpcgenError(f"{self.path} is not there yet, or not whole", self._hint())
+        return known
+
+    def require(self) -> None:
+        """Looks whether the file is there.
+
+        Raises:
+            HpcgenError: it is not.
+        """
+        if not self.path.is_file():
+            raise HpcgenError(f"{self.path} is not there", self._hint())
+
+    def bytes_to_read(self) -> int:
+        """Its size, as far as it is known: of what an earlier stage makes, from the record where there is one."""
+        made = self._recorded() if self.made_by else None
+        return (made.size if made else self.size) or 0
+
+    def may_be(self, read: FileIdentity) -> bool:
+        """Whether what was `read` under this name is what the file holds now.
+
+        A file that is gone says nothing against it: what was made of it may be kept when it was removed to make room.
+        """
+        known = self._known() or FileIdentity(self.name)
+        return known.same_content(read) and not (self.made_by is None and self._changed())
+
+    def _known(self) -> FileIdentity | None:
+        """Its content by the manifest, or else by the record of the stage that made it; None when it is not made."""
         if self.made_by is None or self.sha256:
             return FileIdentity(self.name, self.size, self.sha256, self.modified_ns)
-        record = read_record(self.made_by)
-        made = {output.name: output for output in record.outputs} if record else {}
-        if self.name not in made:
-            stage = self.name.partition("/")[0]
-            raise HpcgenError(f"{self.path} is not there yet, or not whole", f"run the stage {stage} first")
-        return made[self.name]
+        return self._recorded()
+
+    def _recorded(self) -> FileIdentity | None:
+        record = read_record(self.made_by) if self.made_by else None
+        return next((made for made in record.outputs if made.name == self.name), None) if record else None
+
+    def _changed(self) -> bool:
+        """Whether a file of the corpus's own is there and is another than the one that was planned."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return False
+        if self.size is not None and status.st_size != self.size:
+            return True
+        return self.sha256 is None and self.modified_ns not in (None, status.st_mtime_ns)
+
+    def _hint(self) -> str:
+        if self.made_by is None:
+            return "it was there when the corpus was planned"
+        return f"run the stage {self.name.partition('/')[0]} first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +128,20 @@ class Unit:
 
     @property
     def size(self) -> int:
-        """Bytes to read, as far as they are known."""
+        """Bytes of its inputs in the manifest, as far as they are known there."""
         return sum(item.size or 0 for item in self.inputs)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that it makes, below the corpus's directory."""
+        if self.stage not in ("tokenize", "prepare"):
+            return self.outputs
+        return tuple(prefix + suffix for prefix in self.outputs for suffix in (".bin", ".idx"))
+
+    @property
+    def side_files(self) -> tuple[str, ...]:
+        """What it makes only when there is something to put into it."""
+        return tuple(prefix + SIDE_FILE for prefix in self.outputs) if self.files != self.outputs else ()
 
 
 def units(stage: DataStage, job: CorpusJob, manifest: Manifest) -> list[Unit]:
@@ -103,13 +166,30 @@ def configuration(stage: DataStage, job: CorpusJob) -> str:
 def done_record(unit: Unit, job: CorpusJob, of_configuration: str) -> Record | None:
     """The record of `unit` when it is done: made of these inputs with these settings, and its outputs are there."""
     record = read_record(job.directory / unit.name)
-    if record is None:
+    if record is None or (record.stage, record.configuration) != (unit.stage, of_configuration):
         return None
-    try:
-        inputs = [item.identity() for item in unit.inputs]
-    except HpcgenError:
+    if len(record.inputs) != len(unit.inputs) or not record.is_whole(job.directory, unit.files):
         return None
-    return record if matches(record, job.directory, unit.stage, of_configuration, inputs) else None
+    return record if all(map(Input.may_be, unit.inputs, record.inputs)) else None
+
+
+def done_records(some: Sequence[Unit], job: CorpusJob, of_configuration: str) -> list[Record | None]:
+    """`done_record` of each of many units: of a hundred thousand in seconds, on network file systems as well."""
+    return _of_each(some, lambda unit: done_record(unit, job, of_configuration))
+
+
+def bytes_to_read(some: Sequence[Unit]) -> list[int]:
+    """Of each unit the bytes of its inputs, of what an earlier stage made as it recorded them; 0 where unknown."""
+    return _of_each(some, lambda unit: sum(item.bytes_to_read() for item in unit.inputs))
+
+
+def _of_each(some: Sequence[Unit], look: Callable[[Unit], _Found]) -> list[_Found]:
+    started = time.monotonic()
+    found = [look(unit) for unit in some[:_LOOK_THREADS]]
+    if time.monotonic() - started < _SLOW_LOOK_S * len(found):
+        return found + [look(unit) for unit in some[_LOOK_THREADS:]]
+    with ThreadPoolExecutor(_LOOK_THREADS) as threads:
+        return found + list(threads.map(look, some[_LOOK_THREADS:]))
 
 
 def is_local(file: ManifestFile) -> bool:
@@ -119,12 +199,10 @@ def is_local(file: ManifestFile) -> bool:
 
 def extracted_name(name: str) -> str:
     """NAME without .zst or .gz."""
-    for suffix in COMPRESSED:
-        name = name.removesuffix(suffix)
-    return name
+    return name.removesuffix(".zst") if name.endswith(".zst") else name.removesuffix(".gz")
 
 
-def _source(job: CorpusJob, file: ManifestFile) -> Input:
+def _source(directory: Path, file: ManifestFile) -> Input:
     """A file of the corpus as download leaves it, or where it lies."""
     if file.path is not None:
         return Input(
@@ -135,31 +213,41 @@ def _source(job: CorpusJob, file: ManifestFile) -> Input:
             modified_ns=file.modified_ns,
         )
     name = f"download/{file.name}"
-    path = job.directory / name
+    path = directory / name
     return Input(name=name, path=path, size=file.size, made_by=path, sha256=file.sha256)
 
 
-def _extracted(job: CorpusJob, file: ManifestFile) -> Input:
+def _extracted(directory: Path, file: ManifestFile) -> Input:
     """A file of the corpus, uncompressed."""
     if not file.name.endswith(COMPRESSED):
-        return _source(job, file)
+        return _source(directory, file)
     name = f"extract/{extracted_name(file.name)}"
-    path = job.directory / name
+    path = directory / name
     return Input(name=name, path=path, size=file.size, made_by=path)
 
 
 def _download_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
+    directory = job.directory
     for file in manifest.files:
         if not is_local(file):
-            wanted = Input(name=file.name, path=Path(file.name), size=file.size, sha256=file.sha256)
-            yield Unit(stage="download", inputs=(wanted,), outputs=(f"download/{file.name}",), url=file.url)
+            output = f"download/{file.name}"
+            wanted = Input(name=file.name, path=directory / output, size=file.size, sha256=file.sha256)
+            yield Unit(stage="download", inputs=(wanted,), outputs=(output,), url=file.url)
 
 
 def _extract_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
+    directory = job.directory
+    seen: dict[str, str] = {}
     for file in manifest.files:
         if file.name.endswith(COMPRESSED):
             output = f"extract/{extracted_name(file.name)}"
-            yield Unit(stage="extract", inputs=(_source(job, file),), outputs=(output,))
+            other = seen.setdefault(output, file.name)
+            if other != file.name:
+                raise HpcgenError(
+                    f"{other} and {file.name} would both be uncompressed to {directory / output}",
+                    "leave one of them out (data.corpus.include), or use prepare, which uncompresses to no file",
+                )
+            yield Unit(stage="extract", inputs=(_source(directory, file),), outputs=(output,))
 
 
 def _shares(job: CorpusJob, manifest: Manifest) -> Iterator[tuple[list[ManifestFile], Share, list[str]]]:
@@ -177,15 +265,17 @@ def _shares(job: CorpusJob, manifest: Manifest) -> Iterator[tuple[list[ManifestF
 
 
 def _concat_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
+    directory = job.directory
     for files, share, names in _shares(job, manifest):
-        inputs = tuple(_extracted(job, files[index]) for index in share.inputs)
+        inputs = tuple(_extracted(directory, files[index]) for index in share.inputs)
         outputs = tuple(f"concat/{names[index]}.jsonl" for index in share.outputs)
         yield Unit(stage="concat", inputs=inputs, outputs=outputs)
 
 
 def _prepare_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
+    directory = job.directory
     for files, share, names in _shares(job, manifest):
-        inputs = tuple(_source(job, files[index]) for index in share.inputs)
+        inputs = tuple(_source(directory, files[index]) for index in share.inputs)
         outputs = tuple(f"tokens/{names[index]}" for index in share.outputs)
         yield Unit(stage="prepare", inputs=inputs, outputs=outputs)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from hpcgen.data.unit import DataStage
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_MOST_ERRORS_SHOWN = 20
 
 
 def corpus_options(command: Command) -> Command:
@@ -64,16 +68,30 @@ def task_options(command: Command) -> Command:
     return corpus_options(command)
 
 
+def verify_option(command: Command) -> Command:
+    """--verify-fraction, of what makes token ids."""
+    return click.option(
+        "--verify-fraction",
+        type=click.FloatRange(min=0, max=1),
+        help="Share of the documents whose ids are compared with those of tokenizers; 0 for none.  "
+        "[default: data.corpus.verify_fraction, 0.0001]",
+    )(command)
+
+
 def read_job(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
     """The corpus of a run file, or of the corpus.json that a job was given."""
     if config.suffix == ".json":
         from hpcgen.config.corpus import CorpusJob
         from trainer.config import ConfigError, from_dict
 
+        if overrides:
+            raise HpcgenError(f"{config} is what a job was given", "--set changes run files; edit it instead")
         try:
             document = json.loads(config.read_text(encoding="utf-8"))
             return from_dict(CorpusJob, document, where=str(config))
-        except (OSError, ValueError, ConfigError) as error:
+        except OSError as error:
+            raise HpcgenError(f"cannot read {config}: {error.strerror}") from error
+        except (ValueError, ConfigError) as error:
             raise HpcgenError(f"{config}: {error}") from error
     from hpcgen.config.corpus import problems
     from hpcgen.config.loader import load_run
@@ -83,9 +101,9 @@ def read_job(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
 
     run = load_run(config, overrides)
     job = corpus_job(absolute_paths(run.config, run.directory))
-    mistakes = [describe(problem, run.document, run.config) for problem in problems(job.corpus)]
-    if mistakes:
-        raise ConfigErrors([*run.mistakes, *mistakes])
+    broken = (describe(problem, run.document, run.config) for problem in problems(job.corpus))
+    if mistakes := [*run.mistakes, *broken]:
+        raise ConfigErrors(mistakes)
     return job
 
 
@@ -97,6 +115,7 @@ def run_stage(
     num_tasks: int,
     workers: int | None,
     as_json: bool,
+    verify_fraction: float | None = None,
 ) -> None:
     """Runs one task of a stage, shows how far it is, and prints what it did.
 
@@ -104,12 +123,18 @@ def run_stage(
         JobFailed: some of its outputs could not be made; the message says which and why.
     """
     from hpcgen.cli.data.progress import shown
+    from hpcgen.cli.options import warn
     from hpcgen.data.manifest import manifest_path, read_manifest
+    from hpcgen.data.space import check_space
     from hpcgen.data.task import run_task
 
     job = read_job(config, overrides)
+    if verify_fraction is not None:
+        corpus = dataclasses.replace(job.corpus, verify_fraction=verify_fraction)
+        job = dataclasses.replace(job, corpus=corpus)
     manifest = read_manifest(manifest_path(job.directory))
-    with shown(job) as on_progress:
+    warn(tuple(check_space(stage, job, manifest, task_id=task_id, num_tasks=num_tasks)))
+    with _term_ends_workers(), shown() as on_progress:
         report = run_task(
             stage,
             job,
@@ -121,4 +146,21 @@ def run_stage(
         )
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))
     if report.errors:
-        raise JobFailed("\n".join(report.errors))
+        shown_errors = list(report.errors[:_MOST_ERRORS_SHOWN])
+        if len(report.errors) > len(shown_errors):
+            shown_errors.append(f"and {len(report.errors) - len(shown_errors):,} more")
+        raise JobFailed("\n".join(shown_errors))
+
+
+@contextlib.contextmanager
+def _term_ends_workers() -> Iterator[None]:
+    """Slurm ends a job with SIGTERM: the workers then go before us, and take their private files with them."""
+
+    def leave(signal_number: int, frame: Any) -> NoReturn:
+        raise SystemExit(128 + signal_number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -26,7 +26,9 @@ PROGRESS_INTERVAL_S = 10.0
 
 @click.command("verify")
 @click.argument("prefixes", metavar="[PREFIX]...", nargs=-1, type=click.Path(path_type=Path))
-@run_file_option("The run file: its tokenizer, and without PREFIX all pairs that it trains on.")
+@run_file_option(
+    "The run file: its tokenizer, and without PREFIX all pairs that it trains on.  [default without PREFIX: run.yaml]"
+)
 @click.option("--workers", type=click.IntRange(min=1), help="Pairs read at once.  [default: one per core]")
 @click.option("--no-megatron", is_flag=True, help="Do not start Megatron-Core's own reader.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
@@ -72,6 +74,8 @@ def _expected(
     from hpcgen.data.pair import as_prefixes
     from hpcgen.data.verification import Expected, find_records
 
+    if config is None and not named and Path("run.yaml").exists():
+        config = Path("run.yaml")
     run = read_pairs(config, overrides) if config is not None else None
     prefixes = as_prefixes(named) or (list(run.prefixes) if run else [])
     if not prefixes:

@@ -1,0 +1,109 @@
+"""Shows how far a data command is: a bar for a person who looks, plain lines now and then in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from hpcgen.data.task import Progress
+
+_LINE_INTERVAL_S = 15.0
+"""Between lines in a log."""
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[Callable[[Progress], None]]:
+    """A function to call now and then with the progress of a task; what it shows goes to stderr."""
+    if not sys.stderr.isatty():
+        yield lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(bar_width=10), TaskProgressColumn(), TextColumn("{task.description}"))
+    started = time.monotonic()
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: list[TaskID] = []
+
+        def show(progress: Progress) -> None:
+            if not tasks:
+                tasks.append(bar.add_task(""))
+            description = " · ".join(_in_short(progress, time.monotonic() - started))
+            bar.update(tasks[0], total=progress.bytes, completed=progress.bytes_done, description=description)
+
+        yield show
+
+
+def lines(interval_s: float = _LINE_INTERVAL_S) -> Callable[[Progress], None]:
+    """A function that writes a line to stderr when `interval_s` have gone since the last, or the start."""
+    started = last = time.monotonic()
+
+    def show(progress: Progress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= interval_s:
+            last = now
+            click.echo(f"{progress.stage}: {', '.join(_in_full(progress, now - started))}", err=True)
+
+    return show
+
+
+def _in_full(progress: Progress, seconds: float) -> Iterator[str]:
+    """Files, bytes, documents, tokens, rate and remaining time."""
+    yield f"{progress.units_done:,} of {progress.units:,} files"
+    yield f"{amount(progress.bytes_done)} of {amount(progress.bytes)}"
+    if progress.documents:
+        yield f"{progress.documents:,} documents"
+    if progress.tokens:
+        yield f"{progress.tokens:,} tokens"
+    yield from _ahead(progress, seconds)
+
+
+def _in_short(progress: Progress, seconds: float) -> Iterator[str]:
+    """The same, for 80 columns."""
+    yield f"{progress.units_done:,}/{progress.units:,} files"
+    yield amount(progress.bytes_done)
+    yield from _ahead(progress, seconds)
+    if progress.documents:
+        yield f"{_scaled(progress.documents).strip()} docs"
+    if progress.tokens:
+        yield f"{_scaled(progress.tokens).strip()} tokens"
+
+
+def _ahead(progress: Progress, seconds: float) -> Iterator[str]:
+    if progress.failed:
+        yield f"{progress.failed:,} failed"
+    if progress.bytes_new and seconds > 0:
+        yield f"{progress.bytes_new / seconds / 1e6:,.1f} MB/s"
+        left = progress.bytes - progress.bytes_done
+        if left > 0:
+            yield f"{duration(left * seconds / progress.bytes_new)} left"
+
+
+def amount(size: int) -> str:
+    """A number of bytes for people: 12.3 GB."""
+    return f"{_scaled(size)}B"
+
+
+def _scaled(number: int) -> str:
+    value, letter = float(number), ""
+    for letter in ("", "k", "M", "G", "T"):
+        if value < 999.95 or letter == "T":
+            break
+        value /= 1000
+    return f"{value:.1f} {letter}" if letter else f"{number} "
+
+
+def duration(seconds: float) -> str:
+    """A time for people: 42 s, 5 min, 3 h 20 min."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

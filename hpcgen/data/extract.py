@@ -1,0 +1,47 @@
+"""The stage extract: a compressed file of the corpus, uncompressed."""
+
+from __future__ import annotations
+
+import time
+
+from hpcgen.config.corpus import CorpusJob
+from hpcgen.data.checked_file import CheckedFile
+from hpcgen.data.compression import content
+from hpcgen.data.output_file import OutputFile
+from hpcgen.data.record import Counts, Record, publish_unit
+from hpcgen.data.task import Context, Step
+from hpcgen.data.unit import Unit
+from hpcgen.errors import HpcgenError
+from hpcgen.files import private_file
+
+
+def extract(unit: Unit, job: CorpusJob, context: Context) -> Record:
+    """Uncompresses the unit's .zst or .gz file; documents are its lines, of which the last needs no "\\n".
+
+    Raises:
+        HpcgenError: the file is damaged, cut off, empty, or another than was planned.
+        OSError: the output cannot be written. Nothing is published either way.
+    """
+    started = time.monotonic()
+    (item,) = unit.inputs
+    place = job.directory / unit.name
+    with private_file(place, swept=True) as file, CheckedFile(item) as source:
+        output = OutputFile(file, unit.name)
+        read = 0
+        for chunk in content(item.path, source):
+            documents = output.write(chunk)
+            context.advance(Step(bytes=source.tell() - read, documents=documents))
+            read = source.tell()
+        if not output.size:
+            raise HpcgenError(f"{item.path}: there is nothing in it", "fetch it again, or leave it out")
+        documents = output.num_lines
+        record = Record(
+            stage=unit.stage,
+            configuration=context.configuration,
+            inputs=(source.finish(),),
+            outputs=(output.identity(),),
+            counts=Counts(documents_in=documents, documents_out=documents, text_bytes=output.size),
+            seconds=time.monotonic() - started,
+        )
+        publish_unit([(file, place)], record, place)
+    return record

@@ -1,0 +1,232 @@
+"""What is done, and what is not done any more: the record must match settings, inputs and outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+
+from hpcgen.config.corpus import SplitPatterns
+from hpcgen.config.tokenizer import TokenizerConfig, gpt2_files
+from hpcgen.data import unit as module
+from hpcgen.data.manifest import manifest_path, read_manifest
+from hpcgen.data.record import read_record, record_path
+from hpcgen.data.task import make_unit
+from hpcgen.data.unit import (
+    bytes_to_read,
+    configuration,
+    done_record,
+    done_records,
+    units,
+    units_of_task,
+)
+from hpcgen.errors import HpcgenError
+
+from .data_runs import CHAIN, documents, json_lines, make_units, planned_corpus, published, write_file
+
+NAMES = ["a.jsonl.zst", "b.jsonl.gz", "c.jsonl", "d.jsonl.zst"]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Four files, two outputs; all four stages run."""
+    for seed, name in enumerate(NAMES):
+        write_file(tmp_path / "source" / name, json_lines(documents(20, seed)))
+    job = planned_corpus(tmp_path / "source", tmp_path / "corpus", NAMES, num_output_files=2)
+    make_units(job, *CHAIN)
+    return job
+
+
+def with_settings(job, **changes):
+    return dataclasses.replace(job, corpus=dataclasses.replace(job.corpus, **changes))
+
+
+def to_do(job, stage) -> list[str]:
+    """The units of a stage that are not done."""
+    manifest = read_manifest(manifest_path(job.directory))
+    return [
+        unit.name
+        for unit in units(stage, job, manifest)
+        if done_record(unit, job, configuration(stage, job)) is None
+    ]
+
+
+def all_to_do(job) -> dict[str, list[str]]:
+    return {stage: to_do(job, stage) for stage in CHAIN}
+
+
+NOTHING: dict[str, list[str]] = {stage: [] for stage in CHAIN}
+TOKENS = ["tokens/corpus-00000-of-00002", "tokens/corpus-00001-of-00002"]
+
+
+def test_everything_is_done(corpus):
+    assert all_to_do(corpus) == NOTHING
+    assert to_do(corpus, "prepare") == TOKENS  # made by another stage
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"json_key": "content"}, {"drop_empty": True}, {"bad_documents": "skip"}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_settings_of_the_text(corpus, changes):
+    assert all_to_do(with_settings(corpus, **changes)) == {**NOTHING, "tokenize": TOKENS}
+
+
+def test_settings_that_change_no_byte(corpus):
+    other = with_settings(corpus, verify_fraction=0.5, download_connections=3, max_bad_fraction=0.5)
+    assert all_to_do(other) == NOTHING
+
+
+def test_tokenizer(corpus, tmp_path):
+    vocab, merges = gpt2_files(TokenizerConfig())
+    own = tmp_path / "vocab.json"
+    own.write_bytes(vocab.read_bytes())
+    job = dataclasses.replace(corpus, tokenizer=TokenizerConfig(vocab_file=str(own), merges_file=str(merges)))
+    assert all_to_do(job) == {**NOTHING, "tokenize": TOKENS}
+    before = configuration("tokenize", job)
+    own.write_bytes(vocab.read_bytes() + b"\n")  # the same name, another content
+    assert configuration("tokenize", job) != before
+
+
+def test_number_of_outputs(corpus):
+    other = with_settings(corpus, num_output_files=3)
+    assert all_to_do(other) == {
+        "extract": [],
+        "concat": [f"concat/corpus-{index:05d}-of-00003.jsonl" for index in range(3)],
+        "tokenize": [f"tokens/corpus-{index:05d}-of-00003" for index in range(3)],
+    }
+    make_units(other, "concat", "tokenize")
+    # the outputs of the other number stay: both are whole, and the records tell them apart
+    assert all_to_do(corpus) == all_to_do(other) == NOTHING
+
+
+@pytest.mark.parametrize("touch", [False, True], ids=["content", "time"])
+def test_a_source_that_changed(corpus, touch, tmp_path):
+    source = tmp_path / "source/a.jsonl.zst"
+    if touch:
+        os.utime(source, ns=(1, 1))
+    else:
+        write_file(source, json_lines(documents(21, 99)))
+    assert all_to_do(corpus) == {**NOTHING, "extract": ["extract/a.jsonl"]}
+    with pytest.raises(HpcgenError, match="changed since it was planned"):
+        make_units(corpus, "extract")
+    replanned = planned_corpus(tmp_path / "source", corpus.directory, NAMES, num_output_files=2)
+    assert all_to_do(replanned) == {**NOTHING, "extract": ["extract/a.jsonl"]}
+    make_units(replanned, "extract")
+    made_again = [] if touch else ["concat/corpus-00000-of-00002.jsonl"]
+    assert to_do(replanned, "concat") == made_again
+    make_units(replanned, "concat")
+    assert to_do(replanned, "tokenize") == ([] if touch else TOKENS[:1])
+
+
+def test_a_source_that_is_gone_was_used(corpus, tmp_path):
+    (tmp_path / "source/a.jsonl.zst").unlink()
+    assert all_to_do(corpus) == NOTHING
+
+
+def test_what_is_removed_to_make_room_was_used(corpus):
+    for path in (corpus.directory / "extract").iterdir():
+        path.unlink()
+    assert all_to_do(corpus) == {**NOTHING, "extract": [f"extract/{x}.jsonl" for x in "abd"]}
+
+
+@pytest.mark.parametrize(
+    ("output", "unit"),
+    [
+        ("extract/a.jsonl", "extract/a.jsonl"),
+        ("concat/corpus-00001-of-00002.jsonl", "concat/corpus-00001-of-00002.jsonl"),
+        ("tokens/corpus-00000-of-00002.bin", TOKENS[0]),
+        ("tokens/corpus-00001-of-00002.idx", TOKENS[1]),
+    ],
+)
+@pytest.mark.parametrize("how", ["removed", "cut", "record-removed", "record-torn"])
+def test_an_output_that_is_not_whole(corpus, output, unit, how):
+    path, record = corpus.directory / output, record_path(corpus.directory / unit)
+    if how == "removed":
+        path.unlink()
+    elif how == "cut":
+        os.truncate(path, path.stat().st_size - 1)
+    elif how == "record-removed":
+        record.unlink()
+    else:
+        os.truncate(record, record.stat().st_size // 2)
+    stage = "tokenize" if output.startswith("tokens") else output.partition("/")[0]
+    assert all_to_do(corpus) == {**NOTHING, stage: [unit]}
+
+
+def test_other_shares_of_one_name_are_other_work(tmp_path):
+    """One input to three outputs, then to two of the same names: line n goes elsewhere."""
+    for name, lines in (("a.jsonl", 30), ("b.jsonl", 10)):
+        write_file(tmp_path / "source" / name, json_lines(["x" * 50] * lines))
+    job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl", "b.jsonl"], num_output_files=4)
+    make_units(job, "prepare")
+    record = read_record(job.directory / "tokens/corpus-00000-of-00004")
+    assert record is not None
+    assert len(record.outputs) == 2 * 3
+    write_file(tmp_path / "source/b.jsonl", json_lines(["x" * 50] * 30))
+    job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl", "b.jsonl"], num_output_files=4)
+    assert to_do(job, "prepare") == ["tokens/corpus-00000-of-00004", "tokens/corpus-00002-of-00004"]
+    make_units(job, "prepare")
+    assert to_do(job, "prepare") == []
+
+
+def test_rejects_belong_to_the_outputs(tmp_path):
+    write_file(tmp_path / "source/a.jsonl", b'{"text": "a"}\nbad\n')
+    job = planned_corpus(
+        tmp_path / "source",
+        tmp_path / "corpus",
+        ["a.jsonl"],
+        num_output_files=1,
+        bad_documents="skip",
+        max_bad_fraction=0.9,
+    )
+    make_units(job, "prepare")
+    assert to_do(job, "prepare") == []
+    rejects = job.directory / "tokens/corpus-00000-of-00001.rejects.jsonl"
+    rejects.unlink()
+    assert to_do(job, "prepare") == ["tokens/corpus-00000-of-00001"]
+
+
+def test_tasks_share_the_units(corpus):
+    manifest = read_manifest(manifest_path(corpus.directory))
+    whole = units("extract", corpus, manifest)
+    for num_tasks in (1, 2, 7):
+        shares = [units_of_task(whole, task_id, num_tasks) for task_id in range(num_tasks)]
+        assert sorted(unit.name for share in shares for unit in share) == sorted(unit.name for unit in whole)
+
+
+@pytest.mark.parametrize("slow_look_s", [0.0, 1e9], ids=["threads", "one-by-one"])
+def test_many_units_are_looked_at(tmp_path, monkeypatch, slow_look_s):
+    """As on storage that answers late, and on storage that answers at once; in the order of the units."""
+    names = [f"{index:03d}.jsonl.gz" for index in range(80)]
+    for index, name in enumerate(names):
+        write_file(tmp_path / "source" / name, json_lines(["x" * index]))
+    job = planned_corpus(tmp_path / "source", tmp_path / "corpus", names, num_output_files=4)
+    every = units("extract", job, read_manifest(manifest_path(job.directory)))
+    settings = configuration("extract", job)
+    for unit in every[::3]:
+        make_unit(unit, lambda step: None, job=job, of_configuration=settings, threads=1)
+    monkeypatch.setattr(module, "_SLOW_LOOK_S", slow_look_s)
+    found = done_records(every, job, settings)
+    assert [record and record.outputs[0].name for record in found] == [
+        None if index % 3 else unit.name for index, unit in enumerate(every)
+    ]
+    sizes = bytes_to_read(units("concat", job, read_manifest(manifest_path(job.directory))))
+    assert len(sizes) == 4
+    assert sum(sizes) == sum(
+        found[index].outputs[0].size if index % 3 == 0 else unit.size for index, unit in enumerate(every)
+    )
+
+
+def test_a_split_without_files(corpus):
+    other = with_settings(corpus, splits=SplitPatterns(train=("a*",), valid=("b*",)))
+    with pytest.raises(HpcgenError, match=r"no file of train; mend data\.corpus\.splits"):
+        to_do(other, "prepare")
+
+
+def test_old_and_new_lie_side_by_side(corpus):
+    before = published(corpus.directory)
+    make_units(with_settings(corpus, num_output_files=1), "concat")
+    assert set(before) < set(published(corpus.directory))

@@ -1,0 +1,153 @@
+"""Worker processes: each item once, a death harms one item only, and nobody outlives the parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcgen.data import workers
+from hpcgen.data.workers import Failed, Made, Told, cores, run_all
+from hpcgen.errors import HpcgenError
+
+
+def act(item, tell):
+    """What the items below ask for."""
+    kind, value = item
+    tell(os.getpid())
+    if kind == "kill":
+        os.kill(os.getpid(), value)
+    if kind == "fail":
+        raise HpcgenError("no good", "try another")
+    if kind == "break":
+        raise ZeroDivisionError(value)
+    if kind == "full":
+        raise OSError(28, "No space left on device", value)
+    if kind == "memory":
+        raise MemoryError
+    return value * 2
+
+
+def finish(items, num_workers) -> tuple[dict[int, object], dict[int, str], set[int]]:
+    made, failed, pids = {}, {}, set()
+    for event in run_all(act, items, num_workers):
+        if isinstance(event, Made):
+            made[event.index] = event.result
+        elif isinstance(event, Failed):
+            failed[event.index] = event.reason
+        elif isinstance(event, Told):
+            pids.add(event.message)
+    return made, failed, pids
+
+
+def test_each_item_once_and_failures_apart():
+    items = [
+        ("make", 1),
+        ("fail", 0),
+        ("full", "/data/x"),
+        ("break", "a mistake of ours"),
+        ("memory", 0),
+        *(("make", number) for number in range(40)),
+    ]
+    made, failed, pids = finish(items, 2)
+    assert made == {0: 2, **{index + 5: 2 * index for index in range(40)}}
+    assert failed[1] == "no good; try another"
+    assert failed[2] == "No space left on device: /data/x"
+    assert failed[3].startswith("Traceback")
+    assert "ZeroDivisionError: a mistake of ours" in failed[3]
+    assert failed[4].startswith("out of memory")
+    assert 1 <= len(pids) <= 2  # the first may have done it all before the second has started
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_a_worker_that_is_killed_fails_its_item_only():
+    items = [
+        ("kill", signal.SIGKILL),
+        *(("make", number) for number in range(6)),
+        ("kill", signal.SIGUSR1),
+        ("make", 9),
+    ]
+    made, failed, pids = finish(items, 2)
+    assert sorted(made) == [1, 2, 3, 4, 5, 6, 8]
+    assert "killed (SIGKILL), as the kernel does when memory runs out" in failed[0]
+    assert "fewer --workers or more memory" in failed[0]
+    assert "signal SIGUSR1" in failed[7]
+    assert len(pids) == 3  # the first one was not replaced; the last one was, since nobody was left
+
+
+def test_when_one_after_the_other_is_killed_the_rest_is_left():
+    made, failed, _ = finish([("kill", signal.SIGKILL)] * 50, 2)
+    assert (len(made), len(failed)) == (0, 50)
+    reasons = [reason.partition(",")[0] for reason in failed.values()]
+    assert reasons.count("its worker process was killed (SIGKILL)") == 5
+    assert reasons.count("not tried") == 45
+
+
+def test_cores_are_those_of_the_job(monkeypatch):
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda pid: set(range(96)))
+    assert cores() == 96
+    for given, expected in (("8", 8), ("200", 96), ("", 96), ("many", 96), ("0", 96)):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
+        assert cores() == expected
+
+
+ENDLESS = textwrap.dedent(
+    """
+    import os, sys, time
+    from pathlib import Path
+    from hpcgen.data.workers import run_all
+    from hpcgen.files import private_file
+
+    def work(item, tell):
+        with private_file(Path(item)):
+            tell(os.getpid())
+            time.sleep(600)
+
+    if __name__ == "__main__":
+        for event in run_all(work, sys.argv[1:], 2):
+            if event is not None:
+                print(event.message, flush=True)
+    """
+)
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT", "SIGTERM"])
+def test_workers_end_with_their_parent(tmp_path, name):
+    script = tmp_path / "script.py"
+    script.write_text(ENDLESS)
+    arguments = [sys.executable, str(script), str(tmp_path / "a"), str(tmp_path / "b")]
+    parent = subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path.cwd(),
+        start_new_session=True,
+    )
+    pids = [int(parent.stdout.readline()) for _ in range(2)]
+    if name == "SIGINT":  # as a terminal sends it: to everybody
+        os.killpg(parent.pid, signal.SIGINT)
+    else:
+        parent.send_signal(signal.Signals[name])
+    _, errors = parent.communicate(timeout=30)
+    deadline = time.monotonic() + 30
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, "the workers outlive their parent"
+        time.sleep(0.02)
+    if name == "SIGINT":
+        assert errors.count("Traceback") == 1  # the parent's alone
+        assert [path.name for path in tmp_path.iterdir()] == ["script.py"]  # no private file is left
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
