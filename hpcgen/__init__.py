@@ -4,7 +4,7 @@
 
     run = load_run("run.yaml", overrides=["slurm.train.nodes=4"])
     print(render(plan(run), "train"))
-    submit(plan(run, ["tokenize", "train"]), launcher="slurm")
+    submit(plan(run, ["prepare", "train"]), launcher="slurm")
 
 The command line calls these four and nothing else.
 """

@@ -47,6 +47,9 @@ def submit(
     submitit's local executor, one after another; the call returns when they are done and tells `on_progress`
     how far they are.
 
+    Of the stages that make the corpus, the tasks are queued that have something left to make; a stage without
+    any has no job.
+
     Raises:
         HpcgenError: nothing could be submitted.
         JobFailed: a local stage failed.
@@ -56,7 +59,12 @@ def submit(
     if rendered := [stage for stage in plan.stages if stage not in SUBMITTED_STAGES]:
         hint = f"hpcgen render {rendered[0]} ... | sbatch"
         raise HpcgenError(f"stage {rendered[0]} is rendered only, submitit does not run it", hint)
-    if unset := [name for name in plan.config.secrets if not os.environ.get(name)]:
+    if {"tokenize", "prepare"} <= plan.stages.keys():
+        raise HpcgenError(
+            "stages tokenize and prepare make the same files",
+            "submit extract concat tokenize, or prepare alone",
+        )
+    if unset := unset_secrets(plan):
         raise HpcgenError(
             f"secrets name {', '.join(unset)}, which this environment does not have", "export them"
         )
@@ -67,6 +75,12 @@ def submit(
     from hpcgen.launchers.slurm import submit_stages
 
     return submit_stages(plan, site_directories(templates))
+
+
+def unset_secrets(plan: Plan) -> list[str]:
+    """Names of secrets that the planned stages take from the submitting shell, and that are not set here."""
+    names = dict.fromkeys(name for stage in plan.stages.values() for name in stage.secrets)
+    return [name for name in names if not os.environ.get(name)]
 
 
 def site_directories(templates: Sequence[str | Path] = ()) -> list[Path]:

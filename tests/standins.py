@@ -39,6 +39,7 @@ def batch(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     job_id: int = 77,
+    array_task: int = 0,
     timeout_s: float = 300,
 ) -> Batch:
     """Runs the text of a batch script to its end, with these nodes."""
@@ -52,7 +53,7 @@ def batch(
     path.write_text(script)
     log = re.search(r"^#SBATCH --output=(\S+)$", script, re.MULTILINE)
     assert log is not None
-    log_file = Path(log[1].replace("%j", str(job_id)))
+    log_file = Path(log[1].replace("%j", str(job_id)).replace("%A_%a", f"{job_id}_{array_task}"))
     log_file.touch()  # a run directory that is missing fails here, as it does in Slurm
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PYTEST_"))}
     done = subprocess.run(
@@ -62,6 +63,8 @@ def batch(
             **(environment or {}),
             "PATH": f"{programs}:{kept['PATH']}",
             "SLURM_JOB_ID": str(job_id),
+            "SLURM_ARRAY_JOB_ID": str(job_id),
+            "SLURM_ARRAY_TASK_ID": str(array_task),
             "SLURM_JOB_NODELIST": ",".join(nodes),
             NODES: ",".join(nodes),
         },

@@ -68,7 +68,7 @@ class ClusterConfig:
     environment: dict[EnvironmentName, str] = field(default_factory=dict)
     """Environment variables of every job, over those of the node type."""
     max_array_size: Count = 1001
-    """MaxArraySize of slurm.conf: job arrays have fewer tasks than this."""
+    """MaxArraySize of slurm.conf: job arrays have at most this many tasks."""
     scratch: MountPath = "/tmp"
     """Node-local directory for caches and temporary files; it exists on every node."""
     login_host: HostName | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -141,7 +142,7 @@ class CorpusJob:
     tokenizer: TokenizerConfig
     """Its tokenizer, with absolute paths."""
 
-    @property
+    @cached_property
     def directory(self) -> Path:
         """The corpus's directory."""
         return Path(self.corpus.directory)
@@ -172,7 +173,7 @@ def output_names(split: str, count: int) -> list[str]:
 def blend(corpus: CorpusConfig) -> dict[str, tuple[Dataset, ...]]:
     """The pairs that the stages make, under the names of trainer.config.BlendConfig: datasets, or train, valid, test.
 
-    No weights: Megatron-Core then weighs by what each pair holds.
+    No weights: the trainer then weighs by the tokens that each pair has in a split.
     """
     directory = f"{corpus.directory}/tokens"
     return {

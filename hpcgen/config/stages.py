@@ -27,8 +27,14 @@ CLUSTER_STAGES: tuple[Stage, ...] = ("image", "nccl-test", "node-health", "tenso
 ARRAY_STAGES: tuple[Stage, ...] = ("download", "extract", "concat", "tokenize", "prepare")
 """Stages that make the corpus, as job arrays: the names of hpcgen.data.unit too."""
 
-SUBMITTED_STAGES: tuple[Stage, ...] = (*ARRAY_STAGES, "index-cache", "train")
+TRAINER_STAGES: tuple[Stage, ...] = ("index-cache", "train")
+"""Stages that read the trainer's configuration."""
+
+SUBMITTED_STAGES: tuple[Stage, ...] = (*ARRAY_STAGES, *TRAINER_STAGES)
 """Stages that submitit can run as well; the others are rendered."""
+
+FRAMES = ("base", "data")
+"""Templates that those of stages extend: of all, and of ARRAY_STAGES."""
 
 GPU_STAGES: frozenset[Stage] = frozenset(("train", "nccl-test", "node-health"))
 """Stages that take every GPU of their nodes."""

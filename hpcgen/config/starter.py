@@ -35,14 +35,16 @@ def starter(
     file_name: str = "run.yaml",
 ) -> str:
     """The text of a run file; `schema` is the path of its JSON Schema, for editors."""
-    tokens = {"input": ["corpus.jsonl.zst"], "output_prefix": f"data/{name}"}
+    # every output file needs documents for validation: a machine without GPUs gets a small corpus
+    num_output_files, split = (8, "98,1,1") if gpus_per_node else (1, "90,5,5")
+    source = {"directory": "corpus"}
+    corpus = {"directory": f"data/{name}", "source": source, "num_output_files": num_output_files}
     chosen: dict[str, Any] = {
         "name": name,
         "cluster": cluster,
         "paths": {"run_dir": run_dir},
         "slurm": {"defaults": {"time": "1-00:00:00"}, "train": _tasks(preset, gpus_per_node)},
-        # a share that leaves documents for validation in a small corpus as well
-        "data": {"split": "98,1,1", "tokenizer": {"kind": "gpt2"}, "tokenize": tokens},
+        "data": {"split": split, "tokenizer": {"kind": "gpt2"}, "corpus": corpus},
     }
     if preset is not None:
         chosen["preset"] = preset.name
@@ -60,12 +62,19 @@ def run_file(
     """The text of a run file that says `chosen`, every other key as a comment."""
     lines = [
         f"# yaml-language-server: $schema={schema}",
-        f"# hpcgen validate -c {file_name}     hpcgen render train -c {file_name} | sbatch",
+        *_commands(chosen, file_name),
         "# Keys that are commented out show their defaults; paths may be relative to this file's folder.",
         "",
         *_section(RunConfig, chosen, preset.sections if preset else {}, 0),
     ]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _commands(chosen: Mapping[str, Any], file_name: str) -> Iterator[str]:
+    """What to type next."""
+    if "corpus" in chosen.get("data", {}):
+        yield f"# hpcgen data plan -c {file_name}    hpcgen submit prepare train -c {file_name}"
+    yield f"# hpcgen validate -c {file_name}     hpcgen render train -c {file_name} | sbatch"
 
 
 def _model_parallel_size(preset: Preset | None) -> int:

@@ -18,9 +18,9 @@ from hpcgen.files import write_text
 from hpcgen.launchers.job import Job, Progress
 from hpcgen.launchers.run_directory import make_run_directory, sharing
 from hpcgen.launchers.tasks import ModuleTask
+from hpcgen.planning.paths import corpus_job
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
-from trainer.config import to_dict
 
 POLL_S = 0.3
 
@@ -67,19 +67,18 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
 
 
 def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask:
+    """The stage as one task; of an array, all of it, on every core."""
     environment = {variable.name: variable.value for variable in stage.environment}
-    if plan.trainer is None or stage.name != "train":
-        return ModuleTask(stage.arguments, environment)
-    write_text(job_dir / "trainer.json", json.dumps(to_dict(plan.trainer), indent=1), mode=0o660)
+    for name, text in stage.files.items():
+        write_text(job_dir / name, text, mode=0o660)
+    if stage.allocation.array is not None:
+        whole = ("-m", "hpcgen", "data", stage.name, "--config", str(job_dir / "corpus.json"))
+        return ModuleTask(whole, environment)
+    arguments = (*stage.arguments, "--config", str(job_dir / "trainer.json"))
+    if stage.name != "train":
+        return ModuleTask(arguments, environment)
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    arguments = (
-        *stage.arguments,
-        "--config",
-        str(job_dir / "trainer.json"),
-        "--stop-file",
-        str(job_dir / "stop"),
-    )
-    return ModuleTask(arguments, environment)
+    return ModuleTask((*arguments, "--stop-file", str(job_dir / "stop")), environment)
 
 
 def _wait(
@@ -92,7 +91,9 @@ def _wait(
     while True:
         try:
             done = job.submitit_job.done()
-            if on_progress is not None:
+            if on_progress is not None and plan.stages[stage].allocation.array:
+                on_progress(_files_done(plan, stage, started))
+            elif on_progress is not None:
                 last = _last_step(metrics, started) if total else {}
                 on_progress(Progress(stage, last.get("iteration", 0), total, last))
             if done:
@@ -114,6 +115,18 @@ def _wait(
         raise KeyboardInterrupt
 
 
+def _files_done(plan: Plan, stage: str, since: float) -> Progress:
+    """How far the one task of a data stage is, by the file that it writes about that."""
+    from hpcgen.data.task import progress_path
+
+    path = progress_path(corpus_job(plan.config).directory, stage, 0, 1)
+    try:
+        told = json.loads(path.read_bytes()) if path.stat().st_mtime >= since else {}
+    except (OSError, ValueError):
+        told = {}
+    return Progress(stage, told.get("units_done", 0), told.get("units", 0), {})
+
+
 def _raise_failure(job: Job, stage: StagePlan) -> None:
     """Shows the end of the log of the first task that failed.
 
@@ -124,9 +137,16 @@ def _raise_failure(job: Job, stage: StagePlan) -> None:
         task = job.submitit_job.task(index)
         if not _succeeded(task):
             log = Path(task.paths.stdout)
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-            ended = "\n".join(lines[-15:])
+            ended = "\n".join(_told(log)[-15:])
             raise JobFailed(f"{ended}\nstage {stage.name} failed (task {index}); its log is {log}")
+
+
+def _told(log: Path) -> list[str]:
+    """What the stage itself wrote to its log. submitit's traceback after it tells nothing but the stage's status."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    error = next((i for i, line in enumerate(lines) if line.startswith("submitit ERROR")), len(lines))
+    told = [line for line in lines[:error] if not line.startswith("submitit ")]
+    return told or lines
 
 
 def _succeeded(task: Any) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcgen.errors import HpcgenError
+from hpcgen.launchers.corpus import check_corpus, missing_tasks
 from hpcgen.launchers.job import Job
 from hpcgen.launchers.run_directory import make_run_directory, sharing
 from hpcgen.launchers.tasks import ModuleTask
@@ -14,40 +16,64 @@ from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.script import Script, render_stage
 
-TASK_LOGS = ('say "the tasks\' own logs: $run_dir/submitit/${SLURM_JOB_ID}_*_log.out"',)
-"""submitit gives every task a file of its own, and the job's log does not have them."""
-
 SRUN_AS_A_STEP = ('srun() { ((terminated)) || launch "$@"; }',)
 """submitit's srun line then runs as the script's: in the background, so that traps work; not when cancelled."""
+
+
+SINGLE_TASK = ("SLURM_ARRAY_JOB_ID=$SLURM_JOB_ID SLURM_ARRAY_TASK_ID=0",)
+"""submitit queues a single task as a job without an array. The script takes it for one of one task; not exported,
+since submitit in the job would too."""
 
 
 def submit_stages(plan: Plan, site_directories: Sequence[Path]) -> list[Job]:
     """Queues the planned stages, each to start when the one before it has succeeded.
 
+    Of an array only the tasks that have something left to make are queued, and none at all where nothing is left.
+
     Raises:
-        HpcgenError: a template is wrong, there is no Slurm here, or Slurm refuses a job.
+        HpcgenError: a template is wrong, there is no Slurm here, Slurm refuses a job, or the corpus cannot be
+            fetched or has no room.
     """
     scripts = {name: render_stage(plan, name, site_directories) for name in plan.stages}
+    missing = missing_tasks(plan)
+    for warning in check_corpus(plan, missing):
+        print(f"warning: {warning}", file=sys.stderr)
     with sharing(plan):
         run_dir = make_run_directory(plan)
         jobs: list[Job] = []
         for stage in plan.stages.values():
-            jobs.append(_submit(plan, stage, scripts[stage.name], run_dir, after=jobs[-1] if jobs else None))
+            tasks = missing.get(stage.name)
+            if tasks != ():
+                after = jobs[-1] if jobs else None
+                jobs.append(_submit(plan, stage, scripts[stage.name], run_dir, after, tasks))
     return jobs
 
 
-def _submit(plan: Plan, stage: StagePlan, script: Script, run_dir: Path, after: Job | None) -> Job:
+def _submit(
+    plan: Plan,
+    stage: StagePlan,
+    script: Script,
+    run_dir: Path,
+    after: Job | None,
+    tasks: tuple[int, ...] | None,
+) -> Job:
+    """Queues a stage; of an array, `tasks`."""
     from submitit import SlurmExecutor
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
         executor = SlurmExecutor(run_dir / "submitit", python=task_python(stage))
-        executor.update_parameters(**submitit_parameters(stage, script, after.job_id if after else None))
-        submitted = executor.submit(_task(plan, stage))
+        parameters = submitit_parameters(stage, script, after.job_id if after else None, tasks)
+        executor.update_parameters(**parameters)
+        if tasks is None:
+            submitted: Any = executor.submit(_task(plan, stage))
+            job_id, of_task = submitted.job_id, ""
+        else:
+            submitted = executor.map_array(_task(plan, stage), [f"--task-id={task}" for task in tasks])
+            job_id, of_task = submitted[0].job_id.partition("_")[0], "_*"
     except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
         raise HpcgenError(f"stage {stage.name} was not submitted: {error}") from error
-    log = run_dir / f"{stage.name}-{submitted.job_id}.log"
-    return Job(stage.name, submitted.job_id, log, submitted)
+    return Job(stage.name, job_id, run_dir / f"{stage.name}-{job_id}{of_task}.log", submitted, tasks)
 
 
 def task_python(stage: StagePlan) -> str:
@@ -55,8 +81,13 @@ def task_python(stage: StagePlan) -> str:
     return f'"${{container[@]}}" env "${{task_environment[@]}}" {stage.python}'
 
 
-def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> dict[str, Any]:
-    """submitit's public parameters: the script's directives, its lines around the launch, and its srun options."""
+def submitit_parameters(
+    stage: StagePlan, script: Script, after: str | None, tasks: tuple[int, ...] | None = None
+) -> dict[str, Any]:
+    """submitit's public parameters: the script's directives, its lines around the launch, and its srun options.
+
+    `tasks` are those of the stage's array; submitit counts them anew from 0.
+    """
     setup, teardown = script.around_launch()
     options: dict[str, Any] = {}
     for directive in script.directives():
@@ -64,6 +95,11 @@ def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> 
         options[name.replace("-", "_") if name != "open-mode" else name] = (
             value.strip('"') if equals else True
         )
+    options.pop("array", None)
+    if tasks is not None:
+        setup = [*(SINGLE_TASK if len(tasks) == 1 else ()), *setup, *_which_task(tasks)]
+    if tasks is not None and len(tasks) == 1:
+        options["output"] = options["output"].replace("%A_%a", "%j_0")
     dependency = {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"} if after else {}
     return {
         # these two tell submitit how many tasks to expect results of
@@ -72,14 +108,41 @@ def submitit_parameters(stage: StagePlan, script: Script, after: str | None) -> 
         "wckey": None,
         "stderr_to_stdout": True,
         "additional_parameters": options | dependency,
-        "setup": [*setup, *TASK_LOGS, *SRUN_AS_A_STEP],
+        "setup": [*setup, _task_logs(tasks), *SRUN_AS_A_STEP],
         "teardown": teardown,
         "srun_args": [*stage.allocation.srun_options()],
+        **_parallelism(stage, tasks),
     }
 
 
+def _which_task(tasks: tuple[int, ...]) -> list[str]:
+    """Lines that say which task of the stage the one of this array is."""
+    return [
+        f"task_ids=({' '.join(map(str, tasks))})",
+        "task_id=${task_ids[SLURM_ARRAY_TASK_ID]}",
+        'say "task $task_id of $num_tasks of the stage"',
+    ]
+
+
+def _task_logs(tasks: tuple[int, ...] | None) -> str:
+    """submitit gives every task a file of its own, and the job's log does not have them."""
+    job = "${SLURM_JOB_ID}" if tasks is None or len(tasks) == 1 else "${job}"
+    return f'say "the tasks\' own logs: $run_dir/submitit/{job}_*_log.out"'
+
+
+def _parallelism(stage: StagePlan, tasks: tuple[int, ...] | None) -> dict[str, Any]:
+    """How many tasks of an array run at once; submitit has no word for "as many as Slurm likes"."""
+    array = stage.allocation.array
+    if array is None or tasks is None:
+        return {}
+    return {"array_parallelism": array.array_parallelism or len(tasks)}
+
+
 def _task(plan: Plan, stage: StagePlan) -> ModuleTask:
+    if stage.allocation.array is not None:
+        return ModuleTask((*stage.arguments, "--config", "$CORPUS_JOB"), {})
+    arguments = (*stage.arguments, "--config", "$TRAINER_CONFIG")
     if stage.name != "train":
-        return ModuleTask(stage.arguments, {})
-    arguments = (*stage.arguments, "--config", "$TRAINER_CONFIG", "--stop-file", "$TRAINER_STOP_FILE")
-    return ModuleTask(arguments, {}, stopped_marker=f"{plan.config.paths.run_dir}/STOPPED")
+        return ModuleTask(arguments, {})
+    stopped = f"{plan.config.paths.run_dir}/STOPPED"
+    return ModuleTask((*arguments, "--stop-file", "$TRAINER_STOP_FILE"), {}, stopped_marker=stopped)

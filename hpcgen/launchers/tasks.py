@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 class ModuleTask:
     """`python ARGUMENTS...` (arguments begin with "-m", MODULE) in the task's own process.
 
-    `environment` is set first. Of the words, "$NAME" stands for an environment variable of the job.
+    `environment` is set first. Of the words, "$NAME" stands for an environment variable of the job. What it is
+    called with follows the arguments: a task of an array has its number from there.
     """
 
     arguments: tuple[str, ...]
@@ -22,7 +24,7 @@ class ModuleTask:
     stopped_marker: str | None = None
     """A file that says the module left early, to go on in the job's next life."""
 
-    def __call__(self) -> None:
+    def __call__(self, *words: str) -> None:
         """Runs the module.
 
         Raises:
@@ -31,9 +33,13 @@ class ModuleTask:
         """
         os.environ.update(self.environment)
         _tell_ranks()
-        dash_m, module, *words = self.arguments
+        _take_signals_as_a_command_does()
+        dash_m, module, *given = self.arguments
         assert dash_m == "-m"
-        sys.argv = [module, *(os.environ[word[1:]] if word.startswith("$") else word for word in words)]
+        sys.argv = [
+            module,
+            *(os.environ[word[1:]] if word.startswith("$") else word for word in (*given, *words)),
+        ]
         status = _status_of(module)
         if status:
             raise RuntimeError(f"python -m {module} ended with status {status}")
@@ -47,6 +53,13 @@ def _status_of(module: str) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def _take_signals_as_a_command_does() -> None:
+    """submitit ignores TERM, and near the time limit it would requeue the job (USR2); the script says what happens."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 def _tell_ranks() -> None:

@@ -12,22 +12,30 @@ from hpcgen.config.fields import seconds, slurm_time
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import StageSettings
-from hpcgen.config.stages import GPU_STAGES, section
+from hpcgen.config.stages import ARRAY_STAGES, GPU_STAGES, section
 from hpcgen.errors import Problem
+from hpcgen.planning.array import Array, make_array
 
 MAX_RESTARTS = 100
-SINGLE_TASK_STAGES = frozenset(("image", "tokenize", "tensorboard"))
-"""Stages of one process."""
+SINGLE_TASK_STAGES = frozenset(("image", *ARRAY_STAGES, "index-cache", "tensorboard"))
+"""Stages of one process; of an array, one each."""
 TENSORBOARD_CPUS = 2
 """TensorBoard shares its node with other jobs: one CPU reads event files, one answers."""
 
 DEFAULT_TIMES = {
     "image": "2:00:00",
+    "download": "1-00:00:00",
+    "extract": "8:00:00",
+    "concat": "8:00:00",
+    "tokenize": "8:00:00",
+    "prepare": "12:00:00",
+    "index-cache": "4:00:00",
     "nccl-test": "30:00",
     "node-health": "30:00",
     "tensorboard": "8:00:00",
 }
-"""Time limits of stages whose length does not depend on the run, when nobody gives one."""
+"""Time limits of stages other than training, when nobody gives one. A task of an array that meets its limit is
+submitted again for what it has not made yet."""
 
 OLDEST_SLURM = (20, 11)
 """Since then --exclusive, step resources and requeue signals are what the scripts expect."""
@@ -63,6 +71,8 @@ class Allocation:
     """Nodes of the job beyond `nodes`, which take over from bad ones."""
     no_kill: bool = False
     """The job goes on when a node dies: with its spares, or to report the node."""
+    array: Array | None = None
+    """Where the job is one of an array: all of the above is for each of its tasks."""
 
     @property
     def num_tasks(self) -> int:
@@ -84,12 +94,13 @@ class Allocation:
             **self._gpu_options(),
             "exclusive": self.exclusive or None,
             # exclusive takes all CPUs, but without this only the default memory
-            "mem": "0" if self.exclusive else None,
+            "mem": self.settings.mem or ("0" if self.exclusive else None),
             "time": slurm_time(self.time_s),
             **{
                 name: getattr(self.settings, name)
                 for name in ("partition", "account", "qos", "reservation", "constraint")
             },
+            "array": self.array.option() if self.array else None,
         }
         return {name: value for name, value in options.items() if value is not None}
 
@@ -121,16 +132,17 @@ def _text(value: int | None) -> str | None:
 
 def stage_settings(stage: str, config: RunConfig, cluster: ClusterConfig) -> StageSettings:
     """The settings of a stage: its own, else `slurm.defaults`, else the cluster's."""
-    layers = (getattr(config.slurm, section(stage)), config.slurm.defaults, cluster.slurm)
+    own: StageSettings = getattr(config.slurm, section(stage))
+    layers = (own, config.slurm.defaults, cluster.slurm)
     chosen: dict[str, Any] = {}
-    for field in dataclasses.fields(StageSettings):
-        given = (getattr(layer, field.name) for layer in layers)
+    for field in dataclasses.fields(own):
+        # what arrays have besides is the stage's own alone
+        given = (getattr(layer, field.name, None) for layer in layers)
         chosen[field.name] = next((value for value in given if value is not None), None)
     if stage in DEFAULT_TIMES:
         # a limit that is meant for training would let a short job wait for a long slot
-        own = getattr(config.slurm, section(stage)).time
-        chosen["time"] = own or _default_time(stage, chosen["partition"], cluster)
-    return StageSettings(**chosen)
+        chosen["time"] = own.time or _default_time(stage, chosen["partition"], cluster)
+    return type(own)(**chosen)
 
 
 def _default_time(stage: str, partition: str | None, cluster: ClusterConfig) -> str:
@@ -182,6 +194,7 @@ def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_
         cpu_masks=node_type.cpu_masks if gpus and tasks == len(node_type.cpu_masks) else (),
         spare_nodes=spares,
         no_kill=spares > 0 or stage == "node-health",
+        array=make_array(stage, config, cluster),
     )
 
 

@@ -12,7 +12,7 @@ from hpcgen.config.document import Document
 from hpcgen.config.loader import Run
 from hpcgen.config.node_types import find_node_type, read_node_type
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import GPU_STAGES
+from hpcgen.config.stages import ARRAY_STAGES, GPU_STAGES
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import make_allocation
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
@@ -23,8 +23,13 @@ from trainer.config import ParallelismConfig
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 """Where the ranks meet: the script of every stage with ranks computes them."""
 
-SET_BY_THE_SCRIPT = (*RENDEZVOUS, "TRAINER_CONFIG", "TRAINER_STOP_FILE")
-"""Known only when the job runs: the script computes them."""
+SET_BY_THE_SCRIPT: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(GPU_STAGES, RENDEZVOUS),
+    **dict.fromkeys(ARRAY_STAGES, ("CORPUS_JOB",)),
+    "index-cache": ("TRAINER_CONFIG",),
+    "train": (*RENDEZVOUS, "TRAINER_CONFIG", "TRAINER_STOP_FILE"),
+}
+"""Known only when the job runs: what the script of a stage computes."""
 
 ON_SCRATCH = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 """The script lets the tasks' caches lie on the node."""
@@ -39,7 +44,7 @@ OF_BASH = (
 
 RESERVED = frozenset(
     (
-        *SET_BY_THE_SCRIPT,
+        *itertools.chain.from_iterable(SET_BY_THE_SCRIPT.values()),
         *ON_SCRATCH,
         *OF_BASH,
         "CHECK_MEMLOCK",
@@ -162,6 +167,9 @@ def _of_stage(stage: str, run: Run, config: RunConfig) -> Iterator[Variable]:
     """What the stage itself needs."""
     if stage == "train":
         yield from _training(config)
+    if stage == "download":
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+            yield _own("stage", name, "0", "This stage asks the hub, whatever the submitting shell says.")
     if uses_gpus(stage, run):
         yield from _nccl(stage, config)
     elif runtime(config, run.cluster) != "none":
@@ -221,6 +229,13 @@ def uses_gpus(stage: str, run: Run) -> bool:
     return stage in GPU_STAGES and run.node_type.device == "cuda"
 
 
+def stage_secrets(stage: str, config: RunConfig) -> tuple[str, ...]:
+    """Names of the variables that a stage takes from the submitting shell: the run's, and the source's token."""
+    corpus = config.data.corpus
+    token = corpus.source.token_variable if corpus and stage == "download" else None
+    return tuple(dict.fromkeys((*config.secrets, *([token] if token else []))))
+
+
 def overlaps(parallelism: ParallelismConfig) -> bool:
     """Whether communication of TP or CP must keep ahead of compute."""
     return parallelism.tensor_model_parallel_size > 1 or parallelism.context_parallel_size > 1
@@ -232,6 +247,9 @@ def environment_warnings(stage: str, run: Run, environment: Iterable[Variable]) 
     environment = tuple(environment)
     yield from _unread(environment, run)
     given = {v.name: v.value for v in environment if v.layer in ("cluster", "run file", "override")}
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if stage == "download" and given.get(name, "0").lower() in ("1", "on", "yes", "true"):
+            yield _about(name, run, "keeps the download from its hub", "remove it; training has it anyway")
     if not uses_gpus(stage, run):
         return
     if (
@@ -328,16 +346,24 @@ def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...
                 f"environment.{name}", "looks like a secret, and would be written into the script", hint
             )
     for index, name in enumerate(secrets):
-        if name in RESERVED or name.startswith(RESERVED_PREFIXES):
-            yield Problem(f"secrets[{index}]", "is not a secret: the script or Slurm sets it", "remove it")
-        elif name in environment:
-            reason = "has a value under environment, which would replace the one of the submitting shell"
-            yield Problem(f"secrets[{index}]", reason, "remove one of the two")
+        yield from _secret_problems(f"secrets[{index}]", name, environment)
+
+
+def _secret_problems(path: str, name: str, environment: Mapping[str, str]) -> Iterator[Problem]:
+    if name in RESERVED or name.startswith(RESERVED_PREFIXES):
+        yield Problem(path, "is not a secret: the script or Slurm sets it", "remove it")
+    elif name in environment:
+        reason = "has a value under environment, which would replace the one of the submitting shell"
+        yield Problem(path, reason, "remove one of the two")
 
 
 def all_environment_problems(run: Run) -> Iterator[Problem]:
     """What is wrong with the variables of a run, whichever file it stands in."""
-    yield from environment_problems(run.config.environment, run.config.secrets)
+    config = run.config
+    yield from environment_problems(config.environment, config.secrets)
+    if config.data.corpus and config.data.corpus.source.token_variable:
+        token = config.data.corpus.source.token_variable
+        yield from _secret_problems("data.corpus.source.token_variable", token, config.environment)
     for problem in environment_problems(run.cluster.environment, ()):
         yield dataclasses.replace(problem, file="cluster")
     if run.config.parallelism.use_sharp and not run.node_type.sharp:

@@ -18,10 +18,12 @@ from hpcgen.planning.environment import (
     ON_SCRATCH,
     RENDEZVOUS,
     RESERVED,
+    SET_BY_THE_SCRIPT,
     Variable,
     all_environment_problems,
     environment_warnings,
     stage_environment,
+    stage_secrets,
     uses_gpus,
 )
 from hpcgen.planning.paths import absolute_paths
@@ -31,6 +33,7 @@ COMPUTED = {
     "MASTER_ADDR": "address of the step's first node, as scontrol knows it",
     "MASTER_PORT": "10000 to 29999, from the job's number, its life and the attempt",
     "WORLD_SIZE": "ranks of the step",
+    "CORPUS_JOB": "RUN_DIR/jobs/ARRAY_TASK/corpus.json",
     "TRAINER_CONFIG": "RUN_DIR/jobs/JOBID/trainer.json",
     "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-LIFE",
     "HOME": "SCRATCH/hpcgen-CLUSTER-JOBID, for the tasks alone",
@@ -137,7 +140,7 @@ def explain(stage: str, run: Run) -> Explanation:
         variables=variables,
         run_dir=config.paths.run_dir,
         computed={name: _in_place(COMPUTED[name], run, config) for name in _computed(stage, run, config)},
-        secrets=config.secrets,
+        secrets=stage_secrets(stage, config),
         absent=tuple(_absent(stage, run, config, {variable.name for variable in variables})),
         warnings=tuple(_described(run, problem) for problem in environment_warnings(stage, run, variables)),
     )
@@ -193,10 +196,7 @@ def _described(run: Run, problem: Problem) -> str:
 
 def _computed(stage: str, run: Run, config: RunConfig) -> Iterator[str]:
     """Names that the script of the stage sets in the job, as the templates do."""
-    if stage in GPU_STAGES:
-        yield from RENDEZVOUS
-    if stage == "train":
-        yield from ("TRAINER_CONFIG", "TRAINER_STOP_FILE")
+    yield from SET_BY_THE_SCRIPT.get(stage, ())
     yield from ON_SCRATCH
     if uses_gpus(stage, run):
         yield "CHECK_MEMLOCK"

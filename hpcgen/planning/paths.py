@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcgen.config.corpus import CorpusJob, blend
+from hpcgen.config.corpus import CorpusConfig, CorpusJob, blend
 from hpcgen.config.fields import PATH
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
@@ -117,3 +117,8 @@ def corpus_job(config: RunConfig) -> CorpusJob:
     if config.data.corpus is None:
         raise HpcgenError("data.corpus is missing", "say where the corpus comes from and where it goes")
     return CorpusJob(corpus=config.data.corpus, tokenizer=config.data.tokenizer)
+
+
+def manifest_of(corpus: CorpusConfig) -> str:
+    """Where `hpcgen data plan` writes the list of the corpus's files."""
+    return f"{corpus.directory}/manifest.jsonl"

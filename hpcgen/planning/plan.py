@@ -12,14 +12,15 @@ from hpcgen.config import corpus as corpora
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import ARRAY_STAGES, STAGES
+from hpcgen.config.stages import ARRAY_STAGES, STAGES, TRAINER_STAGES
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
+from hpcgen.planning.array import array_warnings
 from hpcgen.planning.container import container_problems, container_warnings
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
-from hpcgen.planning.paths import absolute_paths, plain_path_problems
+from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems
 from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import plan_training
 from trainer.config import TrainerConfig
@@ -34,7 +35,7 @@ class Plan:
     """The run file with absolute paths."""
     stages: dict[str, StagePlan]
     trainer: TrainerConfig | None
-    """The trainer's resolved configuration; None when training is not planned."""
+    """The trainer's resolved configuration; None when no stage is planned that reads it."""
     layout: Layout | None
     warnings: tuple[str, ...]
 
@@ -56,15 +57,14 @@ def plan(
     ordered = [stage for stage in STAGES if stage in stages]
     config = absolute_paths(run.config, run.directory)
     problems = list(_section_problems(run, ordered))
-    training = plan_training(run, config) if "train" in ordered else None
+    training = plan_training(run, config) if set(TRAINER_STAGES) & set(ordered) else None
     if training is not None:
         problems += training.errors
     errors = [*run.mistakes, *_described(run, problems)]
     planned: dict[str, StagePlan] = {}
     for name in ordered:
-        trainer, lead_s = None, 0
-        if training and name == "train":
-            trainer, lead_s = training.trainer, training.signal_lead_s
+        trainer = training.trainer if training and name in TRAINER_STAGES else None
+        lead_s = training.signal_lead_s if training and name == "train" else 0
         try:
             if name not in ARRAY_STAGES or config.data.corpus is not None:
                 planned[name] = make_stage(name, run, config, trainer, lead_s)
@@ -78,6 +78,7 @@ def plan(
     if any(stage.container for stage in planned.values()):
         warnings += container_warnings(run.config, run.cluster)
     for stage in planned.values():
+        warnings += array_warnings(stage.name, config, run.cluster)
         warnings += environment_warnings(stage.name, run, stage.environment)
     if training is not None:
         warnings += training.warnings
@@ -126,19 +127,28 @@ def _missing_inputs(
     config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
 ) -> tuple[list[str], list[str]]:
     """Files that are not there: errors, or warnings where not even the top of the path can be seen from here."""
+    absent: dict[str, str] = {}
+    for stage in stages.values():
+        absent.update({path: stage.name for path in stage.inputs if path not in absent and not exists(path)})
     corpus = config.data.corpus
     pairs = itertools.chain.from_iterable(corpora.blend(corpus).values()) if corpus else ()
-    made = {f"{pair.prefix}{suffix}" for pair in pairs for suffix in (".idx", ".bin")}
-    making = [stage for stage in ("tokenize", "prepare") if stage in stages]
+    unmade = [
+        path for pair in pairs for path in (f"{pair.prefix}.idx", f"{pair.prefix}.bin") if path in absent
+    ]
     errors, warnings = [], []
-    for stage in stages.values():
-        for path in stage.inputs:
-            if exists(path) or (path in made and making):
-                continue
-            if path in made:
-                warnings.append(f"{path} is not there yet: the stage prepare (or tokenize) must run first")
-            elif exists("/" + path.split("/")[1]):
-                errors.append(f"{path}: no such file, and stage {stage.name} needs it")
-            else:
-                warnings.append(f"{path} cannot be seen from this machine: not checked")
+    for path, name in absent.items():
+        if path in unmade:
+            continue
+        if not exists("/" + path.split("/")[1]):
+            warnings.append(f"{path} cannot be seen from this machine: not checked")
+        elif corpus and path == manifest_of(corpus):
+            hint = "run hpcgen data plan with this run file first"
+            errors.append(f"{path} is not there, and stage {name} works through what it lists; {hint}")
+        else:
+            errors.append(f"{path}: no such file, and stage {name} needs it")
+    if unmade and not {"tokenize", "prepare"} & stages.keys():
+        more = f" and {len(unmade) - 1} more files" if len(unmade) > 1 else ""
+        verb = "are" if more else "is"
+        must = "the stage prepare (or tokenize) must run first"
+        warnings.append(f"{unmade[0]}{more} {verb} not there yet: {must}")
     return errors, warnings

@@ -8,22 +8,33 @@ from pathlib import PurePosixPath
 
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import ARRAY_STAGES, GPU_STAGES
+from hpcgen.config.stages import ARRAY_STAGES
 from hpcgen.planning.allocation import Allocation, make_allocation
 from hpcgen.planning.container import Container, make_container
-from hpcgen.planning.environment import RENDEZVOUS, SET_BY_THE_SCRIPT, Variable, stage_environment, uses_gpus
-from hpcgen.planning.stages import corpus, image, nccl_test, node_health, tensorboard, train
+from hpcgen.planning.environment import (
+    SET_BY_THE_SCRIPT,
+    Variable,
+    stage_environment,
+    stage_secrets,
+    uses_gpus,
+)
+from hpcgen.planning.stages import corpus, image, index_cache, nccl_test, node_health, tensorboard, train
 from hpcgen.planning.stages.work import Work
 from trainer.config import TrainerConfig
 
 WORK: dict[str, Callable[[Run, RunConfig, Allocation], Work]] = {
     "image": image.work,
-    **dict.fromkeys(ARRAY_STAGES, corpus.work),
     "nccl-test": nccl_test.work,
     "node-health": node_health.work,
     "tensorboard": tensorboard.work,
 }
-"""What each stage runs; training needs the trainer's configuration as well."""
+"""What each of the cluster's own stages runs."""
+
+OF_TRAINER: dict[str, Callable[[Run, RunConfig, Allocation, TrainerConfig | None], Work]] = {
+    "index-cache": index_cache.work,
+    "train": train.work,
+}
+"""What the stages run that read the trainer's configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +51,7 @@ class StagePlan:
     container: Container | None
     python: str
     arguments: tuple[str, ...]
-    """What follows `python`; the training stage adds its configuration and its stop file in the job."""
+    """What follows `python`; the job adds what it alone knows: its configuration's path, its stop file, its task."""
     inputs: tuple[str, ...]
     """Host files that the stage reads, which the login node can look for."""
     required: tuple[str, ...]
@@ -49,6 +60,8 @@ class StagePlan:
     """Directories besides the run's that the job makes, since a container can mount only what is there."""
     striped_directories: tuple[str, ...]
     """Directories that the job makes for large files, striped on Lustre when they are new."""
+    secrets: tuple[str, ...]
+    """Names of variables that the submitting shell must have; their values are written nowhere."""
     files: Mapping[str, str]
     """Name -> text of files that the script writes into the job's directory."""
     values: Mapping[str, object]
@@ -83,6 +96,7 @@ def make_stage(
         required=(*work.inputs, *reads, *_needed_by(container, run, config)),
         directories=work.writes,
         striped_directories=work.large,
+        secrets=stage_secrets(name, config),
         files=work.files,
         values=work.values,
         signal_lead_s=signal_lead_s,
@@ -92,8 +106,10 @@ def make_stage(
 def _work(
     name: str, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
 ) -> Work:
-    if name == "train":
-        return train.work(run, config, allocation, trainer)
+    if name in ARRAY_STAGES:
+        return corpus.work(name, config, allocation)
+    if name in OF_TRAINER:
+        return OF_TRAINER[name](run, config, allocation, trainer)
     return WORK[name](run, config, allocation)
 
 
@@ -109,7 +125,7 @@ def _container(
         run.cluster,
         writes=(*work.writes, *work.large, config.paths.run_dir, run.cluster.scratch),
         reads=(*work.reads, *_code(run), *_topology(environment), *of_inputs),
-        environment=(*variables, *_computed(name), *config.secrets),
+        environment=(*variables, *SET_BY_THE_SCRIPT.get(name, ()), *stage_secrets(name, config)),
     )
 
 
@@ -119,13 +135,6 @@ def _needed_by(container: Container | None, run: Run, config: RunConfig) -> tupl
         return ()
     image = (container.image,) if container.image.endswith(".sqsh") else ()
     return (*(mount.source for mount in (*run.cluster.container.mounts, *config.container.mounts)), *image)
-
-
-def _computed(stage: str) -> tuple[str, ...]:
-    """Variables that the script of a stage computes in the job."""
-    if stage == "train":
-        return SET_BY_THE_SCRIPT
-    return RENDEZVOUS if stage in GPU_STAGES else ()
 
 
 def _code(run: Run) -> tuple[str, ...]:
@@ -147,7 +156,7 @@ def _directives(stage: str, config: RunConfig, allocation: Allocation, lead_s: i
         "requeue": True,
         "open-mode": "append",
         "propagate": "NONE",
-        "output": f"{config.paths.run_dir}/{stage}-%j.log",
+        "output": f"{config.paths.run_dir}/{stage}-{'%A_%a' if allocation.array else '%j'}.log",
     }
     written = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
     return (*written, *(allocation.settings.extra_directives or ()))

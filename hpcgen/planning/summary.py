@@ -19,6 +19,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
             "nodes": stage.allocation.nodes,
             "spare_nodes": stage.allocation.spare_nodes,
             "ntasks_per_node": stage.allocation.ntasks_per_node,
+            "array_tasks": stage.allocation.array.num_tasks if stage.allocation.array else None,
             "time_s": stage.allocation.time_s,
             "container_image": stage.container.image if stage.container else None,
         }
@@ -35,7 +36,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
 
 def _training(plan: Plan) -> dict[str, Any]:
     trainer, layout = plan.trainer, plan.layout
-    if trainer is None or layout is None:
+    if trainer is None or layout is None or "train" not in plan.stages:
         return {}
     tokens = trainer.training.global_batch_size * trainer.model.seq_length
     memory = estimate_memory(trainer.model, trainer.parallelism, trainer.training, layout)
@@ -68,6 +69,8 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         container = f"container {stage['container_image']}" if stage["container_image"] else "no container"
         spares = f" and {stage['spare_nodes']} spare" if stage["spare_nodes"] else ""
         size = f"{stage['nodes']}{spares} nodes x {stage['ntasks_per_node']} tasks"
+        if stage["array_tasks"]:
+            size = f"array of {stage['array_tasks']} tasks, one node each"
         lines.append((name, f"{size}, limit {slurm_time(stage['time_s'])}, {container}"))
     if "layout" not in summary:
         return lines

@@ -9,13 +9,11 @@ from pathlib import Path
 
 from jinja2 import nodes
 
-from hpcgen.config.stages import STAGES
+from hpcgen.config.stages import FRAMES, STAGES
 from hpcgen.rendering.environment import SHIPPED_PREFIX, ShellEnvironment, template_origins
 from hpcgen.rendering.template_errors import template_errors
 
-BASE = "base"
-"""The template that those of all stages extend."""
-TEMPLATES = (BASE, *STAGES)
+TEMPLATES = (*FRAMES, *STAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +48,12 @@ class Unused:
 
 
 def template_file(name: str) -> str:
-    """The file of a stage's template, or of base, in a template directory."""
+    """The file of a stage's template, or of a frame, in a template directory."""
     return f"slurm/{name}.sbatch.j2"
 
 
 def template_chain(environment: ShellEnvironment, name: str) -> tuple[TemplateFile, ...]:
-    """The template of a stage, or base, and all that it extends, itself first.
+    """The template of a stage, or a frame, and all that it extends, itself first.
 
     Raises:
         HpcgenError: one of them is missing, unreadable or wrong.

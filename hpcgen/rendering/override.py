@@ -11,7 +11,7 @@ from hpcgen.rendering.inventory import prefixed
 def override_text(
     name: str, known: Sequence[str], docs: Mapping[str, BlockDoc], chosen: Sequence[str] = ()
 ) -> str:
-    """A template that replaces the `chosen` blocks of a stage's template, or of base, with themselves.
+    """A template that replaces the `chosen` blocks of a template with themselves.
 
     Without `chosen` every block of `known` is there as a comment.
     """

@@ -11,6 +11,7 @@ import pytest
 from hpcgen.config.loader import Run, load_cluster
 from hpcgen.config.node_type import Variable as Fact
 from hpcgen.config.stages import GPU_STAGES, STAGES
+from hpcgen.errors import ConfigErrors
 from hpcgen.planning import known_variables
 from hpcgen.planning.environment import (
     LAYERS,
@@ -168,13 +169,15 @@ def test_max_connections_only_where_communication_must_keep_ahead(tmp_path, over
 def test_a_stage_without_gpus_hides_the_devices_from_enroot(tmp_path, stage):
     """enroot's 99-mellanox hook fails on nodes without InfiniBand unless the variable is void."""
     found = variables(loaded(tmp_path, big_run(), [SHARP]), stage)
-    assert {name: variable.value for name, variable in found.items()} == {
+    online = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"} if stage == "download" else {}
+    assert {name: variable.value for name, variable in found.items()} == online | {
         "MELLANOX_VISIBLE_DEVICES": "void",
         "NVIDIA_VISIBLE_DEVICES": "void",
         "PYTHONNOUSERSITE": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    assert set(variables(without_container(tmp_path), stage)) == {"PYTHONNOUSERSITE", "PYTHONUNBUFFERED"}
+    bare = variables(without_container(tmp_path), stage)
+    assert set(bare) == {*online, "PYTHONNOUSERSITE", "PYTHONUNBUFFERED"}
 
 
 @pytest.mark.parametrize("stage", sorted(GPU_STAGES))
@@ -348,7 +351,23 @@ def test_shipped_files_obey(tmp_path):
         given = {**cluster.environment, **dict.fromkeys((*node_type.environment, *node_type.sharp), "x")}
         assert list(environment_problems(given, ())) == []
     named = set(planned(tmp_path, big_run()).stages["train"].container.environment)
-    assert named & RESERVED == set(SET_BY_THE_SCRIPT)
+    assert named & RESERVED == set(SET_BY_THE_SCRIPT["train"])
+
+
+def test_the_token_of_the_source_is_the_downloads_alone(tmp_path):
+    source = {"huggingface": {"repo_id": "a/b"}, "token_variable": "HF_TOKEN"}
+    corpus = {"directory": "/shared/corpus", "source": source}
+    found = planned(tmp_path, big_run(data={"corpus": corpus}), ["download", "prepare"]).stages
+    assert found["download"].secrets == ("HF_TOKEN",)
+    assert "HF_TOKEN" in found["download"].container.environment
+    assert found["prepare"].secrets == ()
+    assert "HF_TOKEN" not in found["prepare"].container.environment
+    online = {v.name: v.value for v in found["download"].environment}
+    assert (online["HF_HUB_OFFLINE"], online["TRANSFORMERS_OFFLINE"]) == ("0", "0")
+    with pytest.raises(ConfigErrors, match=r"data\.corpus\.source\.token_variable = HF_HOME is not a secret"):
+        planned(
+            tmp_path, big_run(data={"corpus": {**corpus, "source": {**source, "token_variable": "HF_HOME"}}})
+        )
 
 
 def test_a_secret_with_a_value_is_a_mistake():
@@ -461,3 +480,10 @@ def test_sharp_warns_of_images_and_drivers_known_to_fail(tmp_path, container, na
         assert "25.02 and newer (3.10.3) failed" in warning
         assert "OFED 25.04" in warning
     assert warnings(run, "tokenize") == []
+
+
+def test_a_download_that_may_not_ask_its_hub_is_a_warning(tmp_path):
+    run = loaded(tmp_path, big_run(environment={"HF_HUB_OFFLINE": "1"}))
+    [warning] = warnings(run, "download")
+    assert warning.startswith("environment.HF_HUB_OFFLINE keeps the download from its hub")
+    assert warnings(run, "train") == []

@@ -8,7 +8,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.planning.paths import absolute_paths, plain_path_problems, trainer_data
 from tests.runs import loaded, minimal_run
 
-TOKENIZE = {"input": ["in/a.jsonl", "/b.jsonl.zst"], "output_prefix": "out/corpus"}
+CORPUS = {"directory": "out/corpus", "source": {"directory": "in"}, "num_output_files": 2}
 
 
 def config(tmp_path, **sections):
@@ -22,7 +22,7 @@ def test_relative_paths_start_at_the_run_files_folder(tmp_path):
         tmp_path,
         paths={"run_dir": "runs/mini"},
         data={
-            "tokenize": TOKENIZE,
+            "corpus": CORPUS,
             "train": [{"prefix": "a/x"}, {"prefix": "/abs/y"}],
             "valid": [{"prefix": "./v"}],
             "cache_dir": "cache",
@@ -32,8 +32,8 @@ def test_relative_paths_start_at_the_run_files_folder(tmp_path):
     )
     found = absolute_paths(given, tmp_path)
     assert found.paths.run_dir == f"{tmp_path}/runs/mini"
-    assert found.data.tokenize.input == (f"{tmp_path}/in/a.jsonl", "/b.jsonl.zst")
-    assert found.data.tokenize.output_prefix == f"{tmp_path}/out/corpus"
+    assert found.data.corpus.directory == f"{tmp_path}/out/corpus"
+    assert found.data.corpus.source.directory == f"{tmp_path}/in"
     assert [dataset.prefix for dataset in found.data.train] == [f"{tmp_path}/a/x", "/abs/y"]
     assert found.data.valid[0].prefix == f"{tmp_path}/v"
     assert found.data.cache_dir == f"{tmp_path}/cache"
@@ -56,16 +56,25 @@ def test_a_folder_that_sbatch_would_read_as_a_pattern_is_refused(tmp_path):
     absolute_paths(config(folder), folder)
 
 
-def test_the_trainer_reads_what_the_tokenizing_stage_makes(tmp_path):
-    given = absolute_paths(config(tmp_path, data={"tokenize": TOKENIZE}), tmp_path)
-    assert [dataset.prefix for dataset in trainer_data(given).datasets] == [f"{tmp_path}/out/corpus"]
+def test_the_trainer_reads_what_is_made_of_the_corpus(tmp_path):
+    given = absolute_paths(config(tmp_path, data={"corpus": CORPUS}), tmp_path)
+    assert [dataset.prefix for dataset in trainer_data(given).datasets] == [
+        f"{tmp_path}/out/corpus/tokens/corpus-0000{index}-of-00002" for index in (0, 1)
+    ]
+
+
+def test_a_corpus_with_splits_of_its_own_gives_a_blend_for_each(tmp_path):
+    splits = {"train": ["train/*"], "test": ["test/*"]}
+    data = trainer_data(config(tmp_path, data={"corpus": {**CORPUS, "splits": splits}}))
+    assert (len(data.datasets), len(data.train), len(data.valid), len(data.test)) == (0, 2, 0, 1)
+    assert data.test[0].prefix == "out/corpus/tokens/test-00000-of-00001"
 
 
 @pytest.mark.parametrize(
     "blend", [{"datasets": [{"prefix": "/d"}]}, {"train": [{"prefix": "/d"}]}, {"mock": True}]
 )
-def test_a_blend_that_is_given_wins_over_the_tokenizing_stage(tmp_path, blend):
-    data = trainer_data(config(tmp_path, data={"tokenize": TOKENIZE, **blend}))
+def test_a_blend_that_is_given_wins_over_the_corpus(tmp_path, blend):
+    data = trainer_data(config(tmp_path, data={"corpus": CORPUS, **blend}))
     assert [dataset.prefix for dataset in data.datasets] == [d["prefix"] for d in blend.get("datasets", [])]
     assert (bool(data.train), data.mock) == ("train" in blend, "mock" in blend)
 

@@ -12,10 +12,8 @@ from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.planning.summary import for_people, summarize
 from tests.runs import big_run, loaded, minimal_run, planned, write_yaml
 
-TOKENIZE = {
-    "tokenizer": {"kind": "gpt2"},
-    "tokenize": {"input": ["/in/a.jsonl"], "output_prefix": "/data/corpus"},
-}
+CORPUS = {"directory": "/data/corpus", "source": {"directory": "/in"}, "num_output_files": 16}
+MANIFEST = "/data/corpus/manifest.jsonl"
 
 
 def of_the_run(plan):
@@ -59,64 +57,95 @@ def test_nothing_is_left_for_the_trainer_to_work_out(tmp_path):
     assert trainer.optimizer.lr_warmup_iters == 119
 
 
-def test_stages_come_in_their_order_and_the_second_reads_what_the_first_makes(tmp_path):
-    values = big_run(data=TOKENIZE, slurm={"defaults": {"time": "1-00:00:00"}, "train": {"nodes": 16}})
-    run = loaded(tmp_path, values)
-    found = plan(run, ["train", "tokenize"], exists=lambda path: path == "/in/a.jsonl")
-    assert list(found.stages) == ["tokenize", "train"]
+def test_stages_come_in_their_order_and_the_last_reads_what_the_first_makes(tmp_path):
+    slurm = {"train": {"nodes": 16, "time": "1-00:00:00"}, "prepare": {"num_tasks": 4, "mem": "64G"}}
+    run = loaded(tmp_path, big_run(data={"corpus": CORPUS}, slurm=slurm))
+    found = plan(run, ["train", "index-cache", "prepare"], exists=lambda path: path == MANIFEST)
+    assert list(found.stages) == ["prepare", "index-cache", "train"]
     assert of_the_run(found) == ()
-    assert found.trainer.data.datasets[0].prefix == "/data/corpus"
-    tokenize = found.stages["tokenize"]
-    assert "--job-name=big-tokenize" in tokenize.directives
-    assert tokenize.arguments == (
-        *(
-            "-m",
-            "hpcgen",
-            "data",
-            "tokenize",
-            "--overwrite",
-            "--output-prefix=/data/corpus",
-            "--tokenizer=gpt2",
-        ),
-        *("--json-key=text", "--", "/in/a.jsonl"),
+    datasets = found.trainer.data.datasets
+    assert datasets[0].prefix == "/data/corpus/tokens/corpus-00000-of-00016"
+    assert found.stages["index-cache"].files == found.stages["train"].files
+    prepare = found.stages["prepare"]
+    assert prepare.directives == (
+        "--job-name=big-prepare",
+        "--nodes=1",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=96",
+        "--exclusive",
+        "--mem=64G",
+        "--time=12:00:00",
+        "--partition=hpc",
+        "--array=0-3",
+        "--requeue",
+        "--open-mode=append",
+        "--propagate=NONE",
+        "--output=/shared/runs/big/prepare-%A_%a.log",
     )
-    assert not [word for word in tokenize.directives if word.startswith("--signal")]
-    alone = plan(run, ["train"], exists=lambda path: path == "/in/a.jsonl")
-    assert "/data/corpus.bin is not there yet: the tokenize stage must run first" in alone.warnings
+    assert prepare.arguments == ("-m", "hpcgen", "data", "prepare", "--num-tasks=4")
+    assert prepare.striped_directories == ("/data/corpus/tokens",)
+    mounts = {mount.source: mount.read_only for mount in prepare.container.mounts}
+    assert (mounts["/data/corpus"], mounts["/in"]) == (False, True)
+    alone = plan(run, ["train"], exists=lambda path: path == MANIFEST)
+    said = "tokens/corpus-00000-of-00016.idx and 31 more files are not there yet: the stage prepare (or tokenize)"
+    assert [warning for warning in alone.warnings if said in warning]
 
 
-def test_tokenizing_arguments_follow_the_run_file(tmp_path):
+def test_each_data_stage_touches_its_own_files(tmp_path):
+    """Downloaded and extracted files are many, and not striped; the tokenizer is read where tokens are made."""
     data = {
         "tokenizer": {"kind": "huggingface", "tokenizer_file": "/t/tokenizer.json", "eod_token": "</s>"},
-        "tokenize": {**TOKENIZE["tokenize"], "json_key": "-body", "drop_empty": True, "input": ["-a.jsonl"]},
+        "corpus": CORPUS,
     }
-    with pytest.raises(ConfigErrors, match=r"data\.tokenize\.input\[0\] = -a.jsonl must be a path"):
-        planned(tmp_path, minimal_run(data=data), ["tokenize"])
-    data["tokenize"]["input"] = ["/a.jsonl"]
-    found = planned(tmp_path, minimal_run(data=data), ["tokenize"]).stages["tokenize"]
-    assert found.arguments[5:] == (
-        *(
-            "--output-prefix=/data/corpus",
-            "--tokenizer=/t/tokenizer.json",
-            "--eod-token=</s>",
-            "--json-key=-body",
-        ),
-        *("--drop-empty", "--", "/a.jsonl"),
+    stages = ["download", "extract", "concat", "tokenize", "prepare"]
+    found = planned(tmp_path, minimal_run(data=data), stages).stages
+    assert {name: stage.striped_directories for name, stage in found.items()} == {
+        "download": (),
+        "extract": (),
+        "concat": ("/data/corpus/concat",),
+        "tokenize": ("/data/corpus/tokens",),
+        "prepare": ("/data/corpus/tokens",),
+    }
+    assert found["download"].directories == ("/data/corpus", "/data/corpus/download")
+    assert {name for name, stage in found.items() if "/t/tokenizer.json" in stage.inputs} == {
+        "tokenize",
+        "prepare",
+    }
+    assert {name for name, stage in found.items() if "/in" in stage.required} == {
+        "extract",
+        "concat",
+        "prepare",
+    }
+    assert all(
+        json.loads(stage.files["corpus.json"])["corpus"]["num_output_files"] == 16 for stage in found.values()
     )
-    assert found.inputs == ("/a.jsonl", "/t/tokenizer.json")
+    assert not [word for stage in found.values() for word in stage.directives if word.startswith("--signal")]
 
 
 def test_an_unknown_stage(tmp_path):
-    with pytest.raises(HpcgenError, match="'trian' is not a stage; use image, tokenize, train, "):
+    with pytest.raises(HpcgenError, match="'trian' is not a stage; use image, download, extract, "):
         plan(loaded(tmp_path, minimal_run()), ["trian"])
 
 
-def test_the_tokenizing_stage_needs_its_section(tmp_path):
-    with pytest.raises(ConfigErrors, match=r"data\.tokenize (= null )?is missing"):
-        planned(tmp_path, minimal_run(), ["tokenize"])
-    empty = {"mock": True, "tokenize": {"input": [], "output_prefix": "x"}}
-    with pytest.raises(ConfigErrors, match=r"data.tokenize.input = \[\] is empty"):
-        planned(tmp_path, minimal_run(data=empty), ["tokenize"])
+def test_the_data_stages_need_a_corpus(tmp_path):
+    with pytest.raises(ConfigErrors, match=r"data\.corpus (= null )?is missing, and stage extract makes it"):
+        planned(tmp_path, minimal_run(), ["extract"])
+    empty = {"mock": True, "corpus": {"directory": "x"}}
+    with pytest.raises(ConfigErrors, match=r"data\.corpus\.source .*names no source"):
+        planned(tmp_path, minimal_run(data=empty), ["extract"])
+
+
+def test_a_corpus_that_is_not_planned(tmp_path):
+    """An error once for all stages where this machine can tell, else a warning."""
+    run = loaded(tmp_path, minimal_run(data={"corpus": {**CORPUS, "directory": f"{tmp_path}/c"}}))
+    with pytest.raises(ConfigErrors) as error:
+        plan(run, ["extract", "concat"])
+    [message] = error.value.messages
+    assert message.startswith(f"{tmp_path}/c/manifest.jsonl is not there, and stage extract works through")
+    assert message.endswith("run hpcgen data plan with this run file first")
+    corpus = {**CORPUS, "directory": "/no-such-mount/c"}
+    unseen = plan(loaded(tmp_path, minimal_run(data={"corpus": corpus})), ["extract"])
+    assert "/no-such-mount/c/manifest.jsonl cannot be seen from this machine: not checked" in unseen.warnings
 
 
 def test_everything_that_is_wrong_comes_at_once(tmp_path):
@@ -227,6 +256,7 @@ def test_the_summary(tmp_path):
     assert found["stages"]["train"] == {
         "nodes": 16,
         "ntasks_per_node": 8,
+        "array_tasks": None,
         "time_s": 86400,
         "spare_nodes": 0,
         "container_image": "/shared/images/gpt.sqsh",
@@ -236,6 +266,16 @@ def test_the_summary(tmp_path):
     lines = dict(for_people(found))
     assert lines["train"] == "16 nodes x 8 tasks, limit 1-00:00:00, container /shared/images/gpt.sqsh"
     assert lines["parameters"] == "174,604,836,864"
+
+
+def test_the_summary_of_an_array_and_of_the_index_cache_alone(tmp_path):
+    run = minimal_run(data={"corpus": CORPUS})
+    found = summarize(planned(tmp_path, run, ["download", "index-cache"]))
+    assert "layout" not in found
+    assert (
+        dict(for_people(found))["download"]
+        == "array of 8 tasks, one node each, limit 1-00:00:00, no container"
+    )
 
 
 def test_the_same_run_gives_the_same_plan(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.config.stages import STAGES
 from hpcgen.errors import HpcgenError
 from hpcgen.rendering.contract import RULES, Finding
 from hpcgen.rendering.site import OWN_RULES, ReadScripts, Report, SiteFinding, check_site
@@ -19,6 +20,8 @@ from tests.runs import write_yaml
 TRAIN = '{% extends "hpcgen/slurm/train.sbatch.j2" %}\n'
 BASE = '{% extends "hpcgen/slurm/base.sbatch.j2" %}\n'
 SUPER = "{{ super() }}"
+SCRIPTS = len(STAGES) + 1
+"""Of one cluster and runtime: every stage, and training with its nodes checked."""
 
 GOOD = {
     "slurm/base.sbatch.j2": BASE
@@ -110,7 +113,7 @@ def test_the_shipped_templates_hold_to_the_contract(cluster: str) -> None:
     report = check_site([], ["azure-ndv5", "local", cluster], nothing, named=True)
     assert report.findings == ()
     # six stages, and training with preflight, for the runtimes of each
-    assert report.num_scripts == 7 * (3 + 1 + 3)
+    assert report.num_scripts == SCRIPTS * (3 + 1 + 3)
 
 
 def test_a_good_site(site: Path, cluster: str) -> None:
@@ -172,7 +175,7 @@ def test_a_bad_site_is_told_the_rule_the_file_and_the_line(
 def test_what_many_scripts_share_is_said_once_with_all_of_them(site: Path, cluster: str) -> None:
     templates = one_block("base", "prologue", "set -x")
     finding = only(checked(site, cluster, templates))
-    assert len(finding.seen) == 7 * 3
+    assert len(finding.seen) == SCRIPTS * 3
     assert "train (" in " ".join(finding.seen)
 
 
@@ -260,7 +263,7 @@ def test_a_finding_of_shellcheck_has_the_template_line(site: Path) -> None:
 def test_a_profile_that_is_wrong_is_a_finding_unless_it_was_named(tmp_path: Path) -> None:
     broken = str(write_yaml(tmp_path / "broken.yaml", {"extends": "local", "scrach": "/nvme"}))
     report = check_site([], [broken, "local"], nothing)
-    assert (only(report).rule.name, report.num_scripts) == ("profile", 7)
+    assert (only(report).rule.name, report.num_scripts) == ("profile", SCRIPTS)
     assert "scrach" in only(report).what
     with pytest.raises(HpcgenError, match="scrach"):
         check_site([], [broken, "local"], nothing, named=True)

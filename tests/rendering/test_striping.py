@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from hpcgen import load_run, plan, render
+from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
 from tests.runs import minimal_run, write_yaml
 from tests.standins import batch
 
@@ -19,19 +20,29 @@ echo "$*" >>"${0%/*}/called"
 
 def test_a_new_directory_is_striped_once(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    (tmp_path / "corpus.jsonl").write_text(json.dumps({"text": "some words"}) + "\n")
     (tmp_path / "standins").mkdir()
     lfs = tmp_path / "standins" / "lfs"
     lfs.write_text(LFS)
     lfs.chmod(0o755)
     write_yaml(tmp_path / "site.yaml", {"extends": "local", "python": sys.executable})
-    tokenize = {"input": ["corpus.jsonl"], "output_prefix": "tokens/corpus"}
-    data = {"tokenizer": {"kind": "bytes"}, "tokenize": tokenize}
+    data = {"tokenizer": {"kind": "bytes"}, "corpus": corpus_of_two_files(tmp_path)}
     values = minimal_run(cluster="./site.yaml", paths={"run_dir": "runs"}, data=data)
-    script = render(plan(load_run(write_yaml(tmp_path / "run.yaml", values)), ["tokenize"]), "tokenize")
+    script = render(plan(load_run(write_yaml(tmp_path / "run.yaml", values)), ["prepare"]), "prepare")
     for job_id in (1, 2):
         done = batch(script, tmp_path, job_id=job_id)
         assert done.status == 0, done.log
-    assert (tmp_path / "tokens" / "corpus.bin").exists()
+    assert (tmp_path / "corpus" / "tokens" / "corpus-00000-of-00001.bin").exists()
     called = (tmp_path / "standins" / "called").read_text().splitlines()
-    assert called == [f"setstripe -E -1 -c -1 -S 1M {tmp_path}/tokens"]
+    assert called == [f"setstripe -E -1 -c -1 -S 1M {tmp_path}/corpus/tokens"]
+
+
+def corpus_of_two_files(directory: Path) -> dict[str, object]:
+    """A corpus with its manifest, as a run file names it."""
+    text = directory / "text"
+    text.mkdir()
+    for name in ("a", "b"):
+        (text / f"{name}.jsonl").write_text(json.dumps({"text": f"some words of {name}"}) + "\n")
+    (directory / "corpus").mkdir()
+    files = [ManifestFile(name=path.name, split="corpus", path=str(path)) for path in sorted(text.iterdir())]
+    write_manifest(Manifest("two files", files), manifest_path(directory / "corpus"))
+    return {"directory": "corpus", "source": {"directory": "text"}, "num_output_files": 1}

@@ -165,18 +165,22 @@ def submit(cluster: SlurmCluster, run: Path, stage: str, *overrides: str) -> str
     return cluster.sbatch(script, cwd=run.parent)
 
 
-def tokens(run: Path) -> list[str]:
-    """Overrides for tokenizing, the cheapest of the stages: nothing of it imports torch."""
-    lines = "".join(json.dumps({"text": f"line {index}"}) + "\n" for index in range(20))
-    (run.parent / "corpus.jsonl").write_text(lines)
-    return ["data.tokenize={input: [corpus.jsonl], output_prefix: run/tokens/corpus}"]
+def planned_corpus(run: Path) -> str:
+    """The override that names a planned corpus of one output file, so that its array has one task."""
+    override = "data.corpus={directory: data, source: {directory: text}, num_output_files: 1}"
+    if not (run.parent / "text").exists():
+        (run.parent / "text").mkdir()
+        lines = "".join(json.dumps({"text": f"line {index}"}) + "\n" for index in range(20))
+        (run.parent / "text" / "corpus.jsonl").write_text(lines)
+        hpcgen("data", "plan", "-c", str(run), f"--set={override}", cwd=run.parent)
+    return override
 
 
-def tokenize(cluster: SlurmCluster, run: Path, *overrides: str) -> tuple[str, str]:
-    """Runs the tokenizing stage; the job's state and its log."""
-    job_id = submit(cluster, run, "tokenize", *tokens(run), *overrides)
+def prepare(cluster: SlurmCluster, run: Path, *overrides: str) -> tuple[str, str]:
+    """Runs the stage prepare, a cheap one: nothing of it imports torch. The job's state and its log."""
+    job_id = submit(cluster, run, "prepare", planned_corpus(run), *overrides)
     state = cluster.wait(job_id, timeout_s=JOB_S)
-    return state, (run.parent / "run" / f"tokenize-{job_id}.log").read_text()
+    return state, (run.parent / "run" / f"prepare-{job_id}_0.log").read_text()
 
 
 def seen_by_tasks(run: Path) -> list[Seen]:
@@ -278,7 +282,7 @@ def test_a_writable_container_leaves_the_image_as_it_is(
     container_cluster: SlurmCluster, run: Path, node: Node
 ) -> None:
     before = node.image.read_bytes()
-    state, log = tokenize(container_cluster, run, "container.writable=true")
+    state, log = prepare(container_cluster, run, "container.writable=true")
     assert state == "COMPLETED", log
     [task] = seen_by_tasks(run)
     assert task.said["rootfs_is_written"] == "yes"
@@ -342,7 +346,7 @@ def test_submitit_trains_in_the_container_on_the_same_curve(
 def test_an_image_that_is_missing_ends_the_job_with_its_name(
     container_cluster: SlurmCluster, run: Path
 ) -> None:
-    state, log = tokenize(container_cluster, run, "container.image=/nowhere/image.sqsh")
+    state, log = prepare(container_cluster, run, "container.image=/nowhere/image.sqsh")
     assert state == "FAILED"
     assert "ERROR: /nowhere/image.sqsh is not there, or not readable" in log.splitlines()[-1]
 
@@ -353,7 +357,7 @@ def test_an_image_that_its_record_does_not_name_ends_the_job_with_one_line(
     image = own_image(run, node)
     image.write_bytes(image.read_bytes()[:-1] + b"x")
     os.utime(image, (0, 0))
-    state, log = tokenize(container_cluster, run)
+    state, log = prepare(container_cluster, run)
     assert state == "FAILED"
     assert f"ERROR: {image} is not the image that {image}.record names" in log.splitlines()[-1]
     assert seen_by_tasks(run) == []
@@ -363,17 +367,17 @@ def test_an_image_of_another_time_is_read_again_and_runs(
     container_cluster: SlurmCluster, run: Path, node: Node
 ) -> None:
     image = own_image(run, node)
-    state, log = tokenize(container_cluster, run)
+    state, log = prepare(container_cluster, run)
     assert (state, "hashing it" in log) == ("COMPLETED", False), log
     os.utime(image, (0, 0))
-    state, log = tokenize(container_cluster, run)
+    state, log = prepare(container_cluster, run)
     assert (state, "hashing it" in log) == ("COMPLETED", True), log
 
 
 def test_the_image_is_copied_to_the_node_once(container_cluster: SlurmCluster, run: Path, node: Node) -> None:
     image = own_image(run, node)
     for copied in (True, False):
-        state, log = tokenize(container_cluster, run, "container.copy_image=true")
+        state, log = prepare(container_cluster, run, "container.copy_image=true")
         assert (state, f"ndv5-1: copied {image}" in log) == ("COMPLETED", copied), log
     [copy] = (run.parent / "scratch" / f"hpcgen-images-{os.getuid()}").glob("*.sqsh")
     assert copy.name.endswith(image.name)
@@ -439,6 +443,6 @@ def test_pyxis_pulls_an_image_by_its_digest(
     with registry(node.rootfs, "team/empty", "newest") as (address, digest):
         reference = f"{address}#team/empty:stable@{digest}"
         run = make_run(tmp_path, node, "pyxis", byte_corpus, image=reference)
-        state, log = tokenize(container_cluster, run)
+        state, log = prepare(container_cluster, run)
     assert state == "COMPLETED", log
-    assert (run.parent / "run/tokens/corpus.idx").exists()
+    assert (run.parent / "data/tokens/corpus-00000-of-00001.idx").exists()

@@ -10,6 +10,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 
 import hpcgen as interface
 from hpcgen.launchers.slurm import submitit_parameters, task_python
+from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.script import render_stage
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import TP2_PP2, TWO_NODES, curve, hpcgen, log_of
@@ -68,25 +69,28 @@ def test_a_mistake_found_by_the_trainer_is_not_tried_again_through_submitit(
     assert "back into the queue" not in log
 
 
-def test_the_training_stage_waits_for_the_tokenizing_stage(on_cluster: SlurmCluster, tiny_run: Path) -> None:
-    hpcgen("data", "sample", "corpus.jsonl.zst", "--max-mb=0.3", cwd=tiny_run.parent)
-    tokens = "data.tokenize={input: [corpus.jsonl.zst], output_prefix: tokens/corpus}"
-    sets = (
-        "--set",
-        tokens,
-        "--set",
-        "data.datasets=[]",
-        "--set",
-        "training.train_iters=2",
-        "--set",
-        "optimizer.lr_decay_iters=3",
-    )
-    lines = hpcgen(
-        "submit", "tokenize", "train", "-c", str(tiny_run), *sets, cwd=tiny_run.parent
-    ).splitlines()
-    job_ids = [line.split()[0] for line in lines]
-    assert [line.split()[1] for line in lines] == ["tokenize", "train"]
-    for job_id in job_ids:
+CORPUS = "data.corpus={directory: corpus, source: {directory: text}, num_output_files: 2}"
+"""In place of pairs that are there."""
+
+
+def plan_corpus(run: Path) -> tuple[str, ...]:
+    """Options for a corpus of one compressed file, which is planned."""
+    (run.parent / "text").mkdir()
+    hpcgen("data", "sample", "text/sample.jsonl.zst", "--max-mb=0.3", cwd=run.parent)
+    options = ("-c", str(run), "--set", CORPUS, "--set", "data.datasets=[]")
+    hpcgen("data", "plan", *options, cwd=run.parent)
+    return options
+
+
+def test_training_waits_for_its_corpus_and_the_index_cache(on_cluster: SlurmCluster, tiny_run: Path) -> None:
+    options = plan_corpus(tiny_run)
+    short = ("--set", "training.train_iters=2", "--set", "optimizer.lr_decay_iters=3")
+    stages = ("prepare", "index-cache", "train")
+    lines = hpcgen("submit", *stages, *options, *short, cwd=tiny_run.parent).splitlines()
+    jobs = {stage: job_id for job_id, stage, _ in map(str.split, lines)}
+    assert tuple(jobs) == stages
+    assert on_cluster.show(jobs["index-cache"])["Dependency"].startswith(f"afterok:{jobs['prepare']}")
+    for job_id in jobs.values():
         assert on_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
     assert len(curve(tiny_run)) == 2
 
@@ -112,6 +116,12 @@ training: {train_iters: 100000}
 """
 
 
+def directives(text: str) -> set[str]:
+    return {
+        line.replace("'", "").replace('"', "") for line in text.splitlines() if line.startswith("#SBATCH")
+    }
+
+
 def test_submitit_and_the_rendered_script_ask_slurm_for_the_same(tmp_path: Path) -> None:
     """Resources, environment, container flags and signals, for pyxis on 16 nodes."""
     run = tmp_path / "big.yaml"
@@ -120,40 +130,87 @@ def test_submitit_and_the_rendered_script_ask_slurm_for_the_same(tmp_path: Path)
     stage, script = plan.stages["train"], render_stage(plan, "train")
     command = f"{task_python(stage)} -u -m submitit.core._submit {tmp_path}"
     theirs = _make_sbatch_string(command, tmp_path, **submitit_parameters(stage, script, after=None))
-
-    def directives(text: str) -> set[str]:
-        return {
-            line.replace("'", "").replace('"', "") for line in text.splitlines() if line.startswith("#SBATCH")
-        }
-
     assert directives(theirs) == directives(script.text)
-    exports = re.compile(r"^export .*$", re.MULTILINE)
-    assert set(exports.findall(script.text)) <= set(exports.findall(theirs))
     for line in script.text.splitlines():
         if line.startswith("trap "):
             assert line in theirs
+    assert_the_same_launch(stage, script.text, theirs)
+
+
+CORPUS_ON_AZURE = """
+  corpus: {directory: /lustre/corpus, source: {huggingface: {repo_id: owner/corpus}, token_variable: HF_TOKEN}}
+"""
+
+
+@pytest.mark.parametrize("stage_name", ["download", "prepare"])
+@pytest.mark.parametrize(
+    ("tasks", "array"), [(tuple(range(12)), "--array=0-11%3"), ((2, 5, 7), "--array=0-2%3"), ((5,), None)]
+)
+def test_an_array_asks_for_the_same_whole_or_in_part(
+    tmp_path: Path, stage_name: str, tasks: tuple[int, ...], array: str | None
+) -> None:
+    """submitit counts the tasks that it is given from 0, and makes no array of a single one; nothing else differs."""
+    run = tmp_path / "big.yaml"
+    sections = f"slurm: {{{stage_name}: {{num_tasks: 12, array_parallelism: 3, mem: 64G}}}}"
+    run.write_text(
+        re.sub("(?m)^slurm: .*$", sections, AZURE).replace(
+            "{datasets: [{prefix: /lustre/data/corpus}]}", CORPUS_ON_AZURE
+        )
+    )
+    plan = interface.plan(interface.load_run(run), [stage_name])
+    stage, script = plan.stages[stage_name], render_stage(plan, stage_name)
+    assert "#SBATCH --array=0-11%3" in directives(script.text)
+    parameters = submitit_parameters(stage, script, None, tasks)
+    command = f"{task_python(stage)} -u -m submitit.core._submit {tmp_path}"
+    count = {"map_count": len(tasks)} if len(tasks) > 1 else {}
+    theirs = _make_sbatch_string(command, tmp_path, **count, **parameters)
+    # near the time limit submitit's tasks get a signal, which they ignore (hpcgen.launchers.tasks)
+    added = {"#SBATCH --signal=USR2@90", *([f"#SBATCH {array}"] if array else [])}
+    assert (
+        directives(theirs)
+        - directives(script.text)
+        - {f"#SBATCH --output=/lustre/runs/big/{stage_name}-%j_0.log"}
+        <= added
+    )
+    missed = directives(script.text) - directives(theirs)
+    assert {line.split("=")[0] for line in missed} <= {"#SBATCH --array", "#SBATCH --output"}
+    assert ("#SBATCH --array=0-11%3" in missed) == (len(tasks) < 12)
+    assert f"task_ids=({' '.join(map(str, tasks))})" in theirs
+    assert_the_same_launch(stage, script.text, theirs)
+
+
+def assert_the_same_launch(stage: StagePlan, script: str, theirs: str) -> None:
+    """The same exports, and the same words around the task's Python."""
+    exports = re.compile(r"^export .*$", re.MULTILINE)
+    assert set(exports.findall(script)) <= set(exports.findall(theirs))
     [launch] = [line for line in theirs.splitlines() if line.startswith("srun --unbuffered")]
     assert '"${container[@]}" env "${task_environment[@]}" python3 ' in launch
     assert "((terminated)) || launch" in theirs
     for option in stage.allocation.srun_options():
         assert option in launch.replace("'", "")
     for word in (*stage.allocation.srun_options(), *stage.container.words()):  # type: ignore[union-attr]
-        assert word in script.text
+        assert word in script
         assert word in theirs
 
 
 def test_the_quickstart_runs_without_slurm(tiny_run: Path) -> None:
-    """submit --launcher local: tokenize, train, the loss as text and as a picture, and where everything lies."""
-    hpcgen("data", "sample", "corpus.jsonl.zst", "--max-mb=0.3", cwd=tiny_run.parent)
-    tokens = "data.tokenize={input: [corpus.jsonl.zst], output_prefix: tokens/corpus}"
-    command = ("submit", "tokenize", "train", "-c", str(tiny_run), "--launcher=local")
-    out = hpcgen(*command, "--set", tokens, "--set", "data.datasets=[]", cwd=tiny_run.parent)
+    """submit --launcher local: the corpus, training, the loss as text and as a picture, and where everything lies."""
+    options = plan_corpus(tiny_run)
+    out = hpcgen("submit", "prepare", "train", *options, "--launcher=local", cwd=tiny_run.parent)
     losses = [loss for loss, _ in curve(tiny_run).values()]
     assert losses[-1] < losses[0]
     run_dir = tiny_run.parent / "run"
     assert (run_dir / "loss.png").read_bytes().startswith(b"\x89PNG")
     last = out.strip().splitlines()[-1]
     assert last.startswith(f"run {run_dir}: checkpoints, metrics.jsonl, tensorboard")
+
+
+def test_two_ways_to_the_same_files_are_refused(tiny_run: Path) -> None:
+    plan = interface.plan(
+        interface.load_run(tiny_run, [CORPUS]), ["tokenize", "prepare"], exists=lambda path: True
+    )
+    with pytest.raises(interface.HpcgenError, match="tokenize and prepare make the same files"):
+        interface.submit(plan)
 
 
 def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Path) -> None:

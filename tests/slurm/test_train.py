@@ -59,23 +59,48 @@ def test_a_checkpoint_of_one_layout_goes_on_at_another_on_the_same_curve(
         assert found[iteration] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
+LONG = ("training.train_iters=40", "optimizer.lr_decay_iters=40", "checkpoint.save_interval=1000")
+
+
+def test_a_warned_job_requeues_itself_and_ends_on_the_identical_curve(
+    slurm_cluster: SlurmCluster, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path
+) -> None:
+    """The signal that Slurm sends before the time limit, sent by hand; test_cluster.py waits for Slurm's."""
+    job_id = slurm_cluster.sbatch(render(tiny_run, *LONG), cwd=tiny_run.parent)
+    wait_for_steps(tiny_run, 3)
+    slurm_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
+    ends_on_the_undisturbed_curve(slurm_cluster, tiny_run, job_id, LONG, tmp_path_factory, byte_corpus)
+
+
+@pytest.mark.slow
 def test_a_job_that_slurm_warns_requeues_itself_and_ends_on_the_identical_curve(
     slurm_cluster: SlurmCluster, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path
 ) -> None:
     """The real pre-timeout signal. Slurm looks at limits every 30 s, so that it comes about 27 s after the start."""
-    long = ("training.train_iters=120", "optimizer.lr_decay_iters=120", "checkpoint.save_interval=1000")
-    batch = ("training.global_batch_size=64",)
+    longer = ("training.train_iters=120", "optimizer.lr_decay_iters=120", "checkpoint.save_interval=1000")
+    sets = (*longer, "training.global_batch_size=64")
     warned = ('slurm.train.time="2:00"', "slurm.train.signal_lead_s=100")
-    job_id = slurm_cluster.sbatch(render(tiny_run, *long, *batch, *warned), cwd=tiny_run.parent)
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
-    log = log_of(tiny_run, job_id)
+    job_id = slurm_cluster.sbatch(render(tiny_run, *sets, *warned), cwd=tiny_run.parent)
+    ends_on_the_undisturbed_curve(slurm_cluster, tiny_run, job_id, sets, tmp_path_factory, byte_corpus)
+
+
+def ends_on_the_undisturbed_curve(
+    cluster: SlurmCluster,
+    run: Path,
+    job_id: str,
+    sets: tuple[str, ...],
+    tmp_path_factory: pytest.TempPathFactory,
+    corpus: Path,
+) -> None:
+    assert cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(run, job_id)
+    log = log_of(run, job_id)
     assert "warned: the time limit is near" in log
     assert "back into the queue (restart 1 of at most 100)" in log
-    assert int(slurm_cluster.show(job_id)["Restarts"]) >= 1
-    undisturbed = make_run(tmp_path_factory.mktemp("undisturbed"), byte_corpus)
-    sets = [f"--set={each}" for each in (*long, *batch)]
-    hpcgen("submit", "train", "-c", str(undisturbed), "--launcher=local", *sets, cwd=undisturbed.parent)
-    assert curve(tiny_run) == curve(undisturbed)
+    assert int(cluster.show(job_id)["Restarts"]) >= 1
+    undisturbed = make_run(tmp_path_factory.mktemp("undisturbed"), corpus)
+    options = [f"--set={each}" for each in sets]
+    hpcgen("submit", "train", "-c", str(undisturbed), "--launcher=local", *options, cwd=undisturbed.parent)
+    assert curve(run) == curve(undisturbed)
 
 
 def test_a_done_run_is_not_trained_again(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
