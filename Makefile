@@ -31,8 +31,9 @@ $(READY): pyproject.toml
 	@touch $@
 
 quickstart: $(READY)
-	$(BIN)/hpcgen data sample examples/quickstart/corpus.jsonl.zst
-	$(BIN)/hpcgen submit tokenize train -c examples/quickstart.yaml --launcher local
+	$(BIN)/hpcgen data sample examples/quickstart/text/corpus.jsonl.zst
+	$(BIN)/hpcgen data plan -c examples/quickstart.yaml
+	$(BIN)/hpcgen submit prepare train -c examples/quickstart.yaml --launcher local
 
 test: install system-packages check pytest
 

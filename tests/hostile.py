@@ -159,13 +159,15 @@ def run_script(script: str, directory: Path, run_dir: str, secrets: Sequence[str
         (programs / name).write_text(STAND_IN)
         (programs / name).chmod(stat.S_IRWXU)
     if Path(run_dir).is_relative_to(directory):
-        Path(run_dir, "jobs", "77", "nodes-0").mkdir(parents=True, exist_ok=True)
+        for job in ("77", "77_0"):
+            Path(run_dir, "jobs", job, "nodes-0").mkdir(parents=True, exist_ok=True)
     for left in directory.glob("calls*"):
         left.unlink()
     (directory / "job.sh").write_text(script, encoding="utf-8")
     environment = {
         **{"PATH": f"{programs}:/usr/bin:/bin", "CALLS": str(directory / "calls"), "HOME": str(programs)},
         **{"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node-1", "SLURMD_NODENAME": "node-1"},
+        **{"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "0"},
         **{"LC_ALL": "C.UTF-8", "NCCL_X": "leak"},
         **dict.fromkeys(secrets, "hunter2"),
     }

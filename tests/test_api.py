@@ -29,6 +29,23 @@ def test_one_stage_and_one_override_may_be_plain_text(tmp_path: Path) -> None:
     assert list(hpcgen.plan(run, "train").stages) == ["train"]
 
 
+def test_the_stages_of_a_corpus(tmp_path: Path) -> None:
+    """The pairs that one stage makes are what the next one reads."""
+    corpus = {"directory": "data", "source": {"directory": "text"}, "num_output_files": 2}
+    values = minimal_run(paths={"run_dir": "run"}, data={"corpus": corpus})
+    run = hpcgen.load_run(write_yaml(tmp_path / "run.yaml", values))
+    with pytest.raises(hpcgen.HpcgenError, match=r"manifest\.jsonl is not there.*hpcgen data plan"):
+        hpcgen.plan(run, ["prepare", "train"])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/manifest.jsonl").touch()
+    planned = hpcgen.plan(run, ["prepare", "train"])
+    assert list(planned.stages) == ["prepare", "train"]
+    assert planned.trainer is not None
+    assert [dataset.prefix for dataset in planned.trainer.data.datasets] == [
+        f"{tmp_path}/data/tokens/corpus-0000{number}-of-00002" for number in (0, 1)
+    ]
+
+
 def test_mistakes_name_what_there_is(run: hpcgen.api.Run, tmp_path: Path) -> None:
     planned = hpcgen.plan(run)
     with pytest.raises(hpcgen.HpcgenError, match="'tokenize' is not planned; planned are train"):
@@ -45,9 +62,7 @@ def test_a_secret_that_is_not_there_is_noticed_before_anything_is_queued(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     values = minimal_run(secrets=["WANDB_API_KEY"], paths={"run_dir": str(tmp_path / "run")})
     planned = hpcgen.plan(hpcgen.load_run(write_yaml(tmp_path / "run.yaml", values)))
-    with pytest.raises(
-        hpcgen.HpcgenError, match="secrets name WANDB_API_KEY, which this environment does not have"
-    ):
+    with pytest.raises(hpcgen.HpcgenError, match="WANDB_API_KEY, which this environment does not have"):
         hpcgen.submit(planned)
     assert not (tmp_path / "run").exists()
 

@@ -14,9 +14,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hpcgen import code_dir
+from hpcgen import code_dir, load_run, plan
 from hpcgen.cli.install_code import command
 from hpcgen.errors import HpcgenError
+from hpcgen.planning.paths import corpus_job
+from tests.cli.command import hpcgen
+from tests.runs import minimal_run, write_yaml
+from trainer.config import to_dict
 
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -96,9 +100,9 @@ print(*(module.__file__ for module in (trainer, megatron.core, submitit, hpcgen,
     assert all(file.startswith(f"{installed}/") for file in of_code.split())
 
 
-def test_a_data_stage_runs_from_it(installed: Path, torch_image: Path) -> None:
+def test_hpcgen_imports_and_finds_its_files(installed: Path, torch_image: Path) -> None:
     code = """
-import hpcgen.data.tokenize, hpcgen.data.tokenizer
+import hpcgen.data.download, hpcgen.data.extract, hpcgen.data.concat, hpcgen.data.tokenize
 import awkward, gigatoken, tokenizers, msgspec, zstandard, pydantic, ruamel.yaml, click, rich
 import importlib.metadata
 from hpcgen.resources import shipped
@@ -107,6 +111,22 @@ print(importlib.metadata.version("hpcgen"), *(shipped(folder) for folder in ("te
     version, *folders = run_isolated(code, installed, torch_image).split()
     assert version == importlib.metadata.version("hpcgen")
     assert folders == [f"{installed}/hpcgen/templates", f"{installed}/hpcgen/topologies"]
+
+
+def test_a_data_stage_runs_from_it(installed: Path, torch_image: Path, tmp_path: Path) -> None:
+    """As a job runs it: from what the script wrote, with worker processes of its own."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.jsonl").write_text('{"text": "Hello world"}\n')
+    corpus = {"directory": "data", "source": {"directory": "text"}, "num_output_files": 1}
+    run_file = write_yaml(tmp_path / "run.yaml", minimal_run(data={"corpus": corpus}))
+    assert hpcgen("data", "plan", "-c", run_file).status == 0
+    job = corpus_job(plan(load_run(run_file), ["prepare"]).config)
+    (tmp_path / "corpus.json").write_text(json.dumps(to_dict(job)))
+    arguments = ["data", "prepare", "--config", str(tmp_path / "corpus.json"), "--task-id", "0"]
+    told = run_isolated(f"from hpcgen.cli.main import main; main({arguments})", installed, torch_image)
+    assert "1 in = 1 out + 0 skipped + 0 rejected" in told
+    tokens = (tmp_path / "data/tokens/corpus-00000-of-00001.bin").read_bytes()
+    assert tokens == b"".join(token.to_bytes(2, "little") for token in (15496, 995, 50256))
 
 
 def test_it_hides_nothing_of_the_image(installed: Path, torch_image: Path) -> None:

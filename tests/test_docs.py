@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import pytest
 from hpcgen.config import document
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.validation import build
+from hpcgen.data.sample import write_sample
 from tests.slurm.cluster import SlurmCluster, missing_slurm
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +39,7 @@ data:
   num_workers: 0
   split: 9,1,0
   tokenizer: {kind: bytes}
-  tokenize: {input: [corpus.jsonl], output_prefix: tokens/corpus}
+  corpus: {directory: data, source: {directory: corpus}, num_output_files: 2}
 model: {num_layers: 2, hidden_size: 32, num_attention_heads: 2, seq_length: 32}
 training: {micro_batch_size: 2, global_batch_size: 8, train_iters: 2, precision: fp32, eval_iters: 0}
 optimizer: {lr: 1.0e-3}
@@ -77,25 +79,35 @@ def cluster() -> Iterator[SlurmCluster | None]:
         yield started
 
 
-@pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a reader who has hpcgen on PATH, a corpus, and a run file of each kind."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a reader has: a corpus in several forms, a line of it broken, and a run file."""
+    folder = tmp_path_factory.mktemp("folder")
     lines = [
         json.dumps({"text": f"document {number} " + "words and more words " * 40}) for number in range(3000)
     ]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
     lines[1870] = '{"content": "x", "id": 7}'
-    (tmp_path / "broken.jsonl").write_text("\n".join(lines))
-    for name in ("corpus-1.jsonl.zst", "corpus.jsonl.zst"):
-        hpcgen = [sys.executable, "-m", "hpcgen", "data", "sample", str(tmp_path / name), "--max-mb=0.1"]
-        subprocess.run(hpcgen, check=True, capture_output=True)
-    (tmp_path / "tiny-cluster.yaml").write_text(
+    (folder / "broken.jsonl").write_text("\n".join(lines))
+    write_sample(folder / "corpus.jsonl.zst", max_mb=0.1)
+    shutil.copy(folder / "corpus.jsonl.zst", folder / "corpus-1.jsonl.zst")
+    (folder / "corpus").mkdir()
+    shutil.copy(folder / "corpus.jsonl", folder / "corpus" / "part-0.jsonl")
+    shutil.copy(folder / "corpus.jsonl.zst", folder / "corpus" / "part-1.jsonl.zst")
+    (folder / "tiny-cluster.yaml").write_text(
         f"extends: local\npython: {sys.executable}\nstartup_time_s: 1\n"
     )
-    (tmp_path / "run.yaml").write_text(RUN)
-    (tmp_path / "run").mkdir()
+    (folder / "run.yaml").write_text(RUN)
+    (folder / "run").mkdir()
+    return folder
+
+
+@pytest.fixture
+def reader(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a reader who has hpcgen on PATH."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
@@ -141,7 +153,7 @@ def test_every_command_runs(page: str, language: str, reader: Path, cluster: Slu
             if page == "docs/trainer.md":
                 write_trainer_config(reader, command)
             if cluster is None and re.search(
-                r"\bsbatch\b|\bsrun\b|\bscancel\b|hpcgen submit tokenize train -c run", command
+                r"\bsbatch\b|\bsrun\b|\bscancel\b|hpcgen submit prepare train -c run", command
             ):
                 continue
             done = run(command, reader, cluster)
@@ -157,8 +169,7 @@ def test_every_program_runs(page: str, reader: Path) -> None:
         pytest.skip("no program on this page")
     # submitting is shown in full; here everything up to it
     program = re.sub(r"^jobs = submit\(.*\n", "", program, flags=re.MULTILINE)
-    overrides = 'overrides=["data.mock=true", "data.tokenize=null", '
-    program = program.replace("overrides=[", overrides)
+    program = program.replace("overrides=[", 'overrides=["data.mock=true", ')
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         cwd=reader,

@@ -51,6 +51,7 @@ slurm:
     <<: *limits
     nodes: 2
     ntasks_per_node: 8
+  prepare: {num_tasks: 4, array_parallelism: 2, mem: 64G}
 environment:
   NCCL_DEBUG: WARN   # a comment
   GREETING: "it's $(>canary) `>canary`"
@@ -65,9 +66,11 @@ training:
 optimizer: {lr: 1e-3}
 data:
   mock: true
-  tokenize:
-    input: [a.jsonl, b.jsonl.zst]
-    output_prefix: tokens/corpus
+  corpus:
+    directory: corpus
+    source: {directory: text}
+    include: ["*.jsonl.zst"]
+    num_output_files: 2
 preflight: {node_health: true, spare_nodes: 1}
 image: {output: /images/new.sqsh, base: nvcr.io#nvidia/pytorch:25.03-py3}
 """
@@ -110,6 +113,9 @@ SOUND = (
     ("node_health: true", "node_health: false"), ("secrets: [HF_TOKEN]", "secrets: []"),
     ("&nothing {}", "&nothing {runtime: enroot, copy_image: true}"), ("&nothing {}", "&nothing {writable: true}"),
     ("NCCL_DEBUG: WARN", "NCCL_DEBUG: INFO"), ("run_dir: runs/plain", "run_dir: runs/plain\nshare: group"),
+    ("{directory: text}", "{huggingface: {repo_id: a/b, revision: v1}, token_variable: HF_TOKEN}"),
+    ("{directory: text}", "{url: {template: 'https://h/{index:05d}.zst', count: 9}}"),
+    ("num_output_files: 2", "splits: {train: [train/*], valid: [valid/*]}"), ("num_tasks: 4", "num_tasks: 4000"),
     ("it's", "größe 日本"), ("name: plain", "name: other.1"), ("vocab_size: 50257", "vocab_size: 128"),
 )
 """Changes after which the run file is as good as before."""
@@ -283,7 +289,9 @@ OVERRIDDEN = (
     "slurm.train.nodes", "training.global_batch_size", "optimizer.lr", "name", "container.runtime", "preset",
     "parallelism.pipeline_model_parallel_size", "slurm.defaults.time", "environment.NCCL_DEBUG", "secrets",
     "data.datasets", "model", "model.num_layers.x", "slurm..nodes", "", ".", "slurm", "no.such.key", "cluster",
-    "share", "image.base", "preflight.spare_nodes", "paths.run_dir", "data.tokenize.input", "environment",
+    "share", "image.base", "preflight.spare_nodes", "paths.run_dir", "environment",
+    "data.corpus", "data.corpus.source", "data.corpus.include", "data.corpus.splits.train", "slurm.prepare.num_tasks",
+    "slurm.download.array_parallelism", "data.tokenize",
 )
 # fmt: on
 
@@ -346,9 +354,9 @@ def patience() -> Iterator[None]:
 
 
 def write_corpus() -> None:
-    """The files that the good run file names."""
-    for name in ("a.jsonl", "b.jsonl.zst"):
-        Path(name).touch()
+    """The manifest of the corpus that the good run file names."""
+    Path("corpus").mkdir(exist_ok=True)
+    Path("corpus/manifest.jsonl").touch()
 
 
 def render(case: Case, stage: str) -> str | None:

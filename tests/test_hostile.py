@@ -11,7 +11,7 @@ import os
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ import pytest
 from hpcgen import load_run, plan, render
 from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.corpus import CorpusJob
 from hpcgen.config.fields import constraint_problems
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import STAGES
+from hpcgen.config.stages import ARRAY_STAGES, STAGES, Stage, section
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.planning.paths import corpus_job
 from hpcgen.planning.plan import Plan
 from tests.hostile import (
     KEY,
@@ -40,7 +42,7 @@ from tests.hostile import (
     text_places,
 )
 from tests.runs import SHAPE
-from trainer.config import to_dict
+from trainer.config import from_dict, to_dict
 
 STRINGS_IN_CI = 2
 """In each field, for each runtime."""
@@ -63,7 +65,11 @@ RUN: dict[str, Any] = {
     "data": {
         "datasets": [{"prefix": "/data/a"}],
         "tokenizer": {"kind": "huggingface", "tokenizer_file": "/data/t.json", "eod_token": "e"},
-        "tokenize": {"input": ["/text/a.jsonl"], "output_prefix": "/data/a"},
+        "corpus": {
+            "directory": "/corpus",
+            "source": {"directory": "/text"},
+            "splits": {"train": ["train/*"]},
+        },
     },
 }
 SITE: dict[str, Any] = {
@@ -72,6 +78,12 @@ SITE: dict[str, Any] = {
     "container": {"mounts": [{"source": "/s1", "target": "/t1"}]},
     "environment": {"A": "y"},
 }
+SOURCES: dict[str, dict[str, Any]] = {
+    "huggingface": {"huggingface": {"repo_id": "a/b"}},
+    "url": {"url": {"template": "https://h/a"}},
+    "manifest": {"manifest": "/text/files.jsonl"},
+}
+"""Where a corpus comes from in place of a directory."""
 RUNTIMES = ("pyxis", "enroot", "none")
 
 TextField = tuple[type, Place]
@@ -84,8 +96,10 @@ def test_the_walk_finds_every_field() -> None:
     assert places >= {
         *("name", "preset", "share", "secrets.0", f"environment.{KEY}", "environment.A"),
         *("container.mounts.0.source", "slurm.train.extra_directives.0", "slurm.node_health.partition"),
-        *("data.tokenize.json_key", "data.datasets.0.prefix", "training.precision", "image.base"),
-        *("model.normalization", "checkpoint.load", "data.tokenizer.eod_token", "data.tokenize.input.0"),
+        *("data.corpus.json_key", "data.datasets.0.prefix", "training.precision", "image.base"),
+        *("model.normalization", "checkpoint.load", "data.tokenizer.eod_token", "data.corpus.include.0"),
+        *("data.corpus.directory", "data.corpus.source.token_variable", "data.corpus.splits.valid.0"),
+        *("data.corpus.source.huggingface.revision", "data.corpus.source.url.template", "slurm.prepare.mem"),
     }
     assert len(FIELDS) > 100
 
@@ -100,6 +114,8 @@ def base(place: Place) -> str:
     """The way of saying things in which the field is read: samples come one way, a tokenizer has its files."""
     if place[:2] in (("data", "train"), ("data", "valid"), ("data", "test")):
         return "a blend for each split"
+    if place[:3] == ("data", "corpus", "source") and place[3] != "directory":
+        return "huggingface" if place[3] == "token_variable" else str(place[3])
     return "GPT-2's tokenizer" if place[-1] in ("vocab_file", "merges_file") else "one blend"
 
 
@@ -109,6 +125,8 @@ def values(way: str, runtime: str, texts: Mapping[TextField, str]) -> tuple[dict
     if way == "a blend for each split":
         del data["datasets"]
         data |= {split: [{"prefix": f"/data/{split}"}] for split in ("train", "valid", "test")}
+    elif way in SOURCES:
+        data["corpus"] = {**data["corpus"], "source": SOURCES[way]}
     elif way == "GPT-2's tokenizer":
         data["tokenizer"] = {"kind": "gpt2", "vocab_file": "/data/v.json", "merges_file": "/data/m.txt"}
     if runtime == "none":
@@ -131,11 +149,19 @@ def write(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document).replace("\x7f", "\\u007f"), encoding="utf-8")
 
 
-def planned(directory: Path, run: dict[str, Any], site: dict[str, Any]) -> Plan:
-    """The plan of all stages."""
+def planned(
+    directory: Path, run: dict[str, Any], site: dict[str, Any], stages: Sequence[Stage] = STAGES
+) -> Plan:
+    """The plan of these stages."""
     write(directory / "run.yaml", run)
     write(directory / "site.yaml", site)
-    return plan(load_run(directory / "run.yaml"), STAGES, exists=lambda path: True)
+    return plan(load_run(directory / "run.yaml"), stages, exists=lambda path: True)
+
+
+def read_by(texts: Mapping[TextField, str]) -> Sequence[Stage]:
+    """The stages that can say these texts to Slurm: what `slurm` says of one stage is read by no other."""
+    sections = {place[1] if cls is RunConfig and place[0] == "slurm" else None for cls, place in texts}
+    return [stage for stage in STAGES if sections == {section(stage)}] or STAGES
 
 
 def require_clean(messages: tuple[str, ...]) -> None:
@@ -157,8 +183,8 @@ def refused_by_form(field: TextField, text: str) -> bool:
 def taken(directory: Path, runtime: str, texts: Mapping[TextField, str], way: str) -> Plan | None:
     """The plan with these texts, whose scripts say nothing else to sbatch; None when they are refused."""
     try:
-        found = planned(directory, *values(way, runtime, texts))
-        scripts = {stage: render(found, stage) for stage in STAGES}
+        found = planned(directory, *values(way, runtime, texts), read_by(texts))
+        scripts = {stage: render(found, stage) for stage in found.stages}
     except HpcgenError as error:
         messages = error.messages if isinstance(error, ConfigErrors) else (str(error),)
         if len(texts) == 1:
@@ -191,9 +217,10 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     """The plan's words and values are what the programs saw, byte for byte."""
     planned_stage, config = found.stages[stage], found.config
     container, cluster = planned_stage.container, found.run.cluster
-    made = ran.call("mkdir", f"{config.paths.run_dir}/jobs/77")
+    job = "77_0" if planned_stage.allocation.array else "77"
+    made = ran.call("mkdir", f"{config.paths.run_dir}/jobs/{job}")
     assert made[4:] == planned_stage.directories
-    jobs, scratch = Path(config.paths.run_dir, "jobs", "77"), Path(cluster.scratch, "hpcgen-slurm-77")
+    jobs, scratch = Path(config.paths.run_dir, "jobs", job), Path(cluster.scratch, "hpcgen-slurm-77")
     for name, text in planned_stage.files.items():
         [written] = (scratch if stage == "image" else jobs).glob(f"{name}.77")
         assert written.read_text(encoding="utf-8").removesuffix("\n") == text.removesuffix("\n")
@@ -226,6 +253,10 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
         assert holds(measured, (cluster.nccl_tests, "--minbytes=1048576"))
     if stage == "tensorboard" and cluster.login_host:
         assert f"ssh -N -J {cluster.login_host} -L 6006:" in ran.output
+    if stage in ARRAY_STAGES:
+        assert holds(step, ("--task-id", "0"))
+        told = from_dict(CorpusJob, json.loads(planned_stage.files["corpus.json"]), where="")
+        assert told == corpus_job(config)
     if stage == "train" and found.trainer is not None:
         assert json.loads(planned_stage.files["trainer.json"]) == json.loads(
             json.dumps(to_dict(found.trainer))
@@ -237,9 +268,9 @@ def holds(call: tuple[str, ...], words: tuple[str, ...]) -> bool:
     return any(call[start : start + len(words)] == words for start in range(len(call)))
 
 
-def require_harmless(directory: Path, found: Plan, stages: tuple[str, ...] = STAGES) -> None:
+def require_harmless(directory: Path, found: Plan) -> None:
     """The scripts of the plan run, carry everything, print no secret and start nothing that was planted."""
-    for stage in stages:
+    for stage in found.stages:
         script = render(found, stage)
         ran = run_script(script, directory, found.config.paths.run_dir, found.config.secrets)
         assert "hunter2" not in script + ran.output
@@ -287,8 +318,8 @@ def go_through(seed: int, num_strings: int) -> Counter[str]:
                 for found in batches(directory, runtime, texts, way):
                     require_harmless(directory, found)
                     if not count["scripts"]:
-                        require_shellcheck([render(found, stage) for stage in STAGES])
-                    count["scripts"] += len(STAGES)
+                        require_shellcheck([render(found, stage) for stage in found.stages])
+                    count["scripts"] += len(found.stages)
         os.chdir("/")
     return count
 
@@ -325,14 +356,15 @@ def test_a_folder_with_a_hostile_name(tmp_path: Path) -> None:
         directory = tmp_path / str(index) / name
         directory.mkdir(parents=True)
         run, site = values("one blend", "none", {})
-        run["data"] = {"mock": True, "tokenize": {"input": ["a.jsonl"], "output_prefix": "out/a"}}
+        run["data"] = {"mock": True, "corpus": {"directory": "out", "source": {"directory": "text"}}}
         write(directory / "run.yaml", run)
         write(directory / "site.yaml", site)
         try:
-            found = plan(load_run(directory / "run.yaml"), ["train"], exists=lambda path: True)
-            render(found, "train")
+            found = plan(load_run(directory / "run.yaml"), ["prepare", "train"], exists=lambda path: True)
+            for stage in found.stages:
+                render(found, stage)
         except HpcgenError:  # a name that #SBATCH has no form for
             continue
-        require_harmless(directory, found, ("train",))
+        require_harmless(directory, found)
         runs += 1
     assert runs >= 3

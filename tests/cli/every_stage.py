@@ -15,7 +15,7 @@ def run_of_every_stage(runtime: str, **sections: Any) -> dict[str, Any]:
     return big_run(
         container={"runtime": runtime, **image},
         image={"output": "/shared/images/new.sqsh", "code": "/shared/code/abc"},
-        data={"tokenize": {"input": ["/shared/c4.jsonl"], "output_prefix": "/shared/c4"}},
+        data={"corpus": {"directory": "/shared/c4", "source": {"directory": "/shared/text"}}},
         slurm={"defaults": {"time": "2:00:00"}, "train": {"nodes": 16}},
         **sections,
     )

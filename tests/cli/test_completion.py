@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from hpcgen.cli.data import COMMANDS as DATA_COMMANDS
 from hpcgen.cli.main import COMMANDS
 from hpcgen.config.presets import PRESETS
 from tests.cli.command import hpcgen
@@ -42,3 +43,10 @@ def test_commands_presets_and_clusters_complete():
     assert completions("hpcgen init --preset llama") == {name for name in PRESETS if name.startswith("llama")}
     assert completions("hpcgen init --cluster az") == {"azure-ndv5"}
     assert completions("hpcgen render t") == {"tokenize", "train", "tensorboard"}
+    assert completions("hpcgen submit p") == {"prepare"}
+    assert completions("hpcgen env --stage index") == {"index-cache"}
+
+
+def test_the_commands_of_a_group_complete():
+    assert completions("hpcgen data ") == set(DATA_COMMANDS)
+    assert completions("hpcgen data prepare --num-") == {"--num-tasks"}

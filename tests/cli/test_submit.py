@@ -60,4 +60,7 @@ def test_without_slurm_it_says_so(workplace, run_file, monkeypatch):
 def test_an_unknown_stage(run_file):
     found = hpcgen("submit", "trian", "-c", run_file)
     assert found.status == 2
-    assert "'trian' is not one of 'tokenize', 'train'" in found.stderr
+    assert (
+        "'trian' is not one of 'download', 'extract', 'concat', 'tokenize', 'prepare', 'index-cache', 'train'"
+        in found.stderr
+    )

@@ -13,7 +13,7 @@ import pytest
 from click.shell_completion import BashComplete
 
 from hpcgen.cli.main import cli
-from hpcgen.config.stages import STAGES
+from hpcgen.config.stages import FRAMES, STAGES
 from hpcgen.rendering.block_docs import block_docs
 from hpcgen.rendering.environment import make_environment
 from hpcgen.rendering.inventory import block_names, template_chain
@@ -51,7 +51,7 @@ def test_without_a_site_everything_is_shipped() -> None:
     listed = hpcgen("templates", "list")
     assert (listed.status, listed.stderr) == (0, "")
     assert "\x1b" not in listed.stdout
-    assert list(rows(listed.stdout)) == ["template", "base", *STAGES]
+    assert list(rows(listed.stdout)) == ["template", *FRAMES, *STAGES]
     assert rows(listed.stdout)["train"] == "shipped slurm/base.sbatch.j2"
 
 
@@ -60,7 +60,7 @@ def test_the_list_says_what_a_site_replaces(workplace: Path) -> None:
     found = rows(hpcgen("templates", "list", "--templates", site).stdout)
     base = f"{site}/slurm/base.sbatch.j2"
     assert found["base"] == f"{base} hpcgen/slurm/base.sbatch.j2 epilogue"
-    assert found["tokenize"] == f"shipped {base} > hpcgen/slurm/base.sbatch.j2"
+    assert found["tokenize"] == f"shipped slurm/data.sbatch.j2 > {base} > hpcgen/slurm/base.sbatch.j2"
     assert found["train"] == (
         f"{site}/slurm/train.sbatch.j2 hpcgen/slurm/train.sbatch.j2 > {base} > hpcgen/slurm/base.sbatch.j2"
         " prologue, container + super"
@@ -189,7 +189,7 @@ def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": BASE})
     checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
     assert (checked.status, checked.stdout) == (0, "")
-    assert checked.stderr.startswith(f"no findings: 7 scripts for here, with {site}\n")
+    assert checked.stderr.startswith(f"no findings: {len(STAGES) + 1} scripts for here, with {site}\n")
 
 
 def test_check_says_what_why_and_what_to_do(cluster: str, workplace: Path) -> None:
@@ -201,8 +201,8 @@ def test_check_says_what_why_and_what_to_do(cluster: str, workplace: Path) -> No
     assert first.startswith("/slurm/base.sbatch.j2:3: no-trace: `set -x` traces the script\n    why: ")
     assert "\n    fix: remove it" in first
     assert "\n    in:  image (here, none); " in first
-    assert "; and 4 more\n" in first
-    assert checked.stderr.startswith("2 findings: 7 scripts")
+    assert f"; and {len(STAGES) + 1 - 3} more\n" in first
+    assert checked.stderr.startswith(f"2 findings: {len(STAGES) + 1} scripts")
 
 
 def test_check_as_json(cluster: str, workplace: Path) -> None:
@@ -210,7 +210,7 @@ def test_check_as_json(cluster: str, workplace: Path) -> None:
     checked = hpcgen("templates", "check", "--json", "--templates", site, "--cluster", cluster)
     report = json.loads(checked.stdout)
     assert (checked.status, checked.stderr) == (1, "")
-    assert (report["clusters"], report["scripts"]) == (["here"], 7)
+    assert (report["clusters"], report["scripts"]) == (["here"], len(STAGES) + 1)
     [finding] = report["findings"]
     assert finding["rule"] == "unused-file"
     assert finding["file"] == f"{site}/slurm/trian.sbatch.j2"

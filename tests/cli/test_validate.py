@@ -31,15 +31,32 @@ def test_json_is_one_document(run_file):
 
 
 def test_other_stages(workplace):
-    values = minimal_run(data={"tokenize": {"input": ["a.jsonl"], "output_prefix": "tokens/c"}})
+    corpus = {"directory": "data", "source": {"directory": "text"}}
+    values = minimal_run(data={"corpus": corpus}, slurm={"prepare": {"time": "2:00:00"}})
     run_file = write_yaml(workplace / "run.yaml", values)
-    found = hpcgen("validate", "tokenize", "-c", run_file)
+    found = hpcgen("validate", "prepare", "-c", run_file)
     assert (found.status, found.stdout) == (2, "")
-    assert "a.jsonl: no such file, and stage tokenize needs it" in found.stderr
-    (workplace / "a.jsonl").touch()
-    summary = json.loads(hpcgen("validate", "tokenize", "-c", run_file, "--json").stdout)
-    assert summary["stages"]["tokenize"]["time_s"] == 86400
+    assert "data/manifest.jsonl is not there, and stage prepare works through what it lists" in found.stderr
+    (workplace / "data").mkdir()
+    (workplace / "data/manifest.jsonl").touch()
+    summary = json.loads(hpcgen("validate", "prepare", "-c", run_file, "--json").stdout)
+    assert summary["stages"]["prepare"]["time_s"] == 7200
     assert "layout" not in summary
+
+
+def test_a_stage_of_the_corpus_needs_one(run_file):
+    found = hpcgen("validate", "download", "-c", run_file)
+    assert (found.status, found.stdout) == (2, "")
+    assert "data.corpus" in found.stderr
+    assert "is missing, and stage download makes it" in found.stderr
+
+
+def test_mistakes_of_the_corpus_have_their_place(workplace):
+    source = {"directory": "text", "url": {"template": "https://h/a"}}
+    values = minimal_run(data={"corpus": {"directory": "data", "source": source, "tokenise": True}})
+    found = hpcgen("validate", "-c", write_yaml(workplace / "run.yaml", values))
+    assert (found.status, found.stdout) == (2, "")
+    assert "data.corpus.tokenise = true is not a known key" in found.stderr
 
 
 def test_all_mistakes_one_line_each_and_their_number(run_file):

@@ -22,8 +22,21 @@ RIGHT: dict[type, dict[str, Any]] = {
     RunConfig: minimal_run(
         container={"mounts": [{"source": "/a", "read_only": True}]},
         environment={"A": "1"},
-        data={"datasets": [{"prefix": "/a", "weight": 2}], "tokenizer": {"kind": "bytes"}},
-        slurm={"train": {"nodes": 2, "extra_directives": ["--mail-type=FAIL"]}},
+        data={
+            "datasets": [{"prefix": "/a", "weight": 2}],
+            "tokenizer": {"kind": "bytes"},
+            "corpus": {
+                "directory": "/c",
+                "source": {"url": {"template": "https://h/{index}", "count": 2}},
+                "include": ["*.zst"],
+                "splits": {"train": ["train/*"]},
+                "sample_fraction": 0.5,
+            },
+        },
+        slurm={
+            "train": {"nodes": 2, "extra_directives": ["--mail-type=FAIL"]},
+            "prepare": {"num_tasks": 3, "mem": "64G"},
+        },
     ),
     ClusterConfig: {"node_type": "cpu", "partitions": {"a": {"max_nodes": 2}}, "environment": {"A": "b"}},
     NodeType: {

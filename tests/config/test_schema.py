@@ -17,6 +17,7 @@ from hpcgen.config.schema import json_schema
 from hpcgen.config.starter import starter
 from tests.runs import big_run, minimal_run
 
+CORPUS = {"directory": "/c", "source": {"directory": "/text"}}
 PACKAGE = Path(document.__file__).parents[1]
 
 
@@ -34,7 +35,17 @@ def cluster_schema() -> jsonschema.Draft7Validator:
     return jsonschema.Draft7Validator(schema)
 
 
-@pytest.mark.parametrize("values", [minimal_run(), big_run(), minimal_run(slurm={"train": {"nodes": None}})])
+@pytest.mark.parametrize(
+    "values",
+    [
+        minimal_run(),
+        big_run(),
+        minimal_run(slurm={"train": {"nodes": None}, "prepare": {"num_tasks": 32, "array_parallelism": 4}}),
+        minimal_run(data={"corpus": CORPUS}),
+        minimal_run(data={"corpus": {"directory": "/c", "source": {"huggingface": {"repo_id": "a/b"}}}}),
+        minimal_run(data={"corpus": {**CORPUS, "include": ["*.zst"], "splits": {"train": ["train/*"]}}}),
+    ],
+)
 def test_valid_runs_are_valid(run_schema, values):
     assert list(run_schema.iter_errors(values)) == []
 
@@ -71,10 +82,22 @@ def test_a_profile_that_extends_another_says_only_what_differs(cluster_schema):
         ("secrets", "HF_TOKEN"),
         ("share", "everybody"),
         ("paths", None),
+        ("data.corpus", {"source": {}}),
+        ("data.corpus.num_output_files", 0),
+        ("data.corpus.bad_documents", "ignore"),
+        ("data.corpus.source.hugginface", {}),
+        ("data.corpus.source.huggingface", {"repo_id": "https://huggingface.co/a/b"}),
+        ("data.corpus.source.url", {"template": "https://example.org/{number}"}),
+        ("data.corpus.source.token_variable", "not a name"),
+        ("data.corpus.include", "*.zst"),
+        ("data.corpus.sample_fraction", 1.5),
+        ("data.tokenize", {}),
+        ("slurm.prepare.num_tasks", 0),
+        ("slurm.train.num_tasks", 2),
     ],
 )
 def test_what_the_loader_refuses_is_marked(run_schema, path, value):
-    values = minimal_run()
+    values = minimal_run(data={"mock": True, "corpus": CORPUS})
     *sections, key = path.split(".")
     section = values
     for name in sections:

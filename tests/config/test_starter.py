@@ -11,7 +11,7 @@ from hpcgen.config.document import parse
 from hpcgen.config.loader import load_run
 from hpcgen.config.presets import PRESETS
 from hpcgen.config.run import RunConfig
-from hpcgen.config.starter import starter
+from hpcgen.config.starter import run_file, starter
 from hpcgen.config.validation import build
 from hpcgen.planning.plan import plan
 
@@ -68,8 +68,8 @@ def test_it_loads_as_it_is(tmp_path: Path, preset: str | None, cluster: str):
 def test_it_plans_at_once_on_the_fewest_nodes_that_hold_the_preset(tmp_path: Path, preset: str | None):
     path = tmp_path / "mini.yaml"
     path.write_text(starter_text(preset, gpus_per_node=8))
-    found = plan(load_run(path), ["tokenize", "train"], exists=lambda path: True)
-    assert list(found.stages) == ["tokenize", "train"]
+    found = plan(load_run(path), ["prepare", "train"], exists=lambda path: True)
+    assert list(found.stages) == ["prepare", "train"]
     assert found.layout is not None
     assert found.layout.world_size - 8 < found.layout.model_parallel_size
 
@@ -103,6 +103,17 @@ def test_it_is_for_people():
     assert all(line == line.rstrip() for line in text.splitlines())
     assert "# num_layers: 96   # of the preset" in text
     assert "Megatron-LM" in text
+
+
+def test_it_says_what_to_type_next():
+    first, second = starter_text(None).splitlines()[1:3]
+    assert first == "# hpcgen data plan -c run.yaml    hpcgen submit prepare train -c run.yaml"
+    assert second == "# hpcgen validate -c run.yaml     hpcgen render train -c run.yaml | sbatch"
+
+
+def test_a_run_file_without_a_corpus_does_not_speak_of_planning_one():
+    text = run_file({"name": "a", "data": {"mock": True}}, "s.json")
+    assert "hpcgen data plan" not in text
 
 
 def test_every_field_is_explained():

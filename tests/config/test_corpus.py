@@ -1,0 +1,167 @@
+"""The rules of a corpus: where it comes from, how it is cut, and what the pairs made of it are called."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hpcgen.config.corpus import CorpusConfig, CorpusJob, blend, num_outputs, output_names, problems
+from hpcgen.config.fields import constraint_problems
+from hpcgen.config.run import RunConfig
+from hpcgen.config.tokenizer import TokenizerConfig
+from trainer.config import BlendConfig, from_dict, to_dict
+
+HUB = {"huggingface": {"repo_id": "cerebras/SlimPajama-627B"}}
+URL = {"url": {"template": "https://example.org/{index:05d}.jsonl.zst", "count": 4}}
+DIRECTORY = {"directory": "/text"}
+MANIFEST = {"manifest": "/text/files.jsonl"}
+OWN_SPLITS = {"train": ["train/*"], "valid": ["validation/*"]}
+
+
+def corpus(**fields: Any) -> CorpusConfig:
+    """A corpus of a directory; `fields` replace its own."""
+    return from_dict(CorpusConfig, {"directory": "/data", "source": DIRECTORY, **fields}, where="")
+
+
+def found(**fields: Any) -> list[tuple[str, str]]:
+    """Where the rules find something wrong, and what."""
+    return [
+        (problem.path.removeprefix("data.corpus."), problem.reason) for problem in problems(corpus(**fields))
+    ]
+
+
+@pytest.mark.parametrize("source", [HUB, URL, DIRECTORY, MANIFEST])
+def test_one_source_of_any_kind_is_right(source: dict[str, Any]) -> None:
+    assert found(source=source) == []
+
+
+def test_a_corpus_comes_from_somewhere() -> None:
+    assert found(source={}) == [("source", "names no source")]
+
+
+def test_a_corpus_comes_from_one_place() -> None:
+    assert found(source={**URL, **DIRECTORY, **MANIFEST}) == [
+        ("source.directory", "is a second source beside url"),
+        ("source.manifest", "is a second source beside url"),
+    ]
+
+
+def test_numbered_files_have_their_number_in_the_address() -> None:
+    address = "https://example.org/corpus.jsonl.zst"
+    assert found(source={"url": {"template": address}}) == []
+    assert found(source={"url": {"template": address, "count": 2}}) == [
+        ("source.url.template", "is the same address for every file")
+    ]
+
+
+@pytest.mark.parametrize("source", [HUB, URL, MANIFEST])
+def test_a_token_opens_hubs_and_servers(source: dict[str, Any]) -> None:
+    assert found(source={**source, "token_variable": "HF_TOKEN"}) == []
+
+
+def test_a_directory_takes_no_token() -> None:
+    assert found(source={**DIRECTORY, "token_variable": "HF_TOKEN"}) == [
+        ("source.token_variable", "is not read for a directory")
+    ]
+
+
+def test_a_sample_is_a_number_or_a_share() -> None:
+    assert found(sample_files=100) == []
+    assert found(sample_fraction=0.01) == []
+    assert found(sample_files=100, sample_fraction=0.01) == [
+        ("sample_fraction", "is a second sample beside sample_files")
+    ]
+    assert found(sample_fraction=0.0) == [("sample_fraction", "takes no file")]
+
+
+def test_a_corpus_with_splits_of_its_own_says_what_to_train_on() -> None:
+    assert found(splits=OWN_SPLITS) == []
+    assert found(splits={"test": ["test/*"]}) == [
+        ("splits.train", "is empty while valid or test is not"),
+    ]
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    assert len(found(source={}, sample_files=1, sample_fraction=0.5, splits={"valid": ["*"]})) == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "accepted", "refused"),
+    [
+        (
+            "source.huggingface.repo_id",
+            ["gpt2", "cerebras/SlimPajama-627B", "a_b/c.d-e"],
+            ["", "a/b/c", "-a", "/a", "a b", "https://huggingface.co/a/b"],
+        ),
+        ("source.huggingface.revision", ["main", "v1.0", "refs/pr/3", "2d0accdd58c5"], ["", "-x", "a b"]),
+        (
+            "source.url.template",
+            ["http://h/a", "https://h/{index}", "https://h:8/a-{index:05d}.zst?x=1", "https://h/{index:5}"],
+            [
+                "h/{index}",
+                "ftp://h/{index}",
+                "https://h/{number}",
+                "https://h/{index:x}",
+                "https://h/{{index}}",
+            ],
+        ),
+        ("include.0", ["*.jsonl", "train/*/[ab]?.zst"], ["", "/a", "../a", "a/../b", "a" * 501]),
+        ("splits.train.0", ["train/*"], ["/train/*", "train/.."]),
+        ("source.token_variable", ["HF_TOKEN", "_a1"], ["HF-TOKEN", "hf_x=y", "1a"]),
+        ("directory", ["data", "/data/a b"], ["", "~/data", "../data"]),
+    ],
+)
+def test_forms_of_texts(place: str, accepted: list[str], refused: list[str]) -> None:
+    def wrong(text: str) -> bool:
+        value: Any = text
+        for key in reversed(place.split(".")):
+            value = [value] if key == "0" else {key: value}
+        return bool(list(constraint_problems(RunConfig, {"data": {"corpus": value}})))
+
+    assert [text for text in accepted if wrong(text)] == []
+    assert [text for text in refused if not wrong(text)] == []
+
+
+def test_each_split_of_its_own_has_its_number_of_files() -> None:
+    assert num_outputs(corpus()) == {"corpus": 72}
+    both = corpus(splits=OWN_SPLITS, num_output_files=8, num_eval_output_files=2)
+    assert num_outputs(both) == {"train": 8, "valid": 2}
+
+
+def test_names_of_output_files_sort_in_their_order() -> None:
+    names = output_names("train", 12)
+    assert (names[0], names[-1]) == ("train-00000-of-00012", "train-00011-of-00012")
+    assert names == sorted(names)
+
+
+def test_the_pairs_of_a_corpus_without_splits_are_one_blend() -> None:
+    made = blend(corpus(num_output_files=2))
+    prefixes = ["/data/tokens/corpus-00000-of-00002", "/data/tokens/corpus-00001-of-00002"]
+    assert [dataset.prefix for dataset in made.pop("datasets")] == prefixes
+    assert made == {}
+
+
+def test_the_pairs_of_a_corpus_with_splits_are_a_blend_for_each() -> None:
+    made = blend(corpus(splits={**OWN_SPLITS, "test": ["test/*"]}, num_output_files=2))
+    assert {split: [dataset.prefix for dataset in datasets] for split, datasets in made.items()} == {
+        "train": ["/data/tokens/train-00000-of-00002", "/data/tokens/train-00001-of-00002"],
+        "valid": ["/data/tokens/valid-00000-of-00001"],
+        "test": ["/data/tokens/test-00000-of-00001"],
+    }
+
+
+@pytest.mark.parametrize("splits", [{}, OWN_SPLITS])
+def test_the_trainer_takes_the_blend(splits: dict[str, Any]) -> None:
+    made = BlendConfig(**blend(corpus(splits=splits)))
+    assert len([*made.datasets, *made.train]) == 72
+    assert all(dataset.weight is None for dataset in (*made.datasets, *made.train))
+
+
+def test_a_task_reads_back_what_a_job_was_given() -> None:
+    job = CorpusJob(
+        corpus=corpus(source={**HUB, "token_variable": "HF_TOKEN"}, splits=OWN_SPLITS, sample_fraction=0.5),
+        tokenizer=TokenizerConfig(kind="bytes"),
+    )
+    assert from_dict(CorpusJob, json.loads(json.dumps(to_dict(job))), where="") == job
