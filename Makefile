@@ -43,10 +43,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two at a time, but for what runs jobs on a cluster, which has the cores to itself.
+# Files two at a time; those that run jobs on a cluster of their own come last, since they wait more than they work.
 pytest: $(READY)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore=tests/slurm
-	$(BIN)/pytest tests/slurm
+	$(BIN)/pytest --numprocesses 2 --dist loadfile tests/slurm
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
