@@ -21,6 +21,8 @@ SINGLE_TASK_STAGES = frozenset(("image", *ARRAY_STAGES, "index-cache", "tensorbo
 """Stages of one process; of an array, one each."""
 TENSORBOARD_CPUS = 2
 """TensorBoard shares its node with other jobs: one CPU reads event files, one answers."""
+DOWNLOAD_CPUS = 4
+"""A download shares its node too: it waits for the network, and hashes what comes."""
 
 DEFAULT_TIMES = {
     "image": "2:00:00",
@@ -188,7 +190,7 @@ def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_
         cpus_per_task=settings.cpus_per_task or _cpus_per_task(stage, tasks, node_type),
         gpus_per_node=0 if cluster.gres == "none" else gpus,
         gres=cluster.gres,
-        exclusive=node_type.exclusive and stage != "tensorboard",
+        exclusive=node_type.exclusive and not _shares_node(stage, settings),
         time_s=seconds(settings.time) if settings.time else 0,
         settings=settings,
         cpu_masks=node_type.cpu_masks if gpus and tasks == len(node_type.cpu_masks) else (),
@@ -201,7 +203,17 @@ def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_
 def _cpus_per_task(stage: str, tasks: int, node_type: NodeType) -> int | None:
     if stage == "tensorboard":
         return TENSORBOARD_CPUS
-    return max(1, node_type.cpus_per_node // tasks) if node_type.cpus_per_node else None
+    if not node_type.cpus_per_node:
+        return None
+    share = max(1, node_type.cpus_per_node // tasks)
+    return min(DOWNLOAD_CPUS, share) if stage == "download" else share
+
+
+def _shares_node(stage: str, settings: StageSettings) -> bool:
+    """Whether other jobs may run on the stage's node: a task of an array that says how many CPUs it needs leaves
+    the others, and the GPUs, to them."""
+    given = stage in ARRAY_STAGES and settings.cpus_per_task is not None
+    return given or stage in ("download", "tensorboard")
 
 
 def _gpus(stage: str, node_type: NodeType) -> int:

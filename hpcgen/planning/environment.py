@@ -124,6 +124,8 @@ def _built_in(run: Run) -> Iterator[Variable]:
     """What every stage on every cluster has."""
     yield _own("built-in", "PYTHONUNBUFFERED", "1", "Log lines appear when they are printed.")
     yield _own("built-in", "PYTHONNOUSERSITE", "1", "Packages in ~/.local must not shadow the image's.")
+    why = "A folder named trainer where the job was submitted is not ours (Python 3.11 and newer)."
+    yield _own("built-in", "PYTHONSAFEPATH", "1", why)
     if run.cluster.code_dir:
         why = "The code that hpcgen install-code put there comes first."
         yield _own("built-in", "PYTHONPATH", run.cluster.code_dir, why)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcgen.config.corpus import CorpusConfig, CorpusJob, blend
+from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, blend, selection
 from hpcgen.config.fields import PATH
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
@@ -111,12 +111,29 @@ def _trainer_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
 def corpus_job(config: RunConfig) -> CorpusJob:
     """What the data stages of a run must know; the paths of `config` are absolute.
 
+    It goes into scripts and into the folders of jobs, and so without the addresses of the source, which may hold a
+    signature: the manifest has them.
+
     Raises:
         HpcgenError: the run has no corpus.
     """
-    if config.data.corpus is None:
+    job = planning_job(config)
+    source = SourceConfig(token_variable=job.corpus.source.token_variable)
+    return dataclasses.replace(job, corpus=dataclasses.replace(job.corpus, source=source))
+
+
+def planning_job(config: RunConfig) -> CorpusJob:
+    """The same with the source, for `hpcgen data plan`. Not to be written anywhere.
+
+    Raises:
+        HpcgenError: the run has no corpus.
+    """
+    corpus = config.data.corpus
+    if corpus is None:
         raise HpcgenError("data.corpus is missing", "say where the corpus comes from and where it goes")
-    return CorpusJob(corpus=config.data.corpus, tokenizer=config.data.tokenizer)
+    return CorpusJob(
+        corpus=corpus, tokenizer=config.data.tokenizer, share=config.share, selection=selection(corpus)
+    )
 
 
 def manifest_of(corpus: CorpusConfig) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hpcgen.planning.allocation import allocation_problems, cluster_problems, make_allocation, stage_settings
 from tests.runs import big_run, loaded, minimal_run, write_yaml
 
 
-def run_of(tmp_path, train=None, defaults=None, tokenize=None, **site):
+def run_of(tmp_path, train=None, defaults=None, tokenize=None, download=None, **site):
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", **site})
-    slurm = {"train": train or {}, "defaults": defaults or {}, "tokenize": tokenize or {}}
+    sections = {"train": train, "defaults": defaults, "tokenize": tokenize, "download": download}
+    slurm = {name: given or {} for name, given in sections.items()}
     found = loaded(tmp_path, big_run(cluster="./site.yaml", slurm=slurm))
     assert found.mistakes == ()
     return found
@@ -58,6 +61,52 @@ def test_a_stage_without_gpus_asks_for_none(tmp_path):
     found = allocation(tmp_path, "tokenize", tokenize={"time": "1:00:00"})
     assert (found.num_tasks, found.gpus_per_node, found.cpus_per_task, found.cpu_masks) == (1, 0, 96, ())
     assert not {"gpus-per-node", "gres"} & found.resource_options().keys()
+
+
+def shares(found):
+    """The CPUs that a stage takes of a node that it shares, and the memory that it asks for."""
+    options = found.resource_options()
+    assert "exclusive" not in options
+    return options["cpus-per-task"], options.get("mem")
+
+
+def test_a_task_of_an_array_takes_a_whole_node(tmp_path):
+    options = allocation(tmp_path, "tokenize", tokenize={"num_tasks": 4}).resource_options()
+    assert (options["exclusive"], options["mem"], options["cpus-per-task"]) == (True, "0", "96")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tokenize": {"cpus_per_task": 24}},
+        {"defaults": {"cpus_per_task": 24}},
+        {"slurm": {"partition": "hpc", "cpus_per_task": 24}},
+    ],
+)
+def test_a_task_of_an_array_that_says_its_cpus_shares_the_node(tmp_path, given):
+    """Wherever it is said. Memory is what Slurm gives, unless that is said too."""
+    assert shares(allocation(tmp_path, "tokenize", **given)) == ("24", None)
+    given.setdefault("tokenize", {})["mem"] = "32G"
+    assert shares(allocation(tmp_path, "tokenize", **given)) == ("24", "32G")
+
+
+def test_other_stages_take_whole_nodes_whatever_their_cpus(tmp_path):
+    assert allocation(tmp_path, "train", train={"time": "1:00", "cpus_per_task": 12}).exclusive
+    assert allocation(tmp_path, "index-cache", defaults={"cpus_per_task": 12}).exclusive
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, ("4", None)), ({"mem": "8G"}, ("4", "8G")), ({"cpus_per_task": 16}, ("16", None))],
+)
+def test_a_download_takes_few_cpus_of_a_node_that_it_shares(tmp_path, given, expected):
+    assert shares(allocation(tmp_path, "download", download=given)) == expected
+
+
+def test_a_download_takes_no_more_cpus_than_there_are(tmp_path):
+    run = run_of(tmp_path)
+    small = dataclasses.replace(run.node_type, cpus_per_node=2)
+    assert shares(make_allocation("download", run.config, run.cluster, small)) == ("2", None)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def test_what_ndv5_needs(tmp_path):
         "OMPI_MCA_coll_hcoll_enable": "0",
         "OMP_NUM_THREADS": "1",
         "PYTHONNOUSERSITE": "1",
+        "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
@@ -174,10 +175,11 @@ def test_a_stage_without_gpus_hides_the_devices_from_enroot(tmp_path, stage):
         "MELLANOX_VISIBLE_DEVICES": "void",
         "NVIDIA_VISIBLE_DEVICES": "void",
         "PYTHONNOUSERSITE": "1",
+        "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
     }
     bare = variables(without_container(tmp_path), stage)
-    assert set(bare) == {*online, "PYTHONNOUSERSITE", "PYTHONUNBUFFERED"}
+    assert set(bare) == {*online, "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONUNBUFFERED"}
 
 
 @pytest.mark.parametrize("stage", sorted(GPU_STAGES))

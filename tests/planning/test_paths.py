@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hpcgen.config.corpus import selection
 from hpcgen.errors import HpcgenError
-from hpcgen.planning.paths import absolute_paths, plain_path_problems, trainer_data
+from hpcgen.planning.paths import absolute_paths, corpus_job, plain_path_problems, planning_job, trainer_data
 from tests.runs import loaded, minimal_run
 
 CORPUS = {"directory": "out/corpus", "source": {"directory": "in"}, "num_output_files": 2}
@@ -110,3 +111,14 @@ def test_paths_that_are_fine(tmp_path, path):
 def test_the_run_is_not_the_owner_of_the_whole_file_system(tmp_path, path):
     [problem] = plain_path_problems(config(tmp_path, paths={"run_dir": path}))
     assert (problem.path, problem.reason) == ("paths.run_dir", "is the whole file system")
+
+
+def test_a_job_knows_no_address_and_planning_knows_all(tmp_path):
+    source = {"url": {"template": "https://h/{index}.jsonl?sig=hf_x"}, "token_variable": "TOKEN"}
+    given = config(tmp_path, data={"corpus": {**CORPUS, "source": source}}, share="group")
+    job, planning = corpus_job(given), planning_job(given)
+    assert "hf_x" not in repr(job)
+    assert (job.corpus.source.url, job.corpus.source.token_variable) == (None, "TOKEN")
+    assert planning.corpus == given.data.corpus
+    assert job.selection == planning.selection == selection(given.data.corpus)
+    assert (job.share, planning.share) == ("group", "group")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.paths import corpus_job, manifest_of
@@ -40,7 +39,7 @@ def work(stage: str, config: RunConfig, allocation: Allocation) -> Work:
     return Work(
         arguments=("-m", "hpcgen", "data", stage, f"--num-tasks={array.num_tasks}"),
         inputs=(manifest_of(corpus), *of_tokenizer),
-        reads=_source(stage, corpus),
+        reads=_source(stage, config),
         writes=(corpus.directory, *(() if is_large else (outputs,))),
         large=(outputs,) if is_large else (),
         files={JOB_FILE: json.dumps(dataclasses.asdict(job), indent=1)},
@@ -48,6 +47,7 @@ def work(stage: str, config: RunConfig, allocation: Allocation) -> Work:
     )
 
 
-def _source(stage: str, corpus: CorpusConfig) -> tuple[str, ...]:
-    directory = corpus.source.directory
+def _source(stage: str, config: RunConfig) -> tuple[str, ...]:
+    assert config.data.corpus is not None
+    directory = config.data.corpus.source.directory
     return (directory,) if directory and stage in READ_THE_SOURCE else ()
