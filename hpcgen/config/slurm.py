@@ -47,6 +47,10 @@ class StageSettings:
 class ArraySettings(StageSettings):
     """What a stage that runs as a job array asks of Slurm, for each of its tasks."""
 
+    cpus_per_task: Count | None = None
+    """CPUs of each task, which then shares its node with other jobs; null takes a whole node, for download 4 CPUs."""
+    mem: SlurmWord | None = None
+    """Memory of each task, such as 32G; null leaves it to Slurm, and a task that has a whole node gets all."""
     num_tasks: Count | None = None
     """Tasks of the array, each of which works through its share of the files; null means 8."""
     array_parallelism: Count | None = None

@@ -73,7 +73,7 @@ def run_file(
 def _commands(chosen: Mapping[str, Any], file_name: str) -> Iterator[str]:
     """What to type next."""
     if "corpus" in chosen.get("data", {}):
-        yield f"# hpcgen data plan -c {file_name}    hpcgen submit prepare train -c {file_name}"
+        yield f"# hpcgen data plan -c {file_name}    hpcgen submit prepare index-cache train -c {file_name}"
     yield f"# hpcgen validate -c {file_name}     hpcgen render train -c {file_name} | sbatch"
 
 

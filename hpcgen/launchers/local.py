@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
@@ -11,11 +12,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hpcgen.errors import HpcgenError, JobFailed
 from hpcgen.files import write_text
 from hpcgen.launchers.job import Job, Progress
+from hpcgen.launchers.process_tree import kill_tree
 from hpcgen.launchers.run_directory import make_run_directory, sharing
 from hpcgen.launchers.tasks import ModuleTask
 from hpcgen.planning.paths import corpus_job
@@ -23,12 +25,15 @@ from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
 
 POLL_S = 0.3
+PATIENCE_S = 30.0
+"""A stage that was asked to end, and removes its private files or saves, is killed after this time, as by Slurm."""
 
 
 def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> list[Job]:
     """Runs the planned stages in their order and waits for each.
 
-    Ctrl-C asks training for a checkpoint and waits for it; a second one ends it at once.
+    Ctrl-C asks training for a checkpoint and waits for it; a second one ends it at once. It ends other stages,
+    and so does SIGTERM any: no process of theirs is left when this returns or raises.
 
     Raises:
         HpcgenError: a stage needs more than this machine: several nodes or a container.
@@ -40,7 +45,7 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
             raise HpcgenError(
                 f"stage {stage.name} asks for {what}, and --launcher local has this machine only"
             )
-    with sharing(plan):
+    with sharing(plan), _term_ends_stage():
         run_dir = make_run_directory(plan)
         return [_run(plan, stage, run_dir, on_progress) for stage in plan.stages.values()]
 
@@ -59,10 +64,12 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
         timeout_min=60 * 24 * 365,
         stderr_to_stdout=True,
     )
-    with _children_ignore_ctrl_c():
-        submitted: Any = executor.submit(_task(plan, stage, job_dir))
-    job = Job(stage.name, submitted.job_id, Path(submitted.paths.stdout), submitted)
-    _wait(job, stage.name, plan, job_dir / "stop", on_progress)
+    with contextlib.ExitStack() as stack:
+        with _children_ignore_ctrl_c(), _children_import_nothing_of_this_folder():
+            submitted: Any = executor.submit(_task(plan, stage, job_dir))
+            job = Job(stage.name, submitted.job_id, Path(submitted.paths.stdout), submitted)
+            stack.enter_context(_ended(job))
+        _wait(job, stage.name, plan, job_dir / "stop", on_progress)
     return job
 
 
@@ -100,8 +107,9 @@ def _wait(
                 break
             time.sleep(POLL_S)
         except KeyboardInterrupt:
+            if asked_to_stop:
+                kill_tree(int(job.job_id))
             if asked_to_stop or not total:
-                job.submitit_job.cancel()
                 raise
             asked_to_stop = True
             stop_file.touch()
@@ -174,13 +182,63 @@ def _last_step(metrics: Path, since: float) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def _ended(job: Job) -> Iterator[None]:
+    """Ends the job's processes when the block is left before they have ended.
+
+    Its number is that of submitit's process for it, which hands SIGTERM on to the tasks. submitit's own `cancel`
+    sends SIGINT, which they ignore.
+    """
+    try:
+        yield
+    finally:
+        try:
+            if not job.submitit_job.done():
+                os.kill(int(job.job_id), signal.SIGTERM)
+            deadline = time.monotonic() + PATIENCE_S
+            while not job.submitit_job.done() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+        finally:  # another Ctrl-C, or out of patience
+            if not job.submitit_job.done():
+                kill_tree(int(job.job_id))
+
+
+@contextlib.contextmanager
+def _children_import_nothing_of_this_folder() -> Iterator[None]:
+    """As in a job (hpcgen.planning.environment): a folder named trainer here is not ours. Python 3.11 and newer."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+@contextlib.contextmanager
 def _children_ignore_ctrl_c() -> Iterator[None]:
-    """A terminal sends Ctrl-C to all processes; the stage is to end by its stop file instead."""
+    """A terminal sends Ctrl-C to all processes. A stage is to hear of it from us alone, and once: a second signal
+    would interrupt it while it puts things in order."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _term_ends_stage() -> Iterator[None]:
+    """SIGTERM, as `timeout` and `kill` send it, would end this process alone."""
+
+    def leave(signal_number: int, frame: Any) -> NoReturn:
+        raise SystemExit(128 + signal_number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _free_port() -> int:

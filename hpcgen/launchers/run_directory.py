@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.plan import Plan
+from hpcgen.sharing import shared_as
 
 
-@contextlib.contextmanager
-def sharing(plan: Plan) -> Iterator[None]:
+def sharing(plan: Plan) -> AbstractContextManager[None]:
     """The umask that `share` stands for, while files of the run are written (submitit's pickles are 0644 else)."""
-    before = os.umask(0o077 if plan.config.share == "private" else 0o007)
-    try:
-        yield
-    finally:
-        os.umask(before)
+    return shared_as(plan.config.share)
 
 
 def make_run_directory(plan: Plan) -> Path:

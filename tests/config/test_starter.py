@@ -107,7 +107,7 @@ def test_it_is_for_people():
 
 def test_it_says_what_to_type_next():
     first, second = starter_text(None).splitlines()[1:3]
-    assert first == "# hpcgen data plan -c run.yaml    hpcgen submit prepare train -c run.yaml"
+    assert first == "# hpcgen data plan -c run.yaml    hpcgen submit prepare index-cache train -c run.yaml"
     assert second == "# hpcgen validate -c run.yaml     hpcgen render train -c run.yaml | sbatch"
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import zstandard
 from submitit.slurm.slurm import _make_sbatch_string
 
 import hpcgen as interface
@@ -13,7 +20,7 @@ from hpcgen.launchers.slurm import submitit_parameters, task_python
 from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.script import render_stage
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import TP2_PP2, TWO_NODES, curve, hpcgen, log_of
+from tests.slurm.conftest import HPCGEN, TP2_PP2, TWO_NODES, curve, hpcgen, log_of
 from tests.slurm.test_train import JOB_S, wait_for_steps
 
 
@@ -73,10 +80,12 @@ CORPUS = "data.corpus={directory: corpus, source: {directory: text}, num_output_
 """In place of pairs that are there."""
 
 
-def plan_corpus(run: Path) -> tuple[str, ...]:
-    """Options for a corpus of one compressed file, which is planned."""
+def plan_corpus(run: Path, copies: int = 1) -> tuple[str, ...]:
+    """Options for a corpus of one compressed file, which is planned: a small text, some times over."""
     (run.parent / "text").mkdir()
-    hpcgen("data", "sample", "text/sample.jsonl.zst", "--max-mb=0.3", cwd=run.parent)
+    hpcgen("data", "sample", "sample.jsonl", "--max-mb=0.3", cwd=run.parent)
+    text = (run.parent / "sample.jsonl").read_bytes() * copies
+    (run.parent / "text" / "sample.jsonl.zst").write_bytes(zstandard.compress(text))
     options = ("-c", str(run), "--set", CORPUS, "--set", "data.datasets=[]")
     hpcgen("data", "plan", *options, cwd=run.parent)
     return options
@@ -214,9 +223,6 @@ def test_two_ways_to_the_same_files_are_refused(tiny_run: Path) -> None:
 
 
 def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Path) -> None:
-    import subprocess
-    import sys
-
     prefix = (
         next(line for line in tiny_run.read_text().splitlines() if "prefix" in line)
         .split("prefix: ")[1]
@@ -225,22 +231,94 @@ def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Pat
     broken = tiny_run.parent / "broken"
     broken.with_suffix(".idx").write_bytes(b"not an index")
     broken.with_suffix(".bin").write_bytes(Path(f"{prefix}.bin").read_bytes())
+    datasets = f"data.datasets=[{{prefix: {broken}}}]"
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "hpcgen",
-            "submit",
-            "train",
-            "-c",
-            str(tiny_run),
-            "--launcher=local",
-            "--set",
-            f"data.datasets=[{{prefix: {broken}}}]",
-        ],
+        [*HPCGEN, "submit", "train", "-c", tiny_run, "--launcher=local", "--set", datasets],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
     assert "stage train failed (task 0); its log is" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_data_stage_that_is_ended_leaves_no_process_and_no_private_file(tiny_run: Path, name: str) -> None:
+    """In the middle of a pair, by Ctrl-C, which a terminal sends to all, or by SIGTERM to the command alone."""
+    options = plan_corpus(tiny_run, copies=200)
+    slowly = ("--set", "data.tokenizer={kind: gpt2}", "--set", "data.corpus.verify_fraction=0.99")
+    pairs = tiny_run.parent / "corpus" / "tokens"
+    with on_this_machine("prepare", *options, *slowly, cwd=tiny_run.parent) as process:
+        wait_for(lambda: process.poll() is not None or bool(list(pairs.glob(".*.tmp"))))
+        (process.send_signal if name == "SIGTERM" else ctrl_c(process))(signal.Signals[name])
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == {"SIGINT": 130, "SIGTERM": 143}[name]
+        assert "Traceback" not in errors
+        wait_for(lambda: not of_session(process.pid))
+    assert list(pairs.rglob("*")) == []
+
+
+def test_the_second_ctrl_c_ends_a_training_that_hangs(tiny_run: Path) -> None:
+    """Two ranks, one of which stands still: they cannot save."""
+    with on_this_machine(
+        "train", "-c", str(tiny_run), "--set=slurm.train.ntasks_per_node=2", cwd=tiny_run.parent
+    ) as process:
+        wait_for(lambda: process.poll() is not None or len(ranks(process.pid)) == 2)
+        os.kill(ranks(process.pid)[0], signal.SIGSTOP)
+        ctrl_c(process)(signal.SIGINT)
+        assert process.stderr is not None
+        while "interrupt again to end at once" not in (line := process.stderr.readline()):
+            assert line, "it has ended"
+        ctrl_c(process)(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        wait_for(lambda: not of_session(process.pid))
+
+
+@contextmanager
+def on_this_machine(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """`hpcgen submit --launcher local`, a session of its own, of which nothing is left at the end."""
+    process = subprocess.Popen(
+        [*HPCGEN, "submit", *arguments, "--launcher=local"],
+        cwd=cwd,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            for pid in of_session(process.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def ctrl_c(process: subprocess.Popen[str]) -> Callable[[signal.Signals], None]:
+    """Sends a signal to all processes of the terminal's foreground."""
+    return lambda number: os.killpg(process.pid, number)
+
+
+def of_session(leader: int) -> dict[int, str]:
+    """Number and command line of the processes of a session that run."""
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (directory / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found[int(directory.name)] = (directory / "cmdline").read_text()
+        except OSError:
+            continue
+    return found
+
+
+def ranks(leader: int) -> list[int]:
+    """Those that submitit runs the stage in."""
+    return sorted(pid for pid, words in of_session(leader).items() if "submitit.core._submit" in words)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Waits until it holds, a minute at most."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,54 @@
+"""A process with everything that it started, which ends as a whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+def kill_tree(root: int) -> None:
+    """Kills (SIGKILL) a child of this process and all that came of it.
+
+    They are stopped first: one that is killed before it is seen would leave its children to nobody.
+    """
+    stopped: set[int] = set()
+    while new := process_tree(root) - stopped:
+        _send(new, signal.SIGSTOP)
+        stopped |= new
+    _send(stopped, signal.SIGKILL)
+
+
+def process_tree(root: int) -> set[int]:
+    """`root`, its children, theirs and so on, as far as they are there."""
+    parents = _parents()
+    tree = {root} & parents.keys()
+    while new := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= new
+    return tree
+
+
+def _parents() -> dict[int, int]:
+    """The parent of every process of this machine."""
+    if Path("/proc/self/stat").exists():  # Linux, where a small image may lack ps
+        return dict(_parents_in_proc())
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
+    return {int(pid): int(parent) for pid, parent in map(str.split, listing.stdout.splitlines())}
+
+
+def _parents_in_proc() -> Iterable[tuple[int, int]]:
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
+            with suppress(OSError):  # it has ended meanwhile
+                # PID (NAME) STATE PARENT ..., where the name may hold anything
+                state = (directory / "stat").read_bytes().rpartition(b")")[2].split()
+                yield int(directory.name), int(state[1])
+
+
+def _send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
