@@ -16,6 +16,7 @@ from hpcgen.config.stages import SUBMITTED_STAGES
 if TYPE_CHECKING:
     from hpcgen.launchers.job import Job, Progress
     from hpcgen.planning.plan import Plan
+    from hpcgen.planning.stage import StagePlan
 
 
 @click.command("submit")
@@ -38,18 +39,23 @@ def command(
     launcher: Literal["slurm", "local"],
     dry_run: bool,
 ) -> None:
-    """Run STAGES, each after the one before it: hpcgen submit download prepare train -c run.yaml
+    """Run STAGES, each after the one before it: hpcgen submit download prepare index-cache train -c run.yaml
 
     Of the stages that make the corpus, only the tasks that have something left to make are submitted.
     """
     from hpcgen import api
+    from hpcgen.launchers.corpus import check_corpus, missing_tasks
 
     plan = api.plan(api.load_run(config, overrides), stages)
     warn(plan.warnings)
+    if dry_run or launcher == "local":  # submitting to Slurm does it itself
+        missing = missing_tasks(plan)
+        warn(tuple(check_corpus(plan, missing)))
     if dry_run:
         for stage in plan.stages:
             api.render(plan, stage, templates)
-        click.echo(f"would submit {', '.join(plan.stages)}; nothing was submitted", err=True)
+        would = [_would_submit(stage, missing.get(stage.name)) for stage in plan.stages.values()]
+        click.echo(f"would submit {', '.join(would)}; nothing was submitted", err=True)
         return
     with _progress(plan) if launcher == "local" else contextlib.nullcontext() as on_progress:
         jobs = api.submit(plan, launcher, templates, on_progress)
@@ -57,6 +63,13 @@ def command(
         _show_jobs(plan, jobs)
     if launcher == "local" and "train" in plan.stages:
         _show_run(plan)
+
+
+def _would_submit(stage: StagePlan, tasks: tuple[int, ...] | None) -> str:
+    """A stage, and of an array how many of its tasks."""
+    if stage.allocation.array is None or tasks is None:
+        return stage.name
+    return f"{stage.name} ({len(tasks)} of {stage.allocation.array.num_tasks} tasks)"
 
 
 def _show_jobs(plan: Plan, jobs: Sequence[Job]) -> None:

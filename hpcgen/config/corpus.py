@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from hpcgen.config.fields import EnvironmentName, FilePath, Text
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import Problem
+from hpcgen.sharing import Share
 from trainer.config import FORBID_UNKNOWN_KEYS, Count, Dataset, Fraction, NonNegative
 
 RepositoryName = Annotated[
@@ -124,7 +127,7 @@ class CorpusConfig:
     bad_documents: Literal["fail", "skip"] = "fail"
     """What a line without a readable text does: end its task, or go to a side file."""
     max_bad_fraction: Fraction = 0.001
-    """With skip: a task ends when more than this share of its documents is bad."""
+    """With skip: the largest share of bad documents in one output, or in all that one file feeds; more end its task."""
     verify_fraction: Fraction = 0.0001
     """Share of the documents whose token ids are compared with those of the library tokenizers."""
     download_connections: Count = 8
@@ -138,9 +141,13 @@ class CorpusJob:
     __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     corpus: CorpusConfig
-    """The corpus, with absolute paths."""
+    """The corpus, with absolute paths. Of its source the stages need the token's variable alone."""
     tokenizer: TokenizerConfig
     """Its tokenizer, with absolute paths."""
+    share: Share = "private"
+    """Who may read what the stages write."""
+    selection: dict[str, str] = field(default_factory=dict)
+    """Which files the run file takes (see `selection`), for the comparison with the manifest; empty: not compared."""
 
     @cached_property
     def directory(self) -> Path:
@@ -151,6 +158,32 @@ class CorpusJob:
 def has_own_splits(corpus: CorpusConfig) -> bool:
     """Whether the corpus's own files say what is for training, validation and test."""
     return any(getattr(corpus.splits, split) for split in SPLITS)
+
+
+def selection(corpus: CorpusConfig) -> dict[str, str]:
+    """All that decides which files a manifest lists: key of data.corpus -> its value, for people; unset keys aside.
+
+    An address is given without its query, which may be a signature: a hash stands for that.
+    """
+    source, found = corpus.source, dict[str, str]()
+    if source.huggingface is not None:
+        found["source.huggingface"] = f"{source.huggingface.repo_id} at {source.huggingface.revision}"
+    if source.url is not None:
+        address, mark, query = source.url.template.partition("?")
+        digest = f"?... (SHA-256 {hashlib.sha256(query.encode()).hexdigest()[:12]})" if mark else ""
+        found["source.url"] = f"{address}{digest}, {source.url.count} from {source.url.first} on"
+    lists = {
+        "include": corpus.include,
+        **{f"splits.{split}": getattr(corpus.splits, split) for split in SPLITS},
+    }
+    single = {
+        "source.directory": source.directory,
+        "source.manifest": source.manifest,
+        "sample_files": corpus.sample_files,
+        "sample_fraction": corpus.sample_fraction,
+    }
+    found |= {key: str(value) for key, value in single.items() if value is not None}
+    return found | {key: ", ".join(patterns) for key, patterns in lists.items() if patterns}
 
 
 def num_outputs(corpus: CorpusConfig) -> dict[str, int]:
@@ -193,9 +226,14 @@ def problems(corpus: CorpusConfig, path: str = "data.corpus") -> Iterator[Proble
     for way in given[1:]:
         yield Problem(f"{path}.source.{way}", f"is a second source beside {given[0]}", "keep one of them")
     url = corpus.source.url
+    # told of `url`, and not of its template: messages show the value, which may hold a password or a signature
     if url is not None and "{index" not in url.template and url.count > 1:
+        yield Problem(f"{path}.source.url", "has the same address for every file", "write {index} in it")
+    if url is not None and _has_user(url.template):
         yield Problem(
-            f"{path}.source.url.template", "is the same address for every file", "write {index} in it"
+            f"{path}.source.url",
+            "has a template with a user's name or password in it",
+            "take it out, and name the variable that holds the token in source.token_variable",
         )
     if corpus.source.token_variable and not (corpus.source.huggingface or url or corpus.source.manifest):
         yield Problem(f"{path}.source.token_variable", "is not read for a directory", "remove it")
@@ -207,3 +245,10 @@ def problems(corpus: CorpusConfig, path: str = "data.corpus") -> Iterator[Proble
         yield Problem(
             f"{path}.splits.train", "is empty while valid or test is not", "name the files to train on"
         )
+
+
+def _has_user(template: str) -> bool:
+    try:
+        return "@" in urlsplit(template).netloc
+    except ValueError:
+        return False  # no address at all, which listing it says

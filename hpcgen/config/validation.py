@@ -120,8 +120,8 @@ def _is_value(value: object) -> bool:
 
 
 def _is_private(path: str) -> bool:
-    """Values of environment variables may be secrets that do not belong there: never printed."""
-    return path.startswith("environment.")
+    """Values of environment variables, and addresses, may hold secrets that do not belong there: never printed."""
+    return path.startswith(("environment.", "data.corpus.source.url"))
 
 
 def _attribute(config: object, path: str) -> object:

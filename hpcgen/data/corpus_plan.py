@@ -11,6 +11,7 @@ from hpcgen.data.selection import Selection, select
 from hpcgen.data.sources import list_source
 from hpcgen.data.sources.directory import with_hashes
 from hpcgen.errors import HpcgenError
+from hpcgen.sharing import make_directory
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def plan_corpus(job: CorpusJob, *, hash_contents: bool = False) -> CorpusPlan:
     listing = list_source(job)
     selection = select(listing.files, job.corpus, listing.source)
     files = with_hashes(selection.files) if hash_contents else selection.files
-    manifest, path = Manifest(listing.source, files), manifest_path(job.directory)
+    manifest, path = Manifest(listing.source, files, job.selection), manifest_path(job.directory)
     try:
         return CorpusPlan(manifest, selection, read_manifest(path) if path.exists() else None)
     except HpcgenError as error:
@@ -102,20 +103,23 @@ def plan_corpus(job: CorpusJob, *, hash_contents: bool = False) -> CorpusPlan:
 def freeze(plan: CorpusPlan, job: CorpusJob, *, replan: bool) -> bool:
     """Writes the manifest; False where the same one is there already.
 
+    Another selection that takes the same files needs no `replan`: nothing changes but what the manifest says of it.
+
     Raises:
         HpcgenError: another manifest is there and `replan` is not given, or it cannot be written.
     """
     path = manifest_path(job.directory)
     if plan.unreadable and not replan:
         raise HpcgenError(plan.unreadable, "with --replan, which replaces it")
-    if plan.before is not None and not plan.difference and plan.before.source == plan.manifest.source:
+    if plan.before == plan.manifest:
         return False
     if plan.difference and not replan:
         raise HpcgenError(
             f"{path} is another manifest: against it, this plan has {plan.difference}",
             "keep it, or use --replan: what later stages made of files that changed is then made again",
         )
-    write_manifest(plan.manifest, path)
+    make_directory(job.directory, job.share)
+    write_manifest(plan.manifest, path, job.share)
     return True
 
 

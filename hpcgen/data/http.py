@@ -8,6 +8,7 @@ without all this); a download task has a process for each of its connections.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -24,6 +25,9 @@ import httpx2
 
 from hpcgen.errors import HpcgenError
 from hpcgen.version import __version__
+
+logging.getLogger("httpx2").setLevel(logging.WARNING)
+"""At INFO it logs whole addresses, signatures included."""
 
 Result = TypeVar("Result")
 
@@ -72,7 +76,11 @@ class Gone(HpcgenError):
 
 
 class Web:
-    """The servers that a process talks to. Threads share it, and wait together where a server asks to be left alone."""
+    """The servers that a process talks to. Its threads wait together where a server asks to be left alone.
+
+    The processes of a download task do not know of each other's waits: each is told so by the server itself, and the
+    random part of its wait keeps it from coming back at the same moment as the others.
+    """
 
     def __init__(self, patience: Patience | None = None, connections: int = 64) -> None:
         self.patience = patience or Patience()
@@ -165,7 +173,10 @@ class Web:
 
 def shown(url: str) -> str:
     """`url` for messages: without a query, which may hold a signature, and without a password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no address: then nobody knows where a password would end
+        return url.partition("?")[0].rpartition("@")[2]
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", "")) + ("?..." if parts.query else "")
 

@@ -1,20 +1,24 @@
 """The manifest: the frozen list of a corpus's files, in order. Every later stage is decided by it alone.
 
 A JSON Lines file. The first line describes the corpus, each further line one file:
-    {"hpcgen_manifest": 1, "source": "hub cerebras/SlimPajama-627B at 2d0accdd58c5", "files": 59166}
+    {"hpcgen_manifest": 1, "source": "hub cerebras/SlimPajama-627B at 2d0accdd58c5", "files": 59166,
+     "selection": {"source.huggingface": "cerebras/SlimPajama-627B at main"}}
     {"name": "train/chunk1/example_train_0.jsonl.zst", "size": 15700000, "sha256": "...", "split": "train", "url": "https://..."}
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from hpcgen.config.corpus import CorpusJob
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, publish
+from hpcgen.sharing import Share
 
 VERSION = 1
 
@@ -36,10 +40,11 @@ class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     path: str | None = None
 
 
-class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     hpcgen_manifest: int
     source: str
     files: int
+    selection: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,13 @@ class Manifest:
     source: str
     """Where it comes from, for people."""
     files: Sequence[ManifestFile]
+    selection: Mapping[str, str] = field(default_factory=dict)
+    """What the run file said of which files to take (hpcgen.config.corpus.selection); empty where nobody says."""
+
+    @property
+    def has_queries(self) -> bool:
+        """Whether an address has a query: it may be a signature, and who has that can read the corpus."""
+        return any("?" in (file.url or "") for file in self.files)
 
     def of_split(self, split: str) -> list[ManifestFile]:
         """The files of one split, in order."""
@@ -60,15 +72,18 @@ def manifest_path(directory: Path) -> Path:
     return directory / "manifest.jsonl"
 
 
-def write_manifest(manifest: Manifest, target: Path) -> None:
-    """Publishes the manifest, replacing an older one.
+def write_manifest(manifest: Manifest, target: Path, share: Share = "private") -> None:
+    """Publishes the manifest, replacing an older one. One whose addresses have queries nobody else can write, and
+    only the group can read, where `share` says so.
 
     Raises:
         HpcgenError: it cannot be written.
     """
-    header = _Header(VERSION, manifest.source, len(manifest.files))
+    header = _Header(VERSION, manifest.source, len(manifest.files), dict(manifest.selection))
     try:
         with private_file(target) as file:
+            if manifest.has_queries:  # before anything is in it
+                os.fchmod(file.fileno(), 0o600 if share == "private" else 0o640)
             file.write(msgspec.json.Encoder().encode_lines([header, *manifest.files]))
             publish(file, target)
     except OSError as error:
@@ -99,4 +114,30 @@ def read_manifest(path: Path) -> Manifest:
         raise HpcgenError(f"{path}: version {header.hpcgen_manifest}, and this hpcgen reads {VERSION}")
     if header.files != len(files):
         raise HpcgenError(f"{path}: {len(files)} files, and its first line says {header.files}", "plan again")
-    return Manifest(header.source, files)
+    return Manifest(header.source, files, header.selection)
+
+
+def require_selection(job: CorpusJob) -> None:
+    """Looks whether the corpus's manifest lists what the run file takes; where there is none, nothing is said.
+
+    Raises:
+        HpcgenError: the run file has changed since; the message says in which keys.
+    """
+    path = manifest_path(job.directory)
+    try:
+        with path.open("rb") as file:
+            planned = msgspec.json.decode(file.readline(), type=_Header).selection
+    except (OSError, msgspec.MsgspecError):
+        return  # whoever reads all of it says what is wrong
+    if not planned or not job.selection:
+        return
+    differing = [
+        f"data.corpus.{key} was {planned.get(key, 'not given')} and is {job.selection.get(key, 'not given')}"
+        for key in dict.fromkeys((*planned, *job.selection))
+        if planned.get(key) != job.selection.get(key)
+    ]
+    if differing:
+        raise HpcgenError(
+            f"{path} was planned for another selection: {'; '.join(differing)}",
+            "run hpcgen data plan --replan, or set it back",
+        )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import re
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,6 +49,7 @@ class PartialFile:
     """The beginning of a file that is being fetched. `partial_file` makes one."""
 
     def __init__(self, target: Path, url: str) -> None:
+        _left_behind(target.parent)  # before there is a part of our own
         self._target = target
         self._origin = hashlib.sha256(url.encode()).hexdigest()
         self._path, self.file = _create(target)
@@ -98,11 +100,7 @@ class PartialFile:
 
     def copy_leftover(self) -> None:
         """Begins with the longest beginning of the same file that another process left."""
-        others = [
-            path
-            for path, name in _parts(self._target.parent)
-            if name == self._target.name and path != self._path
-        ]
+        others = _left_behind(self._target.parent).pop(self._target.name, [])
         notes = [(path, note) for path in others if (note := _read(path)) and note.origin == self._origin]
         for path, note in sorted(notes, key=lambda entry: -entry[1].size):
             if self._copy(path, note):
@@ -110,7 +108,7 @@ class PartialFile:
                 self.note()
                 break
             self.restart()
-        _remove_abandoned(others)
+        _remember(self._target, [path for path in others if not _remove_abandoned(path)])
 
     def _copy(self, path: Path, note: _Note) -> bool:
         """Whether what `note` says could be copied whole."""
@@ -134,21 +132,18 @@ class PartialFile:
                 self.note()
             self.file.close()
         if keep:
+            _remember(self._target, [self._path])
             return
         with contextlib.suppress(OSError):
             _remove(self._path)
-            # of files that another process finished as well: nobody will go on with them
-            _remove_abandoned(
-                path for path, name in _parts(self._target.parent) if (self._target.parent / name).exists()
-            )
 
 
 @contextlib.contextmanager
 def partial_file(target: Path, url: str) -> Iterator[PartialFile]:
     """The part of `target`, which begins with what an earlier process fetched.
 
-    It is kept when an exception ends the work, unless the disk failed; else what is left of it goes, and what dead
-    processes left.
+    It is kept when an exception ends the work, unless the disk failed; else what is left of it goes. So does what
+    dead processes left of this file.
 
     Raises:
         OSError: the directory cannot be made or written.
@@ -179,19 +174,35 @@ def _create(target: Path) -> tuple[Path, BinaryIO]:
         file.close()
 
 
-def _parts(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Every part in a directory, and the name of its target."""
+@functools.cache
+def _left_behind(directory: Path) -> dict[str, list[Path]]:
+    """The parts that lay in a directory when this process first wrote there: name of the target -> parts.
+
+    Looked for once: a folder may hold as many files as a process downloads. What other processes leave later is for
+    the next run to go on with. Of files that are whole, nobody will go on with the parts of the dead: these go.
+    """
     with os.scandir(directory) as entries:
         names = [entry.name for entry in entries if entry.name.endswith(".part")]
+    found: dict[str, list[Path]] = {}
     for name in names:
-        if match := _NAME.fullmatch(name):
-            yield directory / name, match["target"]
+        path, match = directory / name, _NAME.fullmatch(name)
+        if match and not ((directory / match["target"]).exists() and _remove_abandoned(path)):
+            found.setdefault(match["target"], []).append(path)
+    return found
 
 
-def _remove_abandoned(parts: Iterable[Path]) -> None:
-    for path in parts:
-        if _is_abandoned(path):
-            _remove(path)
+def _remember(target: Path, parts: list[Path]) -> None:
+    """For a later attempt of this process."""
+    if parts:
+        _left_behind(target.parent).setdefault(target.name, []).extend(parts)
+
+
+def _remove_abandoned(part: Path) -> bool:
+    """Removes a part whose owner is dead; whether it was one."""
+    if not _is_abandoned(part):
+        return False
+    _remove(part)
+    return True
 
 
 def _is_abandoned(path: Path) -> bool:

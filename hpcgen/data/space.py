@@ -1,13 +1,14 @@
 """Whether what the stages will write fits: bytes and files, against the file system's room and the quotas.
 
-How large things become is known only within bounds, so it is said with two numbers: what cannot fit even by the lower
-one is refused, what may not fit by the upper one is a warning.
+Only what is certain not to fit is refused: downloads of known size, and files that are uncompressed into larger ones.
+How large JSON Lines become once they are uncompressed, and how much of them is text, differs from corpus to corpus:
+that is estimated by two numbers, and what may not fit by the upper one is a warning.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,26 +17,45 @@ from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.quota import Room, quotas
 from hpcgen.data.sources.listing import counted
-from hpcgen.data.unit import DATA_STAGES, DataStage, Unit, configuration, done_records, units, units_of_task
+from hpcgen.data.unit import (
+    DATA_STAGES,
+    DataStage,
+    Input,
+    Unit,
+    configuration,
+    done_records,
+    units,
+    units_of_task,
+)
 from hpcgen.errors import HpcgenError
 
-_EXPANSION = {".zst": (2.0, 4.5), ".gz": (1.8, 4.0)}
-"""Bytes of JSON Lines for a compressed byte. SlimPajama (.zst) has 2.8, C4 (.gz) 2.6; source code more than prose."""
+_EXPANSION = {".zst": (2.0, 8.0), ".gz": (1.8, 6.0)}
+"""Bytes of JSON Lines for a compressed byte. SlimPajama (.zst) has 2.8, C4 (.gz) 2.6; source code (.zst) 5.2 to 6.5."""
+_STORED = 0.99
+"""Bytes that a compressed byte holds at least: what cannot be made smaller is stored, with little around it."""
 _TOKEN_BYTES = {"uint16": (0.35, 0.95), "int32": (0.5, 1.9), "bytes": (1.6, 2.05)}
-"""Bytes of .bin for a byte of JSON Lines: SlimPajama with GPT-2's vocabulary has 0.46, source code 0.83.
+"""Bytes of .bin for a byte of JSON Lines: SlimPajama with GPT-2's vocabulary has 0.46, source code 0.83. Where most
+of a line is metadata, it may be next to none.
 An id is 2 bytes where the vocabulary has fewer than 65,500 and else 4; the byte tokenizer has an id for each byte."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What units will write: between two bounds, in bytes; and files, with their records."""
+    """What units will write: in bytes, what is usual, between two bounds; and files, with their records."""
 
     least: int = 0
     most: int = 0
     files: int = 0
+    certain: int = 0
+    """Bytes that it will be whatever is in the files."""
 
     def __add__(self, other: Need) -> Need:
-        return Need(self.least + other.least, self.most + other.most, self.files + other.files)
+        return Need(
+            self.least + other.least,
+            self.most + other.most,
+            self.files + other.files,
+            self.certain + other.certain,
+        )
 
 
 def check_space(
@@ -46,7 +66,7 @@ def check_space(
     task_id: int = 0,
     num_tasks: int = 1,
 ) -> list[str]:
-    """Warnings about what may not fit, of stages that are to run one after another; all of it, or one task's share.
+    """Warnings about what may not fit, of a stage or of several one after another; all of it, or one task's share.
 
     What is made already needs nothing more, unless an earlier one of `stages` makes its inputs again. A download
     of unknown size is counted as the mean of the others.
@@ -55,12 +75,23 @@ def check_space(
         HpcgenError: it cannot fit, or the manifest does not suit the configuration.
     """
     names = (stages,) if isinstance(stages, str) else tuple(sorted(stages, key=DATA_STAGES.index))
-    need, remade = Need(), frozenset[str]()
+    left, remade = dict[DataStage, list[Unit]](), frozenset[str]()
     for stage in names:
-        everything = units(stage, job, manifest)
-        missing = _missing(stage, units_of_task(everything, task_id, num_tasks), job, remade)
-        remade |= {output for unit in missing for output in unit.outputs}
-        need += _estimate(stage, missing, everything, job, manifest)
+        left[stage] = _missing(
+            stage, units_of_task(units(stage, job, manifest), task_id, num_tasks), job, remade
+        )
+        remade |= {output for unit in left[stage] for output in unit.outputs}
+    return check_room(left, job, manifest)
+
+
+def check_room(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob, manifest: Manifest) -> list[str]:
+    """The same of units that are known to be `left`, in the order of the stages. No record of theirs is read.
+
+    Raises:
+        HpcgenError: it cannot fit.
+    """
+    names = tuple(left)
+    need = sum((_estimate(stage, missing, job, manifest) for stage, missing in left.items()), Need())
     if not need.files:
         return []
     unknown = sum(file.size is None for file in manifest.files)
@@ -75,18 +106,29 @@ def check_space(
     return warnings
 
 
-def _estimate(
-    stage: DataStage, missing: Sequence[Unit], everything: Sequence[Unit], job: CorpusJob, manifest: Manifest
-) -> Need:
+def _estimate(stage: DataStage, missing: Sequence[Unit], job: CorpusJob, manifest: Manifest) -> Need:
     """What `missing`, a part of a stage's units, will write: its share of all by the bytes of its inputs."""
     if not missing:
         return Need()
-    files = sum(len(unit.outputs) for unit in missing)
-    per_output = 4 if stage in ("tokenize", "prepare") else 1  # .bin, .idx, rejects; a record for each unit
+    everything = units(stage, job, manifest)
     total = sum(unit.size for unit in everything)
     share = sum(unit.size for unit in missing) / total if total else len(missing) / len(everything)
     least, most = _outputs_of_all(stage, job, manifest)
-    return Need(round(least * share), round(most * share), files * per_output + len(missing))
+    return Need(
+        round(least * share),
+        round(most * share),
+        sum(len(unit.files) + 1 for unit in missing),  # and a record
+        sum(_certain(item, unit) for unit in missing for item in unit.inputs),
+    )
+
+
+def _certain(item: Input, unit: Unit) -> int:
+    """Bytes that `unit` writes at the least for what is in one of its inputs."""
+    if unit.stage in ("tokenize", "prepare"):
+        return 0  # its lines may hold next to no text
+    if unit.stage == "extract" or (unit.stage == "concat" and item.name.startswith("extract/")):
+        return int((item.size or 0) * _STORED)
+    return item.size or 0
 
 
 def estimates(job: CorpusJob, manifest: Manifest) -> dict[DataStage, Need]:
@@ -172,13 +214,13 @@ def _compared(need: Need, room: Room, stages: Sequence[DataStage], directory: Pa
         HpcgenError: it cannot fit.
     """
     files = counted(need.files, "file")
-    asked = f"{', '.join(stages)}: will write {bounds_text(need)} in {files} below {directory}"
+    asked = f"{', '.join(stages)}: will write about {bounds_text(need)} in {files} below {directory}"
     hint = ""
     if "extract" in stages or "concat" in stages:
         hint = ", or use prepare instead of extract, concat and tokenize"
-    if room.bytes is not None and need.least > room.bytes:
+    if room.bytes is not None and need.certain > room.bytes:
         raise HpcgenError(
-            f"{asked}, and {room.name} has room for {size_text(room.bytes)}",
+            f"{asked}, {size_text(need.certain)} at the least, and {room.name} has room for {size_text(room.bytes)}",
             f"make room, or take a sample (data.corpus.sample_files){hint}",
         )
     if room.files is not None and need.files > room.files:
@@ -187,5 +229,6 @@ def _compared(need: Need, room: Room, stages: Sequence[DataStage], directory: Pa
             f"make room for more files{hint}",
         )
     if room.bytes is not None and need.most > room.bytes:
-        return [f"{asked}, and {room.name} has room for {size_text(room.bytes)}: it may not fit"]
+        doubt = "will hardly fit" if need.least > room.bytes else "may not fit"
+        return [f"{asked}, and {room.name} has room for {size_text(room.bytes)}: it {doubt}"]
     return []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +13,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from hpcgen import load_run, plan
 from hpcgen.cli.data import COMMANDS, command
+from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
 from hpcgen.errors import HpcgenError
-from tests.cli.command import hpcgen
+from tests.cli.command import hpcgen, listing
 from tests.runs import minimal_run, write_yaml
 
 
@@ -112,7 +117,120 @@ def test_what_a_task_cannot_make_is_told_and_the_rest_is_made(planned_corpus: Pa
     assert [path.name for path in (planned_corpus / "tokens").glob("*.idx")] == ["corpus-00001-of-00002.idx"]
 
 
-@pytest.mark.parametrize("stage", ["download", "extract", "concat", "tokenize", "prepare"])
+STAGES = ("download", "extract", "concat", "tokenize", "prepare")
+READERS: list[tuple[str, ...]] = [
+    ("data", "prepare"),
+    ("data", "status"),
+    ("data", "status", "--missing", "prepare"),
+    ("submit", "prepare", "-c", "run.yaml", "--dry-run"),
+    ("submit", "prepare", "-c", "run.yaml", "--launcher", "local"),
+]
+
+
+@pytest.mark.parametrize("reader", READERS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ("sample_files=1", "data.corpus.sample_files was not given and is 1"),
+        ("include=[a*]", "data.corpus.include was not given and is a*"),
+        ("splits.train=[a*]", "data.corpus.splits.train was not given and is a*"),
+    ],
+)
+def test_another_selection_than_was_planned_stops_everything_that_reads_the_manifest(
+    planned_corpus: Path, reader: tuple[str, ...], change: str, difference: str
+) -> None:
+    before = listing(planned_corpus.parent)
+    done = hpcgen(*reader, "--set", f"data.corpus.{change}")
+    assert (done.status, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"{planned_corpus}/manifest.jsonl was planned for another selection: {difference}; "
+        "run hpcgen data plan --replan, or set it back\n"
+    )
+    assert listing(planned_corpus.parent) == before
+
+
+def test_a_sample_that_is_taken_back_is_not_forgotten(planned_corpus: Path) -> None:
+    sample = ("--set", "data.corpus.sample_files=1")
+    assert hpcgen("data", "plan", "--replan", *sample).status == 0
+    assert hpcgen("data", "status", *sample).status == 0
+    done = hpcgen("data", "status")
+    assert "data.corpus.sample_files was 1 and is not given; run hpcgen data plan --replan" in done.stderr
+    assert hpcgen("data", "plan", "--replan").status == 0
+    assert hpcgen("data", "status").status == 0
+
+
+def test_a_rendered_task_refuses_another_selection_too(planned_corpus: Path) -> None:
+    """Nothing compares before sbatch: the task does, by what it was given."""
+    found = plan(load_run(Path("run.yaml"), ["data.corpus.sample_files=1"]), ["prepare"])
+    Path("corpus.json").write_text(found.stages["prepare"].files["corpus.json"])
+    done = hpcgen("data", "prepare", "-c", "corpus.json")
+    assert (done.status, done.stdout) == (2, "")
+    assert "data.corpus.sample_files was not given and is 1" in done.stderr
+
+
+def test_no_script_holds_the_signature_of_an_address(workplace: Path) -> None:
+    template = "https://store.example/{index}.jsonl?sig=hf_x"
+    source = {"url": {"template": template}, "token_variable": "TOKEN"}
+    data = {"corpus": {"directory": "data", "source": source}, "tokenizer": {"kind": "bytes"}}
+    write_yaml(workplace / "run.yaml", minimal_run(data=data, paths={"run_dir": "run"}))
+    file = ManifestFile(name="0.jsonl", split="corpus", size=9, url=template.format(index=0))
+    write_manifest(Manifest("a server", [file]), manifest_path(workplace / "data"))
+    for stage in STAGES:
+        done = hpcgen("render", stage, "-c", "run.yaml")
+        assert done.status == 0, done.stderr
+        assert "hf_x" not in done.stdout + done.stderr
+        [text] = re.findall(r"^\{$.*?^\}$", done.stdout, re.MULTILINE | re.DOTALL)
+        told = json.loads(text)["corpus"]["source"]
+        assert {key: value for key, value in told.items() if value} == {"token_variable": "TOKEN"}
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown(workplace: Path) -> None:
+    source = {"url": {"template": "https://me:hf_x@store.example/{index}.jsonl"}}
+    write_yaml(workplace / "run.yaml", minimal_run(data={"corpus": {"directory": "data", "source": source}}))
+    for words in (("data", "plan"), ("validate", "prepare"), ("render", "prepare")):
+        done = hpcgen(*words, "-c", "run.yaml")
+        assert done.status == 2
+        assert (
+            "data.corpus.source.url has a template with a user's name or password"
+            in done.stderr + done.stdout
+        )
+        assert "hf_x" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("share", "modes"), [("private", (0o600, 0o700)), ("group", (0o660, 0o2770))])
+def test_who_may_read_what_is_made_by_hand(planned_corpus: Path, share: str, modes: tuple[int, int]) -> None:
+    shutil.rmtree(planned_corpus)
+    shared = ("--set", f"share={share}")
+    assert hpcgen("data", "plan", *shared).status == 0
+    assert hpcgen("data", "prepare", *shared, "--workers", "1").status == 0
+    found = {stat.S_IMODE(path.stat().st_mode) for path in planned_corpus.rglob("*")}
+    assert found == set(modes)
+
+
+def test_a_dry_run_says_how_many_tasks_are_left(planned_corpus: Path) -> None:
+    tasks = ("--set", "slurm.prepare.num_tasks=2", "--set", "paths.run_dir=run")
+    done = hpcgen("submit", "prepare", "-c", "run.yaml", "--dry-run", *tasks)
+    assert done.stderr == "would submit prepare (2 of 2 tasks); nothing was submitted\n"
+    assert hpcgen("data", "prepare", "--task-id", "0", "--num-tasks", "2", "--workers", "1").status == 0
+    done = hpcgen("submit", "prepare", "-c", "run.yaml", "--dry-run", *tasks)
+    assert done.stderr == "would submit prepare (1 of 2 tasks); nothing was submitted\n"
+
+
+@pytest.mark.parametrize("how", [("--dry-run",), ("--launcher", "local")])
+def test_a_source_that_is_gone_is_told_before_anything_is_submitted(
+    planned_corpus: Path, how: tuple[str, ...]
+) -> None:
+    (planned_corpus.parent / "text/b.jsonl").unlink()
+    before = listing(planned_corpus.parent)
+    done = hpcgen("submit", "prepare", "-c", "run.yaml", *how, "--set", "paths.run_dir=run")
+    assert (done.status, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"{planned_corpus.parent}/text/b.jsonl is not there; it was there when the corpus was planned\n"
+    )
+    assert listing(planned_corpus.parent) == before
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_of_a_corpus_that_is_not_planned(workplace: Path, stage: str) -> None:
     corpus = {"directory": "data", "source": {"directory": "text"}}
     write_yaml(workplace / "run.yaml", minimal_run(data={"corpus": corpus}))

@@ -63,6 +63,28 @@ def test_how_far_a_corpus_is():
     assert told.stderr.endswith("for the rest: hpcgen submit prepare -c run.yaml\n")
 
 
+def test_the_advice_names_all_that_is_open_of_the_same_corpus():
+    sets = ("--set", "data.corpus.directory=other dir", "--set", "data.corpus.bad_documents=skip")
+    assert hpcgen("data", "plan", *sets).status == 0
+    assert hpcgen("data", "concat", "--task-id", 0, "--num-tasks", 4, *sets).status == 0
+    assert hpcgen("data", "tokenize", "--task-id", 1, "--num-tasks", 4, *sets).status == 1
+    told = hpcgen("data", "status", *sets).stderr
+    assert (
+        "hpcgen submit concat tokenize -c run.yaml --set 'data.corpus.directory=other dir' "
+        "--set data.corpus.bad_documents=skip" in told
+    )
+
+
+def test_what_was_made_on_the_way_to_whole_pairs_is_not_asked_for_again():
+    Path("source/2.jsonl").write_text(Path("source/1.jsonl").read_text())
+    assert hpcgen("data", "plan", "--replan").status == 0
+    assert hpcgen("data", "concat", "--task-id", 0, "--num-tasks", 4).status == 0
+    assert hpcgen("data", "prepare").status == 0
+    told = hpcgen("data", "status", "concat", "prepare")
+    assert "concat: not needed any more, the pairs are whole" in told.stderr
+    assert "hpcgen submit" not in told.stderr
+
+
 def test_missing_tasks_as_sbatch_takes_them():
     assert hpcgen("data", "status", "--missing", "prepare").stdout == "0-3%2\n"
     assert hpcgen("data", "prepare", "--task-id", 1, "--num-tasks", 4).status == 0

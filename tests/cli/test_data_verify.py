@@ -87,6 +87,41 @@ def test_a_pair_made_with_other_settings_or_without_a_record():
     assert (told.status, told.stdout.count(", no record")) == (0, 1)
 
 
+TRAINING = [
+    ("render", "train"),
+    ("render", "index-cache"),
+    ("submit", "train", "--dry-run"),
+    ("submit", "index-cache", "train", "--launcher", "local"),
+]
+
+
+@pytest.mark.parametrize("command", TRAINING, ids=" ".join)
+def test_training_does_not_begin_with_pairs_of_other_settings_or_files(command):
+    told = hpcgen(*command, "-c", "run.yaml", "--set", "data.corpus.drop_empty=true")
+    stages = " ".join(word for word in command if word in ("train", "index-cache"))
+    assert (told.status, told.stdout) == (2, "")
+    assert (
+        "corpus-00000-of-00002 (and 1 more of 2 pairs): made with other settings than the run file's"
+        in told.stderr
+    )
+    assert f"hpcgen submit prepare {stages} makes" in told.stderr
+    manifest = Path("data/manifest.jsonl")
+    manifest.write_text(manifest.read_text().replace('"size":16', '"size":17', 1))
+    told = hpcgen(*command, "-c", "run.yaml")
+    assert told.status == 2
+    assert "corpus-00000-of-00002: made of other files than the manifest has for it" in told.stderr
+
+
+def test_training_begins_with_the_pairs_of_the_corpus(made):
+    assert hpcgen("render", "train", "-c", "run.yaml").status == 0
+    # made anew first, then nobody minds; nor are they looked at where this machine does not see the corpus
+    changed = ["-c", "run.yaml", "--set", "data.corpus.drop_empty=true"]
+    changed += ["--set", f"data.corpus.source.directory={made}/source"]
+    assert hpcgen("submit", "prepare", "train", *changed, "--dry-run").status == 0
+    Path("data/manifest.jsonl").unlink()
+    assert hpcgen("render", "train", *changed).status == 0
+
+
 def test_json():
     report = json.loads(verify("-c", "run.yaml", "--json").stdout)
     assert [pair["tokens"] for pair in report["pairs"]] == [4, 4]
@@ -95,6 +130,7 @@ def test_json():
 
 
 def test_nothing_to_verify():
+    Path("run.yaml").unlink()
     told = verify()
     assert told.status == 2
     assert "there is no pair to verify; name prefixes, or a run file" in told.stderr

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from hpcgen.config.corpus import CorpusConfig, CorpusJob, blend, num_outputs, output_names, problems
+from hpcgen.config.corpus import (
+    CorpusConfig,
+    CorpusJob,
+    blend,
+    num_outputs,
+    output_names,
+    problems,
+    selection,
+)
 from hpcgen.config.fields import constraint_problems
 from hpcgen.config.run import RunConfig
 from hpcgen.config.tokenizer import TokenizerConfig
@@ -52,8 +60,33 @@ def test_numbered_files_have_their_number_in_the_address() -> None:
     address = "https://example.org/corpus.jsonl.zst"
     assert found(source={"url": {"template": address}}) == []
     assert found(source={"url": {"template": address, "count": 2}}) == [
-        ("source.url.template", "is the same address for every file")
+        ("source.url", "has the same address for every file")
     ]
+
+
+def test_an_address_holds_no_password() -> None:
+    for address in ("https://me:hf_x@example.org/{index}", "https://me@example.org/a"):
+        assert found(source={"url": {"template": address}}) == [
+            ("source.url", "has a template with a user's name or password in it")
+        ]
+    assert found(source={"url": {"template": "https://example.org/me@x/{index}?sig=a@b"}}) == []
+
+
+def test_a_selection_is_all_that_decides_which_files_are_taken() -> None:
+    signed = {"url": {"template": "https://h/{index:05d}.jsonl?sig=hf_x", "count": 4}}
+    told = selection(corpus(source=signed, include=["a*", "b"], splits=OWN_SPLITS, sample_files=2))
+    assert told == {
+        "source.url": "https://h/{index:05d}.jsonl?... (SHA-256 7b57e2a91899), 4 from 0 on",
+        "sample_files": "2",
+        "include": "a*, b",
+        "splits.train": "train/*",
+        "splits.valid": "validation/*",
+    }
+    assert selection(corpus(sample_fraction=0.5)) == {"source.directory": "/text", "sample_fraction": "0.5"}
+    assert selection(corpus(source=HUB)) == {"source.huggingface": "cerebras/SlimPajama-627B at main"}
+    renewed = {"url": {**signed["url"], "template": "https://h/{index:05d}.jsonl?sig=hf_y"}}
+    assert selection(corpus(source=renewed)) != selection(corpus(source=signed))
+    assert selection(corpus(num_output_files=3, json_key="body")) == selection(corpus())
 
 
 @pytest.mark.parametrize("source", [HUB, URL, MANIFEST])
@@ -163,5 +196,7 @@ def test_a_task_reads_back_what_a_job_was_given() -> None:
     job = CorpusJob(
         corpus=corpus(source={**HUB, "token_variable": "HF_TOKEN"}, splits=OWN_SPLITS, sample_fraction=0.5),
         tokenizer=TokenizerConfig(kind="bytes"),
+        share="group",
+        selection={"include": "a*"},
     )
     assert from_dict(CorpusJob, json.loads(json.dumps(to_dict(job))), where="") == job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -403,7 +404,30 @@ def test_a_token_is_needed_and_goes_encrypted(monkeypatch: pytest.MonkeyPatch) -
     assert "SECRET" not in str(plain.value)
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://[",
+        "http://h:port/?sig=hf_x",
+        "ftp://h/?sig=hf_x",
+        "//h\x01/?sig=hf_x",
+        "/corpus/part.jsonl.zst?sig=hf_x",
+    ],
+)
+def test_no_message_shows_a_signature(
+    target: str, tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither ours nor those of the web client, which quotes the address that a server redirects to."""
+    caplog.set_level("INFO")
+    signed = PATH + "?sig=hf_x"
+    server.behaviours[PATH] = server.behaviours[signed] = [redirect(target), *[status(403)] * 9]
+    with Web(QUICK) as web, pytest.raises(HpcgenError) as error:
+        fetch(replace(wanted(server), url=server.url + signed), tmp_path / "x", web, {})
+    assert "hf_x" not in f"{error.value} {error.value.__cause__} {caplog.text}"
+
+
 def test_addresses_are_shown_without_what_they_keep_secret() -> None:
+    assert http.shown("https://me:pw@[store/a?sig=abc") == "[store/a"
     assert http.shown("https://me:pw@store.example/c/a.zst?sig=abc#x") == "https://store.example/c/a.zst?..."
 
 
@@ -595,6 +619,11 @@ def test_random_kills_and_copies_end_in_the_same_file(tmp_path: Path, server: Se
     assert [name for name in names(tmp_path) if not name.startswith(".")] == ["part.jsonl.zst"]
 
 
+def become_another_process() -> None:
+    """What a process found in a folder is forgotten: the next look is that of a new process."""
+    part._left_behind.cache_clear()
+
+
 def test_two_processes_never_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where every lock seems free, as on a file system that keeps locks to each node."""
     monkeypatch.setattr("fcntl.flock", lambda file, operation: None)
@@ -603,6 +632,7 @@ def test_two_processes_never_write_one_file(tmp_path: Path, monkeypatch: pytest.
         first.write(b"first")
         first.note()
         monkeypatch.setattr("socket.gethostname", lambda: "node-2")
+        become_another_process()
         with part.partial_file(tmp_path / "x", "http://a") as second:
             assert second.size == 5  # copied
             second.write(b" and second")
@@ -629,9 +659,33 @@ def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
     assert names(tmp_path) == sorted([*of_another, *to_go_on_with, "done", "x"])
     for name in of_another:
         os.utime(tmp_path / name, (0, 0))  # nobody wrote it for long
+    become_another_process()
     with part.partial_file(tmp_path / "x", "http://a"):
         pass
     assert names(tmp_path) == sorted([of_another[1], *to_go_on_with, "done", "x"])
+
+
+def test_a_folder_is_looked_through_once_however_many_files_come_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir, looks = os.scandir, list[object]()
+
+    def counting(path: object) -> object:
+        looks.append(path)
+        return scandir(path)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "scandir", counting)
+    for number in range(5):
+        target = tmp_path / "flat" / f"{number}.jsonl"
+        with contextlib.suppress(HpcgenError), part.partial_file(target, "http://a") as broken:
+            broken.write(b"half")
+            raise HpcgenError("the server breaks off")
+        with part.partial_file(target, "http://a") as whole:
+            assert whole.size == 4  # its own part is known without a look
+            publish(whole.file, target)
+    assert len(looks) == 1
+    monkeypatch.undo()
+    assert names(tmp_path / "flat") == [f"{number}.jsonl" for number in range(5)]
 
 
 def test_a_part_whose_owner_starts_again_while_it_is_copied_is_not_used(
@@ -649,6 +703,7 @@ def test_a_part_whose_owner_starts_again_while_it_is_copied_is_not_used(
             return note
 
         monkeypatch.setattr(part, "_read", restarted_after_the_first_look)
+        become_another_process()
         with part.partial_file(tmp_path / "x", "http://a") as copy:
             assert copy.size == 0
 

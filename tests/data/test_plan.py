@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
+import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -71,8 +74,10 @@ def test_a_corpus_is_frozen(run: Path) -> None:
         "files     5 (70 B)\n"
         "corpus    5 files, 70 B -> 3 .bin/.idx pairs\n"
         "left out  1 that are no data by their names\n"
-        "space     prepare: 152 to 330 B\n"
-        "space     extract + concat + tokenize: 300 to 610 B\n"
+        "space     prepare: 152 to 488 B\n"
+        "space     extract + concat + tokenize: 300 to 922 B\n"
+        "note      5 files known by size and time alone: damage is seen only where a checksum in the file shows it; "
+        "--hash reads and hashes them all\n"
     )
     assert ended.stderr == f"wrote {run.parent}/corpus/manifest.jsonl\nnext: hpcgen submit prepare -c {run}\n"
     assert planned(run) == [
@@ -154,6 +159,57 @@ def test_what_differs_for_a_script(run: Path) -> None:
     assert summary["left_out"] == {"not_data": 1, "not_included": 0, "in_no_split": 0, "not_sampled": 0}
     assert summary["written"] is True
     assert summary["splits"]["corpus"] == {"split": "corpus", "files": 5, "bytes": 70, "outputs": 3}
+
+
+def test_hashed_files_have_no_note(run: Path) -> None:
+    assert "\nnote " not in plan(run, "--hash").stdout
+
+
+def test_a_selection_that_takes_the_same_files_is_noted_without_replanning(run: Path) -> None:
+    plan(run)
+    path = manifest_path(run.parent / "corpus")
+    before = read_manifest(path)
+    assert plan(run, "--set=data.corpus.include=['*.jsonl*']").status == 0
+    after = read_manifest(path)
+    assert (before.files, before.selection.get("include")) == (after.files, None)
+    assert after.selection == {"source.directory": f"{run.parent}/in", "include": "*.jsonl*"}
+
+
+def test_a_manifest_with_signatures_is_for_few_eyes(run: Path) -> None:
+    signed = run.parent / "list.jsonl"
+    signed.write_text(json.dumps({"url": "https://store.example/a.jsonl?sig=hf_x", "size": 5}) + "\n")
+    source = ("--set=data.corpus.source.directory=null", f"--set=data.corpus.source.manifest={signed}")
+    path = manifest_path(run.parent / "corpus")
+    ended = plan(run, *source)
+    assert "hf_x" not in ended.stdout + ended.stderr
+    assert "which may be a signature: you alone can read the manifest\n" in ended.stdout
+    assert (mode(path), mode(path.parent)) == (0o600, 0o700)
+    shutil.rmtree(path.parent)
+    ended = plan(run, *source, "--set=share=group")
+    assert "you and your group alone can read the manifest\n" in ended.stdout
+    assert (mode(path), mode(path.parent)) == (0o640, 0o2770)
+
+
+@pytest.mark.parametrize(("share", "modes"), [("private", (0o600, 0o700)), ("group", (0o660, 0o2770))])
+def test_who_may_read_the_plan_is_said_by_share(run: Path, share: str, modes: tuple[int, int]) -> None:
+    umask = os.umask(0o022)
+    try:
+        plan(run, f"--set=share={share}")
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(umask)
+    path = manifest_path(run.parent / "corpus")
+    assert (mode(path), mode(path.parent)) == modes
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_job_s_file_cannot_be_planned(run: Path) -> None:
+    (run.parent / "corpus.json").write_text("{}")
+    ended = plan(run.parent / "corpus.json")
+    assert (ended.status, ended.stderr.partition("; ")[2]) == (2, "plan with the run file\n")
 
 
 def test_splits_by_the_corpus_s_own_files(run: Path) -> None:

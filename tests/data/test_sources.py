@@ -13,11 +13,13 @@ import pytest
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, HubSource, SourceConfig, UrlSource
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
+from hpcgen.data.pending import pending
 from hpcgen.data.sources import check_source, list_source
 from hpcgen.data.sources.directory import with_hashes
 from hpcgen.data.sources.hub import list_repository
 from hpcgen.data.sources.listing import Listing
 from hpcgen.data.task import run_task
+from hpcgen.data.unit import DataStage, Unit, units
 from hpcgen.errors import ConfigErrors, HpcgenError
 from tests.data.test_download import QUICK, TOKEN
 from tests.http_server import COMMIT, REPOSITORY, Hub, Server, fake_hub, http_server, status
@@ -365,36 +367,66 @@ def test_an_empty_list(tmp_path: Path) -> None:
 # before an array starts
 
 
+def left(corpus: CorpusJob, manifest: Manifest, *stages: DataStage) -> dict[DataStage, list[Unit]]:
+    """The units of these stages that are not done."""
+    return {
+        stage: [units(stage, corpus, manifest)[index] for index in pending(stage, corpus, manifest).indices]
+        for stage in stages
+    }
+
+
 def test_the_first_and_the_last_missing_file_are_asked_for(tmp_path: Path, server: Server) -> None:
     server.files |= {f"/{number}.jsonl": LINE for number in range(5)}
     corpus = job(tmp_path, url=UrlSource(template=f"{server.url}/{{index}}.jsonl", count=5))
     manifest = Manifest("test", list_source(corpus).files)
     server.requests.clear()
-    check_source(corpus, manifest)
+    check_source(left(corpus, manifest, "download"), corpus)
     assert [request.path for request in server.requests] == ["/0.jsonl", "/4.jsonl"]
 
     assert run_task("download", corpus, manifest, task_id=0, num_tasks=4).errors == ()  # 0 and 4
     server.requests.clear()
-    check_source(corpus, manifest)
+    check_source(left(corpus, manifest, "download"), corpus)
     assert [request.path for request in server.requests] == ["/1.jsonl", "/3.jsonl"]
 
     del server.files["/3.jsonl"]
     with pytest.raises(
         HpcgenError, match=r"/3\.jsonl: is gone \(HTTP 404 Not Found\); name another source in"
     ):
-        check_source(corpus, manifest)
+        check_source(left(corpus, manifest, "download"), corpus)
 
     server.files["/3.jsonl"] = LINE
     assert run_task("download", corpus, manifest).errors == ()
     server.requests.clear()
     server.files.clear()
-    check_source(corpus, manifest)  # nothing is missing
+    check_source(left(corpus, manifest, "download"), corpus)  # nothing is missing
     assert server.requests == []
 
 
 def test_local_files_need_no_server(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.jsonl").write_bytes(LINE)
+    for name in ("a", "b", "c"):
+        (tmp_path / "in" / f"{name}.jsonl").write_bytes(LINE)
     corpus = job(tmp_path, directory=str(tmp_path / "in"))
-    check_source(corpus, Manifest("test", list_source(corpus).files))
+    manifest = Manifest("test", list_source(corpus).files)
+    check_source(left(corpus, manifest, "download", "prepare"), corpus)
     assert os.listdir(tmp_path) == ["in"]  # noqa: PTH208
+    (tmp_path / "in" / "c.jsonl").unlink()
+    with pytest.raises(
+        HpcgenError, match=r"in/c\.jsonl is not there; it was there when the corpus was planned"
+    ):
+        check_source(left(corpus, manifest, "download", "prepare"), corpus)
+    check_source(left(corpus, manifest, "tokenize"), corpus)  # which reads none of them
+
+
+def test_a_password_in_a_list_is_not_shown(tmp_path: Path) -> None:
+    for url in ("https://me:hf_x@a.example/a.jsonl", "https://a.example:x/?sig=hf_x", "https://me:hf_x@[/a"):
+        with pytest.raises(ConfigErrors) as error:
+            list_source(write_list(tmp_path, {"url": url}))
+        assert "hf_x" not in str(error.value)
+
+
+def test_a_password_in_the_address_of_the_hub_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:hf_x@hub.example")
+    with pytest.raises(HpcgenError, match=r"HF_ENDPOINT = https://hub\.example holds a password") as error:
+        list_repository(HubSource(repo_id=REPOSITORY), None)
+    assert "hf_x" not in str(error.value)

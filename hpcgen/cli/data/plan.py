@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgen.cli.data.stage import corpus_options, read_job
+from hpcgen.cli.data.stage import corpus_options, read_job_to_plan
 from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
@@ -35,10 +35,12 @@ def command(
     from hpcgen.data.corpus_plan import freeze, plan_corpus
     from hpcgen.data.manifest import manifest_path
     from hpcgen.data.unit import is_local
+    from hpcgen.sharing import shared_as
 
-    job = read_job(config, overrides)
+    job = read_job_to_plan(config, overrides)
     plan = plan_corpus(job, hash_contents=hash_contents)
-    written = not dry_run and freeze(plan, job, replan=replan)
+    with shared_as(job.share):
+        written = not dry_run and freeze(plan, job, replan=replan)
     if as_json:
         summary = _summary(plan, job)
         click.echo(json.dumps({"manifest": str(manifest_path(job.directory)), "written": written, **summary}))
@@ -83,6 +85,7 @@ def _lines(plan: CorpusPlan, job: CorpusJob) -> list[str]:
     from hpcgen.data.corpus_plan import split_summaries
     from hpcgen.data.sources.listing import counted, few
     from hpcgen.data.space import size_text
+    from hpcgen.data.unit import is_local
 
     summary, selection = _summary(plan, job), plan.selection
     unknown = summary["files_of_unknown_size"]
@@ -101,10 +104,14 @@ def _lines(plan: CorpusPlan, job: CorpusJob) -> list[str]:
     if names := selection.in_no_split:
         rows.append(("left out", f"{len(names):,} that match no pattern of splits: {few(names)}"))
     rows += _space_rows(plan, job)
-    if any("?" in (file.url or "") for file in plan.manifest.files):
+    if plan.manifest.has_queries:
+        readers = "you alone" if job.share == "private" else "you and your group alone"
         rows.append(
-            ("note", "addresses hold a query: where it is a signature, who reads the manifest has it")
+            ("note", f"addresses hold a query, which may be a signature: {readers} can read the manifest")
         )
+    if unhashed := sum(is_local(file) and file.sha256 is None for file in plan.manifest.files):
+        damage = "damage is seen only where a checksum in the file shows it; --hash reads and hashes them all"
+        rows.append(("note", f"{counted(unhashed, 'file')} known by size and time alone: {damage}"))
     if plan.difference:
         rows.append(("changes", f"against the manifest that is there: {plan.difference}"))
     return [f"{heading:<9} {text}" for heading, text in rows]

@@ -16,6 +16,7 @@ from hpcgen.errors import HpcgenError, JobFailed
 
 if TYPE_CHECKING:
     from hpcgen.config.corpus import CorpusJob
+    from hpcgen.config.run import RunConfig
     from hpcgen.data.unit import DataStage
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -79,32 +80,69 @@ def verify_option(command: Command) -> Command:
 
 
 def read_job(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
-    """The corpus of a run file, or of the corpus.json that a job was given."""
-    if config.suffix == ".json":
-        from hpcgen.config.corpus import CorpusJob
-        from trainer.config import ConfigError, from_dict
+    """The corpus of a run file, or of the corpus.json that a job was given; it is that of the manifest, if any.
 
-        if overrides:
-            raise HpcgenError(f"{config} is what a job was given", "--set changes run files; edit it instead")
-        try:
-            document = json.loads(config.read_text(encoding="utf-8"))
-            return from_dict(CorpusJob, document, where=str(config))
-        except OSError as error:
-            raise HpcgenError(f"cannot read {config}: {error.strerror}") from error
-        except (ValueError, ConfigError) as error:
-            raise HpcgenError(f"{config}: {error}") from error
+    Raises:
+        ConfigErrors: the file has mistakes.
+        HpcgenError: it cannot be read, or the manifest was planned for another selection of files.
+    """
+    from hpcgen.data.manifest import require_selection
+    from hpcgen.planning.paths import corpus_job
+
+    job = (
+        _read_job_file(config, overrides)
+        if config.suffix == ".json"
+        else corpus_job(_read_run(config, overrides))
+    )
+    require_selection(job)
+    return job
+
+
+def read_job_to_plan(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
+    """The corpus of a run file, with its source.
+
+    Raises:
+        ConfigErrors: the file has mistakes.
+        HpcgenError: it cannot be read, or is no run file.
+    """
+    from hpcgen.planning.paths import planning_job
+
+    if config.suffix == ".json":
+        raise HpcgenError(f"{config} is what a job was given: it names no source", "plan with the run file")
+    return planning_job(_read_run(config, overrides))
+
+
+def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
+    from hpcgen.config.corpus import CorpusJob
+    from trainer.config import ConfigError, from_dict
+
+    if overrides:
+        raise HpcgenError(f"{config} is what a job was given", "--set changes run files; edit it instead")
+    try:
+        document = json.loads(config.read_text(encoding="utf-8"))
+        return from_dict(CorpusJob, document, where=str(config))
+    except OSError as error:
+        raise HpcgenError(f"cannot read {config}: {error.strerror}") from error
+    except (ValueError, ConfigError) as error:
+        raise HpcgenError(f"{config}: {error}") from error
+
+
+def _read_run(config: Path, overrides: tuple[str, ...]) -> RunConfig:
+    """A run file with absolute paths, whose corpus is right; the stages of the data need nothing else of it."""
     from hpcgen.config.corpus import problems
     from hpcgen.config.loader import load_run
     from hpcgen.config.validation import describe
     from hpcgen.errors import ConfigErrors
-    from hpcgen.planning.paths import absolute_paths, corpus_job
+    from hpcgen.planning.paths import absolute_paths
 
     run = load_run(config, overrides)
-    job = corpus_job(absolute_paths(run.config, run.directory))
-    broken = (describe(problem, run.document, run.config) for problem in problems(job.corpus))
+    absolute = absolute_paths(run.config, run.directory)
+    corpus = absolute.data.corpus
+    wrong = [] if corpus is None else problems(corpus)
+    broken = (describe(problem, run.document, run.config) for problem in wrong)
     if mistakes := [*run.mistakes, *broken]:
         raise ConfigErrors(mistakes)
-    return job
+    return absolute
 
 
 def run_stage(
@@ -127,6 +165,7 @@ def run_stage(
     from hpcgen.data.manifest import manifest_path, read_manifest
     from hpcgen.data.space import check_space
     from hpcgen.data.task import run_task
+    from hpcgen.sharing import shared_as
 
     job = read_job(config, overrides)
     if verify_fraction is not None:
@@ -134,7 +173,7 @@ def run_stage(
         job = dataclasses.replace(job, corpus=corpus)
     manifest = read_manifest(manifest_path(job.directory))
     warn(tuple(check_space(stage, job, manifest, task_id=task_id, num_tasks=num_tasks)))
-    with _term_ends_workers(), shown() as on_progress:
+    with shared_as(job.share), _term_ends_workers(), shown() as on_progress:
         report = run_task(
             stage,
             job,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from hpcgen.data.unit import DataStage
     from hpcgen.planning.array import Array
 
+PAIR_STAGES = ("tokenize", "prepare")
+"""The last stage of either way."""
 SHOWN_TASKS = 20
 """Of the tasks that are in trouble."""
 COLOURS = {"running": "cyan", "failed": "red", "stalled": "yellow", "ended": "yellow"}
@@ -72,8 +75,7 @@ def command(
     _print_table(found)
     for stage in found:
         _print_counts(stage)
-    for stage in found:
-        _print_trouble(stage, config)
+    _print_trouble(found, config, overrides)
 
 
 def _print_missing(
@@ -166,18 +168,31 @@ def _print_counts(stage: StageStatus) -> None:
         click.echo(f"{stage.stage}: tokens in whole pairs: {splits}")
 
 
-def _print_trouble(stage: StageStatus, config: Path) -> None:
-    """The tasks that left something and do not run, or run and could not make something."""
+def _print_trouble(found: Sequence[StageStatus], config: Path, overrides: Sequence[str]) -> None:
+    """The tasks that left something and do not run, or run and could not make something, and what to do."""
+    is_open = [stage for stage in found if stage.done < stage.units]
+    if any(stage.stage in PAIR_STAGES and stage.done == stage.units for stage in found):
+        for stage in is_open:
+            click.echo(f"{stage.stage}: not needed any more, the pairs are whole", err=True)
+        return
+    in_trouble = [_print_tasks_in_trouble(stage) for stage in found]
+    if any(in_trouble):
+        sets = "".join(f" --set {shlex.quote(override)}" for override in overrides)
+        stages = " ".join(stage.stage for stage in is_open)
+        click.echo(
+            f"what is done stays done; for the rest: hpcgen submit {stages} -c {config}{sets}", err=True
+        )
+
+
+def _print_tasks_in_trouble(stage: StageStatus) -> bool:
+    """Whether there are any."""
     trouble = [task for task in stage.tasks if task.state != "running" or task.failed]
     for task in trouble[:SHOWN_TASKS]:
         for line in _trouble(stage.stage, task):
             click.echo(line)
     if len(trouble) > SHOWN_TASKS:
         click.echo(f"and {len(trouble) - SHOWN_TASKS} more tasks of {stage.stage} (--json lists them all)")
-    if trouble:
-        click.echo(
-            f"what is done stays done; for the rest: hpcgen submit {stage.stage} -c {config}", err=True
-        )
+    return bool(trouble)
 
 
 def _trouble(stage: str, task: TaskStatus) -> Iterator[str]:

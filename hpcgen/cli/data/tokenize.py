@@ -115,7 +115,7 @@ def _tokenize(
             "give --output-prefix PREFIX (or -c RUN.YAML alone)",
         )
     from hpcgen.cli.data.progress import shown
-    from hpcgen.data.tokenize import tokenize_files
+    from hpcgen.data.tokenize_files import tokenize_files
     from hpcgen.data.tokenizer import limit_threads, load_tokenizer
     from hpcgen.data.workers import cores
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgen.config.corpus import CorpusJob
-from hpcgen.data.manifest import Manifest
 from hpcgen.data.sources.listing import Listing
 from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
-    from hpcgen.data.unit import Unit
+    from hpcgen.data.unit import DataStage, Unit
 
 
 def list_source(job: CorpusJob) -> Listing:
@@ -41,28 +41,21 @@ def list_source(job: CorpusJob) -> Listing:
     raise HpcgenError("data.corpus.source names no source", "give huggingface, url, directory or manifest")
 
 
-def check_source(job: CorpusJob, manifest: Manifest) -> None:
-    """Asks the server for the first and the last file that are not downloaded yet; for nothing where none is missing.
+def check_source(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob) -> None:
+    """Looks for the first and the last of the source's files that the units `left` of each stage will read.
 
-    For the moment before an array of downloads is submitted: what is wrong then is one message, and not one from
-    each of its tasks.
+    For the moment before arrays are submitted: what is wrong then is one message, and not one from each of their
+    tasks. Servers are asked for files to download; files that lie in a directory have to be there.
 
     Raises:
-        HpcgenError: one of the two is gone, refused, or the server does not answer.
+        HpcgenError: one of the two is gone or refused, or the server does not answer.
     """
-    from hpcgen.data.unit import configuration, done_record, units
+    for units in left.values():
+        own = [item for unit in units for item in unit.inputs if item.made_by is None and unit.url is None]
+        for item in (*own[:1], *own[-1:]):
+            item.require()
+    if downloads := left.get("download"):
+        from hpcgen.data.sources.url import probe
 
-    downloads = units("download", job, manifest)
-    of_configuration = configuration("download", job)
-
-    def is_missing(unit: Unit) -> bool:
-        return done_record(unit, job, of_configuration) is None
-
-    first = next(filter(is_missing, downloads), None)
-    if first is None:
-        return
-    last = next(filter(is_missing, reversed(downloads)))
-
-    from hpcgen.data.sources.url import probe
-
-    probe([url for url in dict.fromkeys((first.url, last.url)) if url], job.corpus.source.token_variable)
+        ends = dict.fromkeys((downloads[0].url, downloads[-1].url))
+        probe([url for url in ends if url], job.corpus.source.token_variable)

@@ -96,7 +96,9 @@ def _file(line: _Line, folder: Path) -> ManifestFile:
         raise HpcgenError(f"size = {line.size} is below 0")
     if line.url is not None:
         if reason := url_reason(line.url):
-            raise HpcgenError(f"url = {line.url!r} {reason}")
+            from hpcgen.data.http import shown  # here: lists of local files need no web client
+
+            raise HpcgenError(f"url = {shown(line.url)!r} {reason}")
         name = line.name or unquote(urlsplit(line.url).path).rpartition("/")[2]
         return ManifestFile(name=name, split=UNSPLIT, size=line.size, sha256=sha256, url=line.url)
     assert line.path is not None

@@ -21,9 +21,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile
 
 from hpcgen.config.corpus import HubSource
-from hpcgen.data.http import TRY_AGAIN, Patience, retry_after_s, token_for
+from hpcgen.data.http import TRY_AGAIN, Patience, retry_after_s, shown, token_for
 from hpcgen.data.manifest import ManifestFile
-from hpcgen.data.sources.listing import UNSPLIT, Listing
+from hpcgen.data.sources.listing import UNSPLIT, Listing, url_reason
 from hpcgen.data.sources.url import PATIENCE
 from hpcgen.errors import HpcgenError
 
@@ -67,7 +67,15 @@ def list_repository(source: HubSource, token_variable: str | None, patience: Pat
 
 
 def _endpoint() -> str:
-    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    """The hub's address.
+
+    Raises:
+        HpcgenError: HF_ENDPOINT holds none, or a password.
+    """
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    if reason := url_reason(endpoint):
+        raise HpcgenError(f"HF_ENDPOINT = {shown(endpoint)} {reason}")
+    return endpoint
 
 
 def _commit(api: HfApi, source: HubSource, patience: Patience) -> str | None:
