@@ -8,7 +8,8 @@ ratios mean something on a machine that does other things too: the CPU time of e
 allow, the real command on 1, 2, 4 ... cores with its memory, and the work of Megatron-LM's preprocess_data.py as
 a portable program of our own; with a checkout of Megatron-LM its two scripts as well.
 
-Rates are MB (10^6 bytes) of uncompressed JSON Lines a second, without the seconds that starting takes.
+Rates are MB (10^6 bytes) of uncompressed JSON Lines a second, without the seconds that starting takes. Each program
+gets enough text to run four times as long as it takes to start, as far as there is text.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from hpcgen.data.compression import content
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, token_dtype
 from hpcgen.data.jsonl import read_blocks
 from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
-from hpcgen.data.tokenizer import limit_threads, load_tokenizer
+from hpcgen.data.tokenizer import limit_threads, load_tokenizer, read_definition
 from hpcgen.data.workers import cores
 
 TOKENIZER = TokenizerConfig()
@@ -62,6 +63,8 @@ SUFFIXES = {
     ".rs",
 }
 LONGEST_TEXT = 2_000_000
+STARTS = 4
+"""A program is to run so many times as long as it takes to start."""
 LINE = b'{"text": "a tiny document"}\n'
 
 
@@ -84,7 +87,9 @@ def parser() -> argparse.ArgumentParser:
         "--text", action="append", type=Path, help="directory of texts, in place of the usual ones"
     )
     options.add_argument("--max-mb", type=float, default=1200, help="most text to collect without FILES")
-    options.add_argument("--baseline-mb", type=float, default=12, help="JSON Lines for the slow programs")
+    options.add_argument(
+        "--baseline-mb", type=float, default=12, help="least JSON Lines for the slow programs"
+    )
     options.add_argument("--megatron-lm", type=Path, help="a checkout of NVIDIA/Megatron-LM")
     options.add_argument("--directory", type=Path, help="where to write; the disk of it is measured too")
     options.add_argument("--json", action="store_true")
@@ -103,11 +108,11 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     say("hpcgen data prepare")
     prepare = {n: run_prepare(files, scratch / f"corpus{n}", n) for n in counts}
     say("the portable baseline")
-    portion = write_portion(files, scratch / "portion.jsonl", int(arguments.baseline_mb * 1e6))
-    others = {"preprocess_data.py's work, portable": baseline(portion, scratch)}
+    most_bytes = int(arguments.baseline_mb * 1e6)
+    others = {"preprocess_data.py's work, portable": baseline(files, scratch, most_bytes)}
     if arguments.megatron_lm:
         say("Megatron-LM's scripts")
-        others |= megatron_lm(arguments.megatron_lm.resolve(), portion, files, scratch)
+        others |= megatron_lm(arguments.megatron_lm.resolve(), files, scratch, most_bytes)
     say("the parts again")
     again = parts_cost(files, scratch)
     parts = {name: (parts[name] + again[name]) / 2 for name in parts}
@@ -196,6 +201,28 @@ def write_portion(files: list[Path], target: Path, most_bytes: int) -> Path:
                     if left <= 0:
                         break
     return target
+
+
+# Rates
+
+
+def without_start(whole: float, start: float) -> float:
+    """What the work itself took of `whole`. Never less than half: a start that varies must not seem to be all."""
+    return whole - min(start, whole / 2)
+
+
+def rate_of(run: Callable[[Path], float], files: list[Path], scratch: Path, most_bytes: int) -> float:
+    """MB/s of a program that takes `run(path)` seconds; twice as much text or more while starting takes a quarter."""
+    tiny = scratch / "tiny.jsonl"
+    tiny.write_bytes(LINE)
+    run(tiny)  # byte code and page cache
+    start = run(tiny)
+    while True:
+        portion = write_portion(files, scratch / "portion.jsonl", most_bytes)
+        size, seconds = portion.stat().st_size, run(portion)
+        if seconds >= STARTS * start or size < most_bytes:  # there is no more
+            return size / 1e6 / without_start(seconds, start)
+        most_bytes = int(most_bytes * max(2, STARTS * start / seconds))
 
 
 # The parts
@@ -294,12 +321,12 @@ def run_prepare(files: list[Path], directory: Path, num_cores: int) -> Run:
         (tiny / f"{number}.jsonl").write_bytes(LINE)
     start, _, start_usage = prepare_once(sorted(tiny.iterdir()), directory / "start", num_cores)
     seconds, size, usage = prepare_once(files, directory / "corpus", num_cores)
-    cpu = usage.ru_utime + usage.ru_stime - start_usage.ru_utime - start_usage.ru_stime
+    cpu = without_start(usage.ru_utime + usage.ru_stime, start_usage.ru_utime + start_usage.ru_stime)
     return Run(
         text_mb=size / 1e6,
         seconds=seconds,
         start_seconds=start,
-        rate=size / 1e6 / (seconds - start),
+        rate=size / 1e6 / without_start(seconds, start),
         cpu_s_per_gb=cpu / size * 1e9,
         peak_mib=usage.ru_maxrss / 1024,
     )
@@ -339,14 +366,13 @@ def prepare_once(files: list[Path], directory: Path, num_cores: int) -> tuple[fl
 # Others
 
 
-def baseline(portion: Path, scratch: Path) -> float:
+def baseline(files: list[Path], scratch: Path, most_bytes: int) -> float:
     """What preprocess_data.py does: a pool, json.loads and tokenizers for each document, one writer. MB/s."""
-    tiny = scratch / "tiny.jsonl"
-    tiny.write_bytes(LINE)
-    encode_documents(tiny, scratch / "tiny")  # byte code and page cache
-    start = seconds_of(lambda: encode_documents(tiny, scratch / "tiny"))
-    seconds = seconds_of(lambda: encode_documents(portion, scratch / "baseline"))
-    return portion.stat().st_size / 1e6 / (seconds - start)
+
+    def run(path: Path) -> float:
+        return seconds_of(lambda: encode_documents(path, scratch / f"baseline-{path.stem}"))
+
+    return rate_of(run, files, scratch, most_bytes)
 
 
 def seconds_of(function: Callable[[], None]) -> float:
@@ -399,27 +425,23 @@ def encode_document(line: str) -> list[int]:
     return ids
 
 
-def megatron_lm(checkout: Path, portion: Path, files: list[Path], scratch: Path) -> dict[str, float]:
+def megatron_lm(checkout: Path, files: list[Path], scratch: Path, most_bytes: int) -> dict[str, float]:
     """MB/s of the two scripts; what they need (transformers, for one) must be installed."""
-    from hpcgen.data.tokenizer import _definition
-
     folder = scratch / "gpt2"
     folder.mkdir()
-    (folder / "tokenizer.json").write_text(json.dumps(_definition(TOKENIZER)))
+    (folder / "tokenizer.json").write_text(json.dumps(read_definition(TOKENIZER)))
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
     end = "<|endoftext|>"
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "bos_token": end}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    larger = write_portion(files, scratch / "larger.jsonl", 40 * portion.stat().st_size)
-    tiny = scratch / "tiny.jsonl"
     tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
     common = [*tokenizer, "--append-eod"]
     scripts = {
-        "preprocess_data.py": (portion, ["--workers", str(cores())]),
-        "preprocess_data_fast.py": (larger, ["--use-gigatoken"]),
+        "preprocess_data.py": (most_bytes, ["--workers", str(cores())]),
+        "preprocess_data_fast.py": (40 * most_bytes, ["--use-gigatoken"]),
     }
     rates = {}
-    for name, (text, more) in scripts.items():
+    for name, (least_bytes, more) in scripts.items():
 
         def run(path: Path, name: str = name, more: list[str] = more) -> float:
             arguments = ["--input", str(path), "--output-prefix", str(scratch / f"{name}-{path.stem}")]
@@ -432,9 +454,7 @@ def megatron_lm(checkout: Path, portion: Path, files: list[Path], scratch: Path)
                 raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
             return time.perf_counter() - begin
 
-        run(tiny)  # byte code and page cache
-        start = run(tiny)
-        rates[name] = text.stat().st_size / 1e6 / (run(text) - start)
+        rates[name] = rate_of(run, files, scratch, least_bytes)
     return rates
 
 

@@ -18,6 +18,10 @@ SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
 _READ_BYTES = 256 * 1024
 _ZSTD_BYTES = 2 * 1024
 """Fed to zstandard at once. It has no limit on what it gives back: 128 KiB for each four bytes at the worst."""
+_ZSTD_HEADER_BYTES = 18
+"""The longest header of a frame."""
+_ZSTD_LARGEST_WINDOW = 1 << 31
+"""That zstd makes; a header that asks for more is damaged."""
 _GZIP_PIECE_BYTES = 1024 * 1024
 _MAGIC = {b"\x28\xb5\x2f\xfd": ".zst", b"\x1f\x8b": ".gz"}
 
@@ -33,7 +37,8 @@ def content(path: Path, source: Readable) -> Iterator[bytes]:
     """The content of `source`, uncompressed as the suffix of `path` says, to the very end: frame after frame.
 
     Raises:
-        HpcgenError: the data is damaged or cut off, or is something else than the suffix says.
+        HpcgenError: the data is damaged or cut off, is something else than the suffix says, or takes too much memory
+            to uncompress.
     """
     if path.suffix == ".zst":
         return _frames(path, source, _ZstdFrame)
@@ -68,6 +73,10 @@ def _frames(path: Path, source: Readable, frame_type: Any) -> Iterator[bytes]:
             try:
                 yield from frame.pieces(data)
             except (zstandard.ZstdError, isal_zlib.error) as error:  # type: ignore[misc]  # its stub names no type
+                if window := _too_large_window(frame, error):
+                    long = f"--long={(window - 1).bit_length()} (a window of {window >> 20:,} MiB)"
+                    reason = f"compressed with {long}, which takes too much memory to uncompress"
+                    raise HpcgenError(f"{path}: {reason}", "compress it again without --long") from error
                 where = f"{path}: damaged {path.suffix} data before byte {position:,}"
                 raise HpcgenError(f"{where}: {error}", "fetch it again") from error
             data = frame.rest
@@ -82,12 +91,15 @@ class _ZstdFrame:
 
     def __init__(self) -> None:
         self._decompressor = zstandard.ZstdDecompressor().decompressobj()
+        self.header = b""
+        """Its first bytes, the whole header among them."""
         self.rest = b""
         self.is_whole = False
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         """The content of `data`, as far as the frame reaches; the `rest` belongs to the next one."""
         view = memoryview(data)
+        self.header += data[: _ZSTD_HEADER_BYTES - len(self.header)]
         for begin in range(0, len(data), _ZSTD_BYTES):
             piece = self._decompressor.decompress(view[begin : begin + _ZSTD_BYTES])
             if piece:
@@ -117,6 +129,14 @@ class _GzipFrame:
                 yield piece
         self.is_whole = self._decompressor.eof
         self.rest = self._decompressor.unused_data
+
+
+def _too_large_window(frame: Any, error: Exception) -> int | None:
+    """Bytes that the frame needs in memory at once, where that is why it was refused (128 MiB is the limit)."""
+    if not (isinstance(frame, _ZstdFrame) and "requires too much memory" in str(error)):
+        return None
+    window = zstandard.get_frame_parameters(frame.header).window_size
+    return window if window <= _ZSTD_LARGEST_WINDOW else None
 
 
 def _something_else(path: Path, begin: bytes) -> str | None:

@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from hpcgen.errors import HpcgenError
 
 LONGEST_LINE = 24 * 1024 * 1024
-"""Bytes. On its way to token ids a line takes up to thirty times its size, and a worker has 1 GiB."""
+"""Bytes without the "\\n". On its way to token ids a line takes up to thirty times as many; a worker has 1 GiB."""
 _BLOCK_BYTES = 4 * 1024 * 1024
+_SHOWN_BYTES = 200
+"""Of a line that is too long, what is kept for people to see."""
 _LONG_LINE = 1024
 _PIECE_BYTES = 64 * 1024
 """Bytes whose UTF-8 is looked at together: what is decoded for that stays in the cache of the core."""
@@ -37,11 +39,20 @@ class Block:
     """Every line with its "\\n", the last line of a file included."""
     newlines: NDArray[np.int64]
     """Where the "\\n" stand in `data`."""
+    too_long: Reject | None = None
+    """The one line of this block when it is longer than LONGEST_LINE; `data` is empty then."""
+    left_out: int = 0
+    """Bytes of that line, with its "\\n"."""
 
     @property
     def num_lines(self) -> int:
         """How many lines these are."""
-        return len(self.newlines)
+        return len(self.newlines) + (self.too_long is not None)
+
+    @property
+    def num_bytes(self) -> int:
+        """How long they are, those that are too long included."""
+        return len(self.data) + self.left_out
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,8 @@ class Reject:
     reason: str
     data: bytes
     """The line itself, without its "\\n"."""
+    is_whole: bool = True
+    """False when the line is too long, and `data` only the begin of it."""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line + 1}: {self.reason}"
@@ -72,30 +85,37 @@ class Texts:
 def read_blocks(path: Path, content: Iterable[bytes]) -> Iterator[Block]:
     """The lines of `content`, which the file at `path` holds, in blocks of about 4 MiB.
 
-    A line that is longer makes a longer block. The last line needs no "\\n".
+    A longer line makes a longer block, and one longer than LONGEST_LINE a block without data: memory is bounded. The
+    last line needs no "\\n".
 
     Raises:
-        HpcgenError: there is nothing in it, or a line is longer than LONGEST_LINE.
+        HpcgenError: there is nothing in it.
     """
+    pieces = _pieces(content)
     parts: list[bytes] = []
+    found: Iterable[Block]
     size = line = 0
-    for chunk in content:
-        parts.append(chunk)
-        size += len(chunk)
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
         if size < _BLOCK_BYTES:
             continue
-        end = chunk.rfind(b"\n") + 1
+        end = piece.rfind(b"\n") + 1
         if end:
-            parts[-1] = chunk[:end]
-            block = _block(path, line, parts)
+            parts[-1], rest = piece[:end], piece[end:]
+            found = _blocks(path, line, b"".join(parts))
+        elif size > _BLOCK_BYTES + LONGEST_LINE:  # less than _BLOCK_BYTES of whole lines may come before it
+            found, rest = _blocks_around_long_line(path, line, b"".join(parts), pieces)
+        else:
+            continue
+        for block in found:
             yield block
             line += block.num_lines
-            parts = [chunk[end:]]
-            size = len(parts[0])
-        elif size > _BLOCK_BYTES + LONGEST_LINE:  # less than a block of whole lines may come before it
-            raise _too_long(path, line, b"".join(parts))
+        parts = [rest]
+        size = len(rest)
     if size:
-        yield _block(path, line, parts)
+        end_of_last = b"" if parts[-1].endswith(b"\n") else b"\n"
+        yield from _blocks(path, line, b"".join((*parts, end_of_last)))
     elif not line:
         raise HpcgenError(f"{path}: the file holds no documents (it is empty)", "remove it or fetch it again")
 
@@ -103,12 +123,14 @@ def read_blocks(path: Path, content: Iterable[bytes]) -> Iterator[Block]:
 def text_reader(json_key: str) -> Callable[[Block], Texts]:
     """A function that gives the texts under `json_key` of a block's lines; threads may share it.
 
-    A line is refused where it is not UTF-8, not JSON, or has no string there.
+    A line is refused where it is too long, not UTF-8, not JSON, or has no string there.
     """
     record: Any = msgspec.defstruct("Record", [("text", str)], rename={"text": json_key}, gc=False)
     decoder: Any = msgspec.json.Decoder(record)
 
     def read(block: Block) -> Texts:
+        if block.too_long is not None:
+            return Texts([], np.empty(0, np.int64), [block.too_long])
         texts = _all_texts(block, decoder)
         if texts is not None:
             return Texts(texts, np.arange(block.first_line, block.first_line + block.num_lines), [])
@@ -117,11 +139,58 @@ def text_reader(json_key: str) -> Callable[[Block], Texts]:
     return read
 
 
-def _block(path: Path, first_line: int, parts: list[bytes]) -> Block:
-    if not parts[-1].endswith(b"\n"):
-        parts.append(b"\n")
-    data = b"".join(parts)
-    return Block(path, first_line, data, _newlines(data))
+def _pieces(content: Iterable[bytes]) -> Iterator[bytes]:
+    """`content` in pieces of at most _BLOCK_BYTES, so that a block is never much longer than its longest line."""
+    for chunk in content:
+        if len(chunk) <= _BLOCK_BYTES:
+            yield chunk
+        else:
+            yield from (chunk[at : at + _BLOCK_BYTES] for at in range(0, len(chunk), _BLOCK_BYTES))
+
+
+def _blocks(path: Path, first_line: int, data: bytes) -> Iterator[Block]:
+    """The whole lines of `data`: one block, and where some are too long one for each of them."""
+    newlines = _newlines(data)
+    if len(data) <= LONGEST_LINE:
+        yield Block(path, first_line, data, newlines)
+        return
+    begins = np.concatenate([[0], newlines + 1])
+    done = 0
+    for number in [*np.flatnonzero(newlines - begins[:-1] > LONGEST_LINE).tolist(), len(newlines)]:
+        begin, end = int(begins[done]), int(begins[number])
+        if begin < end:
+            yield Block(path, first_line + done, data[begin:end], newlines[done:number] - begin)
+        if number < len(newlines):
+            yield _long_line(
+                path, first_line + number, data[end : end + _SHOWN_BYTES], int(newlines[number]) - end
+            )
+        done = number + 1
+
+
+def _blocks_around_long_line(
+    path: Path, first_line: int, data: bytes, pieces: Iterator[bytes]
+) -> tuple[list[Block], bytes]:
+    """The blocks of `data`, whose last line is too long and goes on in `pieces`; and what follows its end there."""
+    begin = data.rfind(b"\n") + 1
+    blocks = list(_blocks(path, first_line, data[:begin])) if begin else []
+    size, shown, rest = len(data) - begin, data[begin : begin + _SHOWN_BYTES], b""
+    for piece in pieces:
+        end = piece.find(b"\n")
+        if end >= 0:
+            size += end
+            rest = piece[end + 1 :]
+            break
+        size += len(piece)
+    number = first_line + sum(block.num_lines for block in blocks)
+    return [*blocks, _long_line(path, number, shown, size)], rest
+
+
+def _long_line(path: Path, number: int, begin: bytes, size: int) -> Block:
+    """The block of one line of `size` bytes, too long, of which `begin` is known."""
+    begin = begin[: codecs.utf_8_decode(begin, "replace", False)[1]]  # not half a character at its end
+    reason = f"the line has {size:,} bytes, and the most is {LONGEST_LINE:,}; it begins with {_begin(begin)}"
+    reject = Reject(path, number, reason, begin, is_whole=False)
+    return Block(path, number, b"", np.empty(0, np.int64), reject, size + 1)
 
 
 def _newlines(data: bytes) -> NDArray[np.int64]:
@@ -134,16 +203,6 @@ def _newlines(data: bytes) -> NDArray[np.int64]:
     if position < 0:
         return np.array(found, np.int64)
     return np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
-
-
-def _too_long(path: Path, line: int, data: bytes) -> HpcgenError:
-    begin = data.rfind(b"\n") + 1
-    number = line + data[:begin].count(b"\n") + 1
-    return HpcgenError(
-        f"{path}:{number}: the line is longer than {LONGEST_LINE >> 20} MiB; "
-        f"it begins with {_begin(data[begin:])}",
-        "is this JSON Lines, one document per line?",
-    )
 
 
 def _all_texts(block: Block, decoder: Any) -> list[str] | None:

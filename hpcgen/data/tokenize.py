@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import functools
-import hashlib
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,23 +20,24 @@ from numpy.typing import NDArray
 from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.checked_file import CheckedFile
-from hpcgen.data.compression import SUFFIXES, content
+from hpcgen.data.compression import content
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
 from hpcgen.data.jsonl import Block, Reject, read_blocks, text_reader
+from hpcgen.data.output_file import HashedFile
 from hpcgen.data.record import Counts, FileIdentity, Record, publish_unit, record_path
-from hpcgen.data.task import Context, Progress, Step
+from hpcgen.data.task import Context, Step
 from hpcgen.data.tokenizer import Tokenizer, limit_threads, load_tokenizer
-from hpcgen.data.unit import Input, Unit, configuration
-from hpcgen.data.workers import cores
+from hpcgen.data.unit import Unit
 from hpcgen.errors import HpcgenError
-from hpcgen.files import private_file, sweep
+from hpcgen.files import private_file
 
 _SPOOL_BYTES = 64 * 1024 * 1024
 """Lengths of documents that are held in memory, of all outputs of a unit together."""
 _LONG_DOCUMENT = 256
 """Tokens from which on documents are copied one by one: numpy's insert costs as much for each token."""
-_EARLY_LOOK = 1000
-"""Documents after which too large a share of bad ones ends a unit before its end."""
+_HOPELESS_BAD = 10_000
+_HOPELESS_TIMES = 10
+"""A unit ends early when so many documents are bad, and so many times the share that may be; else at its end."""
 
 
 def tokenize_unit(unit: Unit, job: CorpusJob, context: Context) -> Record:
@@ -156,7 +154,7 @@ def _encoder(tokenizer: Tokenizer, corpus: CorpusConfig, num_outputs: int) -> Ca
             tokens=len(tokens),
             eod_in_text=num_eod - num_full,
             verified=verified,
-            text_bytes=len(block.data),
+            text_bytes=block.num_bytes,
         )
         rejects = [(reject, reject.line % num_outputs) for reject in found.rejects]
         return _Encoded(tokens, lengths, ends, rejects, counts)
@@ -221,7 +219,10 @@ def _first_difference(ours: NDArray[Any], theirs: NDArray[Any]) -> str:
 
 
 class _RunningCounts:
-    """Adds up, and stops a unit in which too many documents are bad."""
+    """Adds up, and stops a unit in which too many documents are bad.
+
+    Before its end only by a large margin: bad documents may all stand at the begin of good files.
+    """
 
     def __init__(self, corpus: CorpusConfig) -> None:
         self._most_bad = corpus.max_bad_fraction
@@ -233,16 +234,16 @@ class _RunningCounts:
         self.total += part.counts
         if part.rejects and self._first is None:
             self._first = min((reject for reject, _ in part.rejects), key=lambda reject: reject.line)
-        if self.total.documents_in >= _EARLY_LOOK:
-            self._check()
+        if self.total.rejected >= _HOPELESS_BAD:
+            self._check(_HOPELESS_TIMES * self._most_bad)
 
     def finish(self) -> None:
         """To be called when there are no more blocks."""
-        self._check()
+        self._check(self._most_bad)
 
-    def _check(self) -> None:
+    def _check(self, most: float) -> None:
         total = self.total
-        if total.rejected > self._most_bad * total.documents_in:
+        if total.rejected > most * total.documents_in:
             raise HpcgenError(
                 f"{total.rejected:,} of {total.documents_in:,} documents are bad, more than a share of "
                 f"{self._most_bad:g}; the first one: {self._first}",
@@ -250,25 +251,12 @@ class _RunningCounts:
             )
 
 
-class _HashedFile:
-    """A private file that is hashed as it is written."""
+class _PairFile(HashedFile):
+    """A private file that knows where it goes."""
 
     def __init__(self, file: BinaryIO, target: Path, directory: Path) -> None:
-        self.file = file
+        super().__init__(file, target.relative_to(directory).as_posix())
         self.target = target
-        self._name = target.relative_to(directory).as_posix()
-        self._hash = hashlib.sha256()
-        self._size = 0
-
-    def write(self, data: Any) -> None:
-        """Appends the bytes of `data`."""
-        self._hash.update(data)
-        self.file.write(data)
-        self._size += len(data) if isinstance(data, bytes) else data.nbytes
-
-    def identity(self) -> FileIdentity:
-        """What was written."""
-        return FileIdentity(self._name, self._size, self._hash.hexdigest())
 
 
 class _Output:
@@ -282,7 +270,7 @@ class _Output:
         self._prefix = directory / name
         self._bin = self._open(bin_path(self._prefix), swept=True)
         self._idx = self._open(idx_path(self._prefix), swept=True)
-        self._rejects: _HashedFile | None = None
+        self._rejects: _PairFile | None = None
         self.writer = stack.enter_context(
             IndexedDatasetWriter(
                 self._bin,
@@ -293,7 +281,7 @@ class _Output:
         )
 
     @property
-    def files(self) -> list[_HashedFile]:
+    def files(self) -> list[_PairFile]:
         """All of them, the index last: for those who read no records, it marks a whole pair."""
         return [*([self._rejects] if self._rejects else []), self._bin, self._idx]
 
@@ -307,10 +295,11 @@ class _Output:
         if self._rejects is None:
             self._rejects = self._open(self.rejects_path)
         line: dict[str, Any] = {"file": str(reject.path), "line": reject.line + 1, "reason": reject.reason}
+        key = "content" if reject.is_whole else "begin"
         try:
-            line["content"] = str(reject.data, "utf-8")
+            line[key] = str(reject.data, "utf-8")
         except UnicodeDecodeError:
-            line["content_base64"] = base64.b64encode(reject.data).decode()
+            line[f"{key}_base64"] = base64.b64encode(reject.data).decode()
         self._rejects.write(json.dumps(line).encode() + b"\n")
 
     def finish(self, documents_in: int, num_outputs: int) -> None:
@@ -326,18 +315,19 @@ class _Output:
             raise HpcgenError(f"{self._prefix}: {reason}", "use a smaller num_output_files")
         self.writer.write_index(self._idx)
 
-    def _open(self, target: Path, swept: bool = False) -> _HashedFile:
+    def _open(self, target: Path, swept: bool = False) -> _PairFile:
         file = self._stack.enter_context(private_file(target, swept=swept))
-        return _HashedFile(file, target, self._directory)
+        return _PairFile(file, target, self._directory)
 
 
 def _publish(outputs: Sequence[_Output], record: Record, place: Path) -> None:
-    """Puts everything in its place; rejects of an older run go."""
+    """Puts everything in its place; rejects of an older run go, and records of runs that made each pair alone."""
     files = [file for output in outputs for file in output.files]
-    stale = {output.rejects_path for output in outputs}.difference(file.target for file in files)
-    for path in stale:
-        path.unlink(missing_ok=True)
-    publish_unit([(file.file, file.target) for file in files], record, place)
+    targets = [file.target for file in files]
+    pairs = [path.with_suffix("") for path in targets if path.suffix == ".bin"]
+    rejects = [output.rejects_path for output in outputs if output.rejects_path not in targets]
+    stale = [*rejects, *(record_path(pair) for pair in pairs if pair != place)]
+    publish_unit([(file.file, file.target) for file in files], record, place, stale=stale)
 
 
 def _blocks(unit: Unit, inputs: list[FileIdentity], context: Context) -> Iterator[Block]:
@@ -372,150 +362,3 @@ def _in_order(
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
-
-
-@dataclass(frozen=True)
-class TokenizeReport:
-    """What `tokenize_files` read and wrote."""
-
-    output_prefix: str
-    documents_read: int
-    documents: int
-    """Documents in the pair: documents_read, less the empty ones when those are dropped, and the rejected ones."""
-    rejected_documents: int
-    """Lines without a readable text, which stand in OUTPUT_PREFIX.rejects.jsonl."""
-    empty_documents: int
-    """Documents read that gave no token."""
-    sequences: int
-    """Documents in the pair that hold tokens."""
-    tokens: int
-    """Token ids in the pair, the end-of-document tokens included."""
-    eod_in_text: int
-    """End-of-document ids that came from the text itself, which spelled the token out."""
-    verified_documents: int
-    """Documents whose ids were compared with those of the library tokenizers."""
-    input_bytes: int
-    """Bytes of JSON Lines, uncompressed."""
-    output_bytes: int
-    """Bytes of the pair."""
-    dtype: str
-    vocab_size: int
-    eod_id: int
-    backend: str
-    """The library that encoded: gigatoken, tokenizers or bytes."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        skipped = self.documents_read - self.documents - self.rejected_documents
-        lines = [
-            f"{self.output_prefix}.bin, .idx  ({self.output_bytes:,} bytes, {self.dtype})",
-            f"documents  {self.documents_read:,} in = {self.documents:,} out + {skipped:,} skipped + "
-            f"{self.rejected_documents:,} rejected; {self.empty_documents:,} empty",
-            f"tokens     {self.tokens:,} in {self.sequences:,} sequences, each ended by {self.eod_id}",
-            f"input      {self.input_bytes:,} bytes of JSON Lines, encoded with {self.backend}",
-        ]
-        if self.verified_documents:
-            lines.append(f"verified   {self.verified_documents:,} documents: the ids of tokenizers")
-        if self.rejected_documents:
-            lines.append(f"rejects    {self.output_prefix}.rejects.jsonl")
-        if self.eod_in_text:
-            lines.append(
-                f"note       {self.eod_in_text:,} end-of-document tokens are spelled out in the text"
-            )
-        return "\n".join(lines)
-
-
-def tokenize_files(
-    inputs: Sequence[Path],
-    output_prefix: Path,
-    tokenizer: Tokenizer,
-    *,
-    json_key: str = "text",
-    drop_empty: bool = False,
-    bad_documents: Literal["fail", "skip"] = "fail",
-    max_bad_fraction: float = 0.001,
-    verify_fraction: float = 0.0001,
-    overwrite: bool = False,
-    workers: int | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> TokenizeReport:
-    """Tokenizes every document of `inputs`, in order, into output_prefix.bin and output_prefix.idx.
-
-    Says what `tokenize_unit` says of documents. The pair appears only when all of it is on the disk, .idx and
-    the record last. `workers` blocks of 4 MiB are parsed and encoded at once (None means one per core); the
-    output does not depend on it.
-
-    Raises:
-        HpcgenError: an input is missing, damaged or holds a line without text; no document has a token; the
-            pair exists and `overwrite` is false; or the output cannot be written. Nothing is published then.
-    """
-    progress = Progress("tokenize", 0, 1, units=1, bytes=sum(_input_size(path) for path in inputs))
-    if idx_path(output_prefix).exists() and not overwrite:
-        raise HpcgenError(f"{idx_path(output_prefix)} exists", "choose another prefix, or pass --overwrite")
-    corpus = CorpusConfig(
-        directory=str(output_prefix.parent),
-        json_key=json_key,
-        drop_empty=drop_empty,
-        bad_documents=bad_documents,
-        max_bad_fraction=max_bad_fraction,
-        verify_fraction=verify_fraction,
-    )
-    unit = Unit(
-        stage="tokenize",
-        inputs=tuple(Input(name=str(path), path=path) for path in inputs),
-        outputs=(output_prefix.name,),
-    )
-
-    def advance(step: Step) -> None:
-        progress.bytes_done += step.bytes
-        progress.bytes_new += step.bytes
-        progress.documents += step.documents
-        progress.tokens += step.tokens
-        on_progress(progress)
-
-    context = Context(
-        configuration=configuration("tokenize", CorpusJob(corpus=corpus, tokenizer=tokenizer.config)),
-        threads=workers or cores(),
-        advance=advance,
-    )
-    sweep([bin_path(output_prefix), idx_path(output_prefix), record_path(output_prefix)])
-    try:
-        record = make_pairs(unit, corpus, tokenizer, context)
-    except OSError as error:
-        raise HpcgenError(f"cannot write {output_prefix}.bin and .idx: {error}") from error
-    return _report(record, output_prefix, tokenizer)
-
-
-def _input_size(path: Path) -> int:
-    """Bytes on disk of an input, once it is known to be there and to have a suffix that we know."""
-    if not path.name.endswith(SUFFIXES):
-        raise HpcgenError(f"{path}: the name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    try:
-        with path.open("rb") as file:
-            return file.seek(0, os.SEEK_END)
-    except OSError as error:
-        raise HpcgenError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _report(record: Record, output_prefix: Path, tokenizer: Tokenizer) -> TokenizeReport:
-    counts = record.counts
-    return TokenizeReport(
-        output_prefix=str(output_prefix),
-        documents_read=counts.documents_in,
-        documents=counts.documents_out,
-        rejected_documents=counts.rejected,
-        empty_documents=counts.empty,
-        sequences=counts.sequences,
-        tokens=counts.tokens,
-        eod_in_text=counts.eod_in_text,
-        verified_documents=counts.verified,
-        input_bytes=counts.text_bytes,
-        output_bytes=sum(file.size or 0 for file in record.outputs if not file.name.endswith(".jsonl")),
-        dtype=token_dtype(tokenizer.vocab_size).name,
-        vocab_size=tokenizer.vocab_size,
-        eod_id=tokenizer.eod_id,
-        backend=tokenizer.backend,
-    )

@@ -80,7 +80,7 @@ def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto", *, thread
     size, eod = vocab_size(config), eod_id(config)
     if config.kind == "bytes":
         return Tokenizer(config, encode_bytes, size, eod, "bytes")
-    definition = _definition(config)
+    definition = read_definition(config)
     reference = _load_tokenizers(config, definition)
     if backend == "tokenizers":
         return Tokenizer(config, reference, size, eod, "tokenizers")
@@ -103,8 +103,12 @@ def encode_bytes(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     return np.frombuffer(b"".join(raw), np.uint8), np.fromiter(map(len, raw), np.int64, len(raw))
 
 
-def _definition(config: TokenizerConfig) -> dict[str, Any]:
-    """The content of the tokenizer's tokenizer.json; for gpt2, the one that its two files stand for."""
+def read_definition(config: TokenizerConfig) -> dict[str, Any]:
+    """The content of the tokenizer's tokenizer.json; for gpt2, the one that its two files stand for.
+
+    Raises:
+        HpcgenError: a file is missing or wrong, or makes random ids.
+    """
     if config.kind == "gpt2":
         return _gpt2_definition(config)
     definition: dict[str, Any] = read_json(Path(str(config.tokenizer_file)))

@@ -102,6 +102,22 @@ def test_a_thousand_flipped_bits_change_nothing_unnoticed(name, compress, lines)
     assert harmless < 10
 
 
+@pytest.mark.parametrize("before", [b"", zstd(b"{}\n")])
+def test_a_window_that_takes_too_much_memory_is_no_damage(before):
+    def long_frame(log: int) -> bytes:
+        settings = zstandard.ZstdCompressionParameters(window_log=log, chain_log=6, hash_log=6)
+        frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+        return before + frame.compress(b'{"text": "a"}\n') + frame.flush()
+
+    assert read("a.jsonl.zst", long_frame(27)).endswith(b'{"text": "a"}\n')
+    for log, size in ((28, "256"), (31, "2,048")):
+        message = (
+            rf"a\.jsonl\.zst: compressed with --long={log} \(a window of {size} MiB\).*; compress it again"
+        )
+        with pytest.raises(HpcgenError, match=message):
+            read("a.jsonl.zst", long_frame(log))
+
+
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -41,19 +42,49 @@ def test_nothing_at_all_is_refused():
         blocks_of(b"")
 
 
-def test_a_line_without_end_is_refused_before_memory_is_full(monkeypatch):
-    monkeypatch.setattr(jsonl, "LONGEST_LINE", 6 * 1024 * 1024)
+LONGEST = jsonl.LONGEST_LINE
+GOOD = b'{"text": "a"}'
 
-    def endless():
-        yield b'{"text": "a"}\n{"text": "b"}\n  abc'
-        for _ in range(200):
+
+@pytest.mark.parametrize("piece", [1_000_003, 4_194_304, 200_000_000])
+@pytest.mark.parametrize("last_newline", [b"", b"\n"])
+def test_the_length_of_each_line_decides_wherever_a_piece_ends(piece, last_newline):
+    sizes = [LONGEST + 1, LONGEST, 5, LONGEST + 1]
+    begin = "{é".encode()
+    lines = [GOOD, *(begin + b"x" * (size - len(begin)) for size in sizes), GOOD, begin + b"y" * 30_000_000]
+    found = []
+    for block in blocks_of(b"\n".join(lines) + last_newline, piece):
+        assert block.first_line == len(found)
+        if block.too_long is None:
+            found += block.data.split(b"\n")[:-1]
+            assert block.num_bytes == len(block.data)
+        else:
+            (reject,) = text_reader("text")(block).rejects
+            assert (reject.line, reject.is_whole) == (len(found), False)
+            assert lines[reject.line].startswith(reject.data)
+            said = f"the line has {block.num_bytes - 1:,} bytes, and the most is 25,165,824"
+            assert str(reject).startswith(f"d/x.jsonl:{reject.line + 1}: {said}; it begins with '{{é")
+            found.append(b"z" * (block.num_bytes - 1))
+    assert [len(line) for line in found] == [len(line) for line in lines]
+    assert [number for number, line in enumerate(found) if line.startswith(b"z")] == [1, 4, 6]
+    assert all(line == lines[number] for number, line in enumerate(found) if not line.startswith(b"z"))
+
+
+def test_memory_is_bounded_whatever_the_length_of_a_line():
+    def content():
+        yield GOOD + b"\n"
+        for _ in range(3_000):
             yield b"x" * 100_000
-        raise AssertionError("read on")
+        yield b"\n" + GOOD
 
-    with pytest.raises(
-        HpcgenError, match=r"d/x\.jsonl:3: the line is longer than 6 MiB; it begins with 'abcxx"
-    ):
-        list(read_blocks(Path("d/x.jsonl"), endless()))
+    tracemalloc.start()
+    try:
+        blocks = list(read_blocks(Path("d/x.jsonl"), content()))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [block.num_bytes for block in blocks] == [14, 300_000_001, 14]
+    assert peak < 100_000_000
 
 
 def test_texts():

@@ -16,9 +16,11 @@ import zstandard
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.indexed_dataset import read_counts
+from hpcgen.data.jsonl import LONGEST_LINE
 from hpcgen.data.record import Record
 from hpcgen.data.task import Context, make_unit
-from hpcgen.data.tokenize import make_pairs, tokenize_files
+from hpcgen.data.tokenize import make_pairs
+from hpcgen.data.tokenize_files import tokenize_files
 from hpcgen.data.tokenizer import Tokenizer, load_tokenizer
 from hpcgen.data.unit import configuration
 from hpcgen.errors import HpcgenError
@@ -188,7 +190,7 @@ PROGRAM = textwrap.dedent(
     import resource, sys
     from pathlib import Path
     from hpcgen.config.tokenizer import TokenizerConfig
-    from hpcgen.data.tokenize import tokenize_files
+    from hpcgen.data.tokenize_files import tokenize_files
     from hpcgen.data.tokenizer import load_tokenizer
     from hpcgen.errors import HpcgenError
 
@@ -316,6 +318,27 @@ def test_bad_lines_go_to_a_side_file(tmp_path, megatron_pair, num_outputs, drop_
     assert counts.sequences == 600 - num_bad - num_empty
 
 
+def test_a_line_that_is_too_long_is_a_bad_document_like_others(tmp_path, megatron_pair):
+    too_long = b'{"text": "' + b"x" * LONGEST_LINE + b'"}'
+    lines = [b'{"text": "a"}', too_long, b'{"text": "b"}', b'{"text": "c"}', too_long]
+    files = {"a.jsonl.zst": b"\n".join(lines)}
+    with pytest.raises(HpcgenError, match=r"a\.jsonl\.zst:2: the line has 25,165,836 bytes, and the most is"):
+        prepare(job_of(tmp_path, files))
+    settings = {"bad_documents": "skip", "max_bad_fraction": 0.4, "num_output_files": 2}
+    counts = prepare(job_of(tmp_path, files, **settings)).counts
+    assert (counts.documents_in, counts.documents_out, counts.rejected) == (5, 3, 2)
+    assert counts.text_bytes == len(files["a.jsonl.zst"]) + 1
+    wanted = {0: (["a", "b"], [5]), 1: (["c"], [2])}
+    for index, (texts, rejected) in wanted.items():
+        prefix = tmp_path / f"corpus/tokens/corpus-{index:05d}-of-00002"
+        assert pair(prefix) == bytes_pair(megatron_pair, tmp_path, texts)
+        rejects = [json.loads(line) for line in Path(f"{prefix}.rejects.jsonl").read_text().splitlines()]
+        assert [reject["line"] for reject in rejects] == rejected
+        assert rejects[0]["reason"].startswith("the line has 25,165,836 bytes")
+        assert rejects[0]["begin"] == too_long[:200].decode()
+        assert "content" not in rejects[0]
+
+
 def test_rejects_of_an_older_run_go(tmp_path):
     settings = {"bad_documents": "skip", "max_bad_fraction": 0.5}
     prepare(job_of(tmp_path, {"a.jsonl": b'{"text": "a"}\n{"text": "b"}\n5\n'}, **settings))
@@ -340,10 +363,18 @@ def test_too_many_bad_documents_end_the_unit(tmp_path, num_bad):
     assert published(tmp_path / "corpus") == []
 
 
-def test_too_many_bad_documents_are_noticed_long_before_the_end(tmp_path):
-    content = b"bad\n" * 1_200 + b'{"text": "good"}\n' * 1_000_000
+def test_bad_documents_at_the_begin_of_a_good_file_do_not_end_the_unit(tmp_path):
+    """More than half of the first block is bad, and less than a tenth of the file."""
+    long_text = b'{"text": "' + b"x" * 8_000 + b'"}\n'
+    content = b"bad\n" * 600 + long_text * 550 + b'{"text": "a"}\n' * 6_000
+    job = job_of(tmp_path, {"a.jsonl": content}, bad_documents="skip", max_bad_fraction=0.1)
+    assert prepare(job).counts.rejected == 600
+
+
+def test_hopelessly_many_bad_documents_are_noticed_long_before_the_end(tmp_path):
+    content = b"bad\n" * 12_000 + b'{"text": "good"}\n' * 1_000_000
     job = job_of(tmp_path, {"a.jsonl": content}, bad_documents="skip")
-    with pytest.raises(HpcgenError, match=r"^1,200 of (?!1,001)[\d,]+ documents are bad"):
+    with pytest.raises(HpcgenError, match=r"^12,000 of (?!1,012)[\d,]+ documents are bad"):
         prepare(job)
 
 
