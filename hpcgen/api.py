@@ -11,6 +11,7 @@ from hpcgen.config.directories import configuration_directories, readable
 from hpcgen.config.loader import Run, load_run
 from hpcgen.config.stages import SUBMITTED_STAGES
 from hpcgen.errors import HpcgenError
+from hpcgen.launchers.pairs import check_pairs
 from hpcgen.planning.plan import Plan, plan
 from hpcgen.rendering.script import render_stage
 
@@ -28,10 +29,11 @@ def render(plan: Plan, stage: str, templates: Sequence[str | Path] = ()) -> str:
 
     Raises:
         HpcgenError: a stage that was not planned; a template that is missing, unreadable, writable by strangers,
-            or wrong.
+            or wrong; pairs of the corpus that were made with other settings or of other files than the run's.
     """
     if stage not in plan.stages:
         raise HpcgenError(f"stage {stage!r} is not planned", f"planned are {', '.join(plan.stages)}")
+    check_pairs(plan)
     return render_stage(plan, stage, site_directories(templates)).text
 
 
@@ -51,7 +53,7 @@ def submit(
     any has no job.
 
     Raises:
-        HpcgenError: nothing could be submitted.
+        HpcgenError: nothing could be submitted, or is: pairs of the corpus are not those of the run.
         JobFailed: a local stage failed.
     """
     if launcher not in ("slurm", "local"):
@@ -68,6 +70,7 @@ def submit(
         raise HpcgenError(
             f"secrets name {', '.join(unset)}, which this environment does not have", "export them"
         )
+    check_pairs(plan)
     if launcher == "local":
         from hpcgen.launchers.local import run_stages
 

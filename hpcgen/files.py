@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import secrets
+import socket
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +17,9 @@ from typing import BinaryIO
 
 from hpcgen.errors import HpcgenError
 
-_PRIVATE_NAME = re.compile(r"\.(?P<target>.+)\.[0-9a-f]{16}\.tmp")
+_PRIVATE_NAME = re.compile(r"\.(?P<target>.+)\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp")
+_IDLE_S = 86400.0
+"""A private file that was not written for a day has no living writer, whatever locks can tell."""
 
 
 @contextlib.contextmanager
@@ -33,25 +38,50 @@ def private_file(target: Path, *, swept: bool = False) -> Iterator[BinaryIO]:
     try:
         yield file
     finally:
-        file.close()
-        Path(file.name).unlink(missing_ok=True)
+        try:
+            file.close()  # on a full disk this fails once more
+        finally:
+            Path(file.name).unlink(missing_ok=True)
 
 
 def sweep(targets: Iterable[Path]) -> None:
     """Removes what killed runs left behind for `targets`, with one look at each of their directories.
 
     A living writer holds a lock on its file, so two runs that write the same target do not disturb each other.
-    On a file system without locks the leftovers stay. Nothing is removed for other targets: where locks
-    are known to one node only, tasks on other nodes may be writing them.
+    Some file systems have no locks, or keep them to each node: there, and for files of other hosts everywhere, a
+    writer counts as dead when it has not written for a day.
     """
     names: defaultdict[Path, set[str]] = defaultdict(set)
     for target in targets:
         names[target.parent].add(target.name)
     for directory, wanted in names.items():
-        for path in _private_files(directory, wanted):
-            with contextlib.suppress(OSError), path.open("rb+") as file:
-                if _lock(file):
-                    path.unlink()
+        for path, host in _private_files(directory, wanted):
+            if is_abandoned(path, host):
+                path.unlink(missing_ok=True)
+
+
+def is_abandoned(path: Path, host: str) -> bool:
+    """Whether the writer of a private file, at work on `host` (of `host_tag`), is dead.
+
+    On this host its lock says so, where there are locks; else time has to.
+    """
+    try:
+        with path.open("rb+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_tells = host == host_tag()
+            except BlockingIOError:
+                return False
+            except OSError:  # no locks here
+                lock_tells = False
+            return lock_tells or time.time() - os.fstat(file.fileno()).st_mtime > _IDLE_S
+    except OSError:
+        return False
+
+
+def host_tag() -> str:
+    """Eight characters that stand for this host in names of private files."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 def sync(file: BinaryIO) -> None:
@@ -135,7 +165,7 @@ def is_special(target: Path) -> bool:
 
 def _create(target: Path) -> BinaryIO:
     while True:
-        path = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
+        path = target.parent / f".{target.name}.{host_tag()}{secrets.token_hex(4)}.tmp"
         file = path.open("xb")
         # Another run may sweep the file before it is locked: then it has no name any more, and we try again.
         if not _lock(file) or os.fstat(file.fileno()).st_nlink:
@@ -143,13 +173,14 @@ def _create(target: Path) -> BinaryIO:
         file.close()
 
 
-def _private_files(directory: Path, targets: set[str]) -> list[Path]:
+def _private_files(directory: Path, targets: set[str]) -> list[tuple[Path, str]]:
+    """Those of `targets` in a directory, each with the host of its writer."""
     try:
         with os.scandir(directory) as entries:
             found = [match for entry in entries if (match := _PRIVATE_NAME.fullmatch(entry.name))]
     except OSError:
         return []
-    return [directory / match[0] for match in found if match["target"] in targets]
+    return [(directory / match[0], match["host"]) for match in found if match["target"] in targets]
 
 
 def _lock(file: BinaryIO) -> bool:

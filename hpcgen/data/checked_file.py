@@ -23,7 +23,7 @@ class CheckedFile:
     def __init__(self, item: Input) -> None:
         self.path = item.path
         self._wanted = item.identity()
-        self._since = "made" if item.made_by else "planned"
+        self._made_by = item.name.partition("/")[0] if item.made_by else None
         self._hash = hashlib.sha256()
         self._size = 0
 
@@ -74,8 +74,11 @@ class CheckedFile:
 
     def _compare(self, what: str, wanted: object, found: object) -> None:
         if wanted not in (None, found):
-            hint = (
-                "run the stage that makes it again" if self._since == "made" else "run hpcgen data plan again"
-            )
-            message = f"{self.path}: changed since it was {self._since}: its {what} is {found}, not {wanted}"
-            raise HpcgenError(message, hint)
+            made_by = self._made_by
+            since = "made" if made_by else "planned"
+            message = f"{self.path}: changed since it was {since}: its {what} is {found}, not {wanted}"
+            if made_by is None:
+                raise HpcgenError(message, "run hpcgen data plan again")
+            # what keeps its length and its time is done for all who do not read it
+            first = "remove it and " if what == "SHA-256" else ""
+            raise HpcgenError(message, f"{first}run the stage {made_by} again")

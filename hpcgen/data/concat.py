@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.checked_file import CheckedFile
 from hpcgen.data.output_file import OutputFile
-from hpcgen.data.record import Counts, FileIdentity, Record, publish_unit
+from hpcgen.data.record import Counts, FileIdentity, Record, publish_unit, record_path
 from hpcgen.data.task import Context, Step
 from hpcgen.data.unit import Input, Unit
 from hpcgen.errors import HpcgenError
@@ -36,7 +36,7 @@ def concat(unit: Unit, job: CorpusJob, context: Context) -> Record:
     with ExitStack() as stack:
         files = [stack.enter_context(private_file(place, swept=True)) for place in places]
         outputs = [OutputFile(file, name) for file, name in zip(files, unit.outputs, strict=True)]
-        inputs = tuple(_copy(item, outputs, context) for item in unit.inputs)
+        copied = [_copy(item, outputs, context) for item in unit.inputs]
         documents = sum(output.num_lines for output in outputs)
         if not all(output.size for output in outputs):
             raise HpcgenError(
@@ -46,32 +46,36 @@ def concat(unit: Unit, job: CorpusJob, context: Context) -> Record:
         record = Record(
             stage=unit.stage,
             configuration=context.configuration,
-            inputs=inputs,
+            inputs=tuple(identity for identity, _ in copied),
             outputs=tuple(output.identity() for output in outputs),
             counts=Counts(
-                documents_in=documents,
+                documents_in=sum(lines for _, lines in copied),
                 documents_out=documents,
                 text_bytes=sum(output.size for output in outputs),
             ),
             seconds=time.monotonic() - started,
         )
-        publish_unit(list(zip(files, places, strict=True)), record, places[0])
-    return record
+        others = [record_path(place) for place in places[1:]]
+        return publish_unit(list(zip(files, places, strict=True)), record, places[0], stale=others)
 
 
-def _copy(item: Input, outputs: Sequence[OutputFile], context: Context) -> FileIdentity:
-    """Appends an input to the outputs, and says what it held."""
+def _copy(item: Input, outputs: Sequence[OutputFile], context: Context) -> tuple[FileIdentity, int]:
+    """Appends an input to the outputs; what it held, and its lines, as the stage before counted them if it did."""
+    lines, ends_line = 0, True
     with CheckedFile(item) as source:
         write = outputs[0].write if len(outputs) == 1 else _Dealer(outputs).write
-        ends_line = True
         while block := source.read(_BLOCK_BYTES):
-            context.advance(Step(bytes=len(block), documents=write(block)))
+            documents = write(block)
+            lines += documents
+            context.advance(Step(bytes=len(block), documents=documents))
             ends_line = block.endswith(b"\n")
         if not source.tell():
             raise HpcgenError(f"{item.path}: there is nothing in it", "fetch it again, or leave it out")
         if not ends_line:
-            context.advance(Step(documents=write(b"\n")))
-        return source.finish()
+            lines += write(b"\n")
+            context.advance(Step(documents=1))
+        recorded = item.recorded_documents()
+        return source.finish(), lines if recorded is None else recorded
 
 
 class _Dealer:

@@ -43,5 +43,4 @@ def extract(unit: Unit, job: CorpusJob, context: Context) -> Record:
             counts=Counts(documents_in=documents, documents_out=documents, text_bytes=output.size),
             seconds=time.monotonic() - started,
         )
-        publish_unit([(file, place)], record, place)
-    return record
+        return publish_unit([(file, place)], record, place)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
+from hpcgen.data.record import RECORD_FILE, SIDE_FILE
 from hpcgen.errors import HpcgenError
 
 HEADER_BYTES = 34
@@ -144,5 +145,5 @@ def as_prefix(path: Path) -> Path:
 
 def as_prefixes(paths: Iterable[Path]) -> list[Path]:
     """The prefixes of `paths`, each once, in their order; names of other files that lie beside pairs are left out."""
-    beside = (".record.json", ".rejects.jsonl")
+    beside = (RECORD_FILE, SIDE_FILE)
     return list(dict.fromkeys(as_prefix(path) for path in paths if not path.name.endswith(beside)))

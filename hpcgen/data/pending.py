@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 
 from hpcgen.config.corpus import CorpusJob
+from hpcgen.data.each import of_each
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.unit import DataStage, Unit, configuration, done_record, units
-
-_THREADS = 16
-"""Records are small files, often on storage that answers late: waiting for many at once is what makes it quick."""
-_AT_ONCE = 64
-"""Units that a thread looks at in one go: a single one is often less work than handing it over."""
+from hpcgen.data.unit import DataStage, Looker, Unit, units
 
 
 @dataclass(frozen=True)
@@ -41,19 +35,14 @@ def pending(
         HpcgenError: the manifest or the tokenizer is not what the configuration says.
     """
     all_units = units(stage, job, manifest)
-    of_configuration = configuration(stage, job)
+    looker = Looker(job)
 
     def is_pending(unit: Unit) -> bool:
         if any(item.name in remade for item in unit.inputs):
             return True
-        return done_record(unit, job, of_configuration) is None
+        return looker.done_record(unit) is None
 
-    def look_at(first: int) -> list[bool]:
-        return [is_pending(unit) for unit in all_units[first : first + _AT_ONCE]]
-
-    with ThreadPoolExecutor(_THREADS) as threads:
-        looks = threads.map(look_at, range(0, len(all_units), _AT_ONCE))
-        answers = list(chain.from_iterable(looks))
+    answers = of_each(all_units, is_pending)
     indices = tuple(index for index, answer in enumerate(answers) if answer)
     outputs = frozenset(output for index in indices for output in all_units[index].outputs)
     return Pending(len(all_units), indices, outputs)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import gc
 from collections.abc import Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,16 +13,13 @@ from typing import Literal
 import msgspec
 
 from hpcgen.config.corpus import CorpusJob
+from hpcgen.data.each import of_each
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.record import Counts, Record
-from hpcgen.data.unit import DATA_STAGES, DataStage, Unit, configuration, done_record, units
+from hpcgen.data.unit import DATA_STAGES, DataStage, Looker, Unit, units
 
 STALLED_S = 120.0
 """A task writes its progress every 5 s; one that has not for so long was killed, or its host is gone."""
-_THREADS = 16
-"""Records are small files, often on storage that answers late: waiting for many at once is what makes it quick."""
-_PART = 64
-"""Records that a thread reads before it takes new work, which costs as much as reading one."""
 
 State = Literal["running", "stalled", "failed", "ended"]
 
@@ -139,11 +135,11 @@ def corpus_status(
         HpcgenError: the manifest or the tokenizer is not what the configuration says.
     """
     told = _read_progress(job.directory)
-    sizes: dict[str, int] = {}
+    looker, sizes = Looker(job), dict[str, int]()
     found = []
     with _no_collection():
         for stage in stages or _way(job.directory, {task.stage for task in told}):
-            all_units = _look_at(stage, job, manifest, sizes)
+            all_units = _look_at(looker, units(stage, job, manifest), sizes)
             of_stage = [task for task in told if task.stage == stage]
             found.append(_stage_status(stage, all_units, of_stage, now))
     return found if stages else [status for status in found if status.units]
@@ -166,19 +162,12 @@ def _read_progress(directory: Path) -> list[TaskProgress]:
     return sorted(told, key=lambda task: task.updated)
 
 
-def _look_at(stage: DataStage, job: CorpusJob, manifest: Manifest, sizes: dict[str, int]) -> list[_Unit]:
+def _look_at(looker: Looker, all_units: Sequence[Unit], sizes: dict[str, int]) -> list[_Unit]:
     """Every unit of a stage, with its record when it is done.
 
     `sizes` holds those of the outputs that were looked at before, and gets those of this stage.
     """
-    all_units, of_configuration = units(stage, job, manifest), configuration(stage, job)
-
-    def look(part: Sequence[Unit]) -> list[_Unit]:
-        return [_looked_at(unit, done_record(unit, job, of_configuration), sizes) for unit in part]
-
-    parts = [all_units[start : start + _PART] for start in range(0, len(all_units), _PART)]
-    with ThreadPoolExecutor(_THREADS) as threads:
-        found = [unit for part in threads.map(look, parts) for unit in part]
+    found = of_each(all_units, lambda unit: _looked_at(unit, looker.done_record(unit), sizes))
     records = (unit.record for unit in found if unit.record)
     sizes |= {output.name: output.size or 0 for record in records for output in record.outputs}
     return found

@@ -20,6 +20,7 @@ from hpcgen.data.manifest import Manifest
 from hpcgen.data.record import Counts, Record, record_path
 from hpcgen.data.unit import (
     DataStage,
+    Looker,
     Unit,
     bytes_to_read,
     configuration,
@@ -296,7 +297,6 @@ class _Task:
             self._on_progress(self.progress)
         if not ended and now - self._written < _WRITE_INTERVAL_S:
             return
-        self._written = now
         progress = self.progress
         status = {
             **dataclasses.asdict(progress),
@@ -308,27 +308,26 @@ class _Task:
         }
         target = progress_path(self._job.directory, progress.stage, progress.task_id, progress.num_tasks)
         try:
-            with private_file(target) as file:
+            with private_file(target, swept=bool(self._written)) as file:  # once is enough
                 file.write(json.dumps(status, indent=1).encode() + b"\n")
                 file.flush()  # without fsync: it is whole for every reader, and news are not worth the wait
                 Path(file.name).replace(target)
         except OSError:
-            return  # full disks and the like are reported by the units, which matter more
+            pass  # full disks and the like are reported by the units, which matter more
+        self._written = now
 
 
 def make_unit(
     unit: Unit, tell: Callable[[Step], None], *, job: CorpusJob, of_configuration: str, threads: int
 ) -> Record:
     """What a worker process does with a unit."""
-    for item in unit.inputs if unit.stage != "download" else ():
-        item.require()
+    if unit.stage != "download":
+        Looker(job).require_inputs(unit)
     module, name = _WORK[unit.stage]
     work: Callable[[Unit, CorpusJob, Context], Record] = getattr(importlib.import_module(module), name)
     meter = _Meter(tell)
     record = work(unit, job, Context(configuration=of_configuration, threads=threads, advance=meter.add))
     meter.flush()
-    if not record.counts.balanced:  # our own mistake, not the user's
-        raise AssertionError(f"{unit.name}: documents are not accounted for: {record.counts}")
     return record
 
 

@@ -14,16 +14,15 @@ leaves out. Nothing reads them, and they may be removed.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.corpus import CorpusJob, num_outputs, output_names
 from hpcgen.data.assignment import Share, assign
+from hpcgen.data.each import of_each
 from hpcgen.data.manifest import Manifest, ManifestFile
 from hpcgen.data.record import SIDE_FILE, FileIdentity, Record, configuration_hash, read_record
 from hpcgen.errors import HpcgenError
@@ -31,10 +30,6 @@ from hpcgen.errors import HpcgenError
 DataStage = Literal["download", "extract", "concat", "tokenize", "prepare"]
 DATA_STAGES: tuple[DataStage, ...] = get_args(DataStage)
 COMPRESSED = (".zst", ".gz")
-_Found = TypeVar("_Found")
-_LOOK_THREADS = 32
-_SLOW_LOOK_S = 0.0005
-"""Threads wait for storage that takes this long for a record; where it is quicker, they are in each other's way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +43,8 @@ class Input:
     """Bytes, for progress and balance."""
     made_by: Path | None = None
     """The output (of an earlier stage) whose record says what the file holds; None for the corpus's own files."""
+    maker: Unit | None = None
+    """The unit that makes it."""
     sha256: str | None = None
     modified_ns: int | None = None
 
@@ -57,7 +54,7 @@ class Input:
         Raises:
             HpcgenError: the stage that makes it has not made it.
         """
-        known = self._known()
+        known = self.planned() or self._recorded()
         if known is None:
             raise HpcgenError(f"{self.path} is not there yet, or not whole", self._hint())
         return known
@@ -76,26 +73,31 @@ class Input:
         made = self._recorded() if self.made_by else None
         return (made.size if made else self.size) or 0
 
-    def may_be(self, read: FileIdentity) -> bool:
-        """Whether what was `read` under this name is what the file holds now.
+    def recorded_documents(self) -> int | None:
+        """Its documents, where a stage that counts them made it, and nothing else beside it."""
+        record = read_record(self.made_by) if self.made_by else None
+        if record is None or len(record.outputs) != 1 or not record.counts.documents_in:
+            return None
+        return record.counts.documents_out
 
-        A file that is gone says nothing against it: what was made of it may be kept when it was removed to make room.
-        """
-        known = self._known() or FileIdentity(self.name)
-        return known.same_content(read) and not (self.made_by is None and self._changed())
-
-    def _known(self) -> FileIdentity | None:
-        """Its content by the manifest, or else by the record of the stage that made it; None when it is not made."""
+    def planned(self) -> FileIdentity | None:
+        """Its content by the manifest; None where the record of the stage that makes it has to say."""
         if self.made_by is None or self.sha256:
             return FileIdentity(self.name, self.size, self.sha256, self.modified_ns)
-        return self._recorded()
+        return None
 
     def _recorded(self) -> FileIdentity | None:
         record = read_record(self.made_by) if self.made_by else None
-        return next((made for made in record.outputs if made.name == self.name), None) if record else None
+        return self.among(record.outputs) if record else None
 
-    def _changed(self) -> bool:
+    def among(self, outputs: Sequence[FileIdentity]) -> FileIdentity | None:
+        """Its content, where it is one of these outputs."""
+        return next((made.without_time() for made in outputs if made.name == self.name), None)
+
+    def is_changed(self) -> bool:
         """Whether a file of the corpus's own is there and is another than the one that was planned."""
+        if self.made_by is not None:
+            return False
         try:
             status = self.path.stat()
         except OSError:
@@ -163,33 +165,109 @@ def configuration(stage: DataStage, job: CorpusJob) -> str:
     return configuration_hash(_SETTINGS[stage](job))
 
 
+@dataclass(frozen=True)
+class _Made:
+    """What an earlier stage has made."""
+
+    outputs: tuple[FileIdentity, ...]
+    is_current: bool
+
+
+class Looker:
+    """Looks which units are done, back to the source; at what several of them read once only.
+
+    A unit is current when its record says that it was made with these settings, of what its inputs hold now, and
+    the units that made these inputs are current as well. Where one of these has no record, it was removed to make
+    room: that says nothing against what was made of it. So does an input that is gone.
+    """
+
+    def __init__(self, job: CorpusJob, known: Mapping[DataStage, str] | None = None) -> None:
+        self._job = job
+        self._settings = dict(known or {})
+        """`configuration` of each stage, as far as it is known."""
+        self._made: dict[str, _Made | None] = {}
+
+    def done_record(self, unit: Unit) -> Record | None:
+        """The record of `unit` when it is done: it is current, and its outputs are there as it says."""
+        record = read_record(self._job.directory / unit.name)
+        if record is None or not self.is_current(unit, record):
+            return None
+        return record if record.is_whole(self._job.directory, unit.files) else None
+
+    def done_records(self, some: Sequence[Unit]) -> list[Record | None]:
+        """`done_record` of each of many units."""
+        return of_each(some, self.done_record)
+
+    def is_current(self, unit: Unit, record: Record) -> bool:
+        """Whether the unit, made now, would be what `record` says."""
+        if (record.stage, record.configuration) != (unit.stage, self._configuration(unit.stage)):
+            return False
+        if len(record.inputs) != len(unit.inputs):
+            return False
+        if unit.stage != "download" and any(item.is_changed() for item in unit.inputs):
+            return False  # what a download reads lies elsewhere
+        return all(map(self._is_of, unit.inputs, record.inputs))
+
+    def require_inputs(self, unit: Unit) -> None:
+        """Looks whether what the unit reads is there, and current.
+
+        Raises:
+            HpcgenError: it is not.
+        """
+        for item in unit.inputs:
+            item.require()
+            if item.maker is not None and not self._is_current_or_gone(item.maker):
+                stage = self._first_outdated(item.maker).stage
+                raise HpcgenError(
+                    f"{item.path} is not what the corpus's manifest and settings make now",
+                    f"run the stage {stage} again, and those after it",
+                )
+
+    def _is_of(self, item: Input, read: FileIdentity) -> bool:
+        """Whether what was `read` under an input's name may be what it holds now."""
+        made = self._look_at(item.maker) if item.maker is not None else None
+        if made is not None and not made.is_current:
+            return False
+        known = item.planned() or (made and item.among(made.outputs)) or FileIdentity(item.name)
+        return known.same_content(read)
+
+    def _is_current_or_gone(self, maker: Unit) -> bool:
+        made = self._look_at(maker)
+        return made is None or made.is_current
+
+    def _first_outdated(self, unit: Unit) -> Unit:
+        """The one nearest to the source of a unit that is not current and those that it is made of."""
+        makers = (item.maker for item in unit.inputs if item.maker is not None)
+        earlier = next((maker for maker in makers if not self._is_current_or_gone(maker)), None)
+        return unit if earlier is None else self._first_outdated(earlier)
+
+    def _look_at(self, maker: Unit) -> _Made | None:
+        if maker.name not in self._made:
+            record = read_record(self._job.directory / maker.name)
+            self._made[maker.name] = (
+                _Made(record.outputs, self.is_current(maker, record)) if record is not None else None
+            )
+        return self._made[maker.name]
+
+    def _configuration(self, stage: DataStage) -> str:
+        if stage not in self._settings:
+            self._settings[stage] = configuration(stage, self._job)
+        return self._settings[stage]
+
+
 def done_record(unit: Unit, job: CorpusJob, of_configuration: str) -> Record | None:
     """The record of `unit` when it is done: made of these inputs with these settings, and its outputs are there."""
-    record = read_record(job.directory / unit.name)
-    if record is None or (record.stage, record.configuration) != (unit.stage, of_configuration):
-        return None
-    if len(record.inputs) != len(unit.inputs) or not record.is_whole(job.directory, unit.files):
-        return None
-    return record if all(map(Input.may_be, unit.inputs, record.inputs)) else None
+    return Looker(job, {unit.stage: of_configuration}).done_record(unit)
 
 
 def done_records(some: Sequence[Unit], job: CorpusJob, of_configuration: str) -> list[Record | None]:
     """`done_record` of each of many units: of a hundred thousand in seconds, on network file systems as well."""
-    return _of_each(some, lambda unit: done_record(unit, job, of_configuration))
+    return Looker(job, {unit.stage: of_configuration for unit in some[:1]}).done_records(some)
 
 
 def bytes_to_read(some: Sequence[Unit]) -> list[int]:
     """Of each unit the bytes of its inputs, of what an earlier stage made as it recorded them; 0 where unknown."""
-    return _of_each(some, lambda unit: sum(item.bytes_to_read() for item in unit.inputs))
-
-
-def _of_each(some: Sequence[Unit], look: Callable[[Unit], _Found]) -> list[_Found]:
-    started = time.monotonic()
-    found = [look(unit) for unit in some[:_LOOK_THREADS]]
-    if time.monotonic() - started < _SLOW_LOOK_S * len(found):
-        return found + [look(unit) for unit in some[_LOOK_THREADS:]]
-    with ThreadPoolExecutor(_LOOK_THREADS) as threads:
-        return found + list(threads.map(look, some[_LOOK_THREADS:]))
+    return of_each(some, lambda unit: sum(item.bytes_to_read() for item in unit.inputs))
 
 
 def is_local(file: ManifestFile) -> bool:
@@ -212,27 +290,35 @@ def _source(directory: Path, file: ManifestFile) -> Input:
             sha256=file.sha256,
             modified_ns=file.modified_ns,
         )
-    name = f"download/{file.name}"
-    path = directory / name
-    return Input(name=name, path=path, size=file.size, made_by=path, sha256=file.sha256)
+    maker = _download_unit(directory, file)
+    path = directory / maker.name
+    return Input(name=maker.name, path=path, size=file.size, made_by=path, maker=maker, sha256=file.sha256)
 
 
 def _extracted(directory: Path, file: ManifestFile) -> Input:
     """A file of the corpus, uncompressed."""
     if not file.name.endswith(COMPRESSED):
         return _source(directory, file)
-    name = f"extract/{extracted_name(file.name)}"
-    path = directory / name
-    return Input(name=name, path=path, size=file.size, made_by=path)
+    maker = _extract_unit(directory, file)
+    path = directory / maker.name
+    return Input(name=maker.name, path=path, size=file.size, made_by=path, maker=maker)
+
+
+def _download_unit(directory: Path, file: ManifestFile) -> Unit:
+    output = f"download/{file.name}"
+    wanted = Input(name=file.name, path=directory / output, size=file.size, sha256=file.sha256)
+    return Unit(stage="download", inputs=(wanted,), outputs=(output,), url=file.url)
+
+
+def _extract_unit(directory: Path, file: ManifestFile) -> Unit:
+    output = f"extract/{extracted_name(file.name)}"
+    return Unit(stage="extract", inputs=(_source(directory, file),), outputs=(output,))
 
 
 def _download_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
-    directory = job.directory
     for file in manifest.files:
         if not is_local(file):
-            output = f"download/{file.name}"
-            wanted = Input(name=file.name, path=directory / output, size=file.size, sha256=file.sha256)
-            yield Unit(stage="download", inputs=(wanted,), outputs=(output,), url=file.url)
+            yield _download_unit(job.directory, file)
 
 
 def _extract_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
@@ -240,14 +326,15 @@ def _extract_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
     seen: dict[str, str] = {}
     for file in manifest.files:
         if file.name.endswith(COMPRESSED):
-            output = f"extract/{extracted_name(file.name)}"
+            unit = _extract_unit(directory, file)
+            output = unit.name
             other = seen.setdefault(output, file.name)
             if other != file.name:
                 raise HpcgenError(
                     f"{other} and {file.name} would both be uncompressed to {directory / output}",
                     "leave one of them out (data.corpus.include), or use prepare, which uncompresses to no file",
                 )
-            yield Unit(stage="extract", inputs=(_source(directory, file),), outputs=(output,))
+            yield unit
 
 
 def _shares(job: CorpusJob, manifest: Manifest) -> Iterator[tuple[list[ManifestFile], Share, list[str]]]:
@@ -285,7 +372,8 @@ def _tokenize_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
         made_by = job.directory / unit.name
         for output in unit.outputs:
             path = job.directory / output
-            item = Input(name=output, path=path, size=unit.size // len(unit.outputs), made_by=made_by)
+            size = unit.size // len(unit.outputs)
+            item = Input(name=output, path=path, size=size, made_by=made_by, maker=unit)
             prefix = f"tokens/{path.name.removesuffix('.jsonl')}"
             yield Unit(stage="tokenize", inputs=(item,), outputs=(prefix,))
 
@@ -311,12 +399,21 @@ def _tokenize_settings(job: CorpusJob) -> Mapping[str, Any]:
             "kind": tokenizer.kind,
             "eod": tokenizers.eod_id(tokenizer),
             "vocab_size": tokenizers.vocab_size(tokenizer),
-            "files": [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files if path],
+            "files": [_digest(Path(path)) for path in files if path],
         },
         "json_key": corpus.json_key,
         "drop_empty": corpus.drop_empty,
         "bad_documents": corpus.bad_documents,
     }
+
+
+def _digest(tokenizer_file: Path) -> str:
+    try:
+        return hashlib.sha256(tokenizer_file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise HpcgenError(
+            f"cannot read the tokenizer file {tokenizer_file}: {error.strerror}", "name one that is there"
+        ) from error
 
 
 _SETTINGS: dict[DataStage, Callable[[CorpusJob], Mapping[str, Any]]] = {

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 import trainer
 from hpcgen.config.corpus import CorpusJob
+from hpcgen.data.each import of_each
 from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.pair import Pair, open_pair
-from hpcgen.data.record import FileIdentity, Record
-from hpcgen.data.unit import DataStage, Input, Unit, configuration, units
+from hpcgen.data.record import RECORD_FILE, FileIdentity, Record
+from hpcgen.data.unit import DataStage, Looker, Unit, configuration, units
 from hpcgen.errors import HpcgenError
 
 PAIR_STAGES: tuple[DataStage, ...] = ("tokenize", "prepare")
@@ -130,33 +131,28 @@ def stale_pairs(job: CorpusJob, manifest: Manifest | None, records: Mapping[Path
 
     `manifest` is that of the corpus, where there is one.
     """
-    found = {}
+    looker, wanted = Looker(job), dict[tuple[str, Path], Unit]()
     for stage in PAIR_STAGES:
-        of_configuration = configuration(stage, job)
-        all_units = units(stage, job, manifest) if manifest is not None else []
-        wanted = {(job.directory / output): unit for unit in all_units for output in unit.outputs}
-        for prefix, record in records.items():
-            if record.stage != stage:
-                continue
-            if record.configuration != of_configuration:
-                found[prefix] = (
-                    "made with other settings than the run file's "
-                    "(tokenizer, json_key, drop_empty or bad_documents)"
-                )
-            elif manifest is not None and not _is_of(record, wanted.get(prefix.absolute())):
-                found[prefix] = "made of other files than the manifest has for it"
-    return found
+        for unit in units(stage, job, manifest) if manifest is not None else ():
+            wanted |= {(stage, job.directory / output): unit for output in unit.outputs}
+    settings: dict[str, str] = {stage: configuration(stage, job) for stage in PAIR_STAGES}
 
+    def reason(item: tuple[Path, Record]) -> str:
+        prefix, record = item
+        if record.configuration != settings.get(record.stage):
+            what = "tokenizer, json_key, drop_empty or bad_documents"
+            return f"made with other settings than the run file's ({what})"
+        unit = wanted.get((record.stage, prefix.absolute()))
+        if manifest is not None and (unit is None or not looker.is_current(unit, record)):
+            return "made of other files than the manifest has for it"
+        return ""
 
-def _is_of(record: Record, unit: Unit | None) -> bool:
-    """Whether the record is of what the unit reads now."""
-    if unit is None or len(unit.inputs) != len(record.inputs):
-        return False
-    return all(map(Input.may_be, unit.inputs, record.inputs))
+    reasons = of_each(list(records.items()), reason)
+    return {prefix: why for prefix, why in zip(records, reasons, strict=True) if why}
 
 
 def _records(directory: Path) -> Iterator[Record]:
-    for path in sorted(directory.glob("*.record.json")):
+    for path in sorted(directory.glob(f"*{RECORD_FILE}")):
         try:
             yield msgspec.json.decode(path.read_bytes(), type=Record)
         except (OSError, msgspec.MsgspecError):

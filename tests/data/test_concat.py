@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcgen.data import concat as module
 from hpcgen.data.concat import concat
-from hpcgen.data.record import read_record
+from hpcgen.data.record import Counts, read_record, record_path, write_record
 from hpcgen.data.task import Context
 from hpcgen.errors import HpcgenError
 
@@ -88,6 +90,26 @@ def test_nothing_is_published_of_what_cannot_be(tmp_path, contents, num_outputs,
     assert published(tmp_path / "corpus") == []
 
 
+def test_lines_are_those_that_extract_counted(tmp_path):
+    """Counted on both sides of the file: a line that is lost in between would be noticed."""
+    write_file(tmp_path / "source/a.jsonl.zst", json_lines(documents(20), last_newline=False))
+    write_file(tmp_path / "source/b.jsonl", json_lines(documents(5)))
+    names = ["a.jsonl.zst", "b.jsonl"]
+    job = planned_corpus(tmp_path / "source", tmp_path / "corpus", names, num_output_files=1)
+    run_stages(job, "extract")
+    unit = one_unit(job, "concat")
+    counts = concat(unit, job, CONTEXT).counts
+    assert (counts.documents_in, counts.documents_out) == (25, 25)
+    output = job.directory / "extract/a.jsonl"
+    record = read_record(output)
+    assert record is not None
+    write_record(dataclasses.replace(record, counts=Counts(documents_in=21, documents_out=21)), output)
+    record_path(job.directory / unit.name).unlink()
+    with pytest.raises(AssertionError, match="documents are not accounted for"):
+        concat(unit, job, CONTEXT)
+    assert not record_path(job.directory / unit.name).exists()
+
+
 def test_an_extracted_file_that_was_changed_is_noticed(tmp_path):
     write_file(tmp_path / "source/a.jsonl.zst", json_lines(documents(20)))
     job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl.zst"], num_output_files=1)
@@ -99,6 +121,9 @@ def test_an_extracted_file_that_was_changed_is_noticed(tmp_path):
     content = bytearray(extracted.read_bytes())
     content[100] ^= 1
     extracted.write_bytes(content)
-    with pytest.raises(HpcgenError, match=r"changed since it was made: its SHA-256 is"):
+    with pytest.raises(
+        HpcgenError,
+        match=r"changed since it was made: its SHA-256 is \w+, not \w+; remove it and run the stage extract again",
+    ):
         concat(unit, job, CONTEXT)
     assert not (job.directory / "concat").exists() or list((job.directory / "concat").iterdir()) == []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
-from hpcgen.files import private_file, publish, sweep
+import pytest
+
+from hpcgen.files import host_tag, private_file, publish, sweep
 
 WRITER = """
 import sys, time
@@ -48,6 +51,40 @@ def test_leftovers_of_the_killed_go_and_files_of_the_living_stay(tmp_path):
             writer.communicate()
     sweep([target])
     assert names(tmp_path) == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("age_days", [0, 2])
+def test_files_of_other_hosts_stay_for_a_day(tmp_path, age_days):
+    """A lock that looks free may be known to the other host only."""
+    path = tmp_path / f".a.{host_tag()}01234567.tmp"
+    other = path.with_name(path.name.replace(host_tag(), "f" * 8))
+    for file in (path, other):
+        file.touch()
+        now = file.stat().st_mtime
+        os.utime(file, (now, now - age_days * 86400))
+    sweep([tmp_path / "a"])
+    assert names(tmp_path) == ([] if age_days else [other.name])
+
+
+FILLS_THE_DISK = """
+import resource, sys
+from pathlib import Path
+from hpcgen.files import private_file
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+try:
+    with private_file(Path(sys.argv[1])) as file:
+        file.write(b"x" * 100)
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_what_cannot_be_written_when_it_is_closed_is_gone(tmp_path):
+    """The last of it lies in a buffer; the limit stands for a full disk."""
+    command = [sys.executable, "-c", FILLS_THE_DISK, str(tmp_path / "a")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "File too large\n"
+    assert names(tmp_path) == []
 
 
 def test_only_private_files_are_swept(tmp_path):

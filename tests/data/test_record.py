@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -19,13 +22,13 @@ def pair_record(tmp_path, content: bytes, seconds: float = 1.0) -> Record:
         stage="prepare",
         configuration="settings",
         inputs=(FileIdentity("a.jsonl", 5, "0" * 64),),
-        outputs=tuple(FileIdentity(name, len(content), content.hex()) for name in names),
+        outputs=tuple(FileIdentity(name, len(content), sha256(content).hexdigest()) for name in names),
         counts=Counts(documents_in=3, documents_out=2, rejected=1),
         seconds=seconds,
     )
 
 
-def publish_pair(tmp_path, content: bytes, seconds: float = 1.0) -> Record:
+def publish_pair(tmp_path, content: bytes, seconds: float = 1.0, stale: Sequence[Path] = ()) -> Record:
     record = pair_record(tmp_path, content, seconds)
     with ExitStack() as stack:
         files = []
@@ -33,8 +36,7 @@ def publish_pair(tmp_path, content: bytes, seconds: float = 1.0) -> Record:
             file = stack.enter_context(private_file(tmp_path / name))
             file.write(content)
             files.append((file, tmp_path / name))
-        publish_unit(files, record, tmp_path / "a")
-    return record
+        return publish_unit(files, record, tmp_path / "a", stale=stale)
 
 
 def test_record_comes_back(tmp_path):
@@ -109,6 +111,65 @@ def test_a_record_that_does_not_fit_leaves_the_old_unit(tmp_path, monkeypatch):
     assert read_record(tmp_path / "a") == old
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "a.record.json"]
     assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "a.idx").read_bytes() == b"old"
+
+
+def test_a_damaged_output_is_put_right(tmp_path):
+    """Made again it is the same work, but what lies there is not."""
+    publish_pair(tmp_path, b"same")
+    (tmp_path / "a.bin").write_bytes(b"sAme")
+    record = publish_pair(tmp_path, b"same", seconds=2.0)
+    assert (tmp_path / "a.bin").read_bytes() == b"same"
+    assert read_record(tmp_path / "a") == record
+    assert record.seconds == 2.0
+
+
+def test_what_is_whole(tmp_path):
+    """By length and time; by the hash where the time is another, which then is set right."""
+    record, path = publish_pair(tmp_path, b"content"), tmp_path / "a.bin"
+    published_ns = path.stat().st_mtime_ns
+    files = ["a.bin", "a.idx"]
+    assert [output.modified_ns for output in record.outputs] == [
+        (tmp_path / x).stat().st_mtime_ns for x in files
+    ]
+    os.utime(path, ns=(1, 1))  # as cp leaves it
+    assert record.is_whole(tmp_path, files)
+    assert path.stat().st_mtime_ns == published_ns
+    path.write_bytes(b"CONTENT")
+    assert not record.is_whole(tmp_path, files)
+    second = published_ns // 10**9 * 10**9  # as tar and some file systems keep it
+    os.utime(path, ns=(second, second))
+    assert record.is_whole(tmp_path, files)
+
+
+@pytest.mark.parametrize("content", [b"old", b"new"], ids=["the-same", "another"])
+def test_what_an_older_version_left_goes(tmp_path, content):
+    publish_pair(tmp_path, b"old")
+    stale = [tmp_path / "a.rejects.jsonl", tmp_path / "b.record.json"]
+    for path in (*stale, tmp_path / "other"):
+        path.touch()
+    publish_pair(tmp_path, content, stale=stale)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "a.record.json", "other"]
+
+
+def test_what_an_older_version_left_stays_while_the_disk_is_full(tmp_path, monkeypatch):
+    publish_pair(tmp_path, b"old")
+    rejects = tmp_path / "a.rejects.jsonl"
+    rejects.touch()
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        publish_pair(tmp_path, b"new", stale=[rejects])
+    assert rejects.exists()
+
+
+def test_documents_that_are_not_accounted_for_are_not_published(tmp_path):
+    record = dataclasses.replace(pair_record(tmp_path, b""), counts=Counts(documents_in=3, documents_out=2))
+    with pytest.raises(AssertionError, match="not accounted for"):
+        publish_unit([], record, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_same_content():

@@ -106,6 +106,19 @@ def test_progress_file(corpus):
     assert status["updated"] >= status["started"]
 
 
+def test_the_progress_directory_is_looked_through_once(corpus, monkeypatch):
+    """It holds a file of every task, and every task writes one every five seconds."""
+    looks, written, scandir, replace = [], [], os.scandir, Path.replace
+    monkeypatch.setattr(os, "scandir", lambda path: (looks.append(Path(path).name), scandir(path))[1])
+    monkeypatch.setattr(
+        Path, "replace", lambda path, target: (written.append(target.parent.name), replace(path, target))[1]
+    )
+    monkeypatch.setattr(module, "_WRITE_INTERVAL_S", 0.0)
+    run_stages(corpus, "extract")
+    assert written.count("progress") > 2
+    assert looks.count("progress") == 1
+
+
 def test_a_unit_that_fails_does_not_stop_the_others(corpus):
     source = Path(corpus.corpus.source.directory)
     content = (source / "a.jsonl.zst").read_bytes()

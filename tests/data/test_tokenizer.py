@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models
 
+from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig, eod_id, gpt2_files, problems, vocab_size
 from hpcgen.data.tokenizer import load_tokenizer
+from hpcgen.data.unit import configuration
 from hpcgen.errors import HpcgenError
 
 from .conftest import HARD_TEXTS
@@ -192,3 +194,11 @@ def test_random_merges_are_refused(trained, tmp_path):
     path.write_text(json.dumps(definition))
     with pytest.raises(HpcgenError, match=r"model\.dropout = 0\.1 makes the ids random"):
         load_tokenizer(TokenizerConfig(kind="huggingface", tokenizer_file=str(path), eod_token="</s>"))
+
+
+def test_a_tokenizer_file_that_is_gone_is_named_before_a_stage_starts(tmp_path):
+    vocab = str(gpt2_files(GPT2)[0])
+    gone = TokenizerConfig(vocab_file=vocab, merges_file=str(tmp_path / "m.txt"))
+    job = CorpusJob(corpus=CorpusConfig(directory=str(tmp_path)), tokenizer=gone)
+    with pytest.raises(HpcgenError, match=r"cannot read the tokenizer file .*m\.txt: No such file"):
+        configuration("prepare", job)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
+import shutil
 
 import pytest
 
-from hpcgen.config.corpus import SplitPatterns
+from hpcgen.config.corpus import CorpusConfig, CorpusJob, SplitPatterns
 from hpcgen.config.tokenizer import TokenizerConfig, gpt2_files
-from hpcgen.data import unit as module
-from hpcgen.data.manifest import manifest_path, read_manifest
-from hpcgen.data.record import read_record, record_path
-from hpcgen.data.task import make_unit
+from hpcgen.data import each
+from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, read_manifest, write_manifest
+from hpcgen.data.pending import pending
+from hpcgen.data.record import FileIdentity, Record, read_record, record_path, write_record
+from hpcgen.data.status import corpus_status
+from hpcgen.data.task import make_unit, run_task
 from hpcgen.data.unit import (
     bytes_to_read,
     configuration,
@@ -21,9 +25,19 @@ from hpcgen.data.unit import (
     units,
     units_of_task,
 )
+from hpcgen.data.verification import find_records, stale_pairs
 from hpcgen.errors import HpcgenError
 
-from .data_runs import CHAIN, documents, json_lines, make_units, planned_corpus, published, write_file
+from .data_runs import (
+    CHAIN,
+    documents,
+    json_lines,
+    make_units,
+    one_unit,
+    planned_corpus,
+    published,
+    write_file,
+)
 
 NAMES = ["a.jsonl.zst", "b.jsonl.gz", "c.jsonl", "d.jsonl.zst"]
 
@@ -57,6 +71,7 @@ def all_to_do(job) -> dict[str, list[str]]:
 
 
 NOTHING: dict[str, list[str]] = {stage: [] for stage in CHAIN}
+CONCAT = ["concat/corpus-00000-of-00002.jsonl", "concat/corpus-00001-of-00002.jsonl"]
 TOKENS = ["tokens/corpus-00000-of-00002", "tokens/corpus-00001-of-00002"]
 
 
@@ -109,16 +124,23 @@ def test_a_source_that_changed(corpus, touch, tmp_path):
         os.utime(source, ns=(1, 1))
     else:
         write_file(source, json_lines(documents(21, 99)))
-    assert all_to_do(corpus) == {**NOTHING, "extract": ["extract/a.jsonl"]}
+    of_it = {"extract": ["extract/a.jsonl"], "concat": CONCAT[:1], "tokenize": TOKENS[:1]}
+    assert all_to_do(corpus) == of_it
     with pytest.raises(HpcgenError, match="changed since it was planned"):
         make_units(corpus, "extract")
     replanned = planned_corpus(tmp_path / "source", corpus.directory, NAMES, num_output_files=2)
-    assert all_to_do(replanned) == {**NOTHING, "extract": ["extract/a.jsonl"]}
+    assert all_to_do(replanned) == of_it
+    for stage in ("concat", "tokenize"):  # of what is there they could only make the old again
+        with pytest.raises(
+            HpcgenError, match=r"is not what .* make now; run the stage extract again, and those"
+        ):
+            make_units(replanned, stage)
     make_units(replanned, "extract")
-    made_again = [] if touch else ["concat/corpus-00000-of-00002.jsonl"]
-    assert to_do(replanned, "concat") == made_again
+    assert all_to_do(replanned) == (NOTHING if touch else {**of_it, "extract": []})
     make_units(replanned, "concat")
-    assert to_do(replanned, "tokenize") == ([] if touch else TOKENS[:1])
+    assert all_to_do(replanned) == (NOTHING if touch else {**NOTHING, "tokenize": TOKENS[:1]})
+    make_units(replanned, "tokenize")
+    assert all_to_do(replanned) == NOTHING
 
 
 def test_a_source_that_is_gone_was_used(corpus, tmp_path):
@@ -172,6 +194,89 @@ def test_other_shares_of_one_name_are_other_work(tmp_path):
     assert to_do(job, "prepare") == []
 
 
+@pytest.mark.parametrize("stage", ["extract", "concat", "tokenize"])
+def test_a_byte_that_changed(corpus, stage):
+    """Found by its stage, put right by it, and what was made of it before stays done."""
+    unit = one_unit(corpus, stage)
+    path = corpus.directory / unit.files[0]
+    whole = path.read_bytes()
+    path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    assert all_to_do(corpus) == {**NOTHING, stage: [unit.name]}
+    make_units(corpus, stage)
+    assert all_to_do(corpus) == NOTHING
+    assert path.read_bytes() == whole
+
+
+def test_a_download_that_was_cut_is_its_own_affair(tmp_path):
+    content = write_file(tmp_path / "corpus/download/a.jsonl.gz", json_lines(documents(20))).read_bytes()
+    job = CorpusJob(
+        corpus=CorpusConfig(directory=str(tmp_path / "corpus")), tokenizer=TokenizerConfig(kind="bytes")
+    )
+    file = ManifestFile(name="a.jsonl.gz", split="corpus", size=len(content), url="http://localhost/a")
+    write_manifest(Manifest("a test", [file]), manifest_path(job.directory))
+    sha256 = hashlib.sha256(content).hexdigest()
+    record = Record(
+        stage="download",
+        configuration=configuration("download", job),
+        inputs=(FileIdentity("a.jsonl.gz", len(content), sha256),),
+        outputs=(FileIdentity("download/a.jsonl.gz", len(content), sha256),),
+    )
+    write_record(record, job.directory / "download/a.jsonl.gz")
+    make_units(job, "extract")
+    os.truncate(job.directory / "download/a.jsonl.gz", 50)
+    assert (to_do(job, "download"), to_do(job, "extract")) == (["download/a.jsonl.gz"], [])
+    other = ManifestFile(name="a.jsonl.gz", split="corpus", size=51, url="http://localhost/a")
+    write_manifest(Manifest("a test", [other]), manifest_path(job.directory))
+    assert to_do(job, "extract") == ["extract/a.jsonl"]
+
+
+def test_a_copy_with_other_times_is_done(corpus, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.directory, copy, copy_function=shutil.copyfile)
+    job = dataclasses.replace(corpus, corpus=dataclasses.replace(corpus.corpus, directory=str(copy)))
+    assert all_to_do(job) == NOTHING
+
+
+def test_an_old_chain_of_one_file(tmp_path):
+    """What is planned again is made again to the end, by what each command says of itself."""
+    write_file(tmp_path / "source/a.jsonl.gz", json_lines(documents(20)))
+    job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl.gz"], num_output_files=2)
+    make_units(job, *CHAIN)
+    write_file(tmp_path / "source/a.jsonl.gz", json_lines(documents(10)))
+    job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl.gz"], num_output_files=2)
+    manifest = read_manifest(manifest_path(job.directory))
+    assert [pending(stage, job, manifest).tasks(2) for stage in CHAIN] == [(0,), (0,), (0, 1)]
+    assert [status.done for status in corpus_status(job, manifest, CHAIN, 0.0)] == [0, 0, 0]
+    report = run_task("tokenize", job, manifest, workers=1)
+    assert report.done_before == 0
+    assert [error.partition(": ")[2].partition(";")[2] for error in report.errors] == [
+        " run the stage extract again, and those after it"
+    ] * 2
+    prefixes = [job.directory / name for name in TOKENS]
+    assert set(stale_pairs(job, manifest, find_records(prefixes))) == set(prefixes)
+    make_units(job, *CHAIN)
+    assert all_to_do(job) == NOTHING
+    assert not stale_pairs(job, manifest, find_records(prefixes))
+
+
+def test_a_pair_has_one_record(tmp_path):
+    """tokenize has one for each pair, prepare one for all of a file: each takes the place of the other's."""
+    write_file(tmp_path / "source/a.jsonl.gz", json_lines(documents(20)))
+    job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl.gz"], num_output_files=2)
+    prefixes = [job.directory / name for name in TOKENS]
+    make_units(job, *CHAIN)
+    job = with_settings(job, json_key="other", bad_documents="skip", max_bad_fraction=1)
+    write_file(tmp_path / "source/a.jsonl.gz", b"".join(b'{"other": "%d"}\n' % index for index in range(9)))
+    job = dataclasses.replace(
+        planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl.gz"]), corpus=job.corpus
+    )
+    make_units(job, "prepare")
+    assert {record.stage for record in find_records(prefixes).values()} == {"prepare"}
+    assert to_do(job, "prepare") == []
+    make_units(job, *CHAIN)
+    assert {record.stage for record in find_records(prefixes).values()} == {"tokenize"}
+
+
 def test_rejects_belong_to_the_outputs(tmp_path):
     write_file(tmp_path / "source/a.jsonl", b'{"text": "a"}\nbad\n')
     job = planned_corpus(
@@ -208,7 +313,7 @@ def test_many_units_are_looked_at(tmp_path, monkeypatch, slow_look_s):
     settings = configuration("extract", job)
     for unit in every[::3]:
         make_unit(unit, lambda step: None, job=job, of_configuration=settings, threads=1)
-    monkeypatch.setattr(module, "_SLOW_LOOK_S", slow_look_s)
+    monkeypatch.setattr(each, "_SLOW_LOOK_S", slow_look_s)
     found = done_records(every, job, settings)
     assert [record and record.outputs[0].name for record in found] == [
         None if index % 3 else unit.name for index, unit in enumerate(every)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpcgen.data.indexed_dataset import bin_path, idx_path
-from hpcgen.data.record import Counts, FileIdentity, Record, write_record
+from hpcgen.data.record import Counts, FileIdentity, Record, read_record, write_record
 from hpcgen.data.verification import Expected, find_records, verify
 from tests.data.pairs import write, write_sequences
 
@@ -30,7 +30,9 @@ def record_of(*prefixes, **counts):
     held = {"documents_in": 4, "documents_out": 4, "empty": 1, "sequences": 3, "tokens": 9} | counts
     record = Record(stage="prepare", configuration="c", inputs=(), outputs=outputs, counts=Counts(**held))
     write_record(record, prefixes[0])
-    return record
+    published = read_record(prefixes[0])
+    assert published is not None
+    return published
 
 
 def findings(prefix, *, megatron=False, **expected):
