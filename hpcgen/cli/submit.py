@@ -48,10 +48,9 @@ def command(
 
     plan = api.plan(api.load_run(config, overrides), stages)
     warn(plan.warnings)
-    if dry_run or launcher == "local":  # submitting to Slurm does it itself
+    if dry_run:
         missing = missing_tasks(plan)
         warn(tuple(check_corpus(plan, missing)))
-    if dry_run:
         for stage in plan.stages:
             api.render(plan, stage, templates)
         would = [_would_submit(stage, missing.get(stage.name)) for stage in plan.stages.values()]

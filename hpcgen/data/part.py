@@ -14,15 +14,13 @@ import hashlib
 import os
 import re
 import secrets
-import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from hpcgen.files import sync
+from hpcgen.files import host_tag, is_abandoned, sync
 
 SYNC_INTERVAL = 32 << 20
 """Bytes after which a part is synced and noted: what a kill can cost at most."""
@@ -30,8 +28,6 @@ HEAD = 512
 """Bytes of the beginning that are kept in memory."""
 _BLOCK = 1 << 20
 _NAME = re.compile(r"\.(?P<target>.+)\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.part")
-_IDLE_S = 86400.0
-"""A part that was not written for a day has no living owner, whatever locks can tell."""
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -164,7 +160,7 @@ def partial_file(target: Path, url: str) -> Iterator[PartialFile]:
 
 def _create(target: Path) -> tuple[Path, BinaryIO]:
     while True:
-        path = target.with_name(f".{target.name}.{_host()}{secrets.token_hex(4)}.part")
+        path = target.with_name(f".{target.name}.{host_tag()}{secrets.token_hex(4)}.part")
         file = path.open("xb", buffering=_BLOCK)
         with contextlib.suppress(OSError):  # not every file system has locks
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -199,27 +195,11 @@ def _remember(target: Path, parts: list[Path]) -> None:
 
 def _remove_abandoned(part: Path) -> bool:
     """Removes a part whose owner is dead; whether it was one."""
-    if not _is_abandoned(part):
+    match = _NAME.fullmatch(part.name)
+    if match is None or not is_abandoned(part, match["host"]):
         return False
     _remove(part)
     return True
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Whether the owner of a part is dead. On this host a lock says so, where there are locks; else time has to."""
-    match = _NAME.fullmatch(path.name)
-    lock_tells = match is not None and match["host"] == _host()
-    try:
-        with path.open("rb+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            except OSError:
-                lock_tells = False
-            return lock_tells or time.time() - os.fstat(file.fileno()).st_mtime > _IDLE_S
-    except OSError:
-        return False
 
 
 def _remove(part: Path) -> None:
@@ -240,7 +220,3 @@ def _note_path(part: Path) -> Path:
 
 def _new_note_path(part: Path) -> Path:
     return part.with_name(part.name + ".new")
-
-
-def _host() -> str:
-    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]

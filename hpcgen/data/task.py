@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.record import Counts, Record, record_path
+from hpcgen.data.record import SIDE_FILE, Counts, Record, record_path
 from hpcgen.data.unit import (
     DataStage,
     Looker,
@@ -131,6 +131,12 @@ class TaskReport:
             "seconds": round(self.seconds, 3),
         }
 
+    @property
+    def side_files(self) -> list[str]:
+        """Where rejected documents stand, below the corpus's directory."""
+        outputs = (output.name for record in self.records for output in record.outputs)
+        return sorted(name for name in outputs if name.endswith(SIDE_FILE))
+
     def __str__(self) -> str:
         counts, made = self.counts, len(self.records) - self.done_before
         failed = f", {len(self.errors):,} failed" if self.errors else ""
@@ -143,6 +149,9 @@ class TaskReport:
                 f"documents  {counts.documents_in:,} in = {counts.documents_out:,} out"
                 f" + {counts.skipped:,} skipped + {counts.rejected:,} rejected"
             )
+        if side_files := self.side_files:
+            more = f" and {len(side_files) - 1:,} more" if len(side_files) > 1 else ""
+            lines.append(f"rejects    {side_files[0]}{more}")
         if counts.tokens:
             lines.append(f"tokens     {counts.tokens:,} in {counts.sequences:,} sequences")
         if counts.eod_in_text:

@@ -24,7 +24,7 @@ from hpcgen.data.compression import content
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
 from hpcgen.data.jsonl import Block, Reject, read_blocks, text_reader
 from hpcgen.data.output_file import HashedFile
-from hpcgen.data.record import Counts, FileIdentity, Record, publish_unit, record_path
+from hpcgen.data.record import SIDE_FILE, Counts, FileIdentity, Record, publish_unit, record_path
 from hpcgen.data.task import Context, Step
 from hpcgen.data.tokenizer import Tokenizer, limit_threads, load_tokenizer
 from hpcgen.data.unit import Unit
@@ -288,7 +288,7 @@ class _Output:
     @property
     def rejects_path(self) -> Path:
         """Where bad lines go."""
-        return self._prefix.with_name(self._prefix.name + ".rejects.jsonl")
+        return self._prefix.with_name(self._prefix.name + SIDE_FILE)
 
     def add_reject(self, reject: Reject) -> None:
         """Notes a bad line: which, why, and what it is."""

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from hpcgen.errors import HpcgenError, JobFailed
 from hpcgen.files import write_text
+from hpcgen.launchers.corpus import check_corpus, missing_tasks
 from hpcgen.launchers.job import Job, Progress
 from hpcgen.launchers.process_tree import kill_tree
 from hpcgen.launchers.run_directory import make_run_directory, sharing
@@ -36,7 +37,8 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
     and so does SIGTERM any: no process of theirs is left when this returns or raises.
 
     Raises:
-        HpcgenError: a stage needs more than this machine: several nodes or a container.
+        HpcgenError: a stage needs more than this machine: several nodes or a container; the corpus cannot be fetched
+            or has no room.
         JobFailed: a stage failed; the message ends with the last lines of its log.
     """
     for stage in plan.stages.values():
@@ -45,6 +47,8 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
             raise HpcgenError(
                 f"stage {stage.name} asks for {what}, and --launcher local has this machine only"
             )
+    for warning in check_corpus(plan, missing_tasks(plan)):
+        print(f"warning: {warning}", file=sys.stderr)
     with sharing(plan), _term_ends_stage():
         run_dir = make_run_directory(plan)
         return [_run(plan, stage, run_dir, on_progress) for stage in plan.stages.values()]

@@ -117,6 +117,17 @@ def test_what_a_task_cannot_make_is_told_and_the_rest_is_made(planned_corpus: Pa
     assert [path.name for path in (planned_corpus / "tokens").glob("*.idx")] == ["corpus-00001-of-00002.idx"]
 
 
+def test_a_task_says_where_its_rejected_documents_stand(planned_corpus: Path) -> None:
+    with (planned_corpus.parent / "text/b.jsonl").open("a") as file:
+        file.write("no JSON\n")
+    assert hpcgen("data", "plan", "--replan").status == 0
+    skipping = ("--set", "data.corpus.bad_documents=skip", "--set", "data.corpus.max_bad_fraction=0.5")
+    done = hpcgen("data", "prepare", *skipping)
+    assert done.status == 0
+    assert "rejects    tokens/corpus-00001-of-00002.rejects.jsonl\n" in done.stdout
+    assert (planned_corpus / "tokens/corpus-00001-of-00002.rejects.jsonl").exists()
+
+
 STAGES = ("download", "extract", "concat", "tokenize", "prepare")
 READERS: list[tuple[str, ...]] = [
     ("data", "prepare"),

@@ -31,7 +31,7 @@ from hpcgen.data.record import read_record
 from hpcgen.data.task import Context, Step, run_task
 from hpcgen.data.unit import units
 from hpcgen.errors import HpcgenError
-from hpcgen.files import publish
+from hpcgen.files import host_tag, publish
 from tests.http_server import (
     Behaviour,
     Handler,
@@ -534,7 +534,7 @@ PROGRAM = textwrap.dedent(
     from hpcgen.data import part
     from hpcgen.data.download import Wanted, fetched
     from hpcgen.data.http import Patience, Web
-    from hpcgen.files import publish
+    from hpcgen.files import host_tag, publish
     part.SYNC_INTERVAL = 50_000
     url, target, size = sys.argv[1:]
     wanted = Wanted(name="part.jsonl.zst", url=url, size=int(size), sha256=None)
@@ -645,7 +645,7 @@ def test_two_processes_never_write_one_file(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
-    host = part._host()
+    host = host_tag()
     for name in ("x", "done", "waiting"):
         (tmp_path / f".{name}.{host}00000000.part").write_bytes(b"of this host")
         (tmp_path / f".{name}.{host}00000000.part.json").write_bytes(b"{}")
