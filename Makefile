@@ -7,11 +7,11 @@ TORCH := 2.13.0
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check pytest test-slow test-containers test-gpu layouts bench system-packages golden clean
+.PHONY: help install quickstart test check pytest test-slow test-containers test-gpu layouts bench bench-data system-packages golden clean
 
 help:
 	@sed -n 's/^# //p' Makefile
-	@echo "others: install check pytest test-slow test-gpu layouts bench golden clean"
+	@echo "others: install check pytest test-slow test-gpu layouts bench bench-data golden clean"
 
 install: $(READY)
 
@@ -67,6 +67,11 @@ layouts: $(READY)
 # Rendering against the floor of its imports.
 bench: $(READY)
 	$(BIN)/python -m benchmarks.render
+
+# Data preparation against what its parts cost, and Megatron-LM's way; several minutes. Better of your own files:
+# .venv/bin/python -m benchmarks.data CORPUS/*.jsonl.zst
+bench-data: $(READY)
+	$(BIN)/python -m benchmarks.data
 
 golden: $(READY)
 	$(BIN)/pytest tests/rendering/test_golden.py --update-golden
