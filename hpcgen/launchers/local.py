@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hpcgen.errors import HpcgenError, JobFailed
 from hpcgen.files import write_text
@@ -24,6 +24,7 @@ from hpcgen.launchers.tasks import ModuleTask
 from hpcgen.planning.paths import corpus_job
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
+from hpcgen.termination import term_exits
 
 POLL_S = 0.3
 PATIENCE_S = 30.0
@@ -49,7 +50,7 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
             )
     for warning in check_corpus(plan, missing_tasks(plan)):
         print(f"warning: {warning}", file=sys.stderr)
-    with sharing(plan), _term_ends_stage():
+    with sharing(plan), term_exits():
         run_dir = make_run_directory(plan)
         return [_run(plan, stage, run_dir, on_progress) for stage in plan.stages.values()]
 
@@ -229,20 +230,6 @@ def _children_ignore_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def _term_ends_stage() -> Iterator[None]:
-    """SIGTERM, as `timeout` and `kill` send it, would end this process alone."""
-
-    def leave(signal_number: int, frame: Any) -> NoReturn:
-        raise SystemExit(128 + signal_number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _free_port() -> int:

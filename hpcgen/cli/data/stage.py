@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -166,6 +164,7 @@ def run_stage(
     from hpcgen.data.space import check_space
     from hpcgen.data.task import run_task
     from hpcgen.sharing import shared_as
+    from hpcgen.termination import term_exits
 
     job = read_job(config, overrides)
     if verify_fraction is not None:
@@ -173,7 +172,7 @@ def run_stage(
         job = dataclasses.replace(job, corpus=corpus)
     manifest = read_manifest(manifest_path(job.directory))
     warn(tuple(check_space(stage, job, manifest, task_id=task_id, num_tasks=num_tasks)))
-    with shared_as(job.share), _term_ends_workers(), shown() as on_progress:
+    with shared_as(job.share), term_exits(), shown() as on_progress:
         report = run_task(
             stage,
             job,
@@ -189,17 +188,3 @@ def run_stage(
         if len(report.errors) > len(shown_errors):
             shown_errors.append(f"and {len(report.errors) - len(shown_errors):,} more")
         raise JobFailed("\n".join(shown_errors))
-
-
-@contextlib.contextmanager
-def _term_ends_workers() -> Iterator[None]:
-    """Slurm ends a job with SIGTERM: the workers then go before us, and take their private files with them."""
-
-    def leave(signal_number: int, frame: Any) -> NoReturn:
-        raise SystemExit(128 + signal_number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
