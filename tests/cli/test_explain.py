@@ -225,7 +225,7 @@ def test_two_runs_compared(workplace, run_file):
     other_line = line_of(workplace / "other.yaml", "PXN")
     assert found.status == 0
     assert found.stdout.splitlines() == [
-        "# stage train: changes against other.yaml (32 are the same)",
+        "# stage train: changes against other.yaml (33 are the same)",
         "+ NEW='a b'  override, --set environment.NEW",
         f"- OWN=1  run file, other.yaml:{other_line + 1}",
         "~ NCCL_PXN_DISABLE",
