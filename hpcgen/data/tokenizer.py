@@ -6,6 +6,8 @@ in Megatron-LM's preprocess_data.py; `hpcgen.data.tokenize` counts the end-of-do
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -32,6 +34,11 @@ from hpcgen.errors import HpcgenError
 Backend = Literal["auto", "gigatoken", "tokenizers"]
 Encode = Callable[[list[str]], tuple[NDArray[Any], NDArray[np.int64]]]
 """The ids of all texts end to end, and the number of ids of each text."""
+
+_LOOK_CHARACTERS = 128 * 1024 * 1024
+"""Of text, for each thread, after which the memory of the process is looked at."""
+_MUCH_MEMORY = 640 * 1024 * 1024
+"""Bytes, for each thread. gigatoken remembers every word that it has met; a worker is to stay below 1 GiB."""
 
 _PROBE = (
     "",
@@ -172,13 +179,22 @@ def _load_gigatoken(definition: dict[str, Any], reference: Encode, threads: int)
     """
     import gigatoken
 
+    source = json.dumps(definition)
     try:
-        tokenizer = gigatoken.Tokenizer.from_json(json.dumps(definition))
+        tokenizer = gigatoken.Tokenizer.from_json(source)
     except Exception as error:  # RuntimeError with the place in its own source after the first line
         return None, str(error).partition("\n")[0]
+    unlooked = 0
 
     def encode(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        nonlocal tokenizer, unlooked
         rows = tokenizer.encode_batch(texts, parallel=threads > 1).layout
+        unlooked += sum(map(len, texts))
+        if unlooked >= _LOOK_CHARACTERS * threads:
+            unlooked = 0
+            _give_back_memory()
+            if _resident_bytes() > _MUCH_MEMORY * threads:
+                tokenizer = gigatoken.Tokenizer.from_json(source)  # without the words that it remembers
         # its arrays themselves: awkward.flatten would copy the ids
         return np.asarray(rows.content.data), np.diff(np.asarray(rows.offsets.data))
 
@@ -188,3 +204,18 @@ def _load_gigatoken(definition: dict[str, Any], reference: Encode, threads: int)
         if not np.array_equal(encode([text])[0], reference([text])[0]):
             return None, f"its ids differ from those of tokenizers on {text!r:.60}"
     return encode, ""
+
+
+def _give_back_memory() -> None:
+    """Returns freed memory to the system: that of blocks of all sizes has holes, and glibc keeps it, more and more."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 on systems that do not say it here."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -202,3 +202,17 @@ def test_a_tokenizer_file_that_is_gone_is_named_before_a_stage_starts(tmp_path):
     job = CorpusJob(corpus=CorpusConfig(directory=str(tmp_path)), tokenizer=gone)
     with pytest.raises(HpcgenError, match=r"cannot read the tokenizer file .*m\.txt: No such file"):
         configuration("prepare", job)
+
+
+def test_a_tokenizer_that_forgets_what_it_remembers_gives_the_same_ids(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [f"word{number} and {number * 7919}" for number in range(50)]
+    ids, lengths = load_tokenizer(TokenizerConfig(), "gigatoken").encode(texts)
+    monkeypatch.setattr("hpcgen.data.tokenizer._LOOK_CHARACTERS", 1)
+    monkeypatch.setattr("hpcgen.data.tokenizer._MUCH_MEMORY", 0)
+    forgetful = load_tokenizer(TokenizerConfig(), "gigatoken").encode
+    for _ in range(3):
+        again, lengths_again = forgetful(texts)
+        assert again.tolist() == ids.tolist()
+        assert lengths_again.tolist() == lengths.tolist()
