@@ -20,6 +20,7 @@ from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
 from megatron.core.datasets.utils import normalize
 
+from trainer.batch_size import total_samples
 from trainer.config import BlendConfig, ConfigError, Dataset, TrainerConfig
 
 SPLITS = ("train", "valid", "test")
@@ -118,7 +119,7 @@ def num_samples(config: TrainerConfig) -> dict[str, int]:
     training = config.training
     evaluation = training.eval_iters * training.global_batch_size
     return {
-        "train": training.train_iters * training.global_batch_size,
+        "train": total_samples(training),
         "valid": evaluation,
         "test": evaluation,
     }

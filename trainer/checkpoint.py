@@ -20,8 +20,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.distributed import from_rank_0
 from trainer.errors import TrainerError
+from trainer.logging import Log
 from trainer.run_directory import publish, sync_directory
-from trainer.step import TrainingState
+from trainer.step import TrainingState, Vote
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -35,6 +36,27 @@ HYPERPARAMETERS = ("max_lr", "min_lr", "betas", "eps")
 # here are waited for: a plain queue does. The server would cost each rank 2 s and the memory of one more
 # Python, and die, just before the save, of a stop signal that Slurm sends to every process of the step.
 filesystem_async._results_queue = queue.Queue()
+
+
+class Checkpoints:
+    """The checkpoints of this life of the run."""
+
+    def __init__(
+        self, directory: Path, config: TrainerConfig, groups: ProcessGroupCollection, log: Log
+    ) -> None:
+        self._directory, self._config, self._groups, self._log = directory, config, groups, log
+
+    def vote(self) -> Vote:
+        """What this rank has to say about saves at the end of a step."""
+        return Vote()
+
+    def advance(self, vote: Vote) -> None:
+        """Completes a background save once all ranks have written. Every rank calls this after each step."""
+
+    def save(self, state: TrainingState, *, wait: bool) -> None:
+        """Starts a save of the state as it is, and completes it before returning if `wait`. Every rank calls this."""
+        save(state, self._directory, self._config, self._groups)
+        self._log.line(f"iteration {state.iteration}: checkpoint saved in {self._directory}")
 
 
 def save(
@@ -51,6 +73,8 @@ def save(
     content |= {
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,
+        "consumed_samples": state.consumed_samples,
+        "spikes": state.spikes.state_dict(),
         "model_config": _shape(config.model),
         "sample_order": _sample_order(config),
     }
@@ -163,7 +187,8 @@ def _fill(state: TrainingState, loaded: dict[str, Any]) -> None:
     state.optimizer.load_state_dict(loaded["optimizer"])
     for group, values in zip(state.optimizer.param_groups, configured, strict=True):
         group.update(values)
-    state.iteration = loaded["iteration"]
+    state.iteration, state.consumed_samples = loaded["iteration"], loaded["consumed_samples"]
+    state.spikes.load_state_dict(loaded["spikes"])
     state.scheduler.step(state.iteration)
 
 

@@ -96,6 +96,10 @@ class ModelConfig:
     """Tokens the tokenizer knows; null means that hpcgen asks data.tokenizer."""
     padded_vocab_size: Count | None = None
     """Rows of the embedding; null rounds vocab_size up to a multiple of 128, whatever the layout."""
+    layer_spec: str | None = None
+    """Your own transformer layers: the import path `package.module:function` of what gives their spec."""
+    model_provider: str | None = None
+    """Your own model: the import path `package.module:function` of what builds one pipeline chunk of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +122,8 @@ class ParallelismConfig:
     """Reduces gradients over data-parallel ranks while the backward pass still runs."""
     overlap_param_gather: bool = False
     """Gathers updated parameters while the next forward pass runs; needs overlap_grad_reduce."""
+    tp_comm_overlap: bool = False
+    """Hides tensor-parallel communication behind matrix products; needs sequence_parallel and Transformer Engine."""
     use_sharp: bool = False
     """Lets the InfiniBand switches add up the gradients of data-parallel ranks (SHARP); needs GPUs."""
 
@@ -136,8 +142,22 @@ class TrainingConfig:
     """Optimizer steps of the whole run."""
     seed: NonNegative = 1234
     """Seed of the initial weights, the data order and dropout."""
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """bf16 keeps fp32 master weights and accumulates gradients in fp32; fp32 is for tests and CPUs."""
+    rampup_batch_size: tuple[Count, ...] | None = None
+    """[start, increment, samples]: the global batch grows from start to global_batch_size over so many samples."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """bf16 and fp16 keep fp32 master weights and gradients; fp16 scales the loss; fp32 is for tests and CPUs."""
+    fp8: Literal["e4m3", "hybrid"] | None = None
+    """Matrix products of the layers in FP8 (hybrid: e5m2 for gradients); needs Transformer Engine. null: none."""
+    fp8_recipe: Literal["tensorwise", "delayed"] = "tensorwise"
+    """FP8 scales from the tensor at hand (tensorwise: current scaling), or from maxima of earlier steps (delayed)."""
+    fp8_amax_history_len: Count = 1024
+    """Steps whose maxima delayed scaling looks at."""
+    fp8_amax_compute_algo: Literal["max", "most_recent"] = "max"
+    """Which of those maxima delayed scaling takes."""
+    transformer_impl: Literal["transformer_engine", "torch"] | None = None
+    """The kernels of the layers; null takes Transformer Engine where it is installed, else torch's."""
+    deterministic_mode: bool = False
+    """Only kernels that give the same bits each time; slower."""
     recompute_granularity: Literal["selective", "full"] | None = None
     """Activations computed again in the backward pass: core attention only, whole layers, or none (null)."""
     recompute_method: Literal["uniform", "block"] | None = None
@@ -149,7 +169,27 @@ class TrainingConfig:
     eval_iters: NonNegative = 10
     """Global batches per evaluation; 0 turns evaluation off."""
     distributed_timeout_minutes: Count = 60
-    """A collective that takes longer ends the job (minutes)."""
+    """A collective that takes longer ends the job, until the first step is done: indices and weights load (minutes)."""
+    distributed_timeout_seconds_after_init: Count = 600
+    """The same from the first step on (seconds)."""
+    loss_spike_factor: PositiveFloat | None = 2.0
+    """A loss above this many times the median of the last 100 steps is reported with its samples; null: never."""
+    skip_loss_spikes: NonNegative = 0
+    """How many such batches in the whole run are left out of training; 0 trains on them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """Parameters by name, and what they are trained with."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
+
+    match: str
+    """Shell pattern of names in one pipeline chunk, as `*.embedding.*` or `*.linear_fc1.weight`."""
+    wd_mult: NonNegativeFloat = 1.0
+    """Times weight_decay; 0 for none."""
+    lr_mult: NonNegativeFloat = 1.0
+    """Times the learning rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,16 +202,26 @@ class OptimizerConfig:
     """The peak learning rate."""
     min_lr: NonNegativeFloat | None = None
     """The rate that the decay ends at; null means a tenth of lr."""
-    lr_decay_style: Literal["constant", "linear", "cosine"] = "cosine"
-    """Shape of the decay after the warm-up."""
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "cosine"
+    """Shape of the decay after the warm-up; WSD is constant, then decays in the last lr_wsd_decay_iters."""
     lr_decay_iters: Count | None = None
     """Step at which the decay ends; null means train_iters."""
+    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    """Shape of WSD's decay."""
+    lr_wsd_decay_iters: Count | None = None
+    """Steps of WSD's decay; null means a tenth of lr_decay_iters."""
+    lr_schedule: str | None = None
+    """Your own schedule in place of lr_decay_style: the import path `package.module:function` of iteration -> rate."""
+    lr_warmup_init: NonNegativeFloat = 0.0
+    """The rate that the warm-up starts from."""
     lr_warmup_iters: NonNegative | None = None
     """Steps of linear warm-up; null, without lr_warmup_fraction, means 375M tokens, at most a tenth of the run."""
     lr_warmup_fraction: Fraction | None = None
     """Warm-up as a fraction of lr_decay_iters, in place of lr_warmup_iters."""
     weight_decay: NonNegativeFloat = 0.1
     """Decoupled weight decay; biases and normalisation weights have none."""
+    parameter_groups: tuple[ParameterGroup, ...] = ()
+    """Parameters with a weight decay or a rate of their own; the first group that matches counts."""
     adam_beta1: Fraction = 0.9
     """Decay of the first moment."""
     adam_beta2: Fraction = 0.95
@@ -180,6 +230,16 @@ class OptimizerConfig:
     """Added to the root of the second moment."""
     clip_grad: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
+    loss_scale: PositiveFloat | None = None
+    """A fixed loss scale for fp16; null adapts it."""
+    initial_loss_scale: PositiveFloat = 2.0**32
+    """fp16: the adaptive scale to start from."""
+    min_loss_scale: PositiveFloat = 1.0
+    """fp16: gradients that overflow at this scale end the run."""
+    loss_scale_window: Count = 1000
+    """fp16: steps without overflow after which the scale doubles."""
+    hysteresis: Count = 2
+    """fp16: overflows after which the scale halves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,11 +287,21 @@ class CheckpointConfig:
     save: str | None = None
     """Directory of the checkpoints; null means `checkpoints` in the run directory."""
     load: str | None = None
-    """Directory of checkpoints to start from while `save` holds none; null starts from random weights."""
+    """Directory of checkpoints to start from while `save` holds none (ours or Megatron-LM's); null: random weights."""
+    finetune: bool = False
+    """Takes only the weights of `load`: iteration 0, a new optimizer state, the data from its start."""
     save_interval: Count | None = None
-    """Optimizer steps between checkpoints; the last step and a stop always save. Null: hpcgen plans 30 minutes."""
+    """Optimizer steps between checkpoints; the last step and a stop always save."""
+    save_interval_minutes: PositiveFloat | None = None
+    """Minutes between checkpoints, beside or in place of save_interval; null with save_interval null means 30."""
+    async_save: bool = True
+    """Writes while training goes on, one checkpoint at a time; false waits for the storage."""
     keep_last: Count | None = None
     """Newest checkpoints to keep; older ones are removed once a new one is complete. Null keeps all."""
+    keep_every: Count | None = None
+    """Checkpoints of iterations that are a multiple of this stay for good, as pinned ones do."""
+    changed: tuple[str, ...] = ()
+    """Hyperparameters that may differ from the checkpoint's, by name, as optimizer.lr; others are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +314,20 @@ class LoggingConfig:
     """Optimizer steps between lines of metrics.jsonl and of the log."""
     tensorboard: bool = True
     """TensorBoard event files in `tensorboard` in the run directory."""
+    wandb_project: str | None = None
+    """Project of Weights & Biases to log to; WANDB_API_KEY comes from the environment, without it files stay here."""
+    wandb_entity: str | None = None
+    """Team or user of that project; null means your default."""
+    wandb_exp_name: str | None = None
+    """Name of the run there; null means `name`."""
+    profile_step_start: NonNegative | None = None
+    """First iteration that torch's profiler records; null records none."""
+    profile_step_end: Count | None = None
+    """The iteration before which it stops; null means two after profile_step_start."""
+    profile_ranks: tuple[NonNegative, ...] = (0,)
+    """Ranks that are profiled."""
+    record_memory_history: bool = False
+    """Writes a snapshot of the GPU's memory, with the stacks that allocated it, at the end of the profile."""
 
 
 @dataclass(frozen=True, kw_only=True)

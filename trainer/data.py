@@ -1,14 +1,14 @@
 """Samples in a fixed global order, cut into the micro-batches of this rank.
 
-Step i of a run reads samples [i x global_batch_size, (i + 1) x global_batch_size) of the shuffled training
-set, whatever the layout, so the iteration number alone is the data position that a resume needs.
+Each step reads the next samples of the shuffled training set, whatever the layout, so the number of samples
+read before it is the data position that a resume needs.
 Shapes: b micro-batch, s tokens of the sequence on this context-parallel rank.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_attr_wrapped_model
 
+from trainer.batch_size import Batch
 from trainer.config import TrainerConfig
 from trainer.sequence import zigzag_positions
 
@@ -31,23 +32,21 @@ class MicroBatch:
 
 
 class MicroBatchSampler:
-    """The sample indices of this data-parallel rank, one list per micro-batch, from a sample on."""
+    """The sample indices of this data-parallel rank, one list per micro-batch, of the batches in turn."""
 
-    def __init__(self, first: int, end: int, micro_batch_size: int, dp_rank: int, dp_size: int) -> None:
-        self.starts = range(first + dp_rank * micro_batch_size, end, dp_size * micro_batch_size)
-        self.micro_batch_size = micro_batch_size
+    def __init__(self, batches: Iterable[Batch], micro_batch_size: int, dp_rank: int, dp_size: int) -> None:
+        self._batches, self._size = batches, micro_batch_size
+        self._offset, self._stride = dp_rank * micro_batch_size, dp_size * micro_batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        for start in self.starts:
-            yield list(range(start, start + self.micro_batch_size))
-
-    def __len__(self) -> int:
-        return len(self.starts)
+        for batch in self._batches:
+            for start in range(batch.first + self._offset, batch.first + batch.size, self._stride):
+                yield list(range(start, start + self._size))
 
 
-def num_microbatches(config: TrainerConfig, groups: ProcessGroupCollection) -> int:
-    """Micro-batches per optimizer step on each data-parallel rank."""
-    return config.training.global_batch_size // (config.training.micro_batch_size * groups.dp.size())
+def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGroupCollection) -> int:
+    """Micro-batches on each data-parallel rank of a step of `batch_size` samples."""
+    return batch_size // (config.training.micro_batch_size * groups.dp.size())
 
 
 def reads_samples(chunk: DistributedDataParallel) -> bool:
@@ -60,13 +59,11 @@ def data_iterators(
     dataset: torch.utils.data.Dataset | None,
     config: TrainerConfig,
     groups: ProcessGroupCollection,
-    first_step: int,
-    end_step: int,
+    batches: Iterable[Batch],
 ) -> list[Iterator[MicroBatch] | None]:
-    """For each chunk its micro-batches of the steps first_step to end_step - 1; None where it reads none."""
+    """For each chunk its micro-batches of `batches`, which is gone through more than once; None where it reads none."""
     return [
-        micro_batches(dataset, config, groups, first_step, end_step) if reads_samples(chunk) else None
-        for chunk in model
+        micro_batches(dataset, config, groups, batches) if reads_samples(chunk) else None for chunk in model
     ]
 
 
@@ -74,18 +71,10 @@ def micro_batches(
     dataset: torch.utils.data.Dataset,
     config: TrainerConfig,
     groups: ProcessGroupCollection,
-    first_step: int,
-    end_step: int,
+    batches: Iterable[Batch],
 ) -> Iterator[MicroBatch]:
-    """This rank's micro-batches of the steps first_step to end_step - 1, in order."""
-    training = config.training
-    sampler = MicroBatchSampler(
-        first_step * training.global_batch_size,
-        end_step * training.global_batch_size,
-        training.micro_batch_size,
-        groups.dp.rank(),
-        groups.dp.size(),
-    )
+    """This rank's micro-batches of `batches`, in order."""
+    sampler = MicroBatchSampler(batches, config.training.micro_batch_size, groups.dp.rank(), groups.dp.size())
     workers = config.data.num_workers
     loader = torch.utils.data.DataLoader(
         dataset,

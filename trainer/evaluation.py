@@ -6,6 +6,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from trainer.batch_size import Batch
 from trainer.config import TrainerConfig
 from trainer.data import data_iterators
 from trainer.step import forward_backward
@@ -19,13 +20,16 @@ def evaluate(
     groups: ProcessGroupCollection,
 ) -> float:
     """The mean loss over the first eval_iters global batches of the dataset: the same samples each time."""
-    iterators = data_iterators(model, dataset, config, groups, 0, config.training.eval_iters)
+    size = config.training.global_batch_size
+    batches = [Batch(index * size, size) for index in range(config.training.eval_iters)]
+    iterators = data_iterators(model, dataset, config, groups, batches)
     for chunk in model:
         chunk.eval()
-    losses = [
-        forward_backward(model, iterators, config, groups, forward_only=True)[0]
-        for _ in range(config.training.eval_iters)
-    ]
+    losses = []
+    for batch in batches:
+        totals = forward_backward(model, iterators, config, groups, batch.size, forward_only=True)
+        torch.distributed.all_reduce(totals)
+        losses.append(totals[0] / totals[1])
     for chunk in model:
         chunk.train()
-    return sum(losses) / len(losses)
+    return float(sum(losses) / len(losses))

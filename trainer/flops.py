@@ -10,7 +10,12 @@ FORMULA = (
 
 
 def flops_per_iteration(config: TrainerConfig) -> float:
-    """Model FLOPs of one optimizer step of the resolved `config` over all ranks.
+    """Model FLOPs of one step of global_batch_size samples of the resolved `config` over all ranks."""
+    return flops_per_sample(config) * config.training.global_batch_size
+
+
+def flops_per_sample(config: TrainerConfig) -> float:
+    """Model FLOPs of training on one sequence of the resolved `config`.
 
     Source: Megatron-LM, megatron/training/training.py, num_floating_point_operations.
 
@@ -29,4 +34,4 @@ def flops_per_iteration(config: TrainerConfig) -> float:
     attention = 2 * h * (query + 2 * key_value) + 2 * query * h + 2 * s * query
     mlp = mlp_matrices * 2 * h * model.ffn_hidden_size
     per_token = model.num_layers * (attention + mlp) + 2 * h * model.padded_vocab_size
-    return 3.0 * per_token * s * config.training.global_batch_size
+    return 3.0 * per_token * s

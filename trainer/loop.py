@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer import checkpoint
+from trainer.batch_size import Batches
+from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig, TrainingConfig
 from trainer.data import data_iterators
 from trainer.evaluation import evaluate
 from trainer.logging import Log
 from trainer.metrics import Metrics
-from trainer.run_directory import RunDirectory
-from trainer.step import TrainingState, train_step
+from trainer.step import TrainingState, Vote, train_step
 from trainer.stopping import StopRequest
 
 
@@ -21,7 +23,7 @@ def run_steps(
     datasets: dict[str, torch.utils.data.Dataset | None],
     config: TrainerConfig,
     groups: ProcessGroupCollection,
-    run: RunDirectory,
+    checkpoints: Checkpoints,
     stop: StopRequest,
     metrics: Metrics,
     log: Log,
@@ -32,8 +34,8 @@ def run_steps(
         NonFiniteError: see `train_step`.
     """
     last = config.training.train_iters
-    save_interval = config.checkpoint.save_interval or last
-    batches = data_iterators(state.model, datasets["train"], config, groups, state.iteration, last)
+    remaining = Batches(config.training, state.iteration, state.consumed_samples)
+    batches = data_iterators(state.model, datasets["train"], config, groups, remaining)
 
     def evaluate_due_splits() -> None:
         for split in due_evaluations(state.iteration, config.training):
@@ -42,18 +44,26 @@ def run_steps(
                 metrics.evaluation(state.iteration, split, loss)
                 metrics.skip_time()
 
+    def vote() -> Vote:
+        return dataclasses.replace(checkpoints.vote(), stop=stop.reason() is not None)
+
+    def is_due(iteration: int) -> bool:
+        interval = config.checkpoint.save_interval
+        return interval is not None and iteration % interval == 0
+
     if state.iteration > 0:  # the life that saved this iteration may have stopped before it evaluated
         evaluate_due_splits()
     is_stopping = False
     while state.iteration < last and not is_stopping:
-        result = train_step(state, batches, config, groups, lambda: stop.reason() is not None)
+        result = train_step(state, batches, config, groups, vote)
+        checkpoints.advance(result.vote)
         metrics.step(state.iteration, result)
-        is_stopping = result.stop
+        is_stopping = result.vote.stop
         if is_stopping:
             log.line(f"iteration {state.iteration}: asked to stop ({stop.reason() or 'on another rank'})")
-        if is_stopping or state.iteration == last or state.iteration % save_interval == 0:
-            checkpoint.save(state, run.checkpoints, config, groups)
-            log.line(f"iteration {state.iteration}: checkpoint saved in {run.checkpoints}")
+        is_leaving = is_stopping or state.iteration == last
+        if is_leaving or result.vote.save or is_due(state.iteration):
+            checkpoints.save(state, wait=is_leaving)
             metrics.skip_time()
         if not is_stopping or state.iteration == last:
             evaluate_due_splits()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import resource
-import statistics
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,7 +15,7 @@ from typing import Any, TextIO
 import torch
 
 from trainer.config import TrainerConfig
-from trainer.flops import FORMULA, flops_per_iteration
+from trainer.flops import FORMULA, flops_per_sample
 from trainer.logging import Log
 from trainer.run_directory import RunDirectory, publish
 from trainer.step import StepResult
@@ -33,11 +32,11 @@ class Metrics:
         self._config, self._log = config, log
         self._file: TextIO | None = None
         self._board: Any = None
-        self._flops = flops_per_iteration(config)
-        self._tokens = config.training.global_batch_size * config.model.seq_length
+        self._flops = flops_per_sample(config)
         if is_rank_0:
             self._open(run, iteration)
         self._step_times: list[float] = []
+        self._samples = 0
         self._last_time = time.perf_counter()
 
     def _open(self, run: RunDirectory, iteration: int) -> None:
@@ -53,8 +52,8 @@ class Metrics:
                 "name": config.name,
                 "world_size": config.world_size,
                 "flop_formula": FORMULA,
-                "flops_per_iteration": self._flops,
-                "tokens_per_iteration": self._tokens,
+                "flops_per_sample": self._flops,
+                "tokens_per_sample": config.model.seq_length,
                 "peak_tflops": config.peak_tflops,
             }
         )
@@ -63,22 +62,24 @@ class Metrics:
         """Records a step; step_time_s is the mean since the last recorded one."""
         now = time.perf_counter()
         self._step_times.append(now - self._last_time)
+        self._samples += result.batch.size
         self._last_time = now
         if iteration % self._config.logging.log_interval and iteration != self._config.training.train_iters:
             return
-        seconds, self._step_times = statistics.fmean(self._step_times), []
-        tflops = self._flops / seconds / self._config.world_size / 1e12
+        seconds = sum(self._step_times)
+        tflops = self._flops * self._samples / seconds / self._config.world_size / 1e12
         values = {
             "loss": result.loss,
             "grad_norm": result.grad_norm,
             "lr": result.lr,
-            "step_time_s": seconds,
-            "tokens_per_s": self._tokens / seconds,
+            "step_time_s": seconds / len(self._step_times),
+            "tokens_per_s": self._samples * self._config.model.seq_length / seconds,
             "model_tflops_per_device": tflops,
             "peak_memory_gib": peak_memory_gib(self._config.device),
         }
         if self._config.peak_tflops is not None:
             values["mfu"] = tflops / self._config.peak_tflops
+        self._step_times, self._samples = [], 0
         self._record("step", iteration, values)
         self._log.step(iteration, values)
 

@@ -1,4 +1,4 @@
-"""One optimizer step: forward and backward over the pipeline's micro-batches, then the update."""
+"""One optimizer step: forward and backward over the pipeline's micro-batches, a guard, then the update."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from trainer.batch_size import Batch, batch_size_at
 from trainer.config import TrainerConfig
 from trainer.data import MicroBatch, num_microbatches
 from trainer.errors import NonFiniteError
+from trainer.spikes import SpikeWatch
 
 DataIterators = list[Iterator[MicroBatch] | None]
 """One per model chunk; None where the chunk is neither the model's first nor its last."""
@@ -31,22 +33,45 @@ class TrainingState:
     model: list[DistributedDataParallel]
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
+    spikes: SpikeWatch
     iteration: int = 0
-    """Optimizer steps done."""
+    """Steps done."""
+    consumed_samples: int = 0
+    """Samples of the training set that they read."""
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What a rank has to say at the end of a step; what any rank says holds for all."""
+
+    stop: bool = False
+    """It was asked to stop."""
+    save: bool = False
+    """It is time for a checkpoint."""
+    writing: bool = False
+    """Its part of a background save is not on disk yet."""
+    failed: bool = False
+    """Its part of a background save could not be written."""
 
 
 @dataclass(frozen=True)
 class StepResult:
     """What one step measured, equal on all ranks."""
 
+    batch: Batch
     loss: float
     """Mean over the tokens of the global batch (nats)."""
-    grad_norm: float
-    """Global norm before clipping."""
+    grad_norm: float | None
+    """Global norm before clipping; None when fp16 gradients overflowed, and the loss scale is lowered."""
     lr: float
     """The learning rate that the update used."""
-    stop: bool
-    """Whether some rank was asked to stop."""
+    loss_scale: float
+    """What the loss was multiplied by; 1 but for fp16."""
+    spike: float | None
+    """How many times the median of the steps before the loss is, when it is a spike."""
+    skipped: bool
+    """Whether the update was left out, for an overflow or a spike."""
+    vote: Vote
 
 
 def train_step(
@@ -54,29 +79,51 @@ def train_step(
     batches: DataIterators,
     config: TrainerConfig,
     groups: ProcessGroupCollection,
-    asked_to_stop: Callable[[], bool],
+    vote: Callable[[], Vote],
 ) -> StepResult:
-    """Does the next optimizer step.
+    """Does the next step. The loss and the gradient norm are known to be finite before a weight changes.
+
+    Reading them is the only time that a step waits for the GPU, between the backward pass and the update.
 
     Raises:
-        NonFiniteError: on all ranks, when the loss or the gradient norm is not finite; do not save after it.
+        NonFiniteError: on all ranks, when the loss or the gradient norm is not finite; nothing is updated.
     """
     seed_dropout(config.training.seed, state.iteration, groups)
     for chunk in state.model:
         chunk.zero_grad_buffer()
-    state.optimizer.zero_grad()
-    loss, stop = forward_backward(state.model, batches, config, groups, asked_to_stop=asked_to_stop)
-    where = f"at iteration {state.iteration + 1}; nothing of this step is saved"
-    if not math.isfinite(loss):
-        raise NonFiniteError(f"the loss is {loss} {where}")
-    lr = state.optimizer.param_groups[0]["lr"]
-    _, norm, _ = state.optimizer.step()
-    grad_norm = float(norm)  # a tensor on a GPU, since megatron-core 0.17
-    if not math.isfinite(grad_norm):
-        raise NonFiniteError(f"the gradient norm is {grad_norm} {where} (loss {loss})")
+    optimizer = state.optimizer
+    optimizer.zero_grad()
+    batch = Batch(state.consumed_samples, batch_size_at(config.training, state.consumed_samples))
+    totals = forward_backward(state.model, batches, config, groups, batch.size)
+    # Only fp16 has a scale, and reading it waits for the GPU.
+    loss_scale = float(optimizer.get_loss_scale()) if config.training.precision == "fp16" else 1.0
+    overflowed = optimizer.prepare_grads()
+    norm = totals.new_zeros(1) if overflowed else _as_tensor(optimizer.get_grad_norm(), totals)
+    loss, grad_norm, agreed = _agree(totals, norm, vote())
+    _check_finite(loss, grad_norm, state.iteration + 1, batch)
+    if overflowed and loss_scale <= config.optimizer.min_loss_scale:
+        raise NonFiniteError(
+            f"fp16 gradients overflow at the smallest loss scale, {loss_scale:g}, at iteration {state.iteration + 1}; "
+            "nothing of this step is saved"
+        )
+    spike = state.spikes.height(loss)
+    skipped = overflowed or (spike is not None and state.spikes.skip())
+    lr = optimizer.param_groups[0]["lr"]
+    if not skipped:
+        _update(optimizer, config.optimizer.clip_grad, grad_norm)
     state.scheduler.step(1)
     state.iteration += 1
-    return StepResult(loss=loss, grad_norm=grad_norm, lr=lr, stop=stop)
+    state.consumed_samples += batch.size
+    return StepResult(
+        batch=batch,
+        loss=loss,
+        grad_norm=None if overflowed else grad_norm,
+        lr=lr,
+        loss_scale=loss_scale,
+        spike=spike,
+        skipped=skipped,
+        vote=agreed,
+    )
 
 
 def forward_backward(
@@ -84,33 +131,63 @@ def forward_backward(
     batches: DataIterators,
     config: TrainerConfig,
     groups: ProcessGroupCollection,
+    batch_size: int,
     *,
-    asked_to_stop: Callable[[], bool] = lambda: False,
     forward_only: bool = False,
-) -> tuple[float, bool]:
-    """One global batch. Returns the mean loss over its tokens and whether any rank was asked to stop."""
+) -> torch.Tensor:
+    """One global batch of `batch_size` samples: this rank's [sum of losses, tokens], fp64 on its device.
+
+    Zeros on ranks that do not compute the loss, and on all but one of those that compute the same.
+    """
     results: list[torch.Tensor] = get_forward_backward_func()(
         forward_step_func=_forward_step,
         data_iterator=batches if len(batches) > 1 else batches[0],
         model=model,
-        num_microbatches=num_microbatches(config, groups),
+        num_microbatches=num_microbatches(batch_size, config, groups),
         seq_length=config.model.seq_length,
         micro_batch_size=config.training.micro_batch_size,
         forward_only=forward_only,
     )
-    # Sum of losses, tokens and requests to stop in one small all-reduce over all ranks; fp64 counts exactly.
-    totals = torch.zeros(3, dtype=torch.float64)
     if results and groups.tp.rank() == 0:  # the last stage; its tensor-parallel ranks hold the same numbers
-        totals[:2] = torch.stack(results).sum(0).double()
-    totals[2] = asked_to_stop()
-    if config.device == "cuda":
-        totals = totals.cuda()
-    torch.distributed.all_reduce(totals)
-    loss_sum, tokens, requests = totals.tolist()
-    return loss_sum / max(tokens, 1), requests > 0
+        return torch.stack(results).sum(0).double()
+    return torch.zeros(2, dtype=torch.float64, device="cuda" if config.device == "cuda" else "cpu")
 
 
-def _forward_step(batches: Iterator[MicroBatch] | None, chunk: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+def _agree(totals: torch.Tensor, norm: torch.Tensor, vote: Vote) -> tuple[float, float, Vote]:
+    """Mean loss, gradient norm and what any rank votes, by one small all-reduce; fp64 counts exactly."""
+    votes = torch.tensor([vote.stop, vote.save, vote.writing, vote.failed], dtype=torch.float64)
+    numbers = torch.cat([totals, votes.to(totals.device, non_blocking=True)])
+    torch.distributed.all_reduce(numbers)
+    loss_sum, tokens, *said, grad_norm = torch.cat([numbers, norm]).tolist()
+    return loss_sum / max(tokens, 1), grad_norm, Vote(*(count > 0 for count in said))
+
+
+def _as_tensor(norm: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[1]; a number on megatron-core 0.16, a tensor on the GPU since 0.17."""
+    return torch.as_tensor(norm, dtype=like.dtype, device=like.device).reshape(1)
+
+
+def _check_finite(loss: float, grad_norm: float, iteration: int, batch: Batch) -> None:
+    where = (
+        f"at iteration {iteration} (samples {batch.first} to {batch.first + batch.size - 1}); "
+        "nothing of this step is saved"
+    )
+    if not math.isfinite(loss):
+        raise NonFiniteError(f"the loss is {loss} {where}")
+    if not math.isfinite(grad_norm):
+        raise NonFiniteError(f"the gradient norm is {grad_norm} {where} (loss {loss})")
+
+
+def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) -> None:
+    """What Core's `optimizer.step` does once the gradients are ready and their norm is known."""
+    if clip_grad > 0:
+        clip_grad_by_total_norm_fp32(optimizer.get_parameters(), clip_grad, grad_norm)
+    optimizer.step_with_ready_grads()
+
+
+def _forward_step(
+    batches: Iterator[MicroBatch] | None, chunk: torch.nn.Module
+) -> tuple[torch.Tensor, Callable[..., tuple[torch.Tensor, ...]] | None]:
     """Runs one chunk on one micro-batch, as the pipeline schedule asks for it."""
     if batches is None:
         return chunk(input_ids=None, position_ids=None, attention_mask=None), None

@@ -10,6 +10,7 @@ from typing import TextIO
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer import checkpoint, distributed, rendezvous
+from trainer.batch_size import batch_size_at
 from trainer.config import TrainerConfig
 from trainer.data import num_microbatches, reads_samples
 from trainer.datasets import build_datasets
@@ -22,6 +23,7 @@ from trainer.model import build_model
 from trainer.optimizer import build_optimizer, build_scheduler
 from trainer.resolve import resolve
 from trainer.run_directory import RunDirectory, publish
+from trainer.spikes import SpikeWatch
 from trainer.step import TrainingState
 from trainer.stopping import StopRequest
 
@@ -52,16 +54,18 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
 
     model = build_model(config, groups)
     optimizer = build_optimizer(config, model)
-    state = TrainingState(model, optimizer, build_scheduler(config, optimizer))
+    spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
+    state = TrainingState(model, optimizer, build_scheduler(config, optimizer), spikes)
     if newest is not None:
         checkpoint.load(newest, state, config, groups)
-    log.line(_summary(config, groups, newest))
+    log.line(_summary(config, groups, newest, state))
 
     is_needed = any(reads_samples(chunk) for chunk in model)
     datasets = build_datasets(config, run.index_cache, config.model.padded_vocab_size, is_needed)
     metrics = Metrics(config, run, log, state.iteration, is_rank_0)
     log.start(state.iteration, last)
-    run_steps(state, datasets, config, groups, run, stop, metrics, log)
+    checkpoints = checkpoint.Checkpoints(run.checkpoints, config, groups, log)
+    run_steps(state, datasets, config, groups, checkpoints, stop, metrics, log)
     metrics.close()
     log.close()
     _finish(run, state.iteration, last)
@@ -111,12 +115,15 @@ def _finish(run: RunDirectory, iteration: int, last: int) -> None:
     distributed.finalize()
 
 
-def _summary(config: TrainerConfig, groups: ProcessGroupCollection, newest: Path | None) -> str:
+def _summary(
+    config: TrainerConfig, groups: ProcessGroupCollection, newest: Path | None, state: TrainingState
+) -> str:
+    batch_size = batch_size_at(config.training, state.consumed_samples)
     sizes = (f"{name} {getattr(groups, name.lower()).size()}" for name in ("TP", "PP", "CP", "DP"))
     return (
         f"{config.name}: {f'continues from {newest}' if newest else 'starts from random weights'}, "
         f"to iteration {config.training.train_iters}; {config.world_size} ranks on {config.device}: "
         f"{' x '.join(sizes)}, VPP {config.parallelism.virtual_pipeline_model_parallel_size or 1}, "
-        f"{num_microbatches(config, groups)} micro-batches of {config.training.micro_batch_size} per step, "
+        f"{num_microbatches(batch_size, config, groups)} micro-batches of {config.training.micro_batch_size} per step, "
         f"{config.training.precision}"
     )

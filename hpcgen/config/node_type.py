@@ -194,7 +194,7 @@ class NodeType:
     """Memory of one GPU (GiB)."""
     gpu_memory_gb_s: PositiveFloat | None = None
     """Bandwidth of one GPU's memory (GB/s)."""
-    peak_tflops: dict[Literal["bf16", "fp32"], PositiveFloat] = field(default_factory=dict)
+    peak_tflops: dict[Literal["bf16", "fp16", "fp8", "fp32"], PositiveFloat] = field(default_factory=dict)
     """Dense peak of one device by precision (TFLOP/s); a precision that is absent has no MFU."""
     cpus_per_node: Count | None = None
     """CPUs as Slurm counts them; null when it differs from node to node."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from trainer.config import ModelConfig
 
-CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp32": 16}
+CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp16": 14, "fp32": 16}
 """The weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 each)."""
 
 
@@ -37,6 +35,6 @@ def _norm_parameter_count(model: ModelConfig) -> int:
     return model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
 
 
-def checkpoint_bytes(model: ModelConfig, precision: Literal["bf16", "fp32"]) -> int:
+def checkpoint_bytes(model: ModelConfig, precision: str) -> int:
     """Bytes of one checkpoint of the resolved `model`: weights and optimizer state."""
     return CHECKPOINT_BYTES_PER_PARAMETER[precision] * parameter_count(model)

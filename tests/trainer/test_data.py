@@ -11,6 +11,7 @@ import torch
 
 from tests.trainer.runs import finished, run, write_corpus
 from trainer import config as configuration
+from trainer.batch_size import Batch
 from trainer.config import ConfigError, TrainerConfig
 from trainer.data import MicroBatchSampler
 from trainer.datasets import build_datasets
@@ -141,7 +142,7 @@ def test_the_ranks_of_a_step_read_its_samples_once_in_any_layout() -> None:
     def samples(dp_size: int, micro_batch_size: int) -> list[int]:
         read = []
         for rank in range(dp_size):
-            for batch in MicroBatchSampler(8, 24, micro_batch_size, rank, dp_size):
+            for batch in MicroBatchSampler([Batch(8, 8), Batch(16, 8)], micro_batch_size, rank, dp_size):
                 read += batch
         return sorted(read)
 

@@ -1,0 +1,55 @@
+"""How many samples each step reads, which may grow over the run; standard library only, for hpcgen plans with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainer.config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples [first, first + size) of the shuffled training set: one optimizer step."""
+
+    first: int
+    size: int
+
+
+def batch_size_at(training: TrainingConfig, consumed_samples: int) -> int:
+    """The global batch of the step that begins after `consumed_samples`.
+
+    Source: Megatron-LM, megatron/core/num_microbatches_calculator.py: the ramp-up's samples are shared evenly by
+    its increments.
+    """
+    if training.rampup_batch_size is None:
+        return training.global_batch_size
+    start, increment, samples = training.rampup_batch_size
+    if consumed_samples > samples or start == training.global_batch_size:
+        return training.global_batch_size
+    increments = (training.global_batch_size - start) // increment
+    size = start + int(consumed_samples / (samples / increments)) * increment
+    return min(size, training.global_batch_size)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of the steps after `iteration`, which have consumed `consumed_samples`, to train_iters."""
+
+    training: TrainingConfig
+    iteration: int = 0
+    consumed_samples: int = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        first = self.consumed_samples
+        for _ in range(self.iteration, self.training.train_iters):
+            batch = Batch(first, batch_size_at(self.training, first))
+            yield batch
+            first += batch.size
+
+
+def total_samples(training: TrainingConfig) -> int:
+    """The samples that the whole run reads."""
+    if training.rampup_batch_size is None:
+        return training.train_iters * training.global_batch_size
+    return sum(batch.size for batch in Batches(training))
