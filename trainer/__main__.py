@@ -26,6 +26,8 @@ def main() -> int:
     try:
         config = configuration.read(arguments.config)
         device.prepare(config.device)
+        if config.training.deterministic_mode:
+            device.make_deterministic()
         from trainer.train import train  # imports megatron.core, which the stand-ins must precede
 
         train(config, stop_file=arguments.stop_file, progress=arguments.progress)

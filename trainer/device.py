@@ -43,6 +43,19 @@ def prepare(device: str) -> None:
         )
 
 
+def make_deterministic() -> None:
+    """Makes every library choose kernels that give the same bits each time; before they are first used.
+
+    Sources: Megatron-LM arguments.py (deterministic_mode), torch.use_deterministic_algorithms.
+    """
+    import torch
+
+    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("NCCL_ALGO", "Ring")  # a tree's shape may differ from run to run
+    torch.use_deterministic_algorithms(True)
+
+
 def stand_in_for_cuda() -> None:
     """Replaces what Megatron-Core asks of CUDA by the CPU's; does nothing when CUDA is there."""
     import torch

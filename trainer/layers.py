@@ -24,18 +24,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.sequence import zigzag_positions
 
-try:
-    import transformer_engine  # noqa: F401
 
-    HAVE_TRANSFORMER_ENGINE = torch.cuda.is_available()
-except ImportError:
-    HAVE_TRANSFORMER_ENGINE = False
-
-
-def block_submodules(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
-    """What this chunk of the decoder is made of: Transformer Engine's parts if it is here, else ours."""
+def block_submodules(
+    config: TransformerConfig, vp_stage: int | None, use_transformer_engine: bool
+) -> TransformerBlockSubmodules:
+    """What this chunk of the decoder is made of: Transformer Engine's parts, or ours around torch's."""
     norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
-    if HAVE_TRANSFORMER_ENGINE:
+    if use_transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
 
         layer, norm = get_gpt_layer_with_transformer_engine_spec(), TENorm

@@ -17,19 +17,27 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from trainer import layers
 from trainer.config import TrainerConfig
 from trainer.initialization import initialize_by_name
+from trainer.kernels import Kernels
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions that keep fp32 master weights, and what the model itself is held in."""
 
 
-def build_model(config: TrainerConfig, groups: ProcessGroupCollection) -> list[DistributedDataParallel]:
+def build_model(
+    config: TrainerConfig, groups: ProcessGroupCollection, kernels: Kernels
+) -> list[DistributedDataParallel]:
     """This rank's model chunks in order of the pipeline: one, or virtual_pipeline_model_parallel_size."""
-    core = transformer_config(config)
+    core = transformer_config(config, kernels)
+    if core.tp_comm_overlap:
+        _allocate_overlap_buffers(config, groups)
     # On a GPU Core draws weights from its own generators, which must be there even though the draw is replaced.
     model_parallel_cuda_manual_seed(config.training.seed)
     stages = config.parallelism.virtual_pipeline_model_parallel_size
     vp_stages = [None] if stages is None else range(stages)
-    chunks = [_build_chunk(config, core, groups, vp_stage) for vp_stage in vp_stages]
+    chunks = [_build_chunk(config, core, groups, kernels, vp_stage) for vp_stage in vp_stages]
     for chunk in chunks:
         initialize_by_name(chunk, config.training.seed, config.model.init_method_std, config.model.num_layers)
-    if config.training.precision == "bf16":
+    if config.training.precision in HALF:
         chunks = [Float16Module(core, chunk) for chunk in chunks]
     layout = config.parallelism
     data_parallel = DistributedDataParallelConfig(
@@ -47,12 +55,13 @@ def build_model(config: TrainerConfig, groups: ProcessGroupCollection) -> list[D
     return model
 
 
-def transformer_config(config: TrainerConfig) -> TransformerConfig:
+def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerConfig:
     """Megatron-Core's configuration of the same model and layout."""
     model, layout, training = config.model, config.parallelism, config.training
-    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    dtype = HALF.get(training.precision, torch.float32)
     interleaved = layout.virtual_pipeline_model_parallel_size is not None
-    on_gpu = config.device == "cuda"
+    on_gpu, has_engine = kernels.on_gpu, kernels.transformer_engine is not None
+    compiles = on_gpu and not training.deterministic_mode
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -75,7 +84,14 @@ def transformer_config(config: TrainerConfig) -> TransformerConfig:
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
         context_parallel_size=layout.context_parallel_size,
         sequence_parallel=layout.sequence_parallel,
+        tp_comm_overlap=layout.tp_comm_overlap,
         bf16=training.precision == "bf16",
+        fp16=training.precision == "fp16",
+        fp8=training.fp8,
+        fp8_recipe=training.fp8_recipe,
+        fp8_amax_history_len=training.fp8_amax_history_len,
+        fp8_amax_compute_algo=training.fp8_amax_compute_algo,
+        deterministic_mode=training.deterministic_mode,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         recompute_granularity=training.recompute_granularity,
@@ -86,12 +102,14 @@ def transformer_config(config: TrainerConfig) -> TransformerConfig:
         batch_p2p_comm=not interleaved,
         # The loss is the mean over the tokens of the global batch, however they are cut over ranks.
         calculate_per_token_loss=True,
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=kernels.weight_gradient is not None,
+        cross_entropy_loss_fusion=compiles,  # Megatron-LM calls the fused ones not deterministic
+        cross_entropy_fusion_impl="te" if has_engine else "native",
         bias_activation_fusion=on_gpu and (model.swiglu or model.add_bias_linear),
         bias_dropout_fusion=on_gpu,
         masked_softmax_fusion=False,
-        apply_rope_fusion=layers.HAVE_TRANSFORMER_ENGINE and model.position_embedding_type == "rope",
-        persist_layer_norm=layers.HAVE_TRANSFORMER_ENGINE,
+        apply_rope_fusion=has_engine and model.position_embedding_type == "rope",
+        persist_layer_norm=has_engine,
     )
 
 
@@ -105,13 +123,19 @@ def _leave_as_is(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _build_chunk(
-    config: TrainerConfig, core: TransformerConfig, groups: ProcessGroupCollection, vp_stage: int | None
+    config: TrainerConfig,
+    core: TransformerConfig,
+    groups: ProcessGroupCollection,
+    kernels: Kernels,
+    vp_stage: int | None,
 ) -> GPTModel:
     model = config.model
     last_vp_stage = (config.parallelism.virtual_pipeline_model_parallel_size or 1) - 1
     chunk = GPTModel(
         config=core,
-        transformer_layer_spec=layers.block_submodules(core, vp_stage),
+        transformer_layer_spec=layers.block_submodules(
+            core, vp_stage, kernels.transformer_engine is not None
+        ),
         vocab_size=model.padded_vocab_size,
         max_sequence_length=model.max_position_embeddings,
         pre_process=groups.pp.rank() == 0 and (vp_stage or 0) == 0,
@@ -125,6 +149,22 @@ def _build_chunk(
     if config.device == "cuda":
         chunk.cuda(torch.cuda.current_device())
     return chunk
+
+
+def _allocate_overlap_buffers(config: TrainerConfig, groups: ProcessGroupCollection) -> None:
+    """Memory that tensor-parallel ranks write into directly, which Transformer Engine's overlap works with.
+
+    Source: Megatron-LM initialize.py, _initialize_tp_communicators: [tokens on a context-parallel rank, hidden].
+    """
+    from transformer_engine.pytorch.module.base import initialize_ub
+
+    tokens = config.model.seq_length * config.training.micro_batch_size // groups.cp.size()
+    initialize_ub(
+        shape=[tokens, config.model.hidden_size],
+        tp_size=groups.tp.size(),
+        use_fp8=config.training.fp8 is not None,
+        bootstrap_backend="nccl",
+    )
 
 
 def _connect_schedule(core: TransformerConfig, overlap: bool, model: list[DistributedDataParallel]) -> None:

@@ -1,4 +1,4 @@
-"""AdamW through Megatron's distributed optimizer, and the learning-rate schedule."""
+"""AdamW through Megatron's distributed optimizer."""
 
 from __future__ import annotations
 
@@ -9,34 +9,57 @@ import megatron.core.optimizer as core_optimizer
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, distrib_optimizer, get_megatron_optimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.utils import get_model_config
 
+from trainer import parameter_groups
 from trainer.config import TrainerConfig
 
 
 def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel]) -> MegatronOptimizer:
-    """The distributed optimizer over this rank's chunks; at DP = 1 too: checkpoints are of one kind."""
+    """The distributed optimizer over this rank's chunks; at DP = 1 too: checkpoints are of one kind.
+
+    Raises:
+        ConfigError: on all ranks, when a group of parameters matches none.
+    """
     if core_optimizer.USING_PYTORCH_OPTIMIZER:  # neither Transformer Engine nor apex is there
         _stand_in_for_fused_adam()
-    optimizer = config.optimizer
-    return get_megatron_optimizer(
-        core_optimizer.OptimizerConfig(
-            optimizer="adam",
-            lr=optimizer.lr,
-            min_lr=optimizer.min_lr,
-            weight_decay=optimizer.weight_decay,
-            adam_beta1=optimizer.adam_beta1,
-            adam_beta2=optimizer.adam_beta2,
-            adam_eps=optimizer.adam_eps,
-            # An infinite limit clips nothing, and Core still computes the norm.
-            clip_grad=optimizer.clip_grad or math.inf,
-            bf16=config.training.precision == "bf16",
-            params_dtype=torch.bfloat16 if config.training.precision == "bf16" else torch.float32,
-            use_distributed_optimizer=True,
-            overlap_param_gather=config.parallelism.overlap_param_gather,
-        ),
+    optimizer = get_megatron_optimizer(
+        core_config(config),
         model,
+        config_overrides=parameter_groups.overrides(config.optimizer.parameter_groups, model),
         use_gloo_process_groups=False,
+    )
+    if config.training.precision == "fp16":
+        get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
+    return optimizer
+
+
+def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
+    """Megatron-Core's configuration of the same optimizer."""
+    optimizer, precision = config.optimizer, config.training.precision
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    return core_optimizer.OptimizerConfig(
+        optimizer="adam",
+        lr=optimizer.lr,
+        min_lr=optimizer.min_lr,
+        weight_decay=optimizer.weight_decay,
+        adam_beta1=optimizer.adam_beta1,
+        adam_beta2=optimizer.adam_beta2,
+        adam_eps=optimizer.adam_eps,
+        # An infinite limit clips nothing, and Core still computes the norm.
+        clip_grad=optimizer.clip_grad or math.inf,
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
+        fp8_recipe=config.training.fp8_recipe if config.training.fp8 else None,
+        params_dtype=dtypes[precision],
+        # Core would scale the loss of other precisions too, which need none.
+        loss_scale=optimizer.loss_scale if precision == "fp16" else None,
+        initial_loss_scale=optimizer.initial_loss_scale,
+        min_loss_scale=optimizer.min_loss_scale,
+        loss_scale_window=optimizer.loss_scale_window,
+        hysteresis=optimizer.hysteresis,
+        use_distributed_optimizer=True,
+        overlap_param_gather=config.parallelism.overlap_param_gather,
     )
 
 
@@ -46,25 +69,8 @@ def _stand_in_for_fused_adam() -> None:
     distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_TE_OPTIMIZER = True
 
 
-def build_scheduler(config: TrainerConfig, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
-    """The learning rate over optimizer steps: linear warm-up from 0, then the decay to min_lr."""
-    return OptimizerParamScheduler(
-        optimizer,
-        init_lr=0.0,
-        max_lr=config.optimizer.lr,
-        min_lr=config.optimizer.min_lr,
-        lr_warmup_steps=config.optimizer.lr_warmup_iters,
-        lr_decay_steps=config.optimizer.lr_decay_iters,
-        lr_decay_style=config.optimizer.lr_decay_style,
-        start_wd=config.optimizer.weight_decay,
-        end_wd=config.optimizer.weight_decay,
-        wd_incr_steps=0,
-        wd_incr_style="constant",
-    )
-
-
 class FusedAdam(torch.optim.Optimizer):
-    """AdamW with the state layout of Transformer Engine's FusedAdam, for where that is not installed.
+    """torch's fused AdamW with the state layout of Transformer Engine's, for where that is not installed.
 
     Core's distributed optimizer saves and loads this layout (the step in the group, exp_avg and exp_avg_sq in
     the state) and cannot load that of torch.optim.AdamW.
@@ -84,21 +90,22 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:
-            state = self.state[parameter]
-            if not state:
-                state["exp_avg"], state["exp_avg_sq"] = (
-                    torch.zeros_like(parameter),
-                    torch.zeros_like(parameter),
-                )
-        gradients = [p.grad for p in parameters]
-        averages = [self.state[p]["exp_avg"] for p in parameters]
-        squares = [self.state[p]["exp_avg_sq"] for p in parameters]
-        (beta1, beta2), lr, step = group["betas"], group["lr"], group["step"]
-        torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
-        torch._foreach_lerp_(averages, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        denominators = torch._foreach_sqrt(squares)
-        torch._foreach_div_(denominators, math.sqrt(1 - beta2**step))
-        torch._foreach_add_(denominators, group["eps"])
-        torch._foreach_addcdiv_(parameters, averages, denominators, -lr / (1 - beta1**step))
+            if not (state := self.state[parameter]):
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        (beta1, beta2), device = group["betas"], parameters[0].device
+        torch._fused_adamw_(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            [self.state[parameter]["exp_avg"] for parameter in parameters],
+            [self.state[parameter]["exp_avg_sq"] for parameter in parameters],
+            [],
+            [torch.full((), float(group["step"]), device=device)] * len(parameters),
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer import checkpoint, distributed, rendezvous
+from trainer import checkpoint, distributed, kernels, rendezvous
 from trainer.batch_size import batch_size_at
 from trainer.config import TrainerConfig
 from trainer.data import num_microbatches, reads_samples
@@ -52,7 +52,9 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
         _finish(run, last, last)
         return
 
-    model = build_model(config, groups)
+    chosen = kernels.choose(config)
+    log.line(f"kernels: {chosen}")
+    model = build_model(config, groups, chosen)
     optimizer = build_optimizer(config, model)
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
     state = TrainingState(model, optimizer, build_scheduler(config, optimizer), spikes)

@@ -1,0 +1,120 @@
+"""Which kernels a run computes with: what is installed, what is used of it, and what a user would gain.
+
+Transformer Engine has the fast layers, attention, cross entropy and AdamW. NVIDIA's apex (never PyPI's package of
+that name) has one kernel that Megatron-Core asks for, which adds weight gradients straight into their fp32 buffer;
+torch can do the same by one matrix product, so that stands in for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import types
+from dataclasses import dataclass
+
+import megatron.core.optimizer as core_optimizer
+import torch
+from megatron.core.tensor_parallel import layers as core_layers
+
+from trainer.config import TrainerConfig
+from trainer.errors import TrainerError
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of a run."""
+
+    transformer_engine: str | None
+    """Its version, when the layers are made of it."""
+    adamw: str
+    """Whose fused AdamW updates the weights."""
+    weight_gradient: str | None
+    """Whose kernel accumulates weight gradients in fp32; None when none does."""
+    on_gpu: bool
+    missed: tuple[str, ...] = ()
+    """What would make this run faster, and is not installed."""
+
+    def __str__(self) -> str:
+        if not self.on_gpu:
+            return "torch's for the CPU"
+        layers = (
+            f"layers, attention and cross entropy by Transformer Engine {self.transformer_engine}"
+            if self.transformer_engine
+            else f"layers and scaled_dot_product_attention by torch {torch.__version__}"
+        )
+        gradients = (
+            f"weight gradients added in fp32 by {self.weight_gradient}"
+            if self.weight_gradient
+            else "weight gradients added apart from their matrix products"
+        )
+        missed = f"; missed: {', '.join(self.missed)}" if self.missed else ""
+        return f"{layers}; fused AdamW by {self.adamw}; {gradients}{missed}"
+
+
+def choose(config: TrainerConfig) -> Kernels:
+    """Looks at what is installed and what `config` asks for; installs the stand-in for apex's kernel.
+
+    Raises:
+        TrainerError: the configuration asks for Transformer Engine, or for FP8, which needs it, and it is not there.
+    """
+    training = config.training
+    version = transformer_engine_version() if config.device == "cuda" else None
+    wanted = training.transformer_impl
+    if version is None:
+        for key, value, is_needed in (
+            ("training.transformer_impl", wanted, wanted == "transformer_engine"),
+            ("training.fp8", training.fp8, training.fp8 is not None),
+            (
+                "parallelism.tp_comm_overlap",
+                config.parallelism.tp_comm_overlap,
+                config.parallelism.tp_comm_overlap,
+            ),
+        ):
+            if is_needed:
+                raise TrainerError(
+                    f"{key} = {value} needs Transformer Engine, which cannot be imported here; "
+                    "use an image that has it (NVIDIA's PyTorch images do), or leave the key out"
+                )
+    if config.device != "cuda":
+        return Kernels(transformer_engine=None, adamw="torch", weight_gradient=None, on_gpu=False)
+    missed = () if version or wanted == "torch" else ("Transformer Engine (about 5% faster, and FP8)",)
+    return Kernels(
+        transformer_engine=None if wanted == "torch" else version,
+        adamw="torch"
+        if core_optimizer.USING_PYTORCH_OPTIMIZER
+        else "Transformer Engine"
+        if version
+        else "apex",
+        weight_gradient=_weight_gradient_kernel() if training.precision != "fp32" else None,
+        on_gpu=True,
+        missed=missed,
+    )
+
+
+def transformer_engine_version() -> str | None:
+    """The version of the Transformer Engine that can be imported; None without one."""
+    try:
+        import transformer_engine.pytorch
+    except (ImportError, OSError):  # a library that it links to may be of another CUDA
+        return None
+    return str(getattr(transformer_engine, "__version__", "of unknown version"))
+
+
+def _weight_gradient_kernel() -> str | None:
+    if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None:
+        return "apex"
+    if not hasattr(torch.ops.aten.addmm, "dtype_out"):  # torch before 2.8
+        return None
+    core_layers.fused_weight_gradient_mlp_cuda = types.SimpleNamespace(
+        wgrad_gemm_accum_fp32=_accumulate, wgrad_gemm_accum_fp16=_accumulate
+    )
+    core_layers._grad_accum_fusion_available = True
+    return "torch"
+
+
+def _accumulate(activation: torch.Tensor, gradient: torch.Tensor, main_grad: torch.Tensor) -> None:
+    """main_grad [out, in] += gradient^T [out, tokens] x activation [tokens, in], rounded only as main_grad is."""
+    activation = activation.reshape(-1, activation.shape[-1])
+    gradient = gradient.reshape(-1, gradient.shape[-1])
+    torch.ops.aten.addmm.dtype_out(
+        main_grad, gradient.t(), activation, main_grad.dtype, beta=1, alpha=1, out=main_grad
+    )
