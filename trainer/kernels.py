@@ -84,7 +84,7 @@ def choose(config: TrainerConfig) -> Kernels:
         else "Transformer Engine"
         if version
         else "apex",
-        weight_gradient=_weight_gradient_kernel() if training.precision != "fp32" else None,
+        weight_gradient=weight_gradient_kernel() if training.precision != "fp32" else None,
         on_gpu=True,
         missed=missed,
     )
@@ -99,7 +99,8 @@ def transformer_engine_version() -> str | None:
     return str(getattr(transformer_engine, "__version__", "of unknown version"))
 
 
-def _weight_gradient_kernel() -> str | None:
+def weight_gradient_kernel() -> str | None:
+    """Whose kernel adds weight gradients in fp32; puts ours in the place of a missing one, where torch can."""
     if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None:
         return "apex"
     if not hasattr(torch.ops.aten.addmm, "dtype_out"):  # torch before 2.8

@@ -1,0 +1,177 @@
+"""The least that trains a GPT with Megatron-Core: one constant batch, no data, log, schedule, guard or checkpoint.
+
+What benchmarks.train compares the trainer with. Run by it, one process per GPU, with the trainer's configuration:
+
+    python -m benchmarks.bare_loop CONFIG.json WARM_STEPS STEPS
+
+Prints the seconds of each timed step as JSON on rank 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+def main() -> None:
+    """Trains on one batch over and over."""
+    config, warm, steps = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), int(sys.argv[3])
+    rank = int(os.environ.get("RANK", "0"))
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29555")
+    torch.distributed.init_process_group("nccl", rank=rank, world_size=config["world_size"])
+    layout = config["parallelism"]
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.get("tensor_model_parallel_size", 1),
+        pipeline_model_parallel_size=layout.get("pipeline_model_parallel_size", 1),
+    )
+    model_parallel_cuda_manual_seed(1234)
+    step = step_function(config)
+    times = []
+    for index in range(warm + steps):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        if index >= warm:
+            times.append(time.perf_counter() - start)
+    if rank == 0:
+        print(json.dumps(times))
+    torch.distributed.destroy_process_group()
+
+
+def core_config(config: dict[str, Any]) -> TransformerConfig:
+    """Megatron-Core's fastest settings that need no more than Transformer Engine."""
+    model, layout, training = config["model"], config["parallelism"], config["training"]
+    swiglu, bias = model.get("swiglu", False), model.get("add_bias_linear", True)
+    return TransformerConfig(
+        num_layers=model["num_layers"],
+        hidden_size=model["hidden_size"],
+        num_attention_heads=model["num_attention_heads"],
+        num_query_groups=model.get("num_query_groups"),
+        ffn_hidden_size=model.get("ffn_hidden_size"),
+        normalization=model.get("normalization", "LayerNorm"),
+        gated_linear_unit=swiglu,
+        activation_func=torch.nn.functional.silu if swiglu else torch.nn.functional.gelu,
+        add_bias_linear=bias,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        tensor_model_parallel_size=layout.get("tensor_model_parallel_size", 1),
+        pipeline_model_parallel_size=layout.get("pipeline_model_parallel_size", 1),
+        sequence_parallel=layout.get("sequence_parallel", False),
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+        fp8=training.get("fp8"),
+        fp8_recipe=training.get("fp8_recipe", "delayed"),
+        gradient_accumulation_fusion=has_weight_gradient_kernel(),
+        cross_entropy_loss_fusion=True,
+        cross_entropy_fusion_impl="te",
+        bias_activation_fusion=swiglu or bias,
+        bias_dropout_fusion=True,
+        apply_rope_fusion=model.get("position_embedding_type") == "rope",
+        persist_layer_norm=True,
+    )
+
+
+def has_weight_gradient_kernel() -> bool:
+    """Whether Core found the kernel of NVIDIA's apex; without it the trainer's own stand-in is used here too."""
+    from megatron.core.tensor_parallel import layers
+
+    from trainer import kernels
+
+    return layers._grad_accum_fusion_available or kernels.weight_gradient_kernel() is not None
+
+
+def step_function(config: dict[str, Any]) -> Any:
+    """One optimizer step on random tokens."""
+    model, training = config["model"], config["training"]
+    core = core_config(config)
+    chunk = GPTModel(
+        core,
+        get_gpt_layer_with_transformer_engine_spec(),
+        vocab_size=model["padded_vocab_size"],
+        max_sequence_length=model["seq_length"],
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=not model.get("untie_embeddings_and_output_weights", False),
+        position_embedding_type=model.get("position_embedding_type", "learned_absolute"),
+    ).cuda()
+    overlap = parallel_state.get_data_parallel_world_size() > 1
+    data_parallel = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
+    )
+    chunks = [DistributedDataParallel(core, data_parallel, Float16Module(core, chunk))]
+    core.finalize_model_grads_func = finalize_model_grads
+    if overlap:
+        core.no_sync_func = chunks[0].no_sync
+        core.grad_sync_func = chunks[0].start_grad_sync
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=1e-4,
+            weight_decay=0.1,
+            adam_beta2=0.95,
+            bf16=True,
+            params_dtype=torch.bfloat16,
+            use_distributed_optimizer=True,
+            overlap_param_gather=overlap,
+        ),
+        chunks,
+    )
+    size = (training["micro_batch_size"], model["seq_length"])
+    tokens = torch.randint(0, model["vocab_size"], size, device="cuda")
+    positions = torch.arange(model["seq_length"], device="cuda").expand(size).contiguous()
+    samples = training["micro_batch_size"] * parallel_state.get_data_parallel_world_size()
+
+    def forward(_: Any, chunk: torch.nn.Module) -> Any:
+        losses = chunk(tokens, positions, None, labels=tokens)
+        return losses, lambda output: (output.float().mean(), {})
+
+    run = functools.partial(
+        get_forward_backward_func(),
+        forward_step_func=forward,
+        data_iterator=None,
+        model=chunks,
+        num_microbatches=training["global_batch_size"] // samples,
+        seq_length=model["seq_length"],
+        micro_batch_size=training["micro_batch_size"],
+        forward_only=False,
+    )
+
+    def step() -> None:
+        for chunk in chunks:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        run()
+        optimizer.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

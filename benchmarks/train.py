@@ -1,0 +1,437 @@
+"""Training speed on the GPUs of this machine: the trainer as users run it, beside what it is built on.
+
+    python -m benchmarks.train CORPUS [--only PATTERN ...] [--megatron-lm CHECKOUT] [--steps N] [--json]
+
+CORPUS is the path of a .bin/.idx pair without its extension (hpcgen data prepare makes one). Each case trains for
+some warm-up steps and some timed ones, with data, schedule, guard and metrics on; then the same shape runs in a bare
+Megatron-Core loop (benchmarks.bare_loop), which has none of these, and with --megatron-lm in pretrain_gpt.py. Figures
+are medians over the timed steps; compare the ratios, which were taken in one run. Cases that need more GPUs than are
+here are left out. Exit status 1 when a run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.config import TrainerConfig, from_dict
+from trainer.flops import FORMULA, flops_per_sample
+from trainer.resolve import resolve
+
+WARM_STEPS = 8
+LONG_RUN = 10_000
+"""Steps of the schedule; a run is ended after the timed ones, so that none waits for its last checkpoint."""
+
+PEAK_TFLOPS = 989.0
+"""Dense bf16 of an H100 or H200 (NVIDIA's data sheet); FP8 is counted against it too, to compare tokens/s."""
+
+GPT_1_3B = {
+    "num_layers": 24,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "seq_length": 2048,
+    "vocab_size": 50257,
+    "init_method_std": 0.014,
+}
+LLAMA_8_LAYERS = {
+    "num_layers": 8,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_query_groups": 8,
+    "ffn_hidden_size": 14336,
+    "seq_length": 8192,
+    "vocab_size": 128256,
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
+    "rotary_base": 500000,
+    "untie_embeddings_and_output_weights": True,
+}
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape, a layout and a batch."""
+
+    name: str
+    model: dict[str, Any]
+    micro_batch_size: int
+    global_batch_size: int
+    gpus: int = 1
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    goal_tflops: float | None = None
+    """TFLOP/s per GPU on an H200 that the project holds itself to."""
+    has_peers: bool = True
+    """Whether the bare loop and Megatron-LM have this case too."""
+
+
+FP8 = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+CASES = (
+    Case("gpt-1.3b-mbs4", GPT_1_3B, 4, 16),
+    Case("gpt-1.3b-mbs8", GPT_1_3B, 8, 32, goal_tflops=535),
+    Case("gpt-1.3b-mbs8-fp8", GPT_1_3B, 8, 32, training=FP8),
+    Case("gpt-1.3b-mbs4-torch", GPT_1_3B, 4, 16, training={"transformer_impl": "torch"}, has_peers=False),
+    Case("llama-8l-mbs2", LLAMA_8_LAYERS, 2, 8, goal_tflops=570),
+    Case("llama-8l-mbs2-fp8", LLAMA_8_LAYERS, 2, 8, training=FP8),
+    Case("llama-8l-mbs2-fp8-delayed", LLAMA_8_LAYERS, 2, 8, training=FP8 | {"fp8_recipe": "delayed"}),
+    Case("gpt-1.3b-dp4", GPT_1_3B, 4, 64, gpus=4, parallelism=OVERLAP),
+    Case(
+        "gpt-1.3b-tp2-pp2",
+        GPT_1_3B,
+        4,
+        32,
+        gpus=4,
+        parallelism=TP2_SP | {"pipeline_model_parallel_size": 2},
+    ),
+    Case(
+        "gpt-1.3b-tp2-pp2-vpp2",
+        GPT_1_3B,
+        4,
+        32,
+        gpus=4,
+        parallelism=TP2_SP
+        | OVERLAP
+        | {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+        has_peers=False,
+    ),
+    Case(
+        "gpt-1.3b-tp2-pp2-vpp4-overlap",
+        GPT_1_3B,
+        4,
+        32,
+        gpus=4,
+        parallelism=TP2_SP
+        | {
+            "pipeline_model_parallel_size": 2,
+            "virtual_pipeline_model_parallel_size": 4,
+            "tp_comm_overlap": True,
+        },
+        has_peers=False,
+    ),
+    Case("llama-8l-tp2-dp2", LLAMA_8_LAYERS, 1, 8, gpus=4, parallelism=TP2_SP | OVERLAP),
+    Case(
+        "llama-8l-tp2-dp2-tp-overlap",
+        LLAMA_8_LAYERS,
+        1,
+        8,
+        gpus=4,
+        parallelism=TP2_SP | OVERLAP | {"tp_comm_overlap": True},
+        has_peers=False,
+    ),
+    Case(
+        "gpt-1.3b-mbs8-save",
+        GPT_1_3B,
+        8,
+        32,
+        checkpoint={"save_interval": 20, "keep_last": 1},
+        has_peers=False,
+    ),
+)
+
+
+def main() -> int:
+    """Runs the cases one after another."""
+    arguments = parser().parse_args()
+    gpus = count_gpus()
+    chosen = [case for case in CASES if any(fnmatch.fnmatch(case.name, only) for only in arguments.only)]
+    cases = [case for case in chosen if case.gpus <= gpus]
+    results: list[dict[str, Any]] = []
+    for case in cases:
+        with tempfile.TemporaryDirectory(dir=arguments.directory) as scratch:
+            results.append(measure(case, arguments, Path(scratch)))
+        print(line(results[-1]) if not arguments.json else json.dumps(results[-1]), flush=True)
+    if not arguments.json:
+        print(f"\n{FORMULA}; peak {PEAK_TFLOPS:g} TFLOP/s")
+    return int(not cases or any("error" in result for result in results))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("corpus", type=Path, help="prefix of a .bin/.idx pair")
+    options.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="names of cases")
+    options.add_argument("--steps", type=int, default=20, help="timed steps of each case")
+    options.add_argument("--no-peers", action="store_true", help="the trainer alone")
+    options.add_argument("--megatron-lm", type=Path, metavar="CHECKOUT", help="compare with pretrain_gpt.py")
+    options.add_argument("--directory", type=Path, help="where runs are written")
+    options.add_argument("--json", action="store_true", help="one JSON object per case")
+    return options
+
+
+def count_gpus() -> int:
+    """GPUs that torch would see."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def measure(case: Case, arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """The trainer's figures of a case, and those of its peers."""
+    config = configuration(case, arguments.corpus, scratch)
+    file = scratch / "config.json"
+    file.write_text(json.dumps(config))
+    plain = from_dict(TrainerConfig, config, where=case.name)
+    flops = flops_per_sample(resolve(plain)) * case.global_batch_size
+    result: dict[str, Any] = {"case": case.name, "gpus": case.gpus, "goal_tflops": case.goal_tflops}
+    try:
+        result |= run_trainer(case, file, scratch, arguments.steps)
+        result["tflops"] = flops / result["step_s"] / case.gpus / 1e12
+        if case.has_peers and not arguments.no_peers:
+            result["bare_step_s"] = run_bare_loop(case, file, arguments.steps)
+            result["bare_tflops"] = flops / result["bare_step_s"] / case.gpus / 1e12
+        if case.has_peers and arguments.megatron_lm:
+            step_s = run_megatron_lm(case, arguments, scratch)
+            result |= {
+                "megatron_lm_step_s": step_s,
+                "megatron_lm_tflops": flops / step_s / case.gpus / 1e12,
+            }
+    except RuntimeError as error:
+        result["error"] = str(error)
+    return result
+
+
+def configuration(case: Case, corpus: Path, scratch: Path) -> dict[str, Any]:
+    """What `python -m trainer` is given: everything that a user has on is on."""
+    return {
+        "name": case.name,
+        "run_dir": str(scratch / "run"),
+        "device": "cuda",
+        "world_size": case.gpus,
+        "peak_tflops": PEAK_TFLOPS,
+        "model": case.model | {"padded_vocab_size": -(-case.model["vocab_size"] // 128) * 128},
+        "parallelism": case.parallelism,
+        "training": {
+            "micro_batch_size": case.micro_batch_size,
+            "global_batch_size": case.global_batch_size,
+            "train_iters": LONG_RUN,
+            "eval_iters": 0,
+        }
+        | case.training,
+        "optimizer": {"lr": 1e-4, "lr_warmup_iters": 5},
+        "data": {"datasets": [{"prefix": str(corpus.resolve())}], "split": "1,0,0"},
+        "checkpoint": {"save_interval_minutes": 600} | case.checkpoint,
+        "logging": {"tensorboard": True},
+    }
+
+
+def run_trainer(case: Case, config: Path, scratch: Path, steps: int) -> dict[str, Any]:
+    """Medians of the timed steps, and how long the first one took to come."""
+    started = time.time()
+    command = launch(case.gpus, "-m", "trainer", "--config", str(config))
+    lines = run_until(command, scratch, lambda lines: is_measured(lines, case, WARM_STEPS + steps))
+    all_steps = [each for each in lines if each["event"] == "step"]
+    timed = all_steps[WARM_STEPS : WARM_STEPS + steps]
+
+    def median(name: str) -> float:
+        return statistics.median(each.get(name) or 0.0 for each in timed)
+
+    step_s = median("step_time_s")
+    return {
+        "step_s": step_s,
+        "tokens_per_s": median("tokens_per_s"),
+        "data_wait_share": median("data_wait_s") / step_s,
+        "communication_share": median("communication_s") / step_s,
+        "peak_memory_gib": max(each["peak_memory_gib"] for each in timed),
+        "first_step_s": all_steps[0]["time"] - started,
+        "first_loss": all_steps[0]["loss"],
+        "last_loss": all_steps[-1]["loss"],
+    } | save_cost(lines, all_steps, step_s)
+
+
+def is_measured(lines: list[dict[str, Any]], case: Case, steps: int) -> bool:
+    """Whether the record holds all that a case needs."""
+    saves = [each["iteration"] for each in lines if each["event"] == "checkpoint"]
+    last_step = max((each["iteration"] for each in lines if each["event"] == "step"), default=0)
+    if "save_interval" in case.checkpoint:
+        return len(saves) >= 2 and last_step >= saves[1] + 15
+    return last_step >= steps
+
+
+def run_until(
+    command: list[str], scratch: Path, is_enough: Callable[[list[dict[str, Any]]], bool]
+) -> list[dict[str, Any]]:
+    """Runs the trainer until its record is enough, and ends it there; returns the record.
+
+    Raises:
+        RuntimeError: it ended before; with the end of its output.
+    """
+    log, metrics = scratch / "trainer.log", scratch / "run" / "metrics.jsonl"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, env=environment(), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        while process.poll() is None:
+            text = metrics.read_text() if metrics.exists() else ""
+            lines = [json.loads(each) for each in text.splitlines(keepends=True) if each.endswith("\n")]
+            if is_enough(lines):
+                return lines
+            time.sleep(0.2)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    raise RuntimeError(f"the trainer ended with {process.returncode}:\n{log.read_text()[-3000:]}")
+
+
+def save_cost(lines: list[dict[str, Any]], steps: list[dict[str, Any]], step_s: float) -> dict[str, Any]:
+    """What a background save adds to the steps from its start to its end, as a share of them; the last one waits."""
+    saves = [each for each in lines if each["event"] == "checkpoint" and each["asynchronous"]]
+    if not saves:
+        return {}
+    costs = []
+    for save in saves:
+        around = [each for each in steps if save["iteration"] <= each["iteration"] <= save["iteration"] + 15]
+        taken = around[-1]["time"] - around[0]["time"]
+        costs.append(taken / (step_s * (len(around) - 1)) - 1)
+    return {
+        "save_cost_share_of_15_steps": statistics.median(costs),
+        "save_stall_s": statistics.median(each["stall_s"] for each in saves),
+        "save_write_s": statistics.median(each["write_s"] for each in saves),
+        "save_gb": saves[-1]["bytes"] / 1e9,
+    }
+
+
+def run_bare_loop(case: Case, config: Path, steps: int) -> float:
+    """The median step of the bare loop in seconds."""
+    command = launch(case.gpus, "-m", "benchmarks.bare_loop", str(config), str(WARM_STEPS), str(steps))
+    times = json.loads(run(command, config.with_name("bare.log")).splitlines()[-1])
+    return statistics.median(times)
+
+
+def run_megatron_lm(case: Case, arguments: argparse.Namespace, scratch: Path) -> float:
+    """The median step of pretrain_gpt.py in seconds, from its log."""
+    script = [str(arguments.megatron_lm / "pretrain_gpt.py"), *megatron_lm_flags(case, arguments, scratch)]
+    log = run(launch(case.gpus, *script), scratch / "megatron-lm.log", arguments.megatron_lm)
+    times = [float(ms) / 1e3 for ms in re.findall(r"elapsed time per iteration \(ms\): ([\d.]+)", log)]
+    return statistics.median(times[WARM_STEPS:])
+
+
+def megatron_lm_flags(case: Case, arguments: argparse.Namespace, scratch: Path) -> list[str]:
+    """The same shape, layout and batch in Megatron-LM's words, with what makes it fast."""
+    model, layout = case.model, case.parallelism
+    flags: dict[str, Any] = {
+        "num-layers": model["num_layers"],
+        "hidden-size": model["hidden_size"],
+        "num-attention-heads": model["num_attention_heads"],
+        "seq-length": model["seq_length"],
+        "max-position-embeddings": model["seq_length"],
+        "vocab-size": model["vocab_size"] - 1,  # NullTokenizer adds its end of document
+        "micro-batch-size": case.micro_batch_size,
+        "global-batch-size": case.global_batch_size,
+        "train-iters": WARM_STEPS + arguments.steps,
+        "lr": 1e-4,
+        "lr-warmup-iters": 5,
+        "weight-decay": 0.1,
+        "tensor-model-parallel-size": layout.get("tensor_model_parallel_size", 1),
+        "pipeline-model-parallel-size": layout.get("pipeline_model_parallel_size", 1),
+        "data-path": arguments.corpus.resolve(),
+        "data-cache-path": scratch / "megatron-lm-cache",
+        "split": "1,0,0",
+        "tokenizer-type": "NullTokenizer",
+        "eval-iters": 0,
+        "log-interval": 1,
+        "attention-dropout": 0,
+        "hidden-dropout": 0,
+        "cross-entropy-fusion-impl": "te",
+    }
+    switches = {"bf16", "use-mcore-models", "use-distributed-optimizer", "cross-entropy-loss-fusion"}
+    switches |= {name.replace("_", "-") for name, value in layout.items() if value is True}
+    if case.training.get("fp8"):
+        flags |= {"fp8-format": case.training["fp8"], "fp8-recipe": case.training["fp8_recipe"]}
+    if model.get("position_embedding_type") == "rope":
+        flags |= {
+            "position-embedding-type": "rope",
+            "rotary-base": model["rotary_base"],
+            "normalization": model["normalization"],
+            "ffn-hidden-size": model["ffn_hidden_size"],
+            "num-query-groups": model["num_query_groups"],
+        }
+        switches |= {
+            "swiglu",
+            "disable-bias-linear",
+            "untie-embeddings-and-output-weights",
+            "group-query-attention",
+        }
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    return words + [f"--{name}" for name in sorted(switches)]
+
+
+def environment() -> dict[str, str]:
+    """What a job script sets beside the user's own variables."""
+    return dict(os.environ) | {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "4"}
+
+
+def launch(gpus: int, *program: str) -> list[str]:
+    """One process, or torchrun with one per GPU."""
+    if gpus == 1 and program[0] == "-m":
+        return [sys.executable, *program]
+    return ["torchrun", "--nproc-per-node", str(gpus), "--master-port", "29561", *program]
+
+
+def run(command: list[str], log: Path, directory: Path | None = None) -> str:
+    """Runs a program to its end; returns what it printed.
+
+    Raises:
+        RuntimeError: it failed; with the end of its output.
+    """
+    with log.open("w") as file:
+        status = subprocess.run(
+            command, cwd=directory, env=environment(), stdout=file, stderr=subprocess.STDOUT
+        ).returncode
+    output = log.read_text()
+    if status:
+        raise RuntimeError(f"{' '.join(command[:6])} ... ended with {status}:\n{output[-3000:]}")
+    return output
+
+
+def line(result: dict[str, Any]) -> str:
+    """One case for a reader."""
+    if "error" in result:
+        return f"{result['case']}: {result['error']}"
+    words = [
+        f"{result['case']:28}",
+        f"{result['step_s'] * 1e3:7.1f} ms/step",
+        f"{result['tokens_per_s']:9,.0f} tokens/s",
+        f"{result['tflops']:5.0f} TFLOP/s per GPU ({result['tflops'] / PEAK_TFLOPS:.1%})",
+        f"{result['peak_memory_gib']:5.1f} GiB",
+        f"data wait {result['data_wait_share']:.2%}",
+        f"first step after {result['first_step_s']:.0f} s",
+    ]
+    for peer in ("bare", "megatron_lm"):
+        if f"{peer}_tflops" in result:
+            other = result[f"{peer}_tflops"]
+            words.append(f"{peer} {other:.0f} ({result['tflops'] / other:.3f}x)")
+    if result["goal_tflops"]:
+        words.append(f"goal {result['goal_tflops']:g}")
+    if "save_stall_s" in result:
+        words.append(
+            f"save of {result['save_gb']:.1f} GB: {result['save_cost_share_of_15_steps']:.1%} of 15 steps, "
+            f"stall {result['save_stall_s']:.2f} s, written in {result['save_write_s']:.1f} s"
+        )
+    return ", ".join(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
