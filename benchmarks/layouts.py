@@ -1,8 +1,10 @@
-"""Trains one tiny GPT at every layout and compares losses and gradient norms with the single process.
+"""Trains one small model at every layout and compares losses and gradient norms with the single process.
 
-    python benchmarks/layouts.py [--precision fp32|bf16] [--iterations N] [--json]
+    python -m benchmarks.layouts [--device cpu|cuda] [--precision fp32|bf16] [--shape gpt|llama] [--iterations N]
+                                 [--at-once N] [--json]
 
-Prints a Markdown table. Exit status 1 when a difference exceeds the tolerance of the precision.
+Prints a Markdown table. Exit status 1 when a difference exceeds the tolerance of the precision. On GPUs it needs
+four of them, and the model is larger.
 """
 
 from __future__ import annotations
@@ -14,11 +16,29 @@ import socket
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2}
+"""Largest difference of a loss or a gradient norm; in bf16 each layout sums in another order."""
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "llama": {
+        "num_query_groups": 4,
+        "position_embedding_type": "rope",
+        "normalization": "RMSNorm",
+        "swiglu": True,
+        "add_bias_linear": False,
+        "untie_embeddings_and_output_weights": True,
+    },
+}
+SIZES: dict[str, dict[str, Any]] = {
+    "cpu": {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "seq_length": 64},
+    "cuda": {"num_layers": 8, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 1024},
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +50,7 @@ class Layout:
     parallelism: dict[str, Any] = field(default_factory=dict)
 
 
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
 LAYOUTS = (
     Layout("single", 1),
@@ -40,22 +61,31 @@ LAYOUTS = (
     Layout("TP2 + SP", 2, TP2 | {"sequence_parallel": True}),
     Layout("VPP2 (PP2)", 2, PP2 | {"virtual_pipeline_model_parallel_size": 2}),
     Layout("CP2", 2, {"context_parallel_size": 2}),
-    Layout("DP2 + overlap", 2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+    Layout("DP2 + overlap", 2, OVERLAP),
+    Layout("TP2 x DP2 + SP + overlap", 4, TP2 | OVERLAP | {"sequence_parallel": True}),
+    Layout("TP2 x PP2 + SP", 4, TP2 | PP2 | {"sequence_parallel": True}),
+    Layout("VPP2 (PP2) x DP2 + overlap", 4, PP2 | OVERLAP | {"virtual_pipeline_model_parallel_size": 2}),
+    Layout("TP2 x CP2", 4, TP2 | {"context_parallel_size": 2}),
+    Layout("PP2 x CP2", 4, PP2 | {"context_parallel_size": 2}),
+    Layout("TP4", 4, {"tensor_model_parallel_size": 4}),
+    Layout("PP4", 4, {"pipeline_model_parallel_size": 4}),
+    Layout("DP4 + overlap", 4, OVERLAP),
 )
 
 
 def main() -> int:
     """Runs the layouts one after another."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=sorted(SIZES), default="cpu")
     parser.add_argument("--precision", choices=sorted(TOLERANCE), default="fp32")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="gpt")
+    parser.add_argument("--at-once", type=int, default=1, help="layouts that train at the same time")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        curves = {
-            layout.name: train(layout, Path(scratch), arguments.iterations, arguments.precision)
-            for layout in LAYOUTS
-        }
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(arguments.at_once) as pool:
+        results = pool.map(lambda layout: train(layout, Path(scratch), arguments), LAYOUTS)
+        curves = dict(zip((layout.name for layout in LAYOUTS), results, strict=True))
     differences = {name: largest_difference(curve, curves["single"]) for name, curve in curves.items()}
     if arguments.json:
         print(json.dumps({"precision": arguments.precision, "curves": curves, "differences": differences}))
@@ -64,37 +94,31 @@ def main() -> int:
     return int(max(differences.values()) > TOLERANCE[arguments.precision])
 
 
-def train(layout: Layout, scratch: Path, iterations: int, precision: str) -> list[tuple[float, float]]:
+def train(layout: Layout, scratch: Path, arguments: argparse.Namespace) -> list[tuple[float, float]]:
     """Loss and gradient norm of each iteration."""
     print(f"{layout.name}: {layout.world_size} ranks", file=sys.stderr)
     run_dir = scratch / layout.name.replace(" ", "")
     run_dir.mkdir()
-    (run_dir / "config.json").write_text(json.dumps(configuration(layout, run_dir, iterations, precision)))
+    (run_dir / "config.json").write_text(json.dumps(configuration(layout, run_dir, arguments)))
     run_ranks(run_dir, layout.world_size)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [(line["loss"], line["grad_norm"]) for line in lines if line["event"] == "step"]
 
 
-def configuration(layout: Layout, run_dir: Path, iterations: int, precision: str) -> dict[str, Any]:
-    """A GPT of 4 layers on made-up samples."""
+def configuration(layout: Layout, run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """A small model on made-up samples."""
     return {
         "name": layout.name,
         "run_dir": str(run_dir),
-        "device": "cpu",
+        "device": arguments.device,
         "world_size": layout.world_size,
-        "model": {
-            "num_layers": 4,
-            "hidden_size": 128,
-            "num_attention_heads": 4,
-            "seq_length": 64,
-            "vocab_size": 1000,
-        },
+        "model": SIZES[arguments.device] | SHAPES[arguments.shape] | {"vocab_size": 1000},
         "parallelism": layout.parallelism,
         "training": {
             "micro_batch_size": 1,
             "global_batch_size": 8,
-            "train_iters": iterations,
-            "precision": precision,
+            "train_iters": arguments.iterations,
+            "precision": arguments.precision,
             "eval_iters": 0,
         },
         "optimizer": {"lr": 1e-3, "lr_warmup_iters": 0},
