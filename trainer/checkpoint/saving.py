@@ -1,0 +1,289 @@
+"""Saves the state while training goes on: one checkpoint at a time, complete on all ranks in the same step.
+
+A save has three parts. `save` plans it with Core and copies the tensors to host memory; only for that does
+training stand still. A thread of each rank writes its files. Once no rank writes any more, which the ranks
+tell each other in the all-reduce of every step, `advance` has rank 0 write the index, then the record.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from trainer import checkpoint_files, hyperparameters, megatron_lm
+from trainer.checkpoint import state as contents
+from trainer.checkpoint.planning import Plan, plan_save
+from trainer.checkpoint.writer import HostBuffer, Writing, Written
+from trainer.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
+from trainer.config import CheckpointConfig, TrainerConfig, to_dict
+from trainer.distributed import from_rank_0
+from trainer.errors import NotSavedError
+from trainer.logging import Log
+from trainer.run_directory import publish, sync_directory
+from trainer.step import TrainingState, Vote
+from trainer.versions import versions
+
+T = TypeVar("T")
+
+DEFAULT_MINUTES = 30.0
+"""Between checkpoints, when the configuration names neither steps nor minutes."""
+
+FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What somebody must mend first. Starting again would train up to the next save, and fail as this life did."""
+
+
+@dataclass(frozen=True)
+class SaveEvent:
+    """A checkpoint that became complete."""
+
+    path: str
+    stall_s: float
+    """Training stood still so long for it."""
+    write_s: float
+    """From the first byte to the last, on the slowest rank."""
+    bytes: int
+    asynchronous: bool
+
+
+@dataclass
+class _Save:
+    """The save in progress."""
+
+    path: Path
+    iteration: int
+    record: dict[str, Any]
+    plan: Plan
+    writing: Writing
+    stall_s: float = 0.0
+
+
+class Checkpoints:
+    """The checkpoints that this life of the run saves. Every rank calls every method, at the same step."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: TrainerConfig,
+        groups: ProcessGroupCollection,
+        log: Log,
+        on_complete: Callable[[int, SaveEvent], None],
+    ) -> None:
+        """`on_complete` is told on rank 0, with the iteration, of each checkpoint that became complete."""
+        self._directory, self._config, self._groups, self._log = directory, config, groups, log
+        self._on_complete = on_complete
+        self._interval_s = interval_s(config.checkpoint)
+        self._last_start = time.monotonic()
+        self._buffer = HostBuffer()
+        self._save: _Save | None = None
+        self._is_first = True
+        self._removals = ThreadPoolExecutor(1, "checkpoint-removal")  # Python waits for it at exit
+
+    def vote(self) -> Vote:
+        """What this rank has to say about saves at the end of a step. The clock is that of rank 0."""
+        if self._save is not None:
+            writing = self._save.writing
+            return Vote(writing=not writing.is_done, failed=writing.error is not None)
+        is_due = self._interval_s is not None and time.monotonic() - self._last_start >= self._interval_s
+        return Vote(save=is_due and torch.distributed.get_rank() == 0)
+
+    def advance(self, vote: Vote) -> None:
+        """Completes the save in progress when, by the step's `vote`, all ranks have written.
+
+        Raises:
+            NotSavedError: on all ranks, as soon as one could not write; the checkpoints before it stay.
+        """
+        if self._save is not None and (vote.failed or not vote.writing):
+            self._complete(self._save)
+
+    def save(self, state: TrainingState, *, wait: bool) -> None:
+        """Starts a save of the state as it is, after the one in progress; completes it too if `wait`.
+
+        Raises:
+            NotSavedError: on all ranks, when this save or the one in progress cannot be written.
+        """
+        if self._save is not None:
+            waited_s = self._wait(self._save)
+            if not wait and waited_s >= 1:
+                self._log.line(
+                    f"iteration {state.iteration}: waited {waited_s:.1f} s for the checkpoint before this one; "
+                    "save less often, or to faster storage"
+                )
+        started = time.perf_counter()
+        self._last_start = time.monotonic()
+        path = checkpoint_files.iteration_directory(self._directory, state.iteration)
+        if not from_rank_0(lambda: _reporting(lambda: _make_room(path))):
+            return  # it is what this life started from
+        self._save = self._start(state, path)
+        self._save.stall_s = time.perf_counter() - started
+        if wait or not self._config.checkpoint.async_save:
+            self._wait(self._save)
+
+    def _start(self, state: TrainingState, path: Path) -> _Save:
+        for chunk in state.model:
+            chunk.start_param_sync(force_sync=True)
+        sharding = contents.sharding(self._groups)
+        weights = contents.sharded_weights(state, sharding)
+        optimizer = contents.sharded_optimizer(state, weights, sharding, is_loading=False)
+        common = contents.common_state(state, sharding)
+        common |= megatron_lm.common_state(self._config, state.iteration, state.consumed_samples)
+        plan = plan_save(weights | optimizer | common, path, self._groups, is_first=self._is_first)
+        self._is_first = False
+        writing = Writing(self._buffer.copy(plan.take_buckets()))
+        return _Save(path, state.iteration, _record(state, self._config), plan, writing)
+
+    def _wait(self, save: _Save) -> float:
+        started = time.perf_counter()
+        save.writing.wait()
+        waited_s = time.perf_counter() - started
+        save.stall_s += waited_s
+        self._complete(save)
+        return waited_s
+
+    def _complete(self, save: _Save) -> None:
+        started = time.perf_counter()
+        self._save = None
+        written = _gather(save.writing)
+        from_rank_0(lambda: _reporting(lambda: _publish(save, written)))
+        if torch.distributed.get_rank() != 0:
+            return
+        event = SaveEvent(
+            path=str(save.path),
+            stall_s=save.stall_s + time.perf_counter() - started,
+            write_s=max(part.seconds for part in written),
+            bytes=sum(entry["bytes"] for part in written for entry in part.files.values()),
+            asynchronous=self._config.checkpoint.async_save,
+        )
+        self._log.line(
+            f"iteration {save.iteration}: checkpoint saved in {save.path} ({event.bytes / 2**30:.2f} GiB, "
+            f"written in {event.write_s:.1f} s; training stood still for {event.stall_s:.2f} s)"
+        )
+        self._on_complete(save.iteration, event)
+        self._removals.submit(self._prune)
+
+    def _prune(self) -> None:
+        keep = self._config.checkpoint
+        try:
+            for path in prune(self._directory, keep.keep_last, keep.keep_every):
+                self._log.line(f"removed {path}: keep_last = {keep.keep_last}")
+        except OSError as error:  # the run goes on; the next save tries again
+            self._log.line(f"a checkpoint could not be removed: {error}")
+
+
+def interval_s(config: CheckpointConfig) -> float | None:
+    """Seconds between checkpoints; None when only steps count."""
+    if config.save_interval_minutes is None and config.save_interval is not None:
+        return None
+    return 60 * (config.save_interval_minutes or DEFAULT_MINUTES)
+
+
+def prune(directory: Path, keep_last: int | None, keep_every: int | None) -> list[Path]:
+    """Removes the checkpoints that are not to be kept; returns which they were."""
+    checkpoints = checkpoint_files.list_checkpoints(directory)
+    kept = checkpoint_files.kept(checkpoints, keep_last, keep_every)
+    removed = [checkpoint.path for checkpoint in checkpoints if checkpoint.iteration not in kept]
+    for path in removed:
+        checkpoint_files.remove(path)
+    return removed
+
+
+def _make_room(path: Path) -> bool:
+    """Begins the directory of a checkpoint; false when it is there, complete."""
+    present = {checkpoint.path: checkpoint for checkpoint in checkpoint_files.list_checkpoints(path.parent)}
+    if path in present and present[path].flaw is None:
+        return False
+    if path in present:
+        checkpoint_files.set_aside(path)
+    path.mkdir(parents=True)
+    publish(path / STARTED, f"{time.strftime('%Y-%m-%d %H:%M:%S%z')} on {socket.gethostname()}\n")
+    sync_directory(path.parent)
+    return True
+
+
+def _gather(writing: Writing) -> list[Written]:
+    """What all ranks wrote, on rank 0; nothing elsewhere.
+
+    Raises:
+        NotSavedError: on all ranks, naming the first that failed.
+    """
+    world_size = torch.distributed.get_world_size()
+    error = writing.error
+    failures: list[tuple[str, bool] | None] = [None] * world_size
+    torch.distributed.all_gather_object(failures, error and (_failure(error), _is_final(error)))
+    failed = [failure for failure in failures if failure is not None]
+    if failed:
+        message, is_final = failed[0]
+        others = f" (as on {len(failed) - 1} other ranks)" if len(failed) > 1 else ""
+        raised = NotSavedError(message + others, is_final=is_final)
+        raised.is_everywhere = True
+        raise raised
+    written: list[Any] | None = [None] * world_size if torch.distributed.get_rank() == 0 else None
+    torch.distributed.gather_object(writing.wait(), written)
+    return written or []
+
+
+def _publish(save: _Save, written: list[Written]) -> None:
+    """Writes the index, then the record that makes the checkpoint one, then the tracker."""
+    path = save.path
+    save.plan.write_index([part.results for part in written])
+    with (path / COMMON).open("wb") as file:
+        file.write(save.plan.common)
+    save_config(CheckpointingConfig("torch_dist", 1), str(path))
+    files = {name: entry for part in written for name, entry in part.files.items()}
+    for name in (STARTED, COMMON, ".metadata", METADATA):
+        _sync(path / name)
+        files[name] = checkpoint_files.describe_file(path / name)
+    sync_directory(path)
+    publish(path / COMPLETE, checkpoint_files.record_text({**save.record, "files": files}))
+    publish(path.parent / TRACKER, str(save.iteration))
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _record(state: TrainingState, config: TrainerConfig) -> dict[str, Any]:
+    """What COMPLETE is to hold beside the files."""
+    return {
+        "format": checkpoint_files.FORMAT,
+        "iteration": state.iteration,
+        "consumed_samples": state.consumed_samples,
+        "time": time.time(),
+        "world_size": config.world_size,
+        "layout": to_dict(config.parallelism),
+        "precision": config.training.precision,
+        **hyperparameters.sections(config),
+        "versions": versions(),
+    }
+
+
+def _reporting(function: Callable[[], T]) -> T:
+    """Calls `function`; what the storage refuses becomes a NotSavedError that names this rank."""
+    try:
+        return function()
+    except OSError as error:
+        raise NotSavedError(_failure(error), is_final=_is_final(error)) from error
+
+
+def _is_final(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in FINAL_ERRORS
+
+
+def _failure(error: BaseException) -> str:
+    where = f"rank {torch.distributed.get_rank()} on {socket.gethostname()}"
+    if isinstance(error, OSError):
+        why = f"{error.filename}: {error.strerror} (errno {error.errno})"
+    else:
+        why = f"{type(error).__name__}: {error}"
+    return f"a checkpoint could not be saved: {where}: {why}; the complete ones before it stay"

@@ -1,0 +1,93 @@
+"""What a checkpoint holds: the tensors of model and optimizer as Core cuts them up, and a few plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from trainer.checkpoint import optimizer_state
+from trainer.step import TrainingState
+
+CHECKPOINT_VERSION = 3.0
+"""Megatron-LM's number for its parameter layout (QKV interleaved by group)."""
+
+HYPERPARAMETERS = ("max_lr", "min_lr", "betas", "eps")
+"""What a parameter group holds beside its state."""
+
+EXTRA_STATE = "_extra_state"
+"""What the name of Transformer Engine's own values ends with: the history of FP8's scales, empty without FP8."""
+
+
+def sharding(groups: ProcessGroupCollection) -> dict[str, Any]:
+    """How Core is to cut up model and optimizer."""
+    return {
+        # The one sharding of optimizer state that loads at any TP, PP, VPP and DP.
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_fully_reshardable_mem_efficient": False,
+        "chained_optim_avoid_prefix": True,
+        "singleton_local_shards": False,
+        "dp_cp_group": groups.dp_cp,
+    }
+
+
+def sharded_weights(state: TrainingState, metadata: dict[str, Any]) -> dict[str, Any]:
+    """The model as Core's sharded tensors and objects, by chunk."""
+    return {
+        _chunk_name(state, index): chunk.module.sharded_state_dict(metadata=metadata)
+        for index, chunk in enumerate(state.model)
+    }
+
+
+def sharded_optimizer(
+    state: TrainingState, weights: dict[str, Any], metadata: dict[str, Any], *, is_loading: bool
+) -> dict[str, Any]:
+    """The optimizer beside `weights`, the model that it belongs to."""
+    if (optimizer := _sliceable(state, metadata["distrib_optim_sharding_type"])) is not None:
+        return {"optimizer": optimizer_state.sharded_optimizer(optimizer, weights)}
+    content = state.optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
+    return {"optimizer": content}
+
+
+def common_state(state: TrainingState, metadata: dict[str, Any]) -> dict[str, Any]:
+    """The values that are the same on all ranks."""
+    return {
+        "content_metadata": {name: value for name, value in metadata.items() if name != "dp_cp_group"},
+        "checkpoint_version": CHECKPOINT_VERSION,
+        "iteration": state.iteration,
+        "consumed_samples": state.consumed_samples,
+        "spikes": state.spikes.state_dict(),
+    }
+
+
+def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) -> None:
+    """Takes over what was loaded. Rates, betas and epsilon stay those of the configuration."""
+    for index, chunk in enumerate(state.model):
+        absent, unknown = chunk.module.load_state_dict(loaded[_chunk_name(state, index)], strict=False)
+        if absent := [name for name in absent if EXTRA_STATE not in name] or unknown:
+            raise KeyError(", ".join(absent))
+    if weights_only:
+        state.optimizer.reload_model_params()
+        return
+    configured = [{name: group[name] for name in HYPERPARAMETERS} for group in state.optimizer.param_groups]
+    if (optimizer := _sliceable(state, loaded["optimizer"].get("param_state_sharding_type"))) is not None:
+        optimizer_state.load_optimizer(optimizer, loaded["optimizer"])
+    else:
+        state.optimizer.load_state_dict(loaded["optimizer"])
+    for group, values in zip(state.optimizer.param_groups, configured, strict=True):
+        group.update(values)
+    state.iteration, state.consumed_samples = loaded["iteration"], loaded["consumed_samples"]
+    state.spikes.load_state_dict(loaded["spikes"])
+    state.scheduler.step(state.iteration)
+
+
+def _sliceable(state: TrainingState, sharding_type: str | None) -> DistributedOptimizer | None:
+    """The optimizer whose state is sharded and loaded in place; None where Core's own way is needed."""
+    in_place = sharding_type == optimizer_state.SHARDING_TYPE
+    return optimizer_state.sliceable(state.optimizer) if in_place else None
+
+
+def _chunk_name(state: TrainingState, index: int) -> str:
+    # Megatron-LM's names; what decides where a tensor lies in the checkpoint is its own, global name.
+    return "model" if len(state.model) == 1 else f"model{index}"

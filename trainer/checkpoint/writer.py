@@ -1,0 +1,179 @@
+"""Writes one rank's part of a checkpoint from a copy in host memory, in the background.
+
+Core plans what goes where. Its own background writers fork or spawn processes; these are threads, which
+neither copy the GPU's state nor die of a signal that Slurm sends to every process of the step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+
+ALIGNMENT = 512
+"""Bytes; copies from a GPU like them round."""
+
+Bucket = tuple[str, str, tuple[list[tuple[WriteItem, Any]], list[tuple[WriteItem, torch.Tensor]]]]
+"""What Core's writer makes of one file: its path, its name, and the objects and tensors in it."""
+
+
+class HostBuffer:
+    """Host memory for a copy of what a rank saves; kept from save to save, since pinning it takes seconds."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        self._is_pinned = False
+
+    def copy(self, buckets: list[Bucket]) -> list[Bucket]:
+        """`buckets` with their tensors copied here, so that training may change the originals."""
+        tensors = [tensor for _, _, (_, pairs) in buckets for _, tensor in pairs]
+        self._reserve(sum(map(_room, tensors)))
+        copies, offset = [], 0
+        for tensor in tensors:
+            copy = self._view(tensor, offset)
+            copy.copy_(tensor.detach(), non_blocking=True)
+            copies.append(copy)
+            offset += _room(tensor)
+        if any(tensor.is_cuda for tensor in tensors):
+            torch.cuda.current_stream().synchronize()
+        remaining = iter(copies)
+        return [
+            (path, name, (objects, [(item, next(remaining)) for item, _ in pairs]))
+            for path, name, (objects, pairs) in buckets
+        ]
+
+    def _reserve(self, size: int) -> None:
+        if self._memory is not None and len(self._memory) >= size:
+            return
+        self._release()
+        self._memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+        if torch.cuda.is_available():
+            # Not torch's pinned allocator, which rounds up to a power of two.
+            torch.cuda.check_error(
+                torch.cuda.cudart().cudaHostRegister(self._address(), len(self._memory), 0)
+            )
+            self._is_pinned = True
+
+    def _release(self) -> None:
+        if self._is_pinned:
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._address()))
+            self._is_pinned = False
+        self._memory = None
+
+    def _address(self) -> int:
+        assert self._memory is not None
+        return torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+
+    def _view(self, like: torch.Tensor, offset: int) -> torch.Tensor:
+        """A tensor whose storage is its own: torch.save writes whole storages."""
+        if like.numel() == 0:
+            return torch.empty(like.shape, dtype=like.dtype)
+        assert self._memory is not None
+        flat = torch.frombuffer(self._memory, dtype=like.dtype, count=like.numel(), offset=offset)
+        return flat.view(like.shape)
+
+
+def _room(tensor: torch.Tensor) -> int:
+    size = tensor.numel() * tensor.element_size()
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a rank wrote."""
+
+    files: dict[str, dict[str, Any]]
+    """By name: size and SHA-256, as the record holds them."""
+    results: list[WriteResult]
+    """Where each tensor lies, for Core's index."""
+    seconds: float
+
+
+class Writing:
+    """The background write of one rank's files: done, or failed, when `is_done`."""
+
+    def __init__(self, buckets: list[Bucket]) -> None:
+        self._buckets = buckets
+        self._outcome: Written | None = None
+        self.error: BaseException | None = None
+        # A daemon: a rank that fails or is told to leave does not wait for storage that hangs.
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> Written | None:
+        """What was written, once it is on disk; None when `error` says why not."""
+        self._thread.join()
+        return self._outcome
+
+    def _run(self) -> None:
+        started = time.perf_counter()
+        try:
+            with ThreadPoolExecutor(max(1, len(self._buckets)), "checkpoint-file") as files:
+                written = list(files.map(_write_file, self._buckets))
+            self._outcome = Written(
+                files={name: entry for name, entry, _ in written},
+                results=[result for _, _, results in written for result in results],
+                seconds=time.perf_counter() - started,
+            )
+        except BaseException as error:  # whatever it is, the step loop must hear of it
+            self.error = error
+
+
+def _write_file(bucket: Bucket) -> tuple[str, dict[str, Any], list[WriteResult]]:
+    path, name, (objects, tensors) = bucket
+    try:
+        with Path(path).open("wb") as file:
+            stream = _HashedFile(file)
+            results = [_write_item(stream, name, item, data) for item, data in (*objects, *tensors)]
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
+    return name, stream.entry(), results
+
+
+def _write_item(stream: _HashedFile, name: str, item: WriteItem, data: Any) -> WriteResult:
+    """One object or tensor, in the form that torch.distributed.checkpoint reads."""
+    offset = stream.size
+    if isinstance(data, torch.Tensor):
+        torch.save(data, stream)
+    else:
+        stream.write(data.getbuffer())  # Core has serialised it
+    length = stream.size - offset
+    return WriteResult(item.index, length, _StorageInfo(name, offset, length))
+
+
+class _HashedFile:
+    """A file that is written front to back, and hashed on the way: what is recorded is what was meant."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._sha256, self.size = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        self._file.write(data)
+        self._sha256.update(data)
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def entry(self) -> dict[str, Any]:
+        return {"bytes": self.size, "sha256": self._sha256.hexdigest()}

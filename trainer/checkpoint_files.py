@@ -1,0 +1,269 @@
+"""Checkpoints as files: which a directory holds, whether one is whole, which of them stay.
+
+hpcgen reads checkpoints through this module too, so it needs nothing but the standard library. What writes
+and loads their tensors is `trainer.checkpoint`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TRACKER = "latest_checkpointed_iteration.txt"
+"""Names the newest complete checkpoint to Megatron-LM. Here it is only written: `COMPLETE` is what counts."""
+
+COMPLETE = "COMPLETE"
+"""The record of a checkpoint: what it was saved with, and the size and SHA-256 of each file. Written last."""
+
+STARTED = "STARTED"
+"""The first file of a save: without COMPLETE beside it, the save was cut off. Megatron-LM's have neither."""
+
+PINNED = "PINNED"
+"""An empty file in a checkpoint that retention never removes."""
+
+METADATA = "metadata.json"
+"""The last file that Megatron-Core writes into a checkpoint."""
+
+COMMON = "common.pt"
+"""The values that are the same on all ranks. Megatron-Core reads them there, and up to 0.18 writes them there too."""
+
+FORMAT = 1
+"""Of the record. A trainer refuses a later one."""
+
+_NAME = re.compile(r"iter_(\d{7,})")
+_REMOVING = ".removing"
+_HASHING_THREADS = 8
+
+
+class RecordError(ValueError):
+    """A COMPLETE file that is missing or not as it was written; the message says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One `iter_...` directory."""
+
+    path: Path
+    iteration: int
+    record: dict[str, Any] | None
+    """What COMPLETE holds; None when that is missing or damaged."""
+    flaw: str | None
+    """Why there is no record; None when there is one."""
+    is_cut_off: bool
+    """Whether its save did not end, so that it never was a checkpoint (or is still being written)."""
+    is_foreign: bool
+    """Whether Megatron-LM wrote it: it has no record, and Core's own checks must do."""
+    is_pinned: bool
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it was written, by this trainer; `problems` tells whether it still is as written."""
+        return self.record is not None
+
+
+def iteration_directory(directory: Path, iteration: int) -> Path:
+    """Where the checkpoint of an iteration lies, as Megatron-LM names it."""
+    return directory / f"iter_{iteration:07d}"
+
+
+def list_checkpoints(directory: Path) -> list[Checkpoint]:
+    """The checkpoints in `directory`, newest first, incomplete ones too; none when it does not exist.
+
+    Raises:
+        OSError: the directory cannot be read. That is not the same as holding nothing.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    tracked = tracked_iteration(directory)
+    found = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
+    return [
+        _describe(directory / name, iteration, tracked) for iteration, name in sorted(found, reverse=True)
+    ]
+
+
+def _describe(path: Path, iteration: int, tracked: int | None) -> Checkpoint:
+    record, flaw = None, None
+    try:
+        record = read_record(path)
+        if record["iteration"] != iteration:
+            record, flaw = None, f"{COMPLETE} is that of iteration {record['iteration']}"
+    except RecordError as error:
+        flaw = str(error)
+    has_record = (path / COMPLETE).exists()
+    # Megatron-LM and this trainer move the tracker when a save is complete, and never before.
+    was_complete = has_record or (tracked is not None and tracked >= iteration)
+    is_ours = has_record or (path / STARTED).exists() or not (path / METADATA).exists()
+    if not is_ours and not was_complete:
+        flaw = f"{COMPLETE} is missing, and {TRACKER} does not name it or a later one"
+    return Checkpoint(
+        path=path,
+        iteration=iteration,
+        record=record,
+        flaw=None if was_complete and not is_ours else flaw,
+        is_cut_off=not was_complete,
+        is_foreign=was_complete and not is_ours,
+        is_pinned=(path / PINNED).exists(),
+    )
+
+
+def newest_complete(directory: Path) -> int | None:
+    """The iteration of the newest complete checkpoint in `directory`, by its record alone; None without one."""
+    complete = (checkpoint.iteration for checkpoint in list_checkpoints(directory) if checkpoint.is_complete)
+    return next(complete, None)
+
+
+def tracked_iteration(directory: Path) -> int | None:
+    """The iteration that the tracker names; None when it is missing or torn."""
+    try:
+        text = (directory / TRACKER).read_bytes()[:32].strip()
+    except FileNotFoundError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What COMPLETE in the checkpoint `path` holds.
+
+    Raises:
+        RecordError: it is missing, or its text is not what was written.
+        OSError: it cannot be read.
+    """
+    try:
+        text = (path / COMPLETE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecordError(f"{COMPLETE} is missing") from None
+    except UnicodeDecodeError:
+        raise RecordError(f"{COMPLETE} is not text") from None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{COMPLETE} is not JSON ({error})") from None
+    if not isinstance(record, dict) or record.pop("checksum", None) != _checksum(record):
+        raise RecordError(f"{COMPLETE} is not as it was written: its checksum differs")
+    return record
+
+
+def record_text(record: Mapping[str, Any]) -> str:
+    """The text of COMPLETE for a record, with a checksum over it: a flipped bit must not pass for a value."""
+    return json.dumps({**record, "checksum": _checksum(record)}, indent=1) + "\n"
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file, as the record holds them."""
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": sha256}
+
+
+def problems(checkpoint: Checkpoint, *, hashes: bool) -> list[str]:
+    """What of a checkpoint is missing or differs from its record; empty when it is whole.
+
+    With `hashes`, every byte is read; without, only names and sizes. Of Megatron-LM's nothing is known: empty.
+
+    Raises:
+        OSError: a file that is there cannot be read, which tells nothing about what it holds.
+    """
+    if checkpoint.is_foreign:
+        return []
+    if checkpoint.record is None:
+        return [str(checkpoint.flaw)]
+    return file_problems(checkpoint.path, checkpoint.record["files"], hashes=hashes)
+
+
+def file_problems(path: Path, files: Mapping[str, Mapping[str, Any]], *, hashes: bool) -> list[str]:
+    """`problems` of some files of the checkpoint `path`, given as its record lists them."""
+
+    def problem(name: str) -> str | None:
+        try:
+            size = (path / name).stat().st_size
+            if size != files[name]["bytes"]:
+                return f"{name} has {size:,} bytes, not {files[name]['bytes']:,}"
+            if hashes and describe_file(path / name) != files[name]:
+                return f"{name} is not as it was written: its SHA-256 differs"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        return None
+
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # hashlib lets go of the interpreter lock
+        return [found for found in threads.map(problem, files) if found is not None]
+
+
+def kept(checkpoints: Sequence[Checkpoint], keep_last: int | None, keep_every: int | None) -> dict[int, str]:
+    """Why each checkpoint that stays does, by iteration; one that is not named may be removed.
+
+    Only complete ones count towards `keep_last`, and only they are ever removed: an incomplete one may be a
+    save in progress, and Megatron-LM's are not ours. `keep_last` null keeps all.
+    """
+    reasons = {}
+    num_newer = 0
+    for checkpoint in sorted(checkpoints, key=lambda checkpoint: checkpoint.iteration, reverse=True):
+        reason = _reason_to_keep(checkpoint, num_newer, keep_last, keep_every)
+        num_newer += checkpoint.is_complete
+        if reason is not None:
+            reasons[checkpoint.iteration] = reason
+    return reasons
+
+
+def _reason_to_keep(
+    checkpoint: Checkpoint, num_newer: int, keep_last: int | None, keep_every: int | None
+) -> str | None:
+    if checkpoint.is_foreign:
+        return "written by Megatron-LM"
+    if not checkpoint.is_complete:
+        return "not complete"
+    if checkpoint.is_pinned:
+        return "pinned"
+    if num_newer == 0:
+        return "the newest"
+    if keep_last is None:
+        return "keep_last is null"
+    if num_newer < keep_last:
+        return f"keep_last = {keep_last}"
+    if keep_every is not None and checkpoint.iteration % keep_every == 0:
+        return f"keep_every = {keep_every}"
+    return None
+
+
+def remove(path: Path) -> None:
+    """Removes a checkpoint. It is renamed first: one that is half gone must not look like one that is damaged."""
+    hidden = path.with_name(f".{path.name}{_REMOVING}")
+    if hidden.exists():  # a removal that was cut off
+        shutil.rmtree(hidden)
+    path.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def sweep(directory: Path) -> None:
+    """Ends the removals in `directory` that were cut off."""
+    for hidden in directory.glob(f".iter_*{_REMOVING}"):
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def ever_held_one(directory: Path) -> bool:
+    """Whether a complete checkpoint was ever saved in `directory`, whatever became of it."""
+    records = directory.glob(f"iter_*/{COMPLETE}")
+    return (directory / TRACKER).exists() or any(True for _ in records)
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a broken checkpoint, which stays to be looked at, to `NAME.broken`, or `-2` and so on after it."""
+    names = [f"{path.name}.broken", *(f"{path.name}.broken-{number}" for number in range(2, 1000))]
+    target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+    path.rename(target)
+    return target
