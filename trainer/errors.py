@@ -2,21 +2,70 @@
 
 from __future__ import annotations
 
+import enum
+
+
+class Exit(enum.IntEnum):
+    """The trainer's exit statuses. docs/faults.md says what to do about each."""
+
+    DONE = 0
+    """The last iteration is saved (DONE), or the run was asked to stop and has saved (STOPPED)."""
+    FAULT = 1
+    """A bug, or something nobody expected: the log has the traceback."""
+    REFUSED = 2
+    """The configuration, the data, the ranks or a checkpoint are not what the run needs."""
+    NOT_FINITE = 3
+    """The loss or the gradient norm is not a number."""
+    HUNG = 4
+    """Nothing moved for the timeout; the stacks are in the run directory."""
+    LOST_PEERS = 5
+    """Another rank is gone or cannot be reached."""
+    NOT_SAVED = 6
+    """A checkpoint could not be written."""
+    TERMINATED = 143
+    """SIGTERM, and not all ranks were there to save."""
+
 
 class TrainerError(Exception):
-    """The run cannot start or go on as it is; the message says why and what to do. Exit status 2.
+    """The run cannot start or go on as it is; the message says why and what to do."""
 
-    Starting again would give the same: the reason is left in the run directory as FAILED.
-    """
+    exit_code = Exit.REFUSED
 
-    exit_code = 2
+    is_final = True
+    """Starting again would give the same: the reason is left in the run directory as FAILED."""
+
+    is_everywhere = False
+    """Every rank raises it, so that rank 0 alone reports it."""
 
 
 class RunDirectoryBusyError(TrainerError):
     """Another process trains in the run directory, whose marks are not this process's to set."""
 
+    is_final = False
+
 
 class NonFiniteError(TrainerError):
-    """The loss or the gradient norm is not a number. Exit status 3: starting again gives the same."""
+    """The loss or the gradient norm is not a number."""
 
-    exit_code = 3
+    exit_code = Exit.NOT_FINITE
+    is_everywhere = True
+
+
+class LostPeersError(TrainerError):
+    """Another rank is gone or cannot be reached; on other nodes, or once it is back, the run goes on."""
+
+    exit_code = Exit.LOST_PEERS
+    is_final = False
+
+
+class NotSavedError(TrainerError):
+    """A checkpoint could not be written; older ones are as they were.
+
+    `is_final` says whether another try would fail as well, as on a full disk.
+    """
+
+    exit_code = Exit.NOT_SAVED
+
+    def __init__(self, message: str, *, is_final: bool = True) -> None:
+        super().__init__(message)
+        self.is_final = is_final

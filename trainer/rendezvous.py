@@ -23,6 +23,11 @@ class Ranks:
     world_size: int
     source: str
 
+    @property
+    def name(self) -> str:
+        """For lines of this process in a log that all ranks share."""
+        return f"rank {self.rank} on {socket.gethostname()}"
+
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.world_size} on {socket.gethostname()} (from {self.source})"
 

@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from trainer.config import TrainerConfig
 
@@ -39,6 +40,29 @@ class RunDirectory:
         return self.root / "tensorboard"
 
     @property
+    def heartbeat(self) -> Path:
+        """JSON: when and where rank 0 moved last."""
+        return self.root / "heartbeat"
+
+    FLIGHT_RECORD: ClassVar[str] = "flight-record-"
+    """What the names of flight records in `stacks` begin with; the rank follows."""
+
+    @property
+    def stacks(self) -> Path:
+        """Reports of the ranks when a run hangs; of earlier hangs in stacks.1, stacks.2, ..."""
+        return self.root / "stacks"
+
+    @property
+    def profile(self) -> Path:
+        """Traces and memory snapshots, one of each rank and recording."""
+        return self.root / "profile"
+
+    @property
+    def wandb_id(self) -> Path:
+        """The id of the Weights & Biases run that all lives of this one log to."""
+        return self.root / "wandb-run-id"
+
+    @property
     def done(self) -> Path:
         """There when the run is complete; holds the last iteration."""
         return self.root / "DONE"
@@ -55,6 +79,15 @@ class RunDirectory:
         An exit status would not do: srun ends the other ranks when the first one leaves, and reports theirs.
         """
         return self.root / "FAILED"
+
+
+def set_aside(directory: Path) -> None:
+    """Leaves an empty directory of this name; what it held stays beside it under the next number."""
+    if directory.exists() and any(directory.iterdir()):
+        numbers = (path.suffix[1:] for path in directory.parent.glob(f"{directory.name}.*"))
+        last = max((int(number) for number in numbers if number.isdigit()), default=0)
+        directory.rename(directory.with_name(f"{directory.name}.{last + 1}"))
+    directory.mkdir(exist_ok=True)
 
 
 def publish(path: Path, text: str) -> None:

@@ -23,13 +23,15 @@ class SpikeWatch:
         self.skipped = 0
 
     def height(self, loss: float) -> float | None:
-        """How many times the median `loss` is, when that makes it a spike; it is then not remembered."""
-        if self._factor is not None and len(self._losses) >= FEWEST:
-            median = statistics.median(self._losses)
-            if loss > self._factor * median:
-                return loss / median
+        """How many times the median `loss` is, when that makes it a spike."""
+        if self._factor is None or len(self._losses) < FEWEST:
+            return None
+        median = statistics.median(self._losses)
+        return loss / median if loss > self._factor * median else None
+
+    def remember(self, loss: float) -> None:
+        """Counts the loss of a batch that was trained on; of spikes too, for the loss may stay where it went."""
         self._losses.append(loss)
-        return None
 
     def skip(self) -> bool:
         """Whether one more batch may be left out, and counts it."""
@@ -44,5 +46,5 @@ class SpikeWatch:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
-        self._losses.extend(state["losses"])
+        self._losses = deque(state["losses"], maxlen=WINDOW)
         self.skipped = state["skipped"]

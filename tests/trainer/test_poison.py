@@ -1,0 +1,123 @@
+"""Numbers that are not finite, and losses that stand out: no weight changes, on any rank."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.runs import ROOT, environment, free_port, run
+from trainer.spikes import FEWEST, WINDOW, SpikeWatch
+
+LAYERS = '''
+import dataclasses, os, torch
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+class Layer(TransformerLayer):
+    """Its fourth step is poisoned, on rank 1."""
+    calls = 0
+
+    def forward(self, *arguments, **named):
+        hidden, context = super().forward(*arguments, **named)
+        self.calls += 1
+        # two micro-batches a step
+        if self.training and os.environ["RANK"] == "1" and self.calls == 8:
+            hidden = hidden * float("nan")
+        return hidden, context
+
+def layers(core, vp_stage, usual):
+    specs = [dataclasses.replace(layer, module=Layer) for layer in usual.layer_specs]
+    return dataclasses.replace(usual, layer_specs=specs)
+'''
+
+
+@pytest.mark.parametrize(
+    ("world_size", "parallelism", "precision"),
+    [
+        pytest.param(2, {}, "fp32", id="DP2"),
+        pytest.param(2, {"tensor_model_parallel_size": 2}, "fp32", id="TP2", marks=pytest.mark.slow),
+        pytest.param(2, {"pipeline_model_parallel_size": 2}, "fp32", id="PP2", marks=pytest.mark.slow),
+        pytest.param(
+            2,
+            {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+            "fp32",
+            id="VPP2",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(2, {}, "bf16", id="bf16", marks=pytest.mark.slow),
+        pytest.param(2, {}, "fp16", id="fp16", marks=pytest.mark.slow),
+    ],
+)
+def test_poison_in_20_steps_on_random_ranks_changes_no_weight(
+    world_size: int, parallelism: dict[str, Any], precision: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    config["world_size"], config["parallelism"] = world_size, parallelism
+    config["training"] |= {"train_iters": 1000, "precision": precision, "skip_loss_spikes": 1}
+    config["optimizer"]["initial_loss_scale"] = 256.0
+    path, port = tmp_path / "config.json", free_port()
+    path.write_text(json.dumps(config))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.trainer.poisoned_steps", str(path)],
+            cwd=ROOT,
+            env=environment(rank, world_size, port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(outputs)
+
+
+def test_a_rank_that_computes_nan_ends_the_run_and_its_step_is_not_saved(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    layers = tmp_path / "layers.py"
+    layers.write_text(LAYERS)
+    config["world_size"] = 2
+    config["model"]["layer_spec"] = f"{layers}:layers"
+    config["checkpoint"] = {"save_interval": 1}
+    result = run(config)
+    assert result.statuses == (3, 3), result.log
+    assert "the loss is nan at iteration 4 (samples 12 to 15)" in (result.directory / "FAILED").read_text()
+    assert result.log.count("the loss is nan") == 1
+    assert [step[0] for step in result.steps] == [1, 2, 3]
+    assert not (result.checkpoints / "iter_0000004").exists()
+    assert not (result.directory / "DONE").exists()
+
+
+def watch(*losses: float, factor: float | None = 2.0, allowance: int = 0) -> SpikeWatch:
+    found = SpikeWatch(factor, allowance)
+    for loss in losses:
+        found.remember(loss)
+    return found
+
+
+def test_a_spike_is_measured_against_the_median_of_enough_steps() -> None:
+    assert watch(*[2.0] * (FEWEST - 1)).height(1000) is None
+    assert watch(*[2.0] * FEWEST).height(4.0) is None
+    assert watch(*[2.0] * FEWEST).height(4.1) == pytest.approx(2.05)
+    assert watch(*[2.0] * FEWEST, 1000, 1000).height(4.1) == pytest.approx(2.05)
+    assert watch(*[2.0] * FEWEST, factor=None).height(1000) is None
+
+
+def test_a_loss_that_stays_where_it_went_is_no_spike_any_more() -> None:
+    assert watch(*[2.0] * WINDOW, *[6.0] * (WINDOW // 2 - 1)).height(6.0) is not None
+    assert watch(*[2.0] * WINDOW, *[6.0] * (WINDOW // 2 + 1)).height(6.0) is None
+
+
+def test_a_resumed_watch_judges_and_skips_as_the_undisturbed_one() -> None:
+    undisturbed = watch(*[2.0] * FEWEST, allowance=2)
+    assert undisturbed.skip()
+    resumed = watch(allowance=2)
+    resumed.load_state_dict(json.loads(json.dumps(undisturbed.state_dict())))
+    assert resumed.height(5.0) == undisturbed.height(5.0) == 2.5
+    assert resumed.skip()
+    assert not resumed.skip()
+    assert resumed.skipped == 2

@@ -1,0 +1,121 @@
+"""Ends a rank where nothing moves any more, and leaves what tells why.
+
+A collective that one rank does not enter keeps all the others waiting, without an error. So the loop says where it is
+(`Watch.beat`), and when it has not for too long, a thread writes the stacks of this rank into the run directory, lets
+the other ranks do the same, names those that did not, and ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+
+from trainer import hang
+from trainer.config import TrainingConfig
+from trainer.distributed import limit_waits
+from trainer.errors import Exit
+from trainer.peers import Peers, within
+from trainer.rendezvous import Ranks
+from trainer.run_directory import RunDirectory
+from trainer.stopping import leave
+
+REPORT_S = 10.0
+"""A file system that takes longer for a report does not get one."""
+
+OTHERS_S = 3.0
+"""How long the other ranks have for theirs."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life of the loop."""
+
+    phase: str
+    """start, data, load, train, evaluate, save or end."""
+    iteration: int
+    """Steps done."""
+    time: float
+    """Unix seconds."""
+    clock: float
+    """The same by the clock that nobody sets."""
+
+
+class Watch:
+    """Knows where this rank is. As a context, ends the process when it has been there for too long."""
+
+    def __init__(self, run: RunDirectory, ranks: Ranks, peers: Peers, training: TrainingConfig) -> None:
+        """The timeout is distributed_timeout_minutes, and distributed_timeout_seconds_after_init from a step on."""
+        self._run, self._ranks, self._peers = run, ranks, peers
+        self._timeout_s = 60.0 * training.distributed_timeout_minutes
+        self._later_timeout_s = float(training.distributed_timeout_seconds_after_init)
+        self.has_stepped = False
+        """Whether this life has done a step."""
+        self.last = Beat("start", 0, time.time(), time.monotonic())
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+    def beat(self, phase: str, iteration: int | None = None) -> None:
+        """The rank is in this phase now, and moves; costs nothing."""
+        iteration = self.last.iteration if iteration is None else iteration
+        self.last = Beat(phase, iteration, time.time(), time.monotonic())
+
+    def stepped(self, iteration: int) -> None:
+        """A step is done; after the first, the shorter timeout holds for the process groups too."""
+        self.beat("train", iteration)
+        if not self.has_stepped:
+            self.has_stepped = True
+            self._timeout_s = self._later_timeout_s
+            limit_waits(self._later_timeout_s)
+
+    def __str__(self) -> str:
+        return f"after iteration {self.last.iteration} ({self.last.phase})"
+
+    def _look(self) -> None:
+        while True:
+            timeout_s, quiet_s = self._timeout_s, time.monotonic() - self.last.clock
+            # Beyond this thread: C code that never gives the interpreter back stops it, and faulthandler needs none.
+            faulthandler.dump_traceback_later(timeout_s + REPORT_S + OTHERS_S, exit=True, file=2)
+            # Half of it is reason enough when another rank has waited for all of it.
+            if quiet_s > timeout_s or (quiet_s > timeout_s / 2 and self._peers.is_alarmed()):
+                self._end(quiet_s)
+            if self._closed.wait(min(1.0, timeout_s / 10)):
+                return
+
+    def _end(self, quiet_s: float) -> None:
+        self._peers.raise_alarm()
+        report = hang.Report.of_this_rank(
+            self._ranks, self.last.iteration, self.last.phase, self.last.time, quiet_s
+        )
+        with contextlib.suppress(TimeoutError):
+            within(REPORT_S, lambda: hang.write(self._run, report))
+        time.sleep(OTHERS_S)
+        leave(Exit.HUNG, self._verdict(report))
+
+    def _verdict(self, own: hang.Report) -> str | None:
+        """The line for the log, from the first rank that reported; None from the others."""
+        try:
+            reports = within(REPORT_S, lambda: hang.read(self._run))
+        except TimeoutError:
+            reports = {}
+        reports.setdefault(
+            own.rank, dataclasses.replace(own, at=f"{own.at} ({self._run.stacks} cannot be written)")
+        )
+        if own.rank != min(reports):
+            return None
+        return hang.verdict(reports, self._ranks.world_size, self._peers.host, self._run.stacks)
