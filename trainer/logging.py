@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -22,6 +23,7 @@ class Log:
         self._wants_bar = progress and is_rank_0 and sys.stderr.isatty()
         self._bar: Any = None
         self._total = 0
+        self._first: tuple[int, float] | None = None
 
     def line(self, text: str) -> None:
         """One line on stdout, at once."""
@@ -44,17 +46,43 @@ class Log:
             self._bar.update(iteration - self._bar.n)
             self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {values['tokens_per_s']:,.0f} tokens/s")
             return
+        norm = "overflow" if values["grad_norm"] is None else f"{values['grad_norm']:.4f}"
         mfu = f", MFU {values['mfu']:.1%}" if "mfu" in values else ""
         self.line(
             f"iteration {iteration}/{self._total}: loss {values['loss']:.6f}, "
-            f"grad norm {values['grad_norm']:.4f}, lr {values['lr']:.3e}, {values['step_time_s']:.3f} s, "
+            f"grad norm {norm}, lr {values['lr']:.3e}, {values['step_time_s']:.3f} s, "
             f"{values['tokens_per_s']:,.0f} tokens/s, "
-            f"{values['model_tflops_per_device']:.2f} TFLOP/s per device{mfu}, "
-            f"{values['peak_memory_gib']:.2f} GiB"
+            f"{values['model_tflops_per_device']:.4g} TFLOP/s per device{mfu}, "
+            f"{values['peak_memory_gib']:.2f} GiB{self._remaining(iteration, values['step_time_s'])}"
         )
+
+    def _remaining(self, iteration: int, step_time_s: float) -> str:
+        """How long the rest takes at the pace of this life since its first line, saves and evaluations with it."""
+        if iteration >= self._total:
+            return ""
+        now = time.monotonic()
+        if self._first is None:  # what came before it, a first step too, is no measure of what follows
+            self._first = (iteration, now)
+        else:
+            first, then = self._first
+            step_time_s = (now - then) / (iteration - first)
+        return f", {duration((self._total - iteration) * step_time_s)} left"
 
     def close(self) -> None:
         """Ends the progress bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def duration(seconds: float) -> str:
+    """In its two largest units: "3 d 4 h", "5 h 10 min", "2 min 9 s", "7 s"."""
+    whole = round(seconds)
+    for unit, name, below, below_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // below} {below_name}"
+    return f"{whole} s"

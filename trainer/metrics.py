@@ -1,136 +1,272 @@
-"""The run's record: `metrics.jsonl`, TensorBoard, and lines for the person who watches. Written by rank 0.
+"""The run's record: `metrics.jsonl`, TensorBoard, Weights & Biases, and lines for the person who watches.
 
-Each line of metrics.jsonl is one JSON object with an `event`: "start" (one per life of the run, with the FLOP
-formula), "step" and "evaluation". Units: losses in nats per token, times in seconds, memory in GiB.
+Written by rank 0. Each line of metrics.jsonl is one JSON object with `event`, `iteration` and `time` (Unix seconds);
+docs/metrics.md says what each event holds. Units: losses in nats per token, times in seconds, memory in GiB.
+Nothing here waits for the GPU: a step's numbers were read when its update was decided, its times are those of events
+that the GPU has passed.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import resource
+import statistics
 import time
-from pathlib import Path
-from typing import Any, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, TrainingConfig
+from trainer.experiment import open_experiment
 from trainer.flops import FORMULA, flops_per_sample
+from trainer.json_lines import JsonLines, drop_after
 from trainer.logging import Log
-from trainer.run_directory import RunDirectory, publish
+from trainer.run_directory import RunDirectory
 from trainer.step import StepResult
+from trainer.stragglers import Place, Straggler
+from trainer.tensorboard import open_tensorboard
+from trainer.timers import Timers, Times
+from trainer.versions import versions
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.loading import Source
+    from trainer.checkpoint.saving import SaveEvent
 
 GIB = 2**30
 
 
+class Board(Protocol):
+    """Draws numbers over iterations."""
+
+    def scalars(self, iteration: int, values: dict[str, float]) -> None:
+        """Records numbers under their names."""
+
+    def close(self) -> None:
+        """Writes what is left."""
+
+
 class Metrics:
-    """Records steps and evaluations from `iteration` on, for rank 0, and nothing for the others."""
+    """Records what happens after `iteration`, on rank 0; on the others it keeps nothing."""
 
     def __init__(
-        self, config: TrainerConfig, run: RunDirectory, log: Log, iteration: int, is_rank_0: bool
+        self,
+        config: TrainerConfig,
+        run: RunDirectory,
+        log: Log,
+        timers: Timers,
+        iteration: int,
+        is_rank_0: bool,
     ) -> None:
-        self._config, self._log = config, log
-        self._file: TextIO | None = None
-        self._board: Any = None
+        self._config, self._log, self._timers = config, log, timers
         self._flops = flops_per_sample(config)
+        self._lines: JsonLines | None = None
+        self._boards: list[Board] = []
         if is_rank_0:
             self._open(run, iteration)
-        self._step_times: list[float] = []
-        self._samples = 0
+        self._window = Window()
+        self._times = timers.totals()
         self._last_time = time.perf_counter()
 
     def _open(self, run: RunDirectory, iteration: int) -> None:
-        config = self._config
         drop_after(run.metrics, iteration)
-        self._file = run.metrics.open("a", encoding="utf-8")
-        if config.logging.tensorboard:
-            self._board = _summary_writer(run.tensorboard, iteration, self._log)
+        self._lines = JsonLines(run.metrics, self._log.line)
+        logging = self._config.logging
+        boards = (
+            open_tensorboard(run.tensorboard, iteration, self._log) if logging.tensorboard else None,
+            open_experiment(self._config, run, self._log) if logging.wandb_project else None,
+        )
+        self._boards = [board for board in boards if board is not None]
+
+    def start(self, iteration: int, places: Sequence[Place], source: Source | None) -> None:
+        """Records what this life is, where it runs and what it goes on from; says what its numbers are measured by."""
+        config, layout = self._config, self._config.parallelism
+        precision, peak = precision_name(config.training), config.peak_tflops
+        model_ranks = (
+            layout.tensor_model_parallel_size
+            * layout.pipeline_model_parallel_size
+            * layout.context_parallel_size
+        )
         self._write(
+            "start",
+            iteration,
             {
-                "event": "start",
-                "iteration": iteration,
                 "name": config.name,
                 "world_size": config.world_size,
+                "device": config.device,
+                "hosts": list(dict.fromkeys(place.host for place in places)),
+                "tp": layout.tensor_model_parallel_size,
+                "pp": layout.pipeline_model_parallel_size,
+                "cp": layout.context_parallel_size,
+                "dp": config.world_size // model_ranks,
+                "vpp": layout.virtual_pipeline_model_parallel_size or 1,
                 "flop_formula": FORMULA,
                 "flops_per_sample": self._flops,
                 "tokens_per_sample": config.model.seq_length,
-                "peak_tflops": config.peak_tflops,
-            }
+                "peak_tflops": peak,
+                "precision": precision,
+                "versions": versions(),
+                "train_iters": config.training.train_iters,
+                "checkpoint": None if source is None else str(source.path),
+                "changed": [[c.name, c.before, c.after] for c in source.changes] if source else [],
+            },
         )
+        against = (
+            "no MFU: peak_tflops is not set" if peak is None else f"MFU of {peak:g} TFLOP/s ({precision})"
+        )
+        self._log.line(f"model FLOPs as {FORMULA}; {against}")
 
     def step(self, iteration: int, result: StepResult) -> None:
-        """Records a step; step_time_s is the mean since the last recorded one."""
+        """Takes in a step; records the means since the last recorded one at each log_interval."""
         now = time.perf_counter()
-        self._step_times.append(now - self._last_time)
-        self._samples += result.batch.size
+        self._window.add(result, now - self._last_time)
         self._last_time = now
+        times = self._timers.totals()  # each step, so that its events can be used again
+        if result.skipped or result.spike is not None:
+            self._stands_out(iteration, result)
         if iteration % self._config.logging.log_interval and iteration != self._config.training.train_iters:
             return
-        seconds = sum(self._step_times)
-        tflops = self._flops * self._samples / seconds / self._config.world_size / 1e12
-        values = {
-            "loss": result.loss,
-            "grad_norm": result.grad_norm,
-            "lr": result.lr,
-            "step_time_s": seconds / len(self._step_times),
-            "tokens_per_s": self._samples * self._config.model.seq_length / seconds,
-            "model_tflops_per_device": tflops,
-            "peak_memory_gib": peak_memory_gib(self._config.device),
-        }
-        if self._config.peak_tflops is not None:
-            values["mfu"] = tflops / self._config.peak_tflops
-        self._step_times, self._samples = [], 0
-        self._record("step", iteration, values)
+        values = self._window.values(self._config, self._flops, result)
+        values |= shares(times - self._times, len(self._window), values["step_time_s"])
+        values["peak_memory_gib"] = peak_memory_gib(self._config.device)
+        self._window, self._times = Window(), times
+        self._write("step", iteration, values)
+        self._draw("train", iteration, values)
         self._log.step(iteration, values)
 
     def evaluation(self, iteration: int, split: str, loss: float) -> None:
         """Records the mean loss over the evaluation batches of a split."""
-        self._record("evaluation", iteration, {"split": split, "loss": loss})
+        self._write("evaluation", iteration, {"split": split, "loss": loss})
+        self._draw(split, iteration, {"loss": loss})
         self._log.line(f"iteration {iteration}: {split} loss {loss:.4f}")
+
+    def checkpoint(self, iteration: int, event: SaveEvent) -> None:
+        """Records a checkpoint that is complete."""
+        values = dataclasses.asdict(event)
+        self._write("checkpoint", iteration, values)
+        self._draw("checkpoint", iteration, {name: values[name] for name in ("stall_s", "write_s")})
+
+    def stragglers(self, iteration: int, found: Sequence[Straggler]) -> None:
+        """Records ranks that compute more slowly than their like."""
+        for straggler in found:
+            self._write(
+                "straggler",
+                iteration,
+                {
+                    "rank": straggler.rank,
+                    "host": straggler.place.host,
+                    "local_rank": straggler.place.local_rank,
+                    "slowdown": straggler.slowdown,
+                },
+            )
+            self._log.line(f"iteration {iteration}: SLOW: {straggler}")
+
+    def stop(self, iteration: int, reason: str) -> None:
+        """Records why this life ends before the last iteration."""
+        self._write("stop", iteration, {"reason": reason})
 
     def skip_time(self) -> None:
         """Leaves the time since the last step (an evaluation, a save) out of the next step's."""
         self._last_time = time.perf_counter()
 
     def close(self) -> None:
-        """Flushes what is written."""
-        for output in (self._file, self._board):
+        """Writes what is left."""
+        for output in (self._lines, *self._boards):
             if output is not None:
                 output.close()
 
-    def _record(self, event: str, iteration: int, values: dict[str, Any]) -> None:
-        self._write({"event": event, "iteration": iteration, **values})
-        if self._board is not None:
-            prefix = "train" if event == "step" else values["split"]
-            for name, value in values.items():
-                if name != "split":
-                    self._board.add_scalar(f"{prefix}/{name}", value, iteration)
-
-    def _write(self, line: dict[str, Any]) -> None:
-        if self._file is None:
+    def _stands_out(self, iteration: int, result: StepResult) -> None:
+        batch = result.batch
+        first, last = batch.first, batch.first + batch.size - 1
+        if result.spike is None:
+            self._log.line(
+                f"iteration {iteration}: OVERFLOW: no update, the gradients are not finite at loss scale "
+                f"{result.loss_scale:g} (samples {first} to {last})"
+            )
             return
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._write(
+            "spike",
+            iteration,
+            {
+                "loss": result.loss,
+                "height": result.spike,
+                "first_sample": first,
+                "last_sample": last,
+                "skipped": result.skipped,
+            },
+        )
+        self._log.line(
+            f"iteration {iteration}: LOSS SPIKE: {result.loss:.4f} is {result.spike:.2f} times the median of the steps "
+            f"before; samples {first} to {last} were {'left out of training' if result.skipped else 'trained on'}"
+        )
+
+    def _write(self, event: str, iteration: int, values: dict[str, Any]) -> None:
+        if self._lines is not None:
+            self._lines.write({"event": event, "iteration": iteration, "time": time.time(), **values})
+
+    def _draw(self, prefix: str, iteration: int, values: dict[str, Any]) -> None:
+        numbers = {f"{prefix}/{name}": float(value) for name, value in values.items() if value is not None}
+        for board in self._boards:
+            board.scalars(iteration, numbers)
 
 
-def drop_after(path: Path, iteration: int) -> None:
-    """Drops what this life computes again, and a torn last line.
+class Window:
+    """The steps since the last line."""
 
-    That is every later iteration, and the evaluation of this one.
-    """
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
-            entry = json.loads(line)
-            is_again = entry["iteration"] == iteration and entry["event"] == "evaluation"
-            is_kept = line.endswith("\n") and entry["iteration"] <= iteration and not is_again
-        except ValueError:
-            is_kept = False
-        if is_kept:
-            kept.append(line)
-    publish(path, "".join(kept))
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+        self._samples = 0
+        self._has_skipped = False
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Takes in a step that took so long."""
+        self._seconds.append(seconds)
+        self._losses.append(result.loss)
+        if result.grad_norm is not None:
+            self._norms.append(result.grad_norm)
+        self._samples += result.batch.size
+        self._has_skipped |= result.skipped
+
+    def values(self, config: TrainerConfig, flops: float, last: StepResult) -> dict[str, Any]:
+        """What a line says of the steps, of which `last` is the last; a sample takes `flops`."""
+        seconds = sum(self._seconds)
+        tflops = flops * self._samples / seconds / config.world_size / 1e12
+        values = {
+            "loss": statistics.fmean(self._losses),
+            "grad_norm": statistics.fmean(self._norms) if self._norms else None,
+            "lr": last.lr,
+            "loss_scale": last.loss_scale,
+            "batch_size": last.batch.size,
+            "consumed_samples": last.batch.first + last.batch.size,
+            "step_time_s": seconds / len(self._seconds),
+            "tokens_per_s": self._samples * config.model.seq_length / seconds,
+            "model_tflops_per_device": tflops,
+            "skipped": self._has_skipped,
+        }
+        if config.peak_tflops is not None:
+            values["mfu"] = tflops / config.peak_tflops
+        return values
+
+
+def shares(times: Times, steps: int, step_time_s: float) -> dict[str, float]:
+    """Where the mean step's time went on rank 0, from the `times` of so many steps."""
+    return {
+        "compute_s": times.compute_s / steps,
+        "communication_s": times.communication_s / steps,
+        "update_s": times.update_s / steps,
+        "data_wait_s": times.data_wait_s / steps,
+        "idle_s": max(0.0, step_time_s - times.accounted_s / steps),
+    }
+
+
+def precision_name(training: TrainingConfig) -> str:
+    """What the layers compute in, and so whose peak MFU is measured against."""
+    return training.precision if training.fp8 is None else f"fp8 {training.fp8} {training.fp8_recipe}"
 
 
 def peak_memory_gib(device: str) -> float:
@@ -138,12 +274,3 @@ def peak_memory_gib(device: str) -> float:
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / GIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
-
-
-def _summary_writer(directory: Path, iteration: int, log: Log) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        log.line(f"no TensorBoard files: {error}; install tensorboard, or set logging.tensorboard = false")
-        return None
-    return SummaryWriter(directory, purge_step=iteration + 1)

@@ -1,8 +1,13 @@
-"""What metrics.jsonl and the formulas behind it say."""
+"""What metrics.jsonl, TensorBoard and the log say, and the formulas behind it."""
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import json
+import socket
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +15,17 @@ import pytest
 
 from tests.trainer.runs import GPT, Run, finished, gpt_config
 from trainer import config as configuration
+from trainer.batch_size import Batch
 from trainer.config import TrainerConfig
 from trainer.flops import flops_per_iteration
-from trainer.metrics import drop_after
+from trainer.json_lines import JsonLines, drop_after
+from trainer.logging import Log, duration
+from trainer.metrics import Metrics
 from trainer.resolve import resolve
+from trainer.run_directory import RunDirectory
+from trainer.step import StepResult, Vote
+from trainer.tensorboard import open_tensorboard
+from trainer.timers import Timers
 
 GPT_1_3B = {
     "num_layers": 24,
@@ -34,19 +46,34 @@ LLAMA_8_LAYERS = {
 }
 
 
-def test_the_first_line_names_the_formula_and_each_step_has_its_numbers(single_gpt: Run) -> None:
-    start, *steps = single_gpt.events
+def test_the_first_line_says_what_the_life_is_and_each_step_has_its_numbers(single_gpt: Run) -> None:
+    start, *steps = [event for event in single_gpt.events if event["event"] in ("start", "step")]
     assert start["event"] == "start"
     assert "megatron-lm" in start["flop_formula"]
-    assert start["tokens_per_iteration"] == 4 * GPT["seq_length"]
+    assert f"model FLOPs as {start['flop_formula']}" in single_gpt.log
+    assert start["tokens_per_sample"] == GPT["seq_length"]
+    assert start["hosts"] == [socket.gethostname()]
+    assert (start["tp"], start["pp"], start["cp"], start["dp"], start["vpp"]) == (1, 1, 1, 1, 1)
+    assert (start["train_iters"], start["checkpoint"], start["changed"]) == (6, None, [])
+    assert start["versions"].keys() >= {"trainer", "torch", "megatron-core"}
     assert [step["iteration"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert [step["consumed_samples"] for step in steps] == [4, 8, 12, 16, 20, 24]
     for step in steps:
-        assert step["tokens_per_s"] == pytest.approx(start["tokens_per_iteration"] / step["step_time_s"])
+        tokens = step["batch_size"] * start["tokens_per_sample"]
+        assert step["tokens_per_s"] == pytest.approx(tokens / step["step_time_s"])
         assert step["model_tflops_per_device"] * 1e12 * step["step_time_s"] == pytest.approx(
-            start["flops_per_iteration"]
+            start["flops_per_sample"] * step["batch_size"]
         )
         assert step["peak_memory_gib"] > 0
+        assert step["skipped"] is False
         assert "mfu" not in step
+
+
+def test_the_parts_of_a_step_add_up_to_it(single_gpt: Run) -> None:
+    for step in (event for event in single_gpt.events if event["event"] == "step"):
+        parts = [step[name] for name in ("compute_s", "communication_s", "update_s", "data_wait_s", "idle_s")]
+        assert min(parts) > 0
+        assert sum(parts) == pytest.approx(step["step_time_s"], rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -63,21 +90,158 @@ def test_flops_agree_with_megatron_lm(model: dict[str, Any], expected: float, tm
     assert per_token == pytest.approx(expected, rel=0.005)
 
 
-def test_lines_after_an_iteration_are_dropped_and_so_is_a_torn_one(tmp_path: Path) -> None:
+def test_what_is_computed_again_is_dropped_and_so_are_torn_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"event": "step", "iteration": i}) + "\n" for i in range(1, 6)]
-    path.write_text("".join(lines) + '{"event": "st')
+    first, evaluation, second = (
+        json.dumps({"event": event, "iteration": i}) + "\n"
+        for event, i in (("start", 0), ("evaluation", 3), ("start", 5))
+    )
+    torn = '{"event": "step", "iter\n'
+    path.write_text("".join([first, *lines[:3], evaluation, torn, *lines[3:], second]) + '{"event": "st')
     drop_after(path, 3)
-    assert path.read_text() == "".join(lines[:3])
+    assert path.read_text() == "".join([first, *lines[:3], second])
     drop_after(tmp_path / "absent", 3)
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_interval_mfu_and_tensorboard(config: dict[str, Any]) -> None:
-    config["logging"] = {"log_interval": 4, "tensorboard": True}
+def test_a_full_disk_costs_lines_and_not_the_training() -> None:
+    complaints: list[str] = []
+    lines = JsonLines(Path("/dev/full"), complaints.append)
+    for iteration in range(3):
+        lines.write({"event": "step", "iteration": iteration})
+    lines.close()
+    assert len(complaints) == 1
+    assert "No space left on device" in complaints[0]
+
+
+def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "lines", print)
+    lines.write({"event": "evaluation", "iteration": 1, "loss": float("nan")})
+    lines.close()
+    assert json.loads((tmp_path / "lines").read_text())["loss"] is None
+
+
+def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
+    config["logging"] = {"log_interval": 4, "tensorboard": True, "profile_step_start": 2}
     config["peak_tflops"] = 0.5
     result = finished(config)
-    assert [iteration for iteration, *_ in result.steps] == [4, 6]
-    for step in result.events[1:]:
+    assert "MFU of 0.5 TFLOP/s (fp32)" in result.log
+    steps = [event for event in result.events if event["event"] == "step"]
+    assert [step["iteration"] for step in steps] == [4, 6]
+    for step in steps:
         assert step["mfu"] == pytest.approx(step["model_tflops_per_device"] / 0.5)
-    assert list((result.directory / "tensorboard").glob("events.*"))
+    drawn = read_tensorboard(result.directory / "tensorboard")
+    assert drawn["train/loss"] == pytest.approx({step["iteration"]: step["loss"] for step in steps})
+    [profile] = (result.directory / "profile").iterdir()
+    assert profile.name == "iterations-2-3-rank-0.json.gz"
+    assert str(profile) in result.log
+    with gzip.open(profile) as trace:
+        names = {event.get("name") for event in json.load(trace)["traceEvents"]}
+    assert "aten::mm" in names
+
+
+def test_tensorboard_forgets_the_steps_that_a_life_walks_back_over(tmp_path: Path) -> None:
+    log = Log(is_rank_0=True, progress=False)
+    for life, (begins_after, ends) in enumerate([(0, 6), (3, 5)]):
+        board = open_tensorboard(tmp_path, begins_after, log)
+        assert board is not None
+        for iteration in range(begins_after + 1, ends + 1):
+            board.scalars(iteration, {"train/loss": 10.0 * life + iteration})
+        board.close()
+    assert read_tensorboard(tmp_path) == {"train/loss": {1: 1.0, 2: 2.0, 3: 3.0, 4: 14.0, 5: 15.0}}
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Iterator[Metrics]:
+    """Of a run of ten steps with a line each two."""
+    document = gpt_config("x", tmp_path)
+    document["logging"] |= {"log_interval": 2}
+    document["training"] |= {"train_iters": 10}
+    config = resolve(configuration.from_dict(TrainerConfig, document, "test"))
+    log = Log(is_rank_0=True, progress=False)
+    log.start(0, 10)
+    metrics = Metrics(config, RunDirectory.of(config), log, Timers("cpu"), 0, is_rank_0=True)
+    yield metrics
+    metrics.close()
+
+
+def step_result(first: int, loss: float, **changes: Any) -> StepResult:
+    usual = StepResult(
+        batch=Batch(first, 4),
+        loss=loss,
+        grad_norm=1.0,
+        lr=1e-3,
+        loss_scale=1.0,
+        spike=None,
+        skipped=False,
+        vote=Vote(),
+    )
+    return dataclasses.replace(usual, **changes)
+
+
+def read_events(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_spike_is_told_at_once_with_its_samples(
+    metrics: Metrics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics.step(1, step_result(0, 9.0, spike=3.0, skipped=True))
+    [spike] = read_events(tmp_path)
+    assert spike.pop("time") > 0
+    assert spike == {
+        "event": "spike",
+        "iteration": 1,
+        "loss": 9.0,
+        "height": 3.0,
+        "first_sample": 0,
+        "last_sample": 3,
+        "skipped": True,
+    }
+    assert "iteration 1: LOSS SPIKE" in (shown := capsys.readouterr().out)
+    assert "samples 0 to 3 were left out of training" in shown
+    metrics.step(2, step_result(4, 3.0))
+    step = read_events(tmp_path)[-1]
+    assert (step["loss"], step["skipped"], step["consumed_samples"]) == (6.0, True, 8)
+
+
+def test_an_overflow_has_no_norm(
+    metrics: Metrics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for iteration in (1, 2):
+        overflow = step_result(4 * iteration, 5.0, grad_norm=None, skipped=True, loss_scale=4096.0)
+        metrics.step(iteration, overflow)
+    step = read_events(tmp_path)[-1]
+    assert (step["grad_norm"], step["loss_scale"], step["loss"]) == (None, 4096.0, 5.0)
+    shown = capsys.readouterr().out
+    assert "iteration 1: OVERFLOW: no update, the gradients are not finite at loss scale 4096" in shown
+    assert "grad norm overflow" in shown
+
+
+def test_a_line_says_how_long_the_rest_takes(metrics: Metrics, capsys: pytest.CaptureFixture[str]) -> None:
+    for iteration in range(1, 11):
+        metrics.step(iteration, step_result(4 * iteration, 5.0))
+    *lines, last = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration")]
+    assert [line.endswith(" left") for line in lines] == [True] * 4
+    assert not last.endswith(" left")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.7, "1 min 0 s"), (129, "2 min 9 s"), (18_601, "5 h 10 min"), (273_700, "3 d 4 h")],
+)
+def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def read_tensorboard(directory: Path) -> dict[str, dict[int, float]]:
+    """What TensorBoard would draw: of each tag, its values by step."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(directory)).Reload()
+    return {
+        tag: {point.step: point.value for point in events.Scalars(tag)} for tag in events.Tags()["scalars"]
+    }

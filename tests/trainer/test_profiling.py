@@ -1,0 +1,68 @@
+"""Which steps are profiled; what a trace holds is tested with a run, in test_metrics.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.runs import gpt_config
+from trainer import config as configuration
+from trainer.config import ConfigError, LoggingConfig, TrainerConfig
+from trainer.profiling import Profiler
+from trainer.run_directory import RunDirectory
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainerConfig:
+    return configuration.from_dict(TrainerConfig, gpt_config("x", tmp_path), "test")
+
+
+def profiler(config: TrainerConfig, rank: int = 0, **logging: object) -> Profiler:
+    config = dataclasses.replace(config, logging=LoggingConfig(**logging))  # type: ignore[arg-type]
+    return Profiler(config, RunDirectory.of(config), rank)
+
+
+def test_the_steps_asked_for_are_recorded_and_a_run_that_ends_early_keeps_what_there_was(
+    config: TrainerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = profiler(config, rank=3, profile_step_start=4, profile_step_end=9, profile_ranks=(1, 3))
+    took_time = [recorder.before(iteration) for iteration in range(2, 7)]
+    assert took_time == [False, False, True, False, False]
+    recorder.close(7)
+    [trace] = (tmp_path / "profile").iterdir()
+    assert trace.name == "iterations-4-6-rank-3.json.gz"
+    assert f"rank 3: profile written to {trace}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rank", "logging", "iterations"),
+    [
+        pytest.param(0, {}, range(1, 20), id="not asked for"),
+        pytest.param(1, {"profile_step_start": 2}, range(1, 20), id="another rank"),
+        pytest.param(0, {"profile_step_start": 2}, range(4, 20), id="a life that begins later"),
+    ],
+)
+def test_other_ranks_and_steps_are_left_alone(
+    config: TrainerConfig, tmp_path: Path, rank: int, logging: dict[str, object], iterations: range
+) -> None:
+    recorder = profiler(config, rank, **logging)
+    assert not any(recorder.before(iteration) for iteration in iterations)
+    recorder.close(20)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("logging", "message"),
+    [
+        ({"profile_step_start": 4, "profile_step_end": 4}, "profile_step_end = 4 does not come after"),
+        ({"profile_step_end": 4}, "logging.profile_step_end needs logging.profile_step_start"),
+        ({"record_memory_history": True}, "logging.record_memory_history needs logging.profile_step_start"),
+    ],
+)
+def test_a_range_without_steps_is_refused(
+    config: TrainerConfig, logging: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        profiler(config, **logging)

@@ -1,0 +1,73 @@
+"""A file of JSON objects, one a line, that grows while the run lives and loses what is computed again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.run_directory import publish
+
+
+class JsonLines:
+    """Appends lines, each whole or, on a full disk, not at all as far as a reader can tell."""
+
+    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
+        """`complain` is told once when the file cannot be written, which ends no training."""
+        self._path, self._complain = path, complain
+        self._file = path.open("ab", buffering=0)
+        self._is_torn = self._has_complained = False
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Appends a line, at once. Numbers that JSON does not have become null."""
+        text = json.dumps({name: _finite(value) for name, value in line.items()}) + "\n"
+        data = (b"\n" if self._is_torn else b"") + text.encode()
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            self._say_once(os.strerror(error.errno or 0))
+        else:
+            if written != len(data):
+                self._is_torn = True
+                self._say_once("a line was written in part; is the disk full?")
+            else:
+                self._is_torn = False
+
+    def close(self) -> None:
+        """Nothing is held back, so there is nothing to lose here."""
+        self._file.close()
+
+    def _say_once(self, why: str) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            self._complain(f"{self._path}: {why}; lines are missing from here on, training goes on")
+
+
+def drop_after(path: Path, iteration: int) -> None:
+    """Drops what a life that goes on from `iteration` computes again, and torn lines.
+
+    That is every later iteration, and the evaluation of this one. The starts of all lives stay: they tell the story.
+    """
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        kept = [line for line in lines if _outlives(line, iteration)]
+    publish(path, "".join(kept))
+
+
+def _outlives(line: str, iteration: int) -> bool:
+    if not line.endswith("\n"):
+        return False
+    try:
+        entry = json.loads(line)
+        event, at = entry["event"], entry["iteration"]
+    except (ValueError, TypeError, KeyError):
+        return False
+    return event == "start" or at < iteration or (at == iteration and event != "evaluation")
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,133 @@
+"""Names the ranks that compute more slowly than others with the same work: a hot GPU, a shared core, a sick node."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from trainer.rendezvous import Ranks
+from trainer.timers import Timers
+
+CHECK_INTERVAL = 50
+"""Steps between two comparisons: each waits once for the GPU and for all ranks."""
+
+WARMUP_STEPS = 5
+"""The first steps of a life compile kernels and find memory, each rank at its own pace."""
+
+SLOW = 1.1
+"""Times the median from which a rank counts as slow."""
+
+SHOWN = 8
+"""The slowest ranks are named, at most so many: with more, it is no single machine."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs, and which part of the model it computes."""
+
+    host: str
+    local_rank: int
+    pipeline_stage: int
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that computes more slowly than those that compute the same."""
+
+    rank: int
+    place: Place
+    seconds: float
+    """Its own computing per step."""
+    median: float
+    """That of the ranks of its pipeline stage."""
+
+    @property
+    def slowdown(self) -> float:
+        """Times the median."""
+        return self.seconds / self.median
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} ({self.place.host}, local rank {self.place.local_rank}) computes "
+            f"{self.seconds:.3f} s a step, {self.slowdown:.2f} times the median of pipeline stage "
+            f"{self.place.pipeline_stage} ({self.median:.3f} s)"
+        )
+
+
+def find_stragglers(seconds: Sequence[float], places: Sequence[Place]) -> list[Straggler]:
+    """The ranks above SLOW times the median of their pipeline stage, slowest first.
+
+    `seconds` is each rank's own computing per step. Of two ranks the faster one counts as the median.
+    """
+    stages: dict[int, list[float]] = defaultdict(list)
+    for own, place in zip(seconds, places, strict=True):
+        stages[place.pipeline_stage].append(own)
+    medians = {stage: statistics.median_low(values) for stage, values in stages.items()}
+    found = [
+        Straggler(rank, place, own, medians[place.pipeline_stage])
+        for rank, (own, place) in enumerate(zip(seconds, places, strict=True))
+        if own > SLOW * medians[place.pipeline_stage] > 0
+    ]
+    return sorted(found, key=lambda straggler: -straggler.slowdown)[:SHOWN]
+
+
+def gather_places(ranks: Ranks, groups: ProcessGroupCollection) -> list[Place]:
+    """The place of each rank, in order. Every rank calls this."""
+    places: list[Place] = [Place("", 0, 0)] * ranks.world_size
+    own = Place(socket.gethostname(), ranks.local_rank, groups.pp.rank())
+    torch.distributed.all_gather_object(places, own)
+    return places
+
+
+class StragglerWatch:
+    """Compares the ranks' own computing from time to time."""
+
+    def __init__(self, timers: Timers, places: list[Place], rank: int, device: str) -> None:
+        self._timers, self._places, self._rank, self._device = timers, places, rank, device
+        self._steps = 0
+        self._since = timers.totals()
+
+    def step(self) -> list[Straggler]:
+        """The stragglers, at the end of each CHECK_INTERVAL steps; nothing after the others. Every rank calls this.
+
+        A rank that finds itself among them prints the state of its GPU.
+        """
+        self._steps += 1
+        if self._steps == WARMUP_STEPS:
+            self._since = self._timers.totals()
+        if len(self._places) == 1 or self._steps % CHECK_INTERVAL:
+            return []
+        since = WARMUP_STEPS if self._steps == CHECK_INTERVAL else 0
+        totals = self._timers.totals()
+        own = (totals - self._since).compute_s / (CHECK_INTERVAL - since)
+        self._since = totals
+        found = find_stragglers(self._share(own), self._places)
+        if self._device == "cuda" and any(straggler.rank == self._rank for straggler in found):
+            threading.Thread(target=_print_gpu, args=(self._rank,), daemon=True).start()
+        return found
+
+    def _share(self, own: float) -> list[float]:
+        seconds = torch.zeros(len(self._places), dtype=torch.float64, device=self._device)
+        seconds[self._rank] = own
+        torch.distributed.all_reduce(seconds)
+        return seconds.tolist()
+
+
+def _print_gpu(rank: int) -> None:
+    """One line on this rank's GPU. In a thread: nvidia-smi can take long on a sick node, and training goes on."""
+    fields = "pci.bus_id,temperature.gpu,clocks.sm,clocks.max.sm,power.draw,clocks_throttle_reasons.active"
+    gpu = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", "-i", gpu]
+    try:
+        state = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        state = f"nvidia-smi gave nothing ({error})"
+    print(f"rank {rank} ({socket.gethostname()}): its GPU ({fields}): {state}", flush=True)

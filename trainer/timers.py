@@ -1,0 +1,206 @@
+"""Where the time of a step goes, found out without ever waiting for the GPU.
+
+Megatron-Core calls `config.timers(name, log_level=...)`, and `.start(barrier=...)` and `.stop()` of what it gets,
+around the parts of a step. Its own timers synchronise the GPU at each of these calls. Ours put CUDA events between the
+kernels and read them once the GPU has passed them; on a CPU, where everything blocks, they read the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.utils import get_model_config
+
+T = TypeVar("T")
+
+BATCH = "batch"
+"""Our own name, for getting a micro-batch; it lies inside of forward-compute."""
+
+# Core's names, as they are in megatron-core 0.16 to 0.19. Those of sends and receives between pipeline stages are left
+# out: an interleaved schedule waits without them, and what they hold is mostly the bubble.
+KINDS = {
+    "forward-compute": "compute_s",
+    "backward-compute": "compute_s",
+    "all-grads-sync": "communication_s",
+    "conditional-embedder-grads-all-reduce": "communication_s",
+    "non-tensor-parallel-grads-all-reduce": "communication_s",
+    "embedding-grads-all-reduce": "communication_s",
+    "params-all-gather": "communication_s",
+    "optimizer-copy-to-main-grad": "update_s",
+    "optimizer-unscale-and-check-inf": "update_s",
+    "optimizer-inner-step": "update_s",
+    "optimizer-copy-main-to-model-params": "update_s",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Seconds of this rank."""
+
+    compute_s: float = 0.0
+    """Forward and backward passes of its micro-batches, without getting them."""
+    communication_s: float = 0.0
+    """Reducing gradients and gathering parameters, as far as nothing is computed meanwhile."""
+    update_s: float = 0.0
+    """The optimizer's arithmetic."""
+    batch_s: float = 0.0
+    """The device had nothing to do for want of a micro-batch."""
+    data_wait_s: float = 0.0
+    """The program waited for a micro-batch; on a GPU, which may have had work meanwhile, batch_s or more."""
+
+    def __sub__(self, other: Times) -> Times:
+        return Times(
+            **{f.name: getattr(self, f.name) - getattr(other, f.name) for f in dataclasses.fields(self)}
+        )
+
+    @property
+    def accounted_s(self) -> float:
+        """The part of a step that is none of its idle time."""
+        return self.compute_s + self.communication_s + self.update_s + self.batch_s
+
+
+class Timers:
+    """What Megatron-Core takes as `config.timers`: gives a stopwatch for each part of a step."""
+
+    def __init__(self, device: str) -> None:
+        self._marks: _Clock | _Events = _Events() if device == "cuda" else _Clock()
+        self._watches = {name: Stopwatch(self, name) for name in (*KINDS, BATCH)}
+        self._seconds = dict.fromkeys(self._watches, 0.0)
+        self._data_wait_s = 0.0
+        self._pending: deque[tuple[str, Any, Any]] = deque()
+        self.is_paused = False
+
+    def __call__(self, name: str, log_level: int | None = None) -> Stopwatch | _NoStopwatch:
+        """The stopwatch of a part; one that does nothing for parts that are not of interest."""
+        return self._watches.get(name, _NO_STOPWATCH)
+
+    def attach(self, model: list[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
+        """Makes Megatron-Core time the steps of this model and optimizer."""
+        for chunk in model:
+            get_model_config(chunk).timers = self
+        for part in (optimizer, *getattr(optimizer, "chained_optimizers", ())):
+            part.config.timers = self
+
+    def waited_for(self, batches: Iterator[T]) -> Iterator[T]:
+        """`batches`, each waited for under a stopwatch."""
+        watch = self._watches[BATCH]
+        while True:
+            began = time.perf_counter()
+            watch.start()
+            batch = next(batches, None)
+            watch.stop()
+            self._data_wait_s += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out what is no training step."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
+
+    def totals(self) -> Times:
+        """The times so far, of what the device has finished; the rest follows in a later call. Does not wait.
+
+        After a step's loss is read, only its update can be unfinished.
+        """
+        while self._pending:
+            name, start, stop = self._pending[0]
+            seconds = self._marks.seconds(start, stop)
+            if seconds is None:  # one stream does its work in order: what follows is unfinished too
+                break
+            self._seconds[name] += seconds
+            self._pending.popleft()
+        kinds = dict.fromkeys(KINDS.values(), 0.0)
+        for name, kind in KINDS.items():
+            kinds[kind] += self._seconds[name]
+        batch_s = self._seconds[BATCH]
+        kinds["compute_s"] -= batch_s
+        return Times(**kinds, batch_s=batch_s, data_wait_s=self._data_wait_s)
+
+    def mark(self) -> Any:
+        """The point of the device's work that this call stands at."""
+        return self._marks.mark()
+
+    def add(self, name: str, start: Any, stop: Any) -> None:
+        """Counts the work between two points."""
+        self._pending.append((name, start, stop))
+
+
+class Stopwatch:
+    """One of Core's timers. It never waits, whatever barrier Core asks for."""
+
+    __slots__ = ("_name", "_start", "_timers")
+
+    def __init__(self, timers: Timers, name: str) -> None:
+        self._timers, self._name = timers, name
+        self._start: Any = None
+
+    def start(self, barrier: bool = False) -> None:
+        """Begins, unless the timers are paused."""
+        if not self._timers.is_paused:
+            self._start = self._timers.mark()
+
+    def stop(self, barrier: bool = False) -> None:
+        """Ends what `start` began."""
+        if self._start is not None:
+            self._timers.add(self._name, self._start, self._timers.mark())
+            self._start = None
+
+
+class _NoStopwatch:
+    """For parts of a step that are not of interest."""
+
+    def start(self, barrier: bool = False) -> None:
+        pass
+
+    def stop(self, barrier: bool = False) -> None:
+        pass
+
+
+_NO_STOPWATCH = _NoStopwatch()
+
+
+class _Clock:
+    """Points in time of a program that blocks until its work is done."""
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, start: float, stop: float) -> float | None:
+        return stop - start
+
+
+class _Events:
+    """Points in the work of the current CUDA stream; events are used again once they are read."""
+
+    POOL = 256
+
+    def __init__(self) -> None:
+        self._free = [torch.cuda.Event(enable_timing=True) for _ in range(self.POOL)]
+
+    def mark(self) -> torch.cuda.Event:
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float | None:
+        """None while the GPU has not got to `stop`. Waits for nothing."""
+        if not stop.query():
+            return None
+        milliseconds = start.elapsed_time(stop)
+        self._free += (start, stop)
+        return milliseconds / 1e3
