@@ -48,6 +48,37 @@ class Batches:
             first += batch.size
 
 
+def batch_sizes(training: TrainingConfig) -> range:
+    """Every global batch size on the way, the last one included; of a ramp-up without `rampup_problem`."""
+    last = training.global_batch_size
+    start, increment, _ = training.rampup_batch_size or (last, 1, 0)
+    return range(start, last + 1, increment)
+
+
+def rampup_problem(training: TrainingConfig) -> str | None:
+    """Why rampup_batch_size leads to no global_batch_size, in words that follow its value; None where it does."""
+    if training.rampup_batch_size is None:
+        return None
+    if len(training.rampup_batch_size) != 3:
+        return "must be three numbers: start, increment and samples"
+    (start, increment, _), last = training.rampup_batch_size, training.global_batch_size
+    if start > last:
+        return f"starts above global_batch_size = {last}"
+    if (last - start) % increment:
+        return f"does not reach global_batch_size = {last}: {last} - {start} is not a multiple of {increment}"
+    return None
+
+
+def steps_within(training: TrainingConfig, samples: int, limit: int) -> int:
+    """The whole steps that `samples` are enough for, at most `limit`."""
+    if training.rampup_batch_size is None or rampup_problem(training):
+        return min(samples // training.global_batch_size, limit)
+    steps, consumed = 0, 0
+    while steps < limit and (consumed := consumed + batch_size_at(training, consumed)) <= samples:
+        steps += 1
+    return steps
+
+
 def total_samples(training: TrainingConfig) -> int:
     """The samples that the whole run reads."""
     if training.rampup_batch_size is None:

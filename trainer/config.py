@@ -97,9 +97,9 @@ class ModelConfig:
     padded_vocab_size: Count | None = None
     """Rows of the embedding; null rounds vocab_size up to a multiple of 128, whatever the layout."""
     layer_spec: str | None = None
-    """Your own transformer layers: the import path `package.module:function` of what gives their spec."""
+    """Your own transformer layers: `package.module:function` or `file.py:function` of what gives their spec."""
     model_provider: str | None = None
-    """Your own model: the import path `package.module:function` of what builds one pipeline chunk of it."""
+    """Your own model: `package.module:class` or `file.py:class`, called in place of Megatron-Core's GPTModel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +156,8 @@ class TrainingConfig:
     """Which of those maxima delayed scaling takes."""
     transformer_impl: Literal["transformer_engine", "torch"] | None = None
     """The kernels of the layers; null takes Transformer Engine where it is installed, else torch's."""
+    cross_entropy_fusion_impl: Literal["te", "native"] | None = None
+    """The fused cross entropy: Transformer Engine's or Megatron-Core's; null takes te but for fp16."""
     deterministic_mode: bool = False
     """Only kernels that give the same bits each time; slower."""
     recompute_granularity: Literal["selective", "full"] | None = None
@@ -185,9 +187,9 @@ class ParameterGroup:
     __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     match: str
-    """Shell pattern of names in one pipeline chunk, as `*.embedding.*` or `*.linear_fc1.weight`."""
+    """Shell pattern of names in the whole model, as `embedding.*` or `decoder.layers.0.*`."""
     wd_mult: NonNegativeFloat = 1.0
-    """Times weight_decay; 0 for none."""
+    """Times weight_decay; biases and normalisation weights have none in any group."""
     lr_mult: NonNegativeFloat = 1.0
     """Times the learning rate."""
 
@@ -211,7 +213,7 @@ class OptimizerConfig:
     lr_wsd_decay_iters: Count | None = None
     """Steps of WSD's decay; null means a tenth of lr_decay_iters."""
     lr_schedule: str | None = None
-    """Your own schedule in place of lr_decay_style: the import path `package.module:function` of iteration -> rate."""
+    """Your own decay in place of lr_decay_style: `package.module:function` or `file.py:function`."""
     lr_warmup_init: NonNegativeFloat = 0.0
     """The rate that the warm-up starts from."""
     lr_warmup_iters: NonNegative | None = None
@@ -233,13 +235,13 @@ class OptimizerConfig:
     loss_scale: PositiveFloat | None = None
     """A fixed loss scale for fp16; null adapts it."""
     initial_loss_scale: PositiveFloat = 2.0**32
-    """fp16: the adaptive scale to start from."""
+    """The adaptive scale of fp16 to start from."""
     min_loss_scale: PositiveFloat = 1.0
-    """fp16: gradients that overflow at this scale end the run."""
+    """Gradients of fp16 that overflow at this scale, or at a fixed loss_scale, end the run."""
     loss_scale_window: Count = 1000
-    """fp16: steps without overflow after which the scale doubles."""
+    """Steps of fp16 without overflow after which the scale doubles."""
     hysteresis: Count = 2
-    """fp16: overflows after which the scale halves."""
+    """Overflows of fp16 after which each one halves the scale, until it has doubled."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -18,8 +20,12 @@ def evaluate(
     dataset: torch.utils.data.Dataset | None,
     config: TrainerConfig,
     groups: ProcessGroupCollection,
+    beat: Callable[[], None],
 ) -> float:
-    """The mean loss over the first eval_iters global batches of the dataset: the same samples each time."""
+    """The mean loss over the first eval_iters global batches of the dataset: the same samples each time.
+
+    Calls `beat` before each batch.
+    """
     size = config.training.global_batch_size
     batches = [Batch(index * size, size) for index in range(config.training.eval_iters)]
     iterators = data_iterators(model, dataset, config, groups, batches)
@@ -27,6 +33,7 @@ def evaluate(
         chunk.eval()
     losses = []
     for batch in batches:
+        beat()
         totals = forward_backward(model, iterators, config, groups, batch.size, forward_only=True)
         torch.distributed.all_reduce(totals)
         losses.append(totals[0] / totals[1])

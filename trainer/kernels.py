@@ -10,12 +10,13 @@ from __future__ import annotations
 import importlib.util
 import types
 from dataclasses import dataclass
+from typing import Literal
 
 import megatron.core.optimizer as core_optimizer
 import torch
 from megatron.core.tensor_parallel import layers as core_layers
 
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, TrainingConfig
 from trainer.errors import TrainerError
 
 
@@ -27,6 +28,8 @@ class Kernels:
     """Its version, when the layers are made of it."""
     adamw: str
     """Whose fused AdamW updates the weights."""
+    cross_entropy: Literal["te", "native"]
+    """Megatron-Core's name of the fused cross entropy."""
     weight_gradient: str | None
     """Whose kernel accumulates weight gradients in fp32; None when none does."""
     on_gpu: bool
@@ -37,17 +40,18 @@ class Kernels:
         if not self.on_gpu:
             return "torch's for the CPU"
         layers = (
-            f"layers, attention and cross entropy by Transformer Engine {self.transformer_engine}"
+            f"layers and attention by Transformer Engine {self.transformer_engine}"
             if self.transformer_engine
             else f"layers and scaled_dot_product_attention by torch {torch.__version__}"
         )
+        entropy = "Transformer Engine" if self.cross_entropy == "te" else "Megatron-Core"
         gradients = (
             f"weight gradients added in fp32 by {self.weight_gradient}"
             if self.weight_gradient
             else "weight gradients added apart from their matrix products"
         )
         missed = f"; missed: {', '.join(self.missed)}" if self.missed else ""
-        return f"{layers}; fused AdamW by {self.adamw}; {gradients}{missed}"
+        return f"{layers}; cross entropy by {entropy}; fused AdamW by {self.adamw}; {gradients}{missed}"
 
 
 def choose(config: TrainerConfig) -> Kernels:
@@ -62,6 +66,11 @@ def choose(config: TrainerConfig) -> Kernels:
     if version is None:
         for key, value, is_needed in (
             ("training.transformer_impl", wanted, wanted == "transformer_engine"),
+            (
+                "training.cross_entropy_fusion_impl",
+                training.cross_entropy_fusion_impl,
+                training.cross_entropy_fusion_impl == "te",
+            ),
             ("training.fp8", training.fp8, training.fp8 is not None),
             (
                 "parallelism.tp_comm_overlap",
@@ -75,7 +84,9 @@ def choose(config: TrainerConfig) -> Kernels:
                     "use an image that has it (NVIDIA's PyTorch images do), or leave the key out"
                 )
     if config.device != "cuda":
-        return Kernels(transformer_engine=None, adamw="torch", weight_gradient=None, on_gpu=False)
+        return Kernels(
+            transformer_engine=None, adamw="torch", cross_entropy="native", weight_gradient=None, on_gpu=False
+        )
     missed = () if version or wanted == "torch" else ("Transformer Engine (about 5% faster, and FP8)",)
     return Kernels(
         transformer_engine=None if wanted == "torch" else version,
@@ -84,10 +95,23 @@ def choose(config: TrainerConfig) -> Kernels:
         else "Transformer Engine"
         if version
         else "apex",
+        cross_entropy=_cross_entropy(training, version),
         weight_gradient=weight_gradient_kernel() if training.precision != "fp32" else None,
         on_gpu=True,
         missed=missed,
     )
+
+
+def _cross_entropy(training: TrainingConfig, version: str | None) -> Literal["te", "native"]:
+    """Transformer Engine's where it rounds once, as Core's does; it is the faster one.
+
+    It rounds the gradient of each logit to the model's precision before it multiplies by the gradient of the loss,
+    which Megatron-LM found unstable (its pull request 5115). Here that factor is 1 and nothing is rounded twice,
+    since the loss is a sum that is scaled later, in fp32; but in fp16 it is the loss scale, which comes too late.
+    """
+    if training.cross_entropy_fusion_impl is not None:
+        return training.cross_entropy_fusion_impl
+    return "te" if version is not None and training.precision == "bf16" else "native"
 
 
 def transformer_engine_version() -> str | None:

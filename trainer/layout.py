@@ -5,11 +5,12 @@ hpcgen checks all rules, with hints, before a job is queued; these are for a con
 
 from __future__ import annotations
 
+from trainer.batch_size import batch_sizes, rampup_problem
 from trainer.config import ConfigError, TrainerConfig
 
 
 def check_layout(config: TrainerConfig) -> None:
-    """Checks what one number of the resolved `config` must be a multiple of.
+    """Checks what one number of the resolved `config` must be a multiple of, at every batch size of the run.
 
     Raises:
         ConfigError: the first rule that is broken, with its numbers.
@@ -24,9 +25,13 @@ def check_layout(config: TrainerConfig) -> None:
     _divides(config.world_size, "world_size", tp * pp * cp, f"TP x PP x CP = {tp} x {pp} x {cp}")
     dp = config.world_size // (tp * pp * cp)
     micro = training.micro_batch_size
-    _divides(
-        training.global_batch_size, "global_batch_size", micro * dp, f"micro_batch_size x DP = {micro} x {dp}"
-    )
+    if problem := rampup_problem(training):
+        raise ConfigError(f"training.rampup_batch_size = {list(training.rampup_batch_size)} {problem}")
+    for size in batch_sizes(training):
+        _divides(size, "global_batch_size", micro * dp, f"micro_batch_size x DP = {micro} x {dp}")
+        if vpp is not None:
+            num_microbatches = size // (micro * dp)
+            _divides(num_microbatches, f"micro-batches of a global_batch_size of {size}", pp, "PP")
     _divides(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
     _divides(model.num_attention_heads, "num_attention_heads", tp, "TP")
     _divides(model.padded_vocab_size, "padded_vocab_size", tp, "TP")

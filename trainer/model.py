@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -14,7 +16,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from trainer import layers
+from trainer import imports, layers
 from trainer.config import TrainerConfig
 from trainer.initialization import initialize_by_name
 from trainer.kernels import Kernels
@@ -104,7 +106,7 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         calculate_per_token_loss=True,
         gradient_accumulation_fusion=kernels.weight_gradient is not None,
         cross_entropy_loss_fusion=compiles,  # Megatron-LM calls the fused ones not deterministic
-        cross_entropy_fusion_impl="te" if has_engine else "native",
+        cross_entropy_fusion_impl=kernels.cross_entropy,
         bias_activation_fusion=on_gpu and (model.swiglu or model.add_bias_linear),
         bias_dropout_fusion=on_gpu,
         masked_softmax_fusion=False,
@@ -131,11 +133,15 @@ def _build_chunk(
 ) -> GPTModel:
     model = config.model
     last_vp_stage = (config.parallelism.virtual_pipeline_model_parallel_size or 1) - 1
-    chunk = GPTModel(
+    spec: Any = layers.block_submodules(core, vp_stage, kernels.transformer_engine is not None)
+    if model.layer_spec is not None:
+        spec = imports.load(model.layer_spec, "model.layer_spec")(core, vp_stage, spec)
+    provider: imports.ModelProvider = GPTModel
+    if model.model_provider is not None:
+        provider = imports.load(model.model_provider, "model.model_provider")
+    chunk = provider(
         config=core,
-        transformer_layer_spec=layers.block_submodules(
-            core, vp_stage, kernels.transformer_engine is not None
-        ),
+        transformer_layer_spec=spec,
         vocab_size=model.padded_vocab_size,
         max_sequence_length=model.max_position_embeddings,
         pre_process=groups.pp.rank() == 0 and (vp_stage or 0) == 0,

@@ -8,6 +8,7 @@ from typing import Any
 import megatron.core.optimizer as core_optimizer
 import torch
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.optimizer import MegatronOptimizer, distrib_optimizer, get_megatron_optimizer
 from megatron.core.utils import get_model_config
 
@@ -29,8 +30,9 @@ def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel])
         config_overrides=parameter_groups.overrides(config.optimizer.parameter_groups, model),
         use_gloo_process_groups=False,
     )
+    _initialize_state(optimizer)
     if config.training.precision == "fp16":
-        get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
+        _scale_loss(get_model_config(model[0]), optimizer, _tokens_per_micro_batch(config))
     return optimizer
 
 
@@ -61,6 +63,34 @@ def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
         use_distributed_optimizer=True,
         overlap_param_gather=config.parallelism.overlap_param_gather,
     )
+
+
+def _scale_loss(core: ModelParallelConfig, optimizer: MegatronOptimizer, tokens: int) -> None:
+    """Scales the mean loss of a micro-batch, as Megatron-LM does.
+
+    The schedule differentiates sums over tokens, whose fp16 gradients would overflow at a scale of 1. So they are
+    divided by the `tokens` of a full micro-batch; the division of the fp32 gradients by all tokens takes that back.
+    """
+    finalize = core.finalize_model_grads_func
+
+    def finalize_means(model: Any, num_tokens: torch.Tensor, **kwargs: Any) -> None:
+        finalize(model, num_tokens / tokens, **kwargs)
+
+    core.grad_scale_func = lambda loss: optimizer.scale_loss(loss) / tokens
+    core.finalize_model_grads_func = finalize_means
+
+
+def _tokens_per_micro_batch(config: TrainerConfig) -> int:
+    """On one context-parallel rank."""
+    tokens = config.training.micro_batch_size * config.model.seq_length
+    return tokens // config.parallelism.context_parallel_size
+
+
+def _initialize_state(optimizer: MegatronOptimizer) -> None:
+    """Zero moments, which would else come with the first update: fp16 may skip many, and a save must find them."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if part.optimizer is not None:
+            part.init_state_fn(part.optimizer)
 
 
 def _stand_in_for_fused_adam() -> None:

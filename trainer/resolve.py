@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from trainer.batch_size import steps_within
 from trainer.config import (
+    CheckpointConfig,
     ConfigError,
     ModelConfig,
     OptimizerConfig,
@@ -23,9 +25,12 @@ WARMUP_TOKENS = 375_000_000
 
 VOCAB_MULTIPLE = 128
 
+SAVE_EVERY_MINUTES = 30.0
+"""What a failure may cost."""
+
 
 def resolve(config: TrainerConfig) -> TrainerConfig:
-    """`config` with model, parallelism and optimizer resolved; one that is resolved already stays as it is.
+    """`config` with model, parallelism, optimizer and checkpoint resolved; one that is resolved already stays as it is.
 
     Raises:
         ConfigError: a null that nothing fills in, or values that what was filled in contradicts.
@@ -35,9 +40,10 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
         model=resolve_model(config.model),
         parallelism=resolve_parallelism(config.parallelism),
         optimizer=resolve_optimizer(config.optimizer, config.training, seq_length=config.model.seq_length),
+        checkpoint=resolve_checkpoint(config.checkpoint),
     )
     _check_vocabulary(resolved.model)
-    _check_warmup(resolved.optimizer)
+    _check_schedule(resolved.optimizer)
     return resolved
 
 
@@ -64,22 +70,36 @@ def resolve_parallelism(parallelism: ParallelismConfig) -> ParallelismConfig:
 def resolve_optimizer(
     optimizer: OptimizerConfig, training: TrainingConfig, *, seq_length: int
 ) -> OptimizerConfig:
-    """`optimizer` with the schedule in steps: min_lr, lr_decay_iters and lr_warmup_iters are numbers."""
+    """`optimizer` with the schedule in steps: min_lr, lr_decay_iters and lr_warmup_iters are numbers.
+
+    So is lr_wsd_decay_iters for the schedule that has it.
+    """
     lr_decay_iters = optimizer.lr_decay_iters or training.train_iters
     lr_warmup_iters = optimizer.lr_warmup_iters
     if lr_warmup_iters is None:
         if optimizer.lr_warmup_fraction is not None:
             lr_warmup_iters = int(optimizer.lr_warmup_fraction * lr_decay_iters)
         else:
-            tokens_per_iter = training.global_batch_size * seq_length
-            lr_warmup_iters = min(WARMUP_TOKENS // tokens_per_iter, training.train_iters // 10)
+            limit = training.train_iters // 10
+            lr_warmup_iters = steps_within(training, WARMUP_TOKENS // seq_length, limit)
+    lr_wsd_decay_iters = optimizer.lr_wsd_decay_iters
+    if optimizer.lr_decay_style == "WSD":
+        lr_wsd_decay_iters = lr_wsd_decay_iters or max(1, lr_decay_iters // 10)
     return dataclasses.replace(
         optimizer,
         min_lr=default_min_lr(optimizer.lr) if optimizer.min_lr is None else optimizer.min_lr,
         lr_decay_iters=lr_decay_iters,
         lr_warmup_iters=lr_warmup_iters,
         lr_warmup_fraction=None,
+        lr_wsd_decay_iters=lr_wsd_decay_iters,
     )
+
+
+def resolve_checkpoint(checkpoint: CheckpointConfig) -> CheckpointConfig:
+    """`checkpoint` with an interval: SAVE_EVERY_MINUTES where neither steps nor minutes are given."""
+    if checkpoint.save_interval is not None or checkpoint.save_interval_minutes is not None:
+        return checkpoint
+    return dataclasses.replace(checkpoint, save_interval_minutes=SAVE_EVERY_MINUTES)
 
 
 def default_init_method_std(hidden_size: int) -> float:
@@ -111,12 +131,22 @@ def _check_vocabulary(model: ModelConfig) -> None:
         )
 
 
-def _check_warmup(optimizer: OptimizerConfig) -> None:
-    steps, end = optimizer.lr_warmup_iters, optimizer.lr_decay_iters
+def _check_schedule(optimizer: OptimizerConfig) -> None:
+    """What Core asserts without saying what to do."""
+    steps, end, least = optimizer.lr_warmup_iters, optimizer.lr_decay_iters, optimizer.min_lr
     assert steps is not None
     assert end is not None
+    assert least is not None
     if steps >= end:
         raise ConfigError(
             f"optimizer: the warm-up of {steps} steps does not end before the decay, at {end}; "
             "set optimizer.lr_warmup_iters to less"
+        )
+    for name, rate in (("min_lr", least), ("lr_warmup_init", optimizer.lr_warmup_init)):
+        if rate > optimizer.lr:
+            raise ConfigError(f"optimizer.{name} = {rate:g} is greater than optimizer.lr = {optimizer.lr:g}")
+    if optimizer.lr_decay_style == "WSD" and (optimizer.lr_wsd_decay_iters or 0) > end - steps:
+        raise ConfigError(
+            f"optimizer.lr_wsd_decay_iters = {optimizer.lr_wsd_decay_iters} is more than the {end - steps} steps "
+            "between the warm-up and lr_decay_iters"
         )

@@ -11,7 +11,6 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -20,6 +19,7 @@ from trainer.batch_size import Batch, batch_size_at
 from trainer.config import TrainerConfig
 from trainer.data import MicroBatch, num_microbatches
 from trainer.errors import NonFiniteError
+from trainer.schedule import Schedule
 from trainer.spikes import SpikeWatch
 
 DataIterators = list[Iterator[MicroBatch] | None]
@@ -32,7 +32,7 @@ class TrainingState:
 
     model: list[DistributedDataParallel]
     optimizer: MegatronOptimizer
-    scheduler: OptimizerParamScheduler
+    scheduler: Schedule
     spikes: SpikeWatch
     iteration: int = 0
     """Steps done."""
@@ -64,7 +64,7 @@ class StepResult:
     grad_norm: float | None
     """Global norm before clipping; None when fp16 gradients overflowed, and the loss scale is lowered."""
     lr: float
-    """The learning rate that the update used."""
+    """The learning rate that the update used, but for groups with a multiple of it."""
     loss_scale: float
     """What the loss was multiplied by; 1 but for fp16."""
     spike: float | None
@@ -101,14 +101,16 @@ def train_step(
     norm = totals.new_zeros(1) if overflowed else _as_tensor(optimizer.get_grad_norm(), totals)
     loss, grad_norm, agreed = _agree(totals, norm, vote())
     _check_finite(loss, grad_norm, state.iteration + 1, batch)
-    if overflowed and loss_scale <= config.optimizer.min_loss_scale:
+    if overflowed and loss_scale <= (config.optimizer.loss_scale or config.optimizer.min_loss_scale):
         raise NonFiniteError(
-            f"fp16 gradients overflow at the smallest loss scale, {loss_scale:g}, at iteration {state.iteration + 1}; "
-            "nothing of this step is saved"
+            f"fp16 gradients overflow at the smallest loss scale allowed, {loss_scale:g}, at iteration "
+            f"{state.iteration + 1}; nothing of this step is saved"
         )
     spike = state.spikes.height(loss)
     skipped = overflowed or (spike is not None and state.spikes.skip())
-    lr = optimizer.param_groups[0]["lr"]
+    if spike is None or not skipped:
+        state.spikes.remember(loss)
+    lr = state.scheduler.rate()
     if not skipped:
         _update(optimizer, config.optimizer.clip_grad, grad_norm)
     state.scheduler.step(1)

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import fcntl
+import gc
 import os
 from pathlib import Path
 from typing import TextIO
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer import checkpoint, distributed, kernels, rendezvous
+from trainer import checkpoint, checkpoint_files, distributed, kernels, rendezvous
 from trainer.batch_size import batch_size_at
 from trainer.config import TrainerConfig
 from trainer.data import num_microbatches, reads_samples
 from trainer.datasets import build_datasets
-from trainer.errors import RunDirectoryBusyError
+from trainer.errors import NonFiniteError, RunDirectoryBusyError
+from trainer.hang import keep_flight_records
+from trainer.heartbeat import Heartbeat
+from trainer.instruments import Instruments
 from trainer.layout import check_layout
 from trainer.logging import Log
 from trainer.loop import run_steps
 from trainer.metrics import Metrics
 from trainer.model import build_model
-from trainer.optimizer import build_optimizer, build_scheduler
+from trainer.optimizer import build_optimizer
+from trainer.peers import Peers
+from trainer.profiling import Profiler
+from trainer.rendezvous import Ranks
 from trainer.resolve import resolve
-from trainer.run_directory import RunDirectory, publish
+from trainer.run_directory import RunDirectory, publish, set_aside
+from trainer.schedule import Schedule
 from trainer.spikes import SpikeWatch
 from trainer.step import TrainingState
 from trainer.stopping import StopRequest
+from trainer.stragglers import StragglerWatch, gather_places
+from trainer.timers import Timers
+from trainer.watch import Watch
+
+PEERS_TIMEOUT = datetime.timedelta(minutes=5)
+"""For the ranks' second connection to the store, once all are there."""
 
 
 def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool = False) -> None:
@@ -37,6 +53,7 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
         ConfigError: the configuration does not fit itself or the data.
         TrainerError: the ranks, the device or a checkpoint are not what the configuration needs.
         NonFiniteError: the loss or the gradient norm is not a number.
+        LostPeersError: another rank is gone.
     """
     config = resolve(config)
     check_layout(config)
@@ -44,49 +61,82 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     is_rank_0 = ranks.rank == 0
     stop = StopRequest(stop_file if is_rank_0 else None)
     log = Log(is_rank_0, progress)
-    run, last = RunDirectory.of(config), config.training.train_iters
+    run = RunDirectory.of(config)
+    keep_flight_records(run)
     groups = distributed.initialize(config, ranks, os.environ)
-    is_done, newest = distributed.from_rank_0(lambda: _open(run, config))
-    if is_done:
+    peers = Peers(ranks, rendezvous.open_store(ranks, os.environ, PEERS_TIMEOUT, hosts=False, waits=False))
+    with (
+        Watch(run, ranks, peers, config.training) as watch,
+        Heartbeat(run.heartbeat, watch) if is_rank_0 else contextlib.nullcontext(),
+        distributed.lost_peers_named(ranks, lambda: str(watch)),
+    ):
+        stop.answer_sigterm(ranks, peers, is_worth_saving=lambda: watch.has_stepped)
+        _train(config, ranks, groups, run, stop, watch, log)
+
+
+def _train(
+    config: TrainerConfig,
+    ranks: Ranks,
+    groups: ProcessGroupCollection,
+    run: RunDirectory,
+    stop: StopRequest,
+    watch: Watch,
+    log: Log,
+) -> None:
+    """What `train` does once the ranks have met."""
+    last = config.training.train_iters
+    if distributed.from_rank_0(lambda: _open(run, last)):
         log.line(f"{config.name}: iteration {last} is done, nothing to do")
         _finish(run, last, last)
         return
 
+    source = checkpoint.find(run.checkpoints, config, log)
     chosen = kernels.choose(config)
     log.line(f"kernels: {chosen}")
     model = build_model(config, groups, chosen)
     optimizer = build_optimizer(config, model)
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
-    state = TrainingState(model, optimizer, build_scheduler(config, optimizer), spikes)
-    if newest is not None:
-        checkpoint.load(newest, state, config, groups)
-    log.line(_summary(config, groups, newest, state))
+    state = TrainingState(model, optimizer, Schedule(config.optimizer, optimizer), spikes)
+    if source is not None:
+        watch.beat("load")
+        checkpoint.load(source, state, groups)
+    log.line(_summary(config, groups, source, state))
 
+    watch.beat("data", state.iteration)
     is_needed = any(reads_samples(chunk) for chunk in model)
     datasets = build_datasets(config, run.index_cache, config.model.padded_vocab_size, is_needed)
-    metrics = Metrics(config, run, log, state.iteration, is_rank_0)
+    timers = Timers(config.device)
+    timers.attach(model, optimizer)
+    places = gather_places(ranks, groups)
+    stragglers = StragglerWatch(timers, places, ranks.rank, config.device)
+    instruments = Instruments(timers, Profiler(config, run, ranks.rank), stragglers)
+    metrics = Metrics(config, run, log, timers, state.iteration, ranks.rank == 0)
+    metrics.start(state.iteration, places, source)
     log.start(state.iteration, last)
-    checkpoints = checkpoint.Checkpoints(run.checkpoints, config, groups, log)
-    run_steps(state, datasets, config, groups, checkpoints, stop, metrics, log)
+    checkpoints = checkpoint.Checkpoints(run.checkpoints, config, groups, log, metrics.checkpoint)
+    gc.collect()
+    gc.freeze()  # what lives as long as the run is not looked through again, which takes longer than launching a layer
+    try:
+        run_steps(state, datasets, config, groups, checkpoints, stop, watch, instruments, metrics, log)
+    except NonFiniteError as error:
+        metrics.stop(state.iteration, str(error))
+        metrics.close()
+        raise
+    watch.beat("end")
     metrics.close()
     log.close()
     _finish(run, state.iteration, last)
 
 
-def _open(run: RunDirectory, config: TrainerConfig) -> tuple[bool, Path | None]:
-    """Makes the run directory and takes back earlier lives' marks.
-
-    Returns whether the run was done, and the checkpoint to go on from.
-    """
+def _open(run: RunDirectory, last: int) -> bool:
+    """Makes the run directory and takes back earlier lives' marks. Returns whether the run was done."""
     run.root.mkdir(parents=True, exist_ok=True)
     _take_possession(run)
-    newest = checkpoint.newest(run.checkpoints, config.checkpoint.load)
-    is_done = run.done.exists() and newest == checkpoint.iteration_directory(
-        run.checkpoints, config.training.train_iters
-    )
-    for marker in (run.done, run.stopped, run.failed):
+    is_done = run.done.exists() and checkpoint_files.newest_complete(run.checkpoints) == last
+    for marker in (run.stopped, run.failed) if is_done else (run.done, run.stopped, run.failed):
         marker.unlink(missing_ok=True)
-    return is_done, newest
+    set_aside(run.stacks)
+    return is_done
 
 
 def _take_possession(run: RunDirectory) -> None:
@@ -118,14 +168,26 @@ def _finish(run: RunDirectory, iteration: int, last: int) -> None:
 
 
 def _summary(
-    config: TrainerConfig, groups: ProcessGroupCollection, newest: Path | None, state: TrainingState
+    config: TrainerConfig,
+    groups: ProcessGroupCollection,
+    source: checkpoint.Source | None,
+    state: TrainingState,
 ) -> str:
     batch_size = batch_size_at(config.training, state.consumed_samples)
     sizes = (f"{name} {getattr(groups, name.lower()).size()}" for name in ("TP", "PP", "CP", "DP"))
     return (
-        f"{config.name}: {f'continues from {newest}' if newest else 'starts from random weights'}, "
+        f"{config.name}: {_beginning(source)}, "
         f"to iteration {config.training.train_iters}; {config.world_size} ranks on {config.device}: "
         f"{' x '.join(sizes)}, VPP {config.parallelism.virtual_pipeline_model_parallel_size or 1}, "
         f"{num_microbatches(batch_size, config, groups)} micro-batches of {config.training.micro_batch_size} per step, "
         f"{config.training.precision}"
     )
+
+
+def _beginning(source: checkpoint.Source | None) -> str:
+    if source is None:
+        return "starts from random weights"
+    if source.weights_only:
+        return f"starts from the weights of {source.path}"
+    changed = f" with {', '.join(map(str, source.changes))}" if source.changes else ""
+    return f"continues from {source.path}{changed}"

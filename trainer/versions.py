@@ -18,14 +18,18 @@ def print_versions() -> int:
         except Exception as error:  # an import can fail in any way: a missing library, a CUDA mismatch
             print(f"trainer: cannot import {module}: {type(error).__name__}: {error}", file=sys.stderr)
             return 1
-    versions = {
+    print(" ".join(f"{name} {version}" for name, version in versions().items()))
+    return 0
+
+
+def versions() -> dict[str, str]:
+    """What this process has imported, by name."""
+    return {
         "trainer": distribution_version("hpcgen"),
         "megatron-core": sys.modules["megatron.core"].__version__,
         "torch": sys.modules["torch"].__version__,
         "transformer-engine": distribution_version("transformer-engine", missing="none"),
     }
-    print(" ".join(f"{name} {version}" for name, version in versions.items()))
-    return 0
 
 
 def distribution_version(name: str, missing: str = "unknown") -> str:

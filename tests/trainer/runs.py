@@ -76,9 +76,8 @@ class Ranks:
         config_file = self.directory / "config.json"
         config_file.write_text(json.dumps(config))
         self._log = self.directory / "log"
-        with socket.socket() as free, self._log.open("a") as log:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = free_port()
+        with self._log.open("a") as log:
             self.processes = [
                 subprocess.Popen(
                     [sys.executable, "-m", "trainer", "--config", str(config_file), *arguments],
@@ -108,6 +107,12 @@ class Ranks:
 
     def send(self, number: signal.Signals, rank: int = 0) -> None:
         self.processes[rank].send_signal(number)
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def environment(rank: int, world_size: int, port: str) -> dict[str, str]:

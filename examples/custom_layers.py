@@ -1,0 +1,49 @@
+"""Your own transformer layers: attention and MLP side by side, as in GPT-NeoX (arXiv 2204.06745, section 2.1).
+
+    model: {layer_spec: custom_layers.py:parallel_layers}
+
+Both branches of a layer read the layer's input, so that neither waits for the other's result:
+y = x + attention(norm1(x)) + mlp(norm2(x)).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+
+class ParallelLayer(TransformerLayer):
+    """Megatron-Core's layer, its parts connected in another way: checkpoints and every layout work as they did."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        rotary_pos_emb: torch.Tensor | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """[s, b, h] -> [s, b, h]; the second value is of cross-attention, which a GPT has none of."""
+        # With Transformer Engine the norms are part of the matrix products, and these two do nothing.
+        attention = self.self_attention(
+            self.input_layernorm(hidden_states), attention_mask, rotary_pos_emb=rotary_pos_emb
+        )
+        mlp = self.mlp(self.pre_mlp_layernorm(hidden_states))
+        output = self._add(self.self_attn_bda, attention, hidden_states)
+        return self._add(self.mlp_bda, mlp, output), None
+
+    def _add(self, bias_dropout_add: Any, branch: Any, residual: torch.Tensor) -> torch.Tensor:
+        fused = self.config.bias_dropout_fusion
+        return bias_dropout_add(self.training, fused)(branch, residual, self.config.hidden_dropout)
+
+
+def parallel_layers(
+    core: TransformerConfig, vp_stage: int | None, usual: TransformerBlockSubmodules
+) -> TransformerBlockSubmodules:
+    """The usual layers of this rank's chunk of the model, each as a ParallelLayer."""
+    layers = [dataclasses.replace(layer, module=ParallelLayer) for layer in usual.layer_specs]
+    return dataclasses.replace(usual, layer_specs=layers)

@@ -1,0 +1,128 @@
+"""Runs Megatron-LM's pretrain_gpt.py on CPUs with gloo, for tests of the exchange of checkpoints.
+
+usage: python tests/trainer/megatron_lm_driver.py CHECKOUT [pretrain_gpt.py's arguments]
+
+CHECKOUT is Megatron-LM's source; megatron.core is the installed one, so the versions should be the same. The ranks are in
+the environment, as torchrun sets them. Beyond the trainer's own stand-ins for CUDA, megatron.training needs what is here.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib.util
+import os
+import queue
+import runpy
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+TENSOR_TYPES = {
+    "FloatTensor": "float32",
+    "DoubleTensor": "float64",
+    "BFloat16Tensor": "bfloat16",
+    "HalfTensor": "float16",
+    "IntTensor": "int32",
+    "LongTensor": "int64",
+    "ByteTensor": "uint8",
+}
+"""The names of CUDA tensors that megatron.training calls, and their dtypes."""
+
+
+class Anything:
+    """A decorator, type or function of Triton that is named at import and never called."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else Anything()
+
+
+def main(checkout: Path, arguments: list[str]) -> None:
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    # Last, so that megatron.core is the installed one: both are parts of the namespace package megatron.
+    sys.path += [str(checkout)]
+    sys.path.insert(0, str(ROOT))
+    from trainer import device
+
+    device.stand_in_for_cuda()
+    if not hasattr(typing, "override"):  # Python 3.11, where later versions want 3.12
+        typing.override = lambda function: function  # type: ignore[attr-defined]
+    import_triton_kernels()
+    stand_in_for_gpus()
+    stand_in_for_core()
+    sys.argv = [str(checkout / "pretrain_gpt.py"), *arguments]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def import_triton_kernels() -> None:
+    """Imports Core's kernels with a made-up Triton, that torch must not see."""
+    triton, language = (types.ModuleType(name) for name in ("triton", "triton.language"))
+    for module in (triton, language):
+        module.__getattr__ = Anything().__getattr__  # type: ignore[method-assign]
+        module.__spec__ = importlib.util.spec_from_loader(module.__name__, None)
+    triton.language, triton.__version__ = language, "0.0"  # type: ignore[attr-defined]
+    sys.modules |= {"triton": triton, "triton.language": language}
+    import megatron.core.transformer.custom_layers.batch_invariant_kernels  # noqa: F401
+
+    del sys.modules["triton"], sys.modules["triton.language"]
+
+
+def stand_in_for_gpus() -> None:
+    """What megatron.training asks of torch.cuda."""
+    import torch
+
+    cuda: Any = torch.cuda
+    # initialize.py asserts that there is a GPU; Core and torch must not believe it.
+    cuda.is_available = lambda: sys._getframe(1).f_globals.get("__name__", "").startswith("megatron.training")
+    cuda.device_count = lambda: 8
+    cuda.get_device_capability = lambda device=None: (9, 0)
+    cuda.get_device_properties = lambda device=None: types.SimpleNamespace(
+        total_memory=2**36, multi_processor_count=1, name="cpu", major=9, minor=0
+    )
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        setattr(cuda, name, lambda device=None: 0)
+    cuda.memory_stats = lambda device=None: collections.defaultdict(int)
+    cuda.reset_peak_memory_stats = lambda device=None: None
+    cuda.Event.elapsed_time = lambda self, other: 0.0
+    for name, dtype in TENSOR_TYPES.items():
+        setattr(
+            cuda, name, lambda values=(), dtype=getattr(torch, dtype): torch.tensor(values, dtype=dtype)
+        )
+    init_process_group = torch.distributed.init_process_group
+
+    def without_device(*args: Any, device_id: Any = None, **kwargs: Any) -> None:
+        init_process_group(*args, **kwargs)
+
+    torch.distributed.init_process_group = without_device
+
+
+def stand_in_for_core() -> None:
+    """What in Core needs a compiler, a GPU, or a process beside this one."""
+    import megatron.core.optimizer as core_optimizer
+    from megatron.core.datasets import utils
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    from trainer import optimizer
+
+    if core_optimizer.USING_PYTORCH_OPTIMIZER:
+        optimizer._stand_in_for_fused_adam()
+    filesystem_async._results_queue = queue.Queue()
+    utils.compile_helpers = lambda: None  # the wheel holds them
+    if importlib.util.find_spec("megatron.legacy") is not None:
+        from megatron.legacy import fused_kernels
+
+        fused_kernels.load = lambda args: None
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), sys.argv[2:])

@@ -1,0 +1,88 @@
+"""The batch of each step against Megatron-LM's calculator, and where a resumed run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import islice
+
+import pytest
+from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
+
+from trainer.batch_size import Batches, batch_sizes, rampup_problem, steps_within, total_samples
+from trainer.config import TrainingConfig
+
+
+def ramp(*rampup: int, last: int = 256, train_iters: int = 400) -> TrainingConfig:
+    return TrainingConfig(
+        micro_batch_size=2, global_batch_size=last, train_iters=train_iters, rampup_batch_size=rampup or None
+    )
+
+
+@pytest.mark.parametrize(
+    "rampup", [(16, 16, 10_000), (32, 32, 977), (64, 96, 5), (16, 48, 30_000), (248, 8, 1)]
+)
+def test_every_batch_of_a_run_is_megatron_lms(rampup: tuple[int, int, int]) -> None:
+    training = ramp(*rampup)
+    theirs = RampupBatchsizeNumMicroBatchesCalculator(
+        global_batch_size=256,
+        micro_batch_size=2,
+        data_parallel_size=4,
+        decrease_batch_size_if_needed=False,
+        rank=0,
+        start_global_batch_size=rampup[0],
+        batch_size_increment=rampup[1],
+        ramup_samples=rampup[2],
+    )
+    consumed = 0
+    for batch in Batches(training):
+        theirs.update(consumed, consistency_check=True)
+        assert (batch.first, batch.size) == (consumed, theirs.get_current_global_batch_size())
+        assert batch.size in batch_sizes(training)
+        consumed += batch.size
+    assert total_samples(training) == consumed
+
+
+def test_a_ramp_that_starts_at_its_end_is_none() -> None:
+    """Megatron-LM's calculator divides by zero here."""
+    assert {batch.size for batch in Batches(ramp(256, 8, 1000))} == {256}
+
+
+def test_a_resumed_run_reads_what_the_undisturbed_one_would() -> None:
+    training = ramp(16, 16, 10_000)
+    undisturbed = list(Batches(training))
+    for done in (1, 57, 399):
+        assert list(Batches(training, done, undisturbed[done].first)) == undisturbed[done:]
+
+
+def test_another_batch_size_goes_on_at_the_next_sample() -> None:
+    *_, last = islice(Batches(ramp(last=128)), 10)
+    consumed = last.first + last.size
+    after = dataclasses.replace(ramp(last=256), train_iters=12)
+    assert [(b.first, b.size) for b in Batches(after, 10, consumed)] == [(1280, 256), (1536, 256)]
+
+
+@pytest.mark.parametrize(
+    ("rampup", "problem"),
+    [
+        ((16, 16), "must be three numbers: start, increment and samples"),
+        ((512, 16, 100), "starts above global_batch_size = 256"),
+        ((16, 100, 100), "does not reach global_batch_size = 256: 256 - 16 is not a multiple of 100"),
+        ((16, 16, 100), None),
+        ((), None),
+    ],
+)
+def test_a_ramp_must_reach_the_batch(rampup: tuple[int, ...], problem: str | None) -> None:
+    assert rampup_problem(ramp(*rampup)) == problem
+
+
+def test_the_steps_that_samples_are_enough_for() -> None:
+    assert steps_within(ramp(), 1000, limit=40) == 3
+    assert steps_within(ramp(), 10**9, limit=40) == 40
+    growing = ramp(64, 64, 192)  # 64, 128, 256, ...
+    assert [steps_within(growing, samples, limit=40) for samples in (63, 64, 191, 192, 448)] == [
+        0,
+        1,
+        1,
+        2,
+        3,
+    ]

@@ -1,0 +1,408 @@
+"""Checkpoints: written beside training, whole or not at all, and the newest whole one is what a run goes on from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.runs import GPT, ROOT, Ranks, Run, finished, gpt_config
+from tests.trainer.tensors import assert_same_checkpoint
+from trainer import checkpoint, checkpoint_files
+from trainer import config as configuration
+from trainer.checkpoint.optimizer_state import boxes
+from trainer.checkpoint.saving import interval_s, prune
+from trainer.checkpoint_files import COMPLETE, PINNED, TRACKER, kept, list_checkpoints
+from trainer.config import CheckpointConfig, TrainerConfig
+from trainer.errors import Exit, TrainerError
+from trainer.logging import Log
+from trainer.resolve import resolve
+
+HOOK = str(Path(__file__).parent / "snapshot_hook")
+SMALL = GPT | {
+    "num_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "seq_length": 16,
+    "vocab_size": 512,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A run that kept its checkpoints of iterations 2, 4 and 6."""
+
+    run: Run
+    config: TrainerConfig
+
+    def copy(self, target: Path) -> Path:
+        """Its checkpoints, to be damaged."""
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(self.run.checkpoints, target)
+        return target
+
+    def find(self, directory: Path) -> checkpoint.Source | None:
+        """What a run with these checkpoints goes on from."""
+        return checkpoint.find(directory, self.config, Log(is_rank_0=False, progress=False))
+
+    def assert_whole(self, path: Path) -> None:
+        """All files of a checkpoint are as the run wrote them."""
+        assert contents(path) == contents(self.run.checkpoints / path.name)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name != COMPLETE}
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> Iterator[None]:
+    """A world of this process alone, for what ranks agree on."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def small_config(corpus: str, directory: Path, **checkpoint_keys: Any) -> dict[str, Any]:
+    return gpt_config(corpus, directory, SMALL) | {"checkpoint": {"save_interval": 2, **checkpoint_keys}}
+
+
+@pytest.fixture(scope="module")
+def saved(corpus: str, tmp_path_factory: pytest.TempPathFactory, one_rank: None) -> Saved:
+    plain = small_config(corpus, tmp_path_factory.mktemp("saved"))
+    return Saved(finished(plain), resolve(configuration.from_dict(TrainerConfig, plain, "test")))
+
+
+def flip(file: Path, rng: random.Random) -> None:
+    data = bytearray(file.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+
+
+def cut(file: Path, rng: random.Random) -> None:
+    os.truncate(file, rng.randrange(file.stat().st_size))
+
+
+def zero(file: Path, rng: random.Random) -> None:
+    """A page that was never written, as after a power cut."""
+    data = bytearray(file.read_bytes())
+    start = rng.randrange(len(data))
+    page = data[start : start + 4096]
+    data[start : start + 4096] = bytes(len(page)) if any(page) else b"\1" * len(page)
+    file.write_bytes(data)
+
+
+def lose(file: Path, rng: random.Random) -> None:
+    file.unlink()
+
+
+DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (flip, cut, zero, lose)
+
+
+@pytest.mark.parametrize("times", [50, pytest.param(500, marks=pytest.mark.slow)])
+def test_damage_is_never_loaded(times: int, saved: Saved, tmp_path: Path) -> None:
+    rng = random.Random(times)
+    for _ in range(times):
+        directory = saved.copy(tmp_path / "checkpoints")
+        newest = directory / "iter_0000006"
+        file = rng.choice([*sorted(newest.iterdir()), directory / TRACKER])
+        damage = rng.choice(DAMAGES)
+        damage(file, rng)
+        source = saved.find(directory)
+        assert source is not None
+        what = f"{damage.__name__} {file.name}"
+        if file.name == TRACKER:
+            assert source.path == newest, what
+        elif file.name == COMPLETE and source.path == newest:  # a flip that leaves the same JSON
+            assert list_checkpoints(directory)[0].record == list_checkpoints(saved.run.checkpoints)[0].record
+        else:
+            assert source.path.name == "iter_0000004", what
+            assert (directory / "iter_0000006.broken").is_dir()
+        saved.assert_whole(source.path)
+        assert (directory / TRACKER).read_text() == str(source.checkpoint.iteration)
+
+
+def test_the_search_goes_back_as_far_as_it_must(
+    saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = saved.copy(tmp_path / "checkpoints")
+    shutil.rmtree(directory / "iter_0000006")
+    (directory / "iter_0000004" / "common.pt").unlink()
+    source = checkpoint.find(directory, saved.config, Log(is_rank_0=True, progress=False))
+    assert source is not None
+    assert source.path == directory / "iter_0000002"
+    assert capsys.readouterr().out == (
+        f"BROKEN CHECKPOINT {directory}/iter_0000004: common.pt is missing. It was renamed to iter_0000004.broken\n"
+    )
+
+
+def test_a_run_that_ever_saved_does_not_start_from_the_beginning(saved: Saved, tmp_path: Path) -> None:
+    directory = saved.copy(tmp_path / "checkpoints")
+    for iteration in (2, 4, 6):
+        cut(directory / f"iter_{iteration:07d}" / "__0_0.distcp", random.Random(0))
+    for _ in range(2):  # the second time, only renamed directories are left
+        with pytest.raises(TrainerError, match="none that is whole is left"):
+            saved.find(directory)
+        (directory / TRACKER).unlink(missing_ok=True)
+
+
+def test_a_second_broken_one_of_the_same_name_is_kept_too(saved: Saved, tmp_path: Path) -> None:
+    directory = saved.copy(tmp_path / "checkpoints")
+    for suffix in ("", "-2", "-3"):
+        shutil.rmtree(directory / "iter_0000006", ignore_errors=True)
+        shutil.copytree(saved.run.checkpoints / "iter_0000006", directory / "iter_0000006")
+        (directory / "iter_0000006" / COMPLETE).write_text("{}")
+        saved.find(directory)
+        assert (directory / f"iter_0000006.broken{suffix}").is_dir()
+
+
+def test_the_directory_to_start_from_is_left_as_it_is(saved: Saved, tmp_path: Path) -> None:
+    directory = saved.copy(tmp_path / "there")
+    lose(directory / "iter_0000006" / ".metadata", random.Random(0))
+    before = sorted(directory.rglob("*"))
+    plain = configuration.to_dict(saved.config) | {"checkpoint": {"load": str(directory)}}
+    config = configuration.from_dict(TrainerConfig, plain, "test")
+    source = checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False))
+    assert source is not None
+    assert source.path == directory / "iter_0000004"
+    assert sorted(directory.rglob("*")) == before
+
+
+def test_what_cannot_be_read_is_not_called_broken(saved: Saved, tmp_path: Path) -> None:
+    directory = saved.copy(tmp_path / "checkpoints")
+    file = directory / "iter_0000006" / "common.pt"
+    file.unlink()
+    file.symlink_to(file)  # as a server that answers with an error: to root, nothing is forbidden
+    with pytest.raises(TrainerError, match=r"common\.pt cannot be read"):
+        saved.find(directory)
+    assert (directory / "iter_0000006").is_dir()
+
+
+def test_another_model_is_refused_not_called_broken(saved: Saved, tmp_path: Path) -> None:
+    directory = saved.copy(tmp_path / "checkpoints")
+    wider = dataclasses.replace(saved.config, model=dataclasses.replace(saved.config.model, hidden_size=32))
+    with pytest.raises(TrainerError, match=r"iter_0000006: .*hidden_size: 16 -> 32"):
+        checkpoint.find(directory, wider, Log(is_rank_0=False, progress=False))
+    assert (directory / "iter_0000006").is_dir()
+
+
+def test_a_kill_at_any_operation_leaves_the_newest_whole_one(
+    corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(corpus, tmp_path / "run", keep_last=1)
+    monkeypatch.setenv("PYTHONPATH", HOOK)
+    monkeypatch.setenv("SNAPSHOT_OF", str(tmp_path / "run" / "checkpoints"))
+    monkeypatch.setenv("SNAPSHOT_TO", str(tmp_path / "snapshots"))
+    finished(config)
+    found = []
+    for snapshot in sorted((tmp_path / "snapshots").iterdir()):
+        names = {path.parent.name for path in snapshot.glob(f"iter_*/{COMPLETE}")}
+        source = saved.find(snapshot)
+        assert (source.path.name if source else None) == max(names, default=None)
+        if source:
+            assert checkpoint_files.problems(source.checkpoint, hashes=True) == []
+        found.append(source.checkpoint.iteration if source else 0)
+        assert not list(snapshot.glob(".*.removing"))
+    assert found == sorted(found)
+    assert set(found) == {0, 2, 4, 6}
+    assert len(found) > 40
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(15, marks=pytest.mark.slow)])
+def test_a_run_killed_inside_saves_trains_as_if_undisturbed(kills: int, corpus: str, tmp_path: Path) -> None:
+    rng = random.Random(kills)
+    config = small_config(corpus, tmp_path / "run", save_interval=1)
+    config["training"]["train_iters"] = 20 + 10 * kills
+    undisturbed = finished(config | {"run_dir": str(tmp_path / "undisturbed"), "checkpoint": {}})
+    for _ in range(kills):
+        ranks = Ranks(config)
+        wait_inside_a_save(Path(config["run_dir"]) / "checkpoints", after=rng.randrange(5))
+        ranks.send(signal.SIGKILL)
+        assert ranks.wait().statuses == (-signal.SIGKILL,)
+    result = finished(config)
+    assert result.steps == undisturbed.steps
+    last = f"iter_{config['training']['train_iters']:07d}"
+    assert_same_checkpoint(result.checkpoints / last, undisturbed.checkpoints / last)
+
+
+def wait_inside_a_save(directory: Path, after: int) -> None:
+    """Returns when a save has begun and not ended, the first or one `after` it."""
+    seen: set[str] = set()
+    present = {path.name for path in directory.glob("iter_*")}
+    while True:
+        for path in directory.glob("iter_*"):
+            if path.name not in present and not (path / COMPLETE).exists():
+                seen.add(path.name)
+                if len(seen) > after:
+                    return
+        time.sleep(0.001)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(corpus: str, saved: Saved, tmp_path: Path) -> None:
+    """The same bytes as when training waits: what is written is the state of that step, not of a later one."""
+    waiting = finished(small_config(corpus, tmp_path / "waiting", async_save=False))
+    assert waiting.steps == saved.run.steps
+    for name in ("iter_0000002", "iter_0000004", "iter_0000006"):
+        assert_same_checkpoint(waiting.checkpoints / name, saved.run.checkpoints / name)
+        for file in waiting.checkpoints.glob(f"{name}/*.distcp"):
+            assert file.read_bytes() == (saved.run.checkpoints / name / file.name).read_bytes()
+    assert [event["asynchronous"] for event in events(waiting)] == [False] * 3
+    assert [event["asynchronous"] for event in events(saved.run)] == [True] * 3
+
+
+def events(result: Run) -> list[dict[str, Any]]:
+    return [event for event in result.events if event["event"] == "checkpoint"]
+
+
+def test_slow_storage_makes_saves_wait_for_each_other(
+    corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", HOOK)
+    monkeypatch.setenv("SLEEP_AT_FSYNC", "0.2")
+    result = finished(small_config(corpus, tmp_path / "run", save_interval=1))
+    assert result.steps == saved.run.steps
+    assert [event["iteration"] for event in events(result)] == [1, 2, 3, 4, 5, 6]
+    for name in ("iter_0000002", "iter_0000004", "iter_0000006"):
+        assert_same_checkpoint(result.checkpoints / name, saved.run.checkpoints / name)
+
+
+ON_A_SMALL_DISK = """
+import json, sys
+from tests.trainer.runs import run
+result = run(json.loads(sys.argv[1]))
+print(json.dumps([result.statuses, result.log]))
+"""
+
+
+def test_a_full_disk_fails_the_save_and_leaves_the_one_before(corpus: str, tmp_path: Path) -> None:
+    """On a file system that one checkpoint fits on, and not two: a tmpfs in a user namespace."""
+    namespace = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*namespace, "true"], check=False).returncode:
+        pytest.skip("no user namespaces here")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    config = gpt_config(corpus, tmp_path / "run") | {"world_size": 2}
+    config["checkpoint"] = {"save_interval": 2, "save": str(disk), "keep_last": 1}
+    script = 'set -e; mount -t tmpfs -o size=7m none "$1"; "${@:3}"; cp -r "$1" "$2"'
+    program = [sys.executable, "-c", ON_A_SMALL_DISK, json.dumps(config)]
+    done = subprocess.run(
+        [*namespace, "bash", "-c", script, "bash", str(disk), str(tmp_path / "left"), *program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    statuses, log = json.loads(done.stdout)
+    assert statuses == [Exit.NOT_SAVED] * 2, log
+    assert log.count("a checkpoint could not be saved: rank ") == 1
+    assert f"{disk}/iter_0000004/" in log
+    assert "No space left on device (errno 28)" in log
+    assert "Traceback" not in log
+    assert "errno 28" in (tmp_path / "run" / "FAILED").read_text()
+    torn, whole = list_checkpoints(tmp_path / "left")
+    assert (torn.iteration, torn.is_cut_off) == (4, True)
+    assert (whole.iteration, checkpoint_files.problems(whole, hashes=True)) == (2, [])
+
+
+def test_the_first_save_of_minutes_is_at_the_first_step_after_them(corpus: str, tmp_path: Path) -> None:
+    config = small_config(corpus, tmp_path / "run", save_interval=None, save_interval_minutes=1e-9)
+    saved = [event["iteration"] for event in events(finished(config))]
+    assert saved[0] == 1
+    assert saved[-1] == 6
+
+
+@pytest.mark.parametrize(
+    ("steps", "minutes", "seconds"), [(None, None, 1800), (10, None, None), (10, 5, 300), (None, 0.5, 30)]
+)
+def test_the_time_between_saves(steps: int | None, minutes: float | None, seconds: float | None) -> None:
+    config = CheckpointConfig(save_interval=steps, save_interval_minutes=minutes)
+    assert interval_s(config) == seconds
+
+
+def test_data_parallel_ranks_share_the_writing(corpus: str, tmp_path: Path) -> None:
+    config = gpt_config(corpus, tmp_path / "run")
+    config["world_size"] = 2
+    config["training"]["train_iters"] = 1
+    result = finished(config)
+    sizes = [
+        sum(file.stat().st_size for file in result.checkpoints.glob(f"iter_0000001/__{rank}_*.distcp"))
+        for rank in range(2)
+    ]
+    assert min(sizes) > 0.45 * sum(sizes)
+
+
+def make(directory: Path, *iterations: int, pinned: tuple[int, ...] = (), torn: tuple[int, ...] = ()) -> None:
+    for iteration in iterations:
+        path = checkpoint_files.iteration_directory(directory, iteration)
+        path.mkdir(parents=True)
+        if iteration not in torn:
+            (path / COMPLETE).write_text(checkpoint_files.record_text({"iteration": iteration, "files": {}}))
+        if iteration in pinned:
+            (path / PINNED).touch()
+
+
+def remaining(directory: Path) -> list[int]:
+    return sorted(checkpoint.iteration for checkpoint in list_checkpoints(directory))
+
+
+def test_retention(tmp_path: Path) -> None:
+    make(tmp_path, *range(10, 110, 10), pinned=(10,), torn=(100,))
+    assert prune(tmp_path, keep_last=None, keep_every=40) == []
+    removed = prune(tmp_path, keep_last=2, keep_every=40)
+    assert [path.name for path in removed] == [f"iter_{number:07d}" for number in (70, 60, 50, 30, 20)]
+    assert remaining(tmp_path) == [10, 40, 80, 90, 100]
+    reasons = kept(list_checkpoints(tmp_path), keep_last=2, keep_every=40)
+    assert reasons == {
+        100: "not complete",
+        90: "the newest",
+        80: "keep_last = 2",
+        40: "keep_every = 40",
+        10: "pinned",
+    }
+
+
+def test_megatron_lms_are_listed_by_its_tracker_and_never_removed(tmp_path: Path) -> None:
+    make(tmp_path, 10, 20, 30, torn=(10, 20, 30))
+    for iteration in (10, 20, 30):
+        (checkpoint_files.iteration_directory(tmp_path, iteration) / "metadata.json").touch()
+    (tmp_path / TRACKER).write_text("20")
+    assert [(c.iteration, c.is_foreign) for c in list_checkpoints(tmp_path)] == [
+        (30, False),
+        (20, True),
+        (10, True),
+    ]
+    make(tmp_path, 40, 50)
+    assert prune(tmp_path, keep_last=1, keep_every=None) == [tmp_path / "iter_0000040"]
+
+
+@pytest.mark.parametrize("text", ["", "12x", "release", "\0\0", "9" * 40])
+def test_a_torn_tracker_names_nothing(text: str, tmp_path: Path) -> None:
+    make(tmp_path, 12)
+    (tmp_path / TRACKER).write_text(text)
+    assert [c.iteration for c in list_checkpoints(tmp_path)] == [12]
+
+
+def test_boxes_cover_a_range_once_and_in_order() -> None:
+    rng = random.Random(0)
+    for _ in range(500):
+        shape = tuple(rng.randint(1, 5) for _ in range(rng.randint(0, 4)))
+        start, stop = sorted(rng.randint(0, math.prod(shape)) for _ in range(2))
+        indices = torch.arange(math.prod(shape)).view(shape)
+        covered = []
+        for offsets, sizes, at in boxes(shape, start, stop):
+            box = indices[tuple(slice(o, o + size) for o, size in zip(offsets, sizes, strict=True))]
+            assert box.flatten().tolist() == list(range(at, at + math.prod(sizes)))
+            covered += box.flatten().tolist()
+        assert covered == list(range(start, stop))

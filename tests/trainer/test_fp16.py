@@ -1,0 +1,70 @@
+"""fp16: gradients that overflow are left out, and the scale that follows survives a stop and another layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.runs import Run, finished, gpt_config, run
+
+FP16 = {"precision": "fp16"}
+SCALING = {"initial_loss_scale": 2.0**19, "hysteresis": 2, "loss_scale_window": 2, "lr_decay_iters": 10}
+
+
+def fp16(corpus: str, run_dir: Path, **training: Any) -> dict[str, Any]:
+    config = gpt_config(corpus, run_dir)
+    config["training"] |= FP16 | {"train_iters": 10} | training
+    config["optimizer"] |= SCALING
+    return config
+
+
+def scaling(run: Run) -> list[tuple[int, float, bool, bool]]:
+    """Iteration, loss scale, whether the update was left out and whether there is a gradient norm, of each step."""
+    return [
+        (e["iteration"], e["loss_scale"], e["skipped"], e["grad_norm"] is not None)
+        for e in run.events
+        if e["event"] == "step"
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return finished(fp16(corpus, tmp_path_factory.mktemp("fp16") / "run"))
+
+
+def test_the_scale_halves_until_gradients_fit_and_then_grows(undisturbed: Run) -> None:
+    found = scaling(undisturbed)
+    left_out = [skipped for _, _, skipped, _ in found]
+    overflows = left_out.index(False)
+    assert overflows > 2  # hysteresis: the first overflow lowers nothing
+    scales = [scale for _, scale, _, _ in found]
+    assert scales[:overflows] == [2.0**19, *(2.0 ** (19 - n) for n in range(overflows - 1))]
+    assert scales[overflows + 2] == 2 * scales[overflows]  # the window: two steps that fit
+    assert [has_norm for *_, has_norm in found] == [not skipped for skipped in left_out]
+
+
+def test_a_stop_amid_overflows_and_another_layout_change_nothing(
+    undisturbed: Run, corpus: str, tmp_path: Path
+) -> None:
+    """The first life has no update at all: its checkpoint holds an optimizer state all the same."""
+    first = fp16(corpus, tmp_path / "run", train_iters=3)
+    first["world_size"] = 2
+    first["parallelism"] = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    finished(first)
+    second = finished(fp16(corpus, tmp_path / "run"))
+    assert scaling(second) == scaling(undisturbed)
+    for ours, theirs in zip(second.steps, undisturbed.steps, strict=True):
+        assert ours[1] == pytest.approx(theirs[1], abs=5e-3)
+
+
+@pytest.mark.slow
+def test_an_overflow_at_the_fixed_scale_ends_the_run(corpus: str, tmp_path: Path) -> None:
+    config = fp16(corpus, tmp_path / "run")
+    config["optimizer"]["loss_scale"] = 2.0**30
+    ended = run(config)
+    assert ended.statuses == (3,)
+    assert (
+        "fp16 gradients overflow at the smallest loss scale allowed, 1.07374e+09, at iteration 1" in ended.log
+    )

@@ -1,0 +1,147 @@
+"""What may differ from a checkpoint, and what a user reads when it does and was not named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer import config as configuration
+from trainer import hyperparameters
+from trainer.config import ConfigError, TrainerConfig
+from trainer.errors import TrainerError
+from trainer.hyperparameters import FIXED, FREE, NAMES, OF_OPTIMIZER_STATE, Change, check_changes, sections
+from trainer.resolve import resolve
+
+DOCUMENT: dict[str, Any] = {
+    "name": "test",
+    "run_dir": "/tmp/test",
+    "device": "cpu",
+    "world_size": 1,
+    "model": {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "seq_length": 8, "vocab_size": 10},
+    "parallelism": {},
+    "training": {"micro_batch_size": 1, "global_batch_size": 4, "train_iters": 100},
+    "optimizer": {"lr": 1e-2},
+    "data": {"datasets": [{"prefix": "/a", "weight": 0.5}, {"prefix": "/b", "weight": 0.5}]},
+}
+
+
+def run(changed: tuple[str, ...] = (), **changes: Any) -> TrainerConfig:
+    """The run with other values at "section__key"."""
+    document = DOCUMENT | {"checkpoint": {"changed": list(changed)}}
+    for name, value in changes.items():
+        section, key = name.split("__")
+        document[section] = document[section] | {key: value}
+    return resolve(configuration.from_dict(TrainerConfig, document, "test"))
+
+
+SAVED = sections(run())
+
+
+def test_every_key_is_of_one_kind() -> None:
+    known = {f"{section}.{key}" for section, keys in SAVED.items() for key in keys}
+    assert FREE | FIXED | OF_OPTIMIZER_STATE | set(NAMES) == known
+    assert len(FREE) + len(FIXED) + len(OF_OPTIMIZER_STATE) + len(NAMES) == len(known)
+
+
+def test_the_same_configuration_changes_nothing() -> None:
+    assert check_changes(SAVED, run()) == ()
+
+
+def test_what_only_decides_speed_or_reports_may_change() -> None:
+    free = run(training__micro_batch_size=2, training__eval_interval=7, data__num_workers=0)
+    assert check_changes(SAVED, free) == ()
+
+
+def test_all_unnamed_differences_are_one_error_that_says_what_to_write() -> None:
+    with pytest.raises(TrainerError) as error:
+        check_changes(
+            SAVED, run(("optimizer.lr",), training__seed=7, optimizer__lr=2e-2, optimizer__clip_grad=0.5)
+        )
+    assert str(error.value) == (
+        "these differ from the checkpoint's: training.seed: 1234 -> 7; optimizer.min_lr: 0.001 -> 0.002; "
+        "optimizer.clip_grad: 1.0 -> 0.5. If that is meant, write checkpoint.changed: [optimizer.lr, training.seed, "
+        "optimizer.min_lr, optimizer.clip_grad]; else set training.seed = 1234, optimizer.min_lr = 0.001, "
+        "optimizer.clip_grad = 1.0"
+    )
+
+
+def test_named_differences_are_returned() -> None:
+    named = run(("optimizer.lr", "optimizer.min_lr", "optimizer.clip_grad"), optimizer__lr=2e-2)
+    found = check_changes(SAVED, named)
+    assert found == (Change("optimizer.lr", 0.01, 0.02), Change("optimizer.min_lr", 0.001, 0.002))
+    assert str(found[0]) == "optimizer.lr: 0.01 -> 0.02"
+
+
+def test_a_longer_run_says_that_its_schedule_moves() -> None:
+    with pytest.raises(
+        TrainerError, match=r"lr_decay_iters: 100 -> 200.*else set optimizer.lr_decay_iters = 100"
+    ):
+        check_changes(SAVED, run(training__train_iters=200))
+    kept = run(training__train_iters=200, optimizer__lr_decay_iters=100, optimizer__lr_warmup_iters=10)
+    assert check_changes(SAVED, kept) == ()
+
+
+def test_weights_of_a_blend_are_named_as_data() -> None:
+    blend = [{"prefix": "/a", "weight": 0.9}, {"prefix": "/b", "weight": 0.1}]
+    with pytest.raises(TrainerError, match=r"checkpoint.changed: \[data.datasets\]"):
+        check_changes(SAVED, run(data__datasets=blend))
+    assert [c.name for c in check_changes(SAVED, run(("data.datasets",), data__datasets=blend))] == [
+        "data.datasets"
+    ]
+
+
+def test_a_shape_never_changes() -> None:
+    with pytest.raises(
+        TrainerError, match=r"another model: model.num_layers: 2 -> 4; model.swiglu: false -> true$"
+    ):
+        check_changes(SAVED, run(model__num_layers=4, model__swiglu=True, optimizer__lr=2e-2))
+
+
+def test_positions_are_a_shape_only_where_they_are_learned() -> None:
+    with pytest.raises(TrainerError, match=r"another model: model.max_position_embeddings: 8 -> 16"):
+        check_changes(SAVED, run(model__max_position_embeddings=16))
+    rope = {"model__position_embedding_type": "rope"}
+    longer = run(("model.max_position_embeddings",), model__max_position_embeddings=16, **rope)
+    assert len(check_changes(sections(run(**rope)), longer)) == 1
+
+
+def test_weights_alone_fit_whatever_they_are_trained_with() -> None:
+    other = run(optimizer__lr=1.0, training__seed=1, optimizer__parameter_groups=[{"match": "*"}])
+    assert check_changes(SAVED, other, weights_only=True) == ()
+    with pytest.raises(TrainerError, match="another model"):
+        check_changes(SAVED, run(model__num_layers=4), weights_only=True)
+
+
+def test_groups_of_the_optimizer_need_a_new_state() -> None:
+    with pytest.raises(TrainerError, match=r"grouped in another way.*finetune: true"):
+        check_changes(SAVED, run(optimizer__parameter_groups=[{"match": "*"}]))
+
+
+def test_keys_that_one_side_does_not_know_are_not_compared() -> None:
+    assert check_changes({"optimizer": {"lr": 0.01, "momentum": 0.5}}, run()) == ()
+    assert check_changes({}, run(optimizer__lr=2e-2)) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("lr", "'lr' is no hyperparameter; did you mean optimizer.lr?"),
+        ("training.lr", "'training.lr' is no hyperparameter; did you mean optimizer.lr?"),
+        ("optimizer.weight_deca", "did you mean optimizer.weight_decay?"),
+        ("training.train_iters", "may change without being named; remove it"),
+        ("model.num_layers", "decides the shape of the weights and cannot change; remove it"),
+        ("optimizer.parameter_groups", "decides how the optimizer's state is grouped"),
+        ("zzz", "is no hyperparameter; write as optimizer.lr"),
+    ],
+)
+def test_names_that_are_no_hyperparameters(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint.changed: ") as error:
+        check_changes(SAVED, run((name,)))
+    assert reason in str(error.value)
+
+
+def test_every_hyperparameter_may_be_named() -> None:
+    hyperparameters.check_names(NAMES)
+    plain = run()
+    assert all(hasattr(getattr(plain, section), key) for section, _, key in (n.partition(".") for n in NAMES))

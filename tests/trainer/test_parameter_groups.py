@@ -1,0 +1,96 @@
+"""Which parameters decay and which have a rate of their own, whatever stage of the pipeline holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.config import ConfigError, ParameterGroup
+from trainer.parameter_groups import global_names, overrides
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.layer_number = number
+        self.linear_fc1 = torch.nn.Linear(2, 2)
+        self.norm = torch.nn.LayerNorm(2)
+
+
+class Chunk(torch.nn.Module):
+    """A stage with two layers, as Core builds it, within the wrapper for data parallelism."""
+
+    def __init__(self, first_layer: int, *, embeds: bool, has_copy: bool = False) -> None:
+        super().__init__()
+        self.module = torch.nn.Module()
+        if embeds:
+            self.module.embedding = torch.nn.Module()
+            self.module.embedding.word_embeddings = torch.nn.Embedding(4, 2)
+        self.module.decoder = torch.nn.Module()
+        self.module.decoder.layers = torch.nn.ModuleList([Layer(first_layer), Layer(first_layer + 1)])
+        if has_copy:
+            self.module.output_layer = torch.nn.Linear(2, 4, bias=False)
+            self.module.output_layer.weight.shared = True
+
+
+FIRST, LAST = Chunk(1, embeds=True), Chunk(3, embeds=False, has_copy=True)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def multipliers(*groups: dict[str, Any], chunk: Chunk = LAST) -> dict[str, dict[str, float]]:
+    """The multipliers of each parameter that has some."""
+    found = overrides([ParameterGroup(**group) for group in groups], [FIRST, LAST])
+    return {
+        name: override
+        for name, parameter in global_names(chunk)
+        for key, override in found.items()
+        if key.matches(parameter, name)
+    }
+
+
+def test_names_are_those_of_the_whole_model() -> None:
+    names = [name for name, _ in global_names(LAST)]
+    assert names[0] == "decoder.layers.2.linear_fc1.weight"
+    assert names[-2:] == ["decoder.layers.3.norm.bias", "embedding.word_embeddings.weight"]
+    assert next(global_names(FIRST))[0] == "embedding.word_embeddings.weight"
+
+
+def test_biases_and_norms_alone_do_not_decay() -> None:
+    found = multipliers()
+    assert set(found) == {name for name, p in global_names(LAST) if p.dim() == 1}
+    assert {tuple(override.items()) for override in found.values()} == {(("wd_mult", 0.0),)}
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_the_first_group_that_matches_counts() -> None:
+    found = multipliers(
+        {"match": "decoder.layers.3.*", "lr_mult": 0.1}, {"match": "*.linear_fc1.*", "wd_mult": 0.5}
+    )
+    assert found["decoder.layers.2.linear_fc1.weight"] == {"wd_mult": 0.5}
+    assert found["decoder.layers.3.linear_fc1.weight"] == {"wd_mult": 1.0, "lr_mult": 0.1}
+    assert found["decoder.layers.2.linear_fc1.bias"] == {"wd_mult": 0.0}
+    assert found["decoder.layers.3.linear_fc1.bias"] == {"wd_mult": 0.0, "lr_mult": 0.1}
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_both_copies_of_tied_embeddings_are_trained_alike() -> None:
+    group = {"match": "embedding.*", "lr_mult": 0.5}
+    name = "embedding.word_embeddings.weight"
+    assert multipliers(group, chunk=FIRST)[name] == multipliers(group, chunk=LAST)[name]
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_group_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'\*\.linear_fc3\.\*' matches no parameter.*decoder\.layers\.0\.linear_fc1"
+    ):
+        multipliers({"match": "*.linear_fc1.*"}, {"match": "*.linear_fc3.*"})

@@ -1,0 +1,68 @@
+"""The learning rate over the steps of a run: Megatron-Core's schedules, or a function of the user's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from trainer import imports
+from trainer.config import OptimizerConfig
+from trainer.errors import TrainerError
+
+
+class Schedule(OptimizerParamScheduler):
+    """Sets the rate and the weight decay of each parameter group; a function of the steps done and nothing else.
+
+    Linear warm-up from lr_warmup_init, then lr_decay_style by Core's formulas, or lr_schedule in its place. The
+    rate of a group is lr_mult times that.
+    """
+
+    def __init__(self, config: OptimizerConfig, optimizer: MegatronOptimizer) -> None:
+        """`config` is resolved.
+
+        Raises:
+            ConfigError: lr_schedule cannot be imported.
+        """
+        self._config = config
+        self._function: imports.Rate | None = None
+        if config.lr_schedule is not None:
+            self._function = imports.load(config.lr_schedule, "optimizer.lr_schedule")
+        super().__init__(
+            optimizer,
+            init_lr=config.lr_warmup_init,
+            max_lr=config.lr,
+            min_lr=config.min_lr,
+            lr_warmup_steps=config.lr_warmup_iters,
+            lr_decay_steps=config.lr_decay_iters,
+            lr_decay_style=config.lr_decay_style,
+            wsd_decay_steps=config.lr_wsd_decay_iters,
+            lr_wsd_decay_style=config.lr_wsd_decay_style,
+            start_wd=config.weight_decay,
+            end_wd=config.weight_decay,
+            wd_incr_steps=0,
+            wd_incr_style="constant",
+        )
+
+    def rate(self) -> float:
+        """The learning rate of the next step, before any lr_mult.
+
+        Raises:
+            TrainerError: lr_schedule gives something that is no rate.
+        """
+        is_warming_up = 0 < self.lr_warmup_steps >= self.num_steps
+        if self._function is None or is_warming_up:
+            return float(super().get_lr({}))
+        rate = self._function(self.num_steps, self._config)
+        if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+            raise TrainerError(
+                f"optimizer.lr_schedule = {self._config.lr_schedule!r} gives {rate!r} for iteration {self.num_steps}: "
+                "a rate is a number of at least 0"
+            )
+        return float(rate)
+
+    def get_lr(self, param_group: dict[str, Any]) -> float:
+        """The learning rate of a parameter group; Core asks for it after each step."""
+        return self.rate() * float(param_group.get("lr_mult", 1.0))
