@@ -1,0 +1,128 @@
+"""Trains one GPT in bf16 and in FP8 on the same text and compares the losses step by step.
+
+    python -m benchmarks.precision CORPUS [--steps N] [--directory DIR] [--json]
+
+CORPUS is the path of a .bin/.idx pair without its extension. Needs GPUs with FP8 and Transformer Engine; the runs
+go side by side where there are several GPUs. Exit status 1 when the mean loss of the last steps of an FP8 run is
+further from bf16's than TOLERANCE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+TOLERANCE = 0.03
+"""Nats, mean over the last LAST steps: what FP8 may cost a model of this size on so few steps."""
+
+LAST = 20
+RECIPES: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "bf16 again, other kernels": {"cross_entropy_fusion_impl": "native", "deterministic_mode": True},
+    "FP8 tensorwise": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+    "FP8 delayed": {"fp8": "hybrid", "fp8_recipe": "delayed"},
+}
+
+
+def main() -> int:
+    """Runs the recipes and prints a Markdown table."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("corpus", type=Path)
+    options.add_argument("--steps", type=int, default=200)
+    options.add_argument("--directory", type=Path, help="where runs are written")
+    options.add_argument("--json", action="store_true", help="the losses as JSON")
+    arguments = options.parse_args()
+    import torch
+
+    gpus = torch.cuda.device_count()
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as scratch:
+
+        def train(numbered: tuple[int, str]) -> list[float]:
+            index, name = numbered
+            return losses(RECIPES[name], arguments, Path(scratch) / str(index), index % gpus)
+
+        with ThreadPoolExecutor(max(1, gpus)) as pool:
+            curves = dict(zip(RECIPES, pool.map(train, enumerate(RECIPES)), strict=True))
+    if arguments.json:
+        print(json.dumps(curves))
+    else:
+        print_table(curves)
+    ends = {name: statistics.fmean(curve[-LAST:]) for name, curve in curves.items()}
+    return int(any(abs(end - ends["bf16"]) > TOLERANCE for end in ends.values()))
+
+
+def losses(recipe: dict[str, Any], arguments: argparse.Namespace, run_dir: Path, gpu: int) -> list[float]:
+    """The loss of each step."""
+    run_dir.mkdir()
+    config = run_dir / "config.json"
+    config.write_text(json.dumps(configuration(recipe, arguments, run_dir)))
+    with (run_dir / "log").open("w") as log:
+        status = subprocess.run(
+            [sys.executable, "-m", "trainer", "--config", str(config)],
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        ).returncode
+    if status:
+        raise SystemExit(
+            f"{recipe}: the trainer ended with {status}:\n{(run_dir / 'log').read_text()[-3000:]}"
+        )
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["event"] == "step"]
+
+
+def configuration(recipe: dict[str, Any], arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
+    """GPT-3's shape of 345M, sequences of 1024, batches of 64."""
+    return {
+        "name": "precision",
+        "run_dir": str(run_dir),
+        "device": "cuda",
+        "world_size": 1,
+        "model": {
+            "num_layers": 24,
+            "hidden_size": 1024,
+            "num_attention_heads": 16,
+            "seq_length": 1024,
+            "vocab_size": 50257,
+            "init_method_std": 0.02,
+        },
+        "parallelism": {},
+        "training": {
+            "micro_batch_size": 16,
+            "global_batch_size": 64,
+            "train_iters": arguments.steps,
+            "eval_iters": 0,
+        }
+        | recipe,
+        "optimizer": {"lr": 3e-4, "lr_warmup_iters": 20},
+        "data": {"datasets": [{"prefix": str(arguments.corpus.resolve())}], "split": "1,0,0"},
+        "logging": {"tensorboard": False},
+    }
+
+
+def print_table(curves: dict[str, list[float]]) -> None:
+    """The losses at some steps, and how far each is from bf16's."""
+    print("| step | " + " | ".join(curves) + " |")
+    print("| --- " * (len(curves) + 1) + "|")
+    count = len(curves["bf16"])
+    for step in sorted({1, *range(count // 10, count + 1, max(1, count // 10))}):
+        print(f"| {step} | " + " | ".join(f"{curve[step - 1]:.4f}" for curve in curves.values()) + " |")
+    for name, last in ((f"mean of the last {LAST}", LAST), ("mean of all", count)):
+        means = (statistics.fmean(curve[-last:]) for curve in curves.values())
+        print(f"| {name} | " + " | ".join(f"{mean:.4f}" for mean in means) + " |")
+    worst = (max(abs(a - b) for a, b in zip(curve, curves["bf16"], strict=True)) for curve in curves.values())
+    print("| largest difference from bf16 | " + " | ".join(f"{each:.4f}" for each in worst) + " |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
