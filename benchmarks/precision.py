@@ -82,7 +82,7 @@ def losses(recipe: dict[str, Any], arguments: argparse.Namespace, run_dir: Path,
 
 
 def configuration(recipe: dict[str, Any], arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
-    """GPT-3's shape of 345M, sequences of 1024, batches of 64."""
+    """GPT-3's shape of 345M, sequences of 1024, batches of 32."""
     return {
         "name": "precision",
         "run_dir": str(run_dir),
@@ -99,7 +99,7 @@ def configuration(recipe: dict[str, Any], arguments: argparse.Namespace, run_dir
         "parallelism": {},
         "training": {
             "micro_batch_size": 16,
-            "global_batch_size": 64,
+            "global_batch_size": 32,
             "train_iters": arguments.steps,
             "eval_iters": 0,
         }
