@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -84,3 +85,17 @@ def total_samples(training: TrainingConfig) -> int:
     if training.rampup_batch_size is None:
         return training.train_iters * training.global_batch_size
     return sum(batch.size for batch in Batches(training))
+
+
+def covering(training: TrainingConfig, iteration: int, consumed_samples: int) -> TrainingConfig:
+    """`training` with as many steps as would read, from the first sample on, all that the rest of a run reads.
+
+    They are train_iters, unless the `iteration` steps that consumed so many samples had batches of other sizes.
+    """
+    if training.rampup_batch_size is None:
+        end = consumed_samples + (training.train_iters - iteration) * training.global_batch_size
+        return dataclasses.replace(training, train_iters=max(1, -(-end // training.global_batch_size)))
+    end = consumed_samples + sum(batch.size for batch in Batches(training, iteration, consumed_samples))
+    whole = Batches(dataclasses.replace(training, train_iters=max(end, 1)))
+    steps = next((n for n, batch in enumerate(whole, start=1) if batch.first + batch.size >= end), 1)
+    return dataclasses.replace(training, train_iters=steps)

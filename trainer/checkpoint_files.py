@@ -35,12 +35,19 @@ METADATA = "metadata.json"
 COMMON = "common.pt"
 """The values that are the same on all ranks. Megatron-Core reads them there, and up to 0.18 writes them there too."""
 
+OLD_FORMAT = (
+    "it is in Megatron-LM's old format (--ckpt-format torch), which only Megatron-LM reads; it saves one in the new "
+    "format with --ckpt-convert-format torch_dist --ckpt-convert-save DIRECTORY"
+)
+
 FORMAT = 1
 """Of the record. A trainer refuses a later one."""
 
 _NAME = re.compile(r"iter_(\d{7,})")
 _REMOVING = ".removing"
 _HASHING_THREADS = 8
+_BLOCK = 4 * 2**20
+"""Bytes that are read at a time."""
 
 
 class RecordError(ValueError):
@@ -104,7 +111,9 @@ def _describe(path: Path, iteration: int, tracked: int | None) -> Checkpoint:
     # Megatron-LM and this trainer move the tracker when a save is complete, and never before.
     was_complete = has_record or (tracked is not None and tracked >= iteration)
     is_ours = has_record or (path / STARTED).exists() or not (path / METADATA).exists()
-    if not is_ours and not was_complete:
+    if record is None and any(path.glob("mp_rank_*")):
+        flaw = OLD_FORMAT
+    elif not is_ours and not was_complete:
         flaw = f"{COMPLETE} is missing, and {TRACKER} does not name it or a later one"
     return Checkpoint(
         path=path,
@@ -166,9 +175,12 @@ def _checksum(record: Mapping[str, Any]) -> str:
 
 def describe_file(path: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file, as the record holds them."""
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": sha256}
+    sha256, size = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            sha256.update(block)
+            size += len(block)
+    return {"bytes": size, "sha256": sha256.hexdigest()}
 
 
 def problems(checkpoint: Checkpoint, *, hashes: bool) -> list[str]:

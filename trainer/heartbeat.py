@@ -15,6 +15,9 @@ from trainer.watch import Beat, Watch
 AT_MOST_EVERY_S = 10.0
 """Between two writes in the same phase."""
 
+LAST_WRITE_S = 5.0
+"""A storage that hangs does not keep a run that is saved from ending."""
+
 
 class Heartbeat:
     """As a context, keeps the last beat of `watch` in a file: `time`, `iteration`, `phase`, `host` and `pid`.
@@ -36,8 +39,8 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed.set()
-        self._thread.join()
-        if error is None:
+        self._thread.join(LAST_WRITE_S)
+        if error is None and not self._thread.is_alive():
             self._write(self._watch.last)
 
     def _keep(self) -> None:

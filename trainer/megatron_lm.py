@@ -21,7 +21,13 @@ from trainer.errors import TrainerError
 
 MODEL = (
     *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels", "seq_length"),
-    *("max_position_embeddings", "position_embedding_type", "rotary_base", "normalization", "layernorm_epsilon"),
+    *(
+        "max_position_embeddings",
+        "position_embedding_type",
+        "rotary_base",
+        "normalization",
+        "layernorm_epsilon",
+    ),
     *("swiglu", "add_bias_linear", "untie_embeddings_and_output_weights", "padded_vocab_size"),
     *("attention_dropout", "hidden_dropout"),
 )
@@ -43,7 +49,7 @@ FIXED_MODEL = {
     "squared_relu": False,
     "openai_gelu": False,
     "quick_geglu": False,
-    "apply_layernorm_1p": False,
+    "layernorm_zero_centered_gamma": False,
     "apply_residual_connection_post_layernorm": False,
     "apply_query_key_layer_scaling": False,
     "qk_layernorm": False,
@@ -164,7 +170,11 @@ def _check_optimizer_state(
         )
     if sharding in RESHARDABLE:
         return
-    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
+    names = (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+    )
     there = {name: args.get(name) for name in names}
     if any(there[name] != getattr(layout, name) for name in names):
         sizes = ", ".join(f"{name}: {size}" for name, size in there.items() if size is not None)

@@ -30,7 +30,6 @@ def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel])
         config_overrides=parameter_groups.overrides(config.optimizer.parameter_groups, model),
         use_gloo_process_groups=False,
     )
-    _initialize_state(optimizer)
     if config.training.precision == "fp16":
         _scale_loss(get_model_config(model[0]), optimizer, _tokens_per_micro_batch(config))
     return optimizer
@@ -84,13 +83,6 @@ def _tokens_per_micro_batch(config: TrainerConfig) -> int:
     """On one context-parallel rank."""
     tokens = config.training.micro_batch_size * config.model.seq_length
     return tokens // config.parallelism.context_parallel_size
-
-
-def _initialize_state(optimizer: MegatronOptimizer) -> None:
-    """Zero moments, which would else come with the first update: fp16 may skip many, and a save must find them."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if part.optimizer is not None:
-            part.init_state_fn(part.optimizer)
 
 
 def _stand_in_for_fused_adam() -> None:

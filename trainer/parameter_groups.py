@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from megatron.core.optimizer import ParamKey
@@ -14,6 +15,9 @@ from trainer.config import ConfigError, ParameterGroup
 
 Multipliers = tuple[float, float]
 """Of the weight decay and of the learning rate."""
+
+RATES = ("max_lr", "min_lr")
+"""What Core writes into a group beside its multipliers; the schedule reads them from the configuration."""
 
 SHARED_EMBEDDING = "embedding.word_embeddings.weight"
 
@@ -67,6 +71,18 @@ def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramet
             SHARED_EMBEDDING if getattr(parameter, "shared", False) else re.sub(r"^(module\.)+", "", name),
             parameter,
         )
+
+
+def give_rates(saved: Iterable[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
+    """Gives a checkpoint's groups the configured rates, which may be others: Core 0.19 pairs groups by these too."""
+    configured = {_multipliers(group): group for group in groups}
+    for group in saved:
+        if (other := configured.get(_multipliers(group))) is not None:
+            group.update({name: other[name] for name in RATES if name in other})
+
+
+def _multipliers(group: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(group.get(name) for name in ("wd_mult", "lr_mult", "is_expert_parallel"))
 
 
 def _key(multipliers: Multipliers, members: set[int]) -> ParamKey:

@@ -19,6 +19,7 @@ from trainer.batch_size import Batch, batch_size_at
 from trainer.config import TrainerConfig
 from trainer.data import MicroBatch, num_microbatches
 from trainer.errors import NonFiniteError
+from trainer.peers import ranges
 from trainer.schedule import Schedule
 from trainer.spikes import SpikeWatch
 
@@ -100,7 +101,7 @@ def train_step(
     overflowed = optimizer.prepare_grads()
     norm = totals.new_zeros(1) if overflowed else _as_tensor(optimizer.get_grad_norm(), totals)
     loss, grad_norm, agreed = _agree(totals, norm, vote())
-    _check_finite(loss, grad_norm, state.iteration + 1, batch)
+    _check_finite(loss, grad_norm, totals, state.iteration + 1, batch)
     if overflowed and loss_scale <= (config.optimizer.loss_scale or config.optimizer.min_loss_scale):
         raise NonFiniteError(
             f"fp16 gradients overflow at the smallest loss scale allowed, {loss_scale:g}, at iteration "
@@ -169,15 +170,25 @@ def _as_tensor(norm: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(norm, dtype=like.dtype, device=like.device).reshape(1)
 
 
-def _check_finite(loss: float, grad_norm: float, iteration: int, batch: Batch) -> None:
-    where = (
-        f"at iteration {iteration} (samples {batch.first} to {batch.first + batch.size - 1}); "
+def _check_finite(loss: float, grad_norm: float, totals: torch.Tensor, iteration: int, batch: Batch) -> None:
+    if math.isfinite(loss) and math.isfinite(grad_norm):
+        return
+    if math.isfinite(loss):
+        what, more = f"the gradient norm is {grad_norm}", f"loss {loss}"
+    else:
+        what, more = f"the loss is {loss}", f"on rank {_not_finite_on(totals)}"
+    raise NonFiniteError(
+        f"{what} at iteration {iteration} (samples {batch.first} to {batch.first + batch.size - 1}; {more}); "
         "nothing of this step is saved"
     )
-    if not math.isfinite(loss):
-        raise NonFiniteError(f"the loss is {loss} {where}")
-    if not math.isfinite(grad_norm):
-        raise NonFiniteError(f"the gradient norm is {grad_norm} {where} (loss {loss})")
+
+
+def _not_finite_on(totals: torch.Tensor) -> str:
+    """The ranks whose own sum of losses is not finite. Every rank calls this, for all know the loss of all."""
+    flags = torch.zeros(torch.distributed.get_world_size(), device=totals.device)
+    flags[torch.distributed.get_rank()] = not totals.isfinite().all()
+    torch.distributed.all_reduce(flags)
+    return ranges(rank for rank, flag in enumerate(flags.tolist()) if flag) or "none (the sum overflows)"
 
 
 def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) -> None:

@@ -111,7 +111,9 @@ class StragglerWatch:
         self._since = totals
         found = find_stragglers(self._share(own), self._places)
         if self._device == "cuda" and any(straggler.rank == self._rank for straggler in found):
-            threading.Thread(target=_print_gpu, args=(self._rank,), daemon=True).start()
+            # Asked here: in another thread the current device is the first one.
+            gpu = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+            threading.Thread(target=_print_gpu, args=(self._rank, f"GPU-{gpu}"), daemon=True).start()
         return found
 
     def _share(self, own: float) -> list[float]:
@@ -121,11 +123,10 @@ class StragglerWatch:
         return seconds.tolist()
 
 
-def _print_gpu(rank: int) -> None:
+def _print_gpu(rank: int, uuid: str) -> None:
     """One line on this rank's GPU. In a thread: nvidia-smi can take long on a sick node, and training goes on."""
     fields = "pci.bus_id,temperature.gpu,clocks.sm,clocks.max.sm,power.draw,clocks_throttle_reasons.active"
-    gpu = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", "-i", gpu]
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", "-i", uuid]
     try:
         state = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainer.logging import Log
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import FileWriter
 
 
 class TensorBoard:
     """This life's event file."""
 
-    def __init__(self, writer: Any, log: Log) -> None:
-        """`writer` is torch's SummaryWriter."""
-        self._writer, self._log = writer, log
+    def __init__(self, writer: FileWriter, log: Log) -> None:
+        self._writer: FileWriter | None = writer
+        self._log = log
 
     def scalars(self, iteration: int, values: dict[str, float]) -> None:
-        """Records numbers under their names. A thread writes them."""
-        if self._writer is None:
-            return
+        """Records numbers under their names. A thread writes them.
+
+        In one event: SummaryWriter.add_scalar makes one of each number, which takes 1.3 ms of a step in place of 0.2.
+        """
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        numbers = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         try:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, iteration)
+            if self._writer is not None:
+                self._writer.add_summary(Summary(value=numbers), iteration)
         except OSError as error:
             self._give_up(error)
 
     def close(self) -> None:
         """Writes what is left."""
-        if self._writer is None:
-            return
         try:
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
         except OSError as error:
             self._give_up(error)
 
@@ -45,8 +51,12 @@ def open_tensorboard(directory: Path, iteration: int, log: Log) -> TensorBoard |
     Earlier files stay. TensorBoard forgets what they hold of later steps when it reads where this one starts.
     """
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from torch.utils.tensorboard import FileWriter
     except ImportError as error:
         log.line(f"no TensorBoard files: {error}; install tensorboard, or set logging.tensorboard = false")
         return None
-    return TensorBoard(SummaryWriter(directory, purge_step=iteration + 1), log)
+    writer = FileWriter(str(directory))
+    writer.add_event(Event(step=iteration + 1, file_version="brain.Event:2"))
+    writer.add_event(Event(step=iteration + 1, session_log=SessionLog(status=SessionLog.START)))
+    return TensorBoard(writer, log)

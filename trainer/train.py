@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import fcntl
 import gc
@@ -13,7 +14,7 @@ from typing import TextIO
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer import checkpoint, checkpoint_files, distributed, kernels, rendezvous
-from trainer.batch_size import batch_size_at
+from trainer.batch_size import batch_size_at, covering
 from trainer.config import TrainerConfig
 from trainer.data import num_microbatches, reads_samples
 from trainer.datasets import build_datasets
@@ -104,7 +105,13 @@ def _train(
 
     watch.beat("data", state.iteration)
     is_needed = any(reads_samples(chunk) for chunk in model)
-    datasets = build_datasets(config, run.index_cache, config.model.padded_vocab_size, is_needed)
+    reading = covering(config.training, state.iteration, state.consumed_samples)
+    datasets = build_datasets(
+        dataclasses.replace(config, training=reading),
+        run.index_cache,
+        config.model.padded_vocab_size,
+        is_needed,
+    )
     timers = Timers(config.device)
     timers.attach(model, optimizer)
     places = gather_places(ranks, groups)
@@ -113,12 +120,15 @@ def _train(
     metrics = Metrics(config, run, log, timers, state.iteration, ranks.rank == 0)
     metrics.start(state.iteration, places, source)
     log.start(state.iteration, last)
-    checkpoints = checkpoint.Checkpoints(run.checkpoints, config, groups, log, metrics.checkpoint)
+    checkpoints = checkpoint.Checkpoints(
+        run.checkpoints, config, groups, log, metrics.checkpoint, beat=lambda: watch.beat("save")
+    )
     gc.collect()
     gc.freeze()  # what lives as long as the run is not looked through again, which takes longer than launching a layer
     try:
         run_steps(state, datasets, config, groups, checkpoints, stop, watch, instruments, metrics, log)
     except NonFiniteError as error:
+        checkpoints.finish()
         metrics.stop(state.iteration, str(error))
         metrics.close()
         raise

@@ -98,7 +98,7 @@ class Watch:
                 return
 
     def _end(self, quiet_s: float) -> None:
-        self._peers.raise_alarm()
+        threading.Thread(target=self._peers.raise_alarm, daemon=True).start()  # rank 0 may not answer
         report = hang.Report.of_this_rank(
             self._ranks, self.last.iteration, self.last.phase, self.last.time, quiet_s
         )

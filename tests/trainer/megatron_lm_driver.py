@@ -2,13 +2,15 @@
 
 usage: python tests/trainer/megatron_lm_driver.py CHECKOUT [pretrain_gpt.py's arguments]
 
-CHECKOUT is Megatron-LM's source; megatron.core is the installed one, so the versions should be the same. The ranks are in
-the environment, as torchrun sets them. Beyond the trainer's own stand-ins for CUDA, megatron.training needs what is here.
+CHECKOUT is Megatron-LM's source; megatron.core is the installed one, so the versions should be the same. The ranks
+are in the environment, as torchrun sets them. Beyond the trainer's own stand-ins for CUDA, megatron.training needs
+what is here.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import importlib.util
 import os
 import queue
@@ -81,6 +83,9 @@ def stand_in_for_gpus() -> None:
     """What megatron.training asks of torch.cuda."""
     import torch
 
+    def tensor(dtype: torch.dtype, values: Any = ()) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype)
+
     cuda: Any = torch.cuda
     # initialize.py asserts that there is a GPU; Core and torch must not believe it.
     cuda.is_available = lambda: sys._getframe(1).f_globals.get("__name__", "").startswith("megatron.training")
@@ -95,9 +100,7 @@ def stand_in_for_gpus() -> None:
     cuda.reset_peak_memory_stats = lambda device=None: None
     cuda.Event.elapsed_time = lambda self, other: 0.0
     for name, dtype in TENSOR_TYPES.items():
-        setattr(
-            cuda, name, lambda values=(), dtype=getattr(torch, dtype): torch.tensor(values, dtype=dtype)
-        )
+        setattr(cuda, name, functools.partial(tensor, getattr(torch, dtype)))
     init_process_group = torch.distributed.init_process_group
 
     def without_device(*args: Any, device_id: Any = None, **kwargs: Any) -> None:

@@ -7,6 +7,8 @@ import os
 import pickle
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from tests.trainer.runs import Ranks, Run
+from tests.trainer.runs import ROOT, Ranks, Run
 from trainer.errors import Exit
 from trainer.hang import Report, verdict
 from trainer.peers import Peers, ranges
@@ -76,6 +78,7 @@ def test_sigterm_while_a_rank_is_silent_does_not_wait_for_it(silent: int, two_ra
     assert_nothing_saved(result)
 
 
+@pytest.mark.slow
 def test_sigterm_to_all_ranks_saves(two_ranks: dict[str, Any]) -> None:
     ranks = Ranks(two_ranks)
     ranks.wait_for_step()
@@ -121,18 +124,24 @@ def report(rank: int, iteration: int = 8, at: str = "step.py:150 _agree") -> Rep
 @pytest.mark.parametrize(
     ("reports", "expected"),
     [
-        ([report(0), report(1), report(3)], "look first at rank 2 on n2, which did not report; rank 0-1,3 waits after iteration 8 at step.py:150 _agree"),
+        (
+            [report(0), report(1), report(3)],
+            "look first at rank 2 on n2, which did not report; rank 0-1,3 waits after iteration 8 at step.py:150 _agr",
+        ),
         (
             [report(0), report(1, at="data.py:88 micro_batches"), report(2), report(3)],
             "look first at rank 1 on n1, which stands after iteration 8 at data.py:88 micro_batches; rank 0,2-3 waits",
         ),
         (
             [report(0), report(1), report(2, 7, "loop.py:70 run_steps"), report(3, 9)],
-            "look first at rank 2 on n2, which stands after iteration 7 at loop.py:70 run_steps, then at rank 3 on n3, ",
+            "look first at rank 2 on n2, which stands after iteration 7 at loop.py:70 run_steps, then at rank 3 on n3",
         ),
-        ([report(rank) for rank in range(4)], "600 s; every rank waits after iteration 8 at step.py:150 _agree; stacks"),
+        (
+            [report(rank) for rank in range(4)],
+            "600 s; every rank waits after iteration 8 at step.py:150 _agree;",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_line_of_a_hang_names_those_that_stand_apart(reports: list[Report], expected: str) -> None:
     line = verdict({each.rank: each for each in reports}, 4, lambda rank: f"n{rank}", Path("/run/stacks"))
     assert line.startswith("hung: nothing moved for 600 s; ")
@@ -190,3 +199,45 @@ def test_stacks_of_an_earlier_hang_are_set_aside(tmp_path: Path) -> None:
     set_aside(stacks)
     kept = {path.name: (path / "rank-00000.txt").read_text() for path in tmp_path.glob("stacks.*")}
     assert kept == {"stacks.1": "0", "stacks.2": "1", "stacks.3": "2"}
+
+
+LEAVING = """
+import os, signal, sys, time
+from trainer.peers import Peers
+from trainer.rendezvous import Ranks
+from trainer.stopping import StopRequest
+
+class Store(dict):  # as a rank sees it that is alone: torch's need not be imported
+    set = dict.__setitem__
+    def check(self, keys): return all(key in self for key in keys)
+
+ranks = Ranks(0, 0, 1, "a test")
+stop = StopRequest(None)
+stop.answer_sigterm(ranks, Peers(ranks, Store()), is_worth_saving=lambda: sys.argv[1] == "worth")
+if sys.argv[2:] == ["agreed"]:
+    stop.agreed()
+for _ in range(3):
+    os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60 if sys.argv[1:] == ["worthless"] else 1)
+print(stop.reason())
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (
+            ["worthless"],
+            Exit.TERMINATED,
+            "SIGTERM; all ranks leave before the first step: there is nothing to save",
+        ),
+        (["worth"], 0, "SIGTERM\n"),
+        (["worthless", "agreed"], 0, "SIGTERM\n"),
+    ],
+)
+def test_sigterm_ends_a_run_at_once_while_there_is_nothing_to_save(
+    arguments: list[str], status: int, said: str
+) -> None:
+    command = [sys.executable, "-c", LEAVING, *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, said in result.stdout + result.stderr) == (status, True), result

@@ -8,7 +8,14 @@ from itertools import islice
 import pytest
 from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
 
-from trainer.batch_size import Batches, batch_sizes, rampup_problem, steps_within, total_samples
+from trainer.batch_size import (
+    Batches,
+    batch_sizes,
+    covering,
+    rampup_problem,
+    steps_within,
+    total_samples,
+)
 from trainer.config import TrainingConfig
 
 
@@ -86,3 +93,20 @@ def test_the_steps_that_samples_are_enough_for() -> None:
         2,
         3,
     ]
+
+
+@pytest.mark.parametrize("rampup", [(), (16, 16, 10_000)])
+def test_a_resumed_run_asks_for_the_samples_of_the_undisturbed_one(rampup: tuple[int, ...]) -> None:
+    training = ramp(*rampup)
+    for done, batch in enumerate(Batches(training)):
+        if done % 50 == 0:
+            assert covering(training, done, batch.first) == training
+
+
+@pytest.mark.parametrize(("consumed", "train_iters"), [(1000 * 8, 232), (10, 201), (0, 200)])
+def test_after_other_batches_a_run_asks_for_what_it_still_reads(consumed: int, train_iters: int) -> None:
+    """200 of 400 steps are left, of 256 samples each; samples are asked for from the first on."""
+    training = ramp()
+    asked = total_samples(covering(training, 200, consumed))
+    assert asked == train_iters * 256
+    assert 0 <= asked - (consumed + 200 * 256) < 256

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer.config import ConfigError, ParameterGroup
-from trainer.parameter_groups import global_names, overrides
+from trainer.parameter_groups import give_rates, global_names, overrides
 
 
 class Layer(torch.nn.Module):
@@ -94,3 +94,21 @@ def test_a_group_that_matches_nothing_is_refused() -> None:
         ConfigError, match=r"'\*\.linear_fc3\.\*' matches no parameter.*decoder\.layers\.0\.linear_fc1"
     ):
         multipliers({"match": "*.linear_fc1.*"}, {"match": "*.linear_fc3.*"})
+
+
+def test_a_checkpoints_groups_take_the_configured_rates_of_their_multipliers() -> None:
+    """megatron-core 0.19 would not find a group whose rate has changed."""
+    usual = {"wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False}
+    slow = usual | {"lr_mult": 0.1}
+    saved = [
+        slow | {"max_lr": 1e-2, "min_lr": 1e-3, "step": 7},
+        usual | {"max_lr": 1e-2, "min_lr": 1e-3, "step": 7},
+    ]
+    give_rates(saved, [usual | {"max_lr": 5e-3, "min_lr": 0.0}, slow | {"max_lr": 5e-3, "min_lr": 0.0}])
+    assert [(g["lr_mult"], g["max_lr"], g["min_lr"], g["step"]) for g in saved] == [
+        (0.1, 5e-3, 0.0, 7),
+        (1.0, 5e-3, 0.0, 7),
+    ]
+    unknown = [usual | {"wd_mult": 0.5, "max_lr": 1e-2}]
+    give_rates(unknown, [usual | {"max_lr": 5e-3}])
+    assert unknown[0]["max_lr"] == 1e-2

@@ -57,7 +57,7 @@ def test_poison_in_20_steps_on_random_ranks_changes_no_weight(
 ) -> None:
     config["world_size"], config["parallelism"] = world_size, parallelism
     config["training"] |= {"train_iters": 1000, "precision": precision, "skip_loss_spikes": 1}
-    config["optimizer"]["initial_loss_scale"] = 256.0
+    config["optimizer"] |= {"initial_loss_scale": 2.0**12, "hysteresis": 100}  # keeps the scale
     path, port = tmp_path / "config.json", free_port()
     path.write_text(json.dumps(config))
     ranks = [
@@ -85,7 +85,10 @@ def test_a_rank_that_computes_nan_ends_the_run_and_its_step_is_not_saved(
     config["checkpoint"] = {"save_interval": 1}
     result = run(config)
     assert result.statuses == (3, 3), result.log
-    assert "the loss is nan at iteration 4 (samples 12 to 15)" in (result.directory / "FAILED").read_text()
+    assert (
+        "the loss is nan at iteration 4 (samples 12 to 15; on rank 1)"
+        in (result.directory / "FAILED").read_text()
+    )
     assert result.log.count("the loss is nan") == 1
     assert [step[0] for step in result.steps] == [1, 2, 3]
     assert not (result.checkpoints / "iter_0000004").exists()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 
 from trainer import config as configuration
+from trainer.batch_size import Batches
 from trainer.config import (
+    CheckpointConfig,
     ConfigError,
     ModelConfig,
     OptimizerConfig,
@@ -16,9 +19,11 @@ from trainer.config import (
     TrainerConfig,
     TrainingConfig,
 )
+from trainer.layout import check_layout
 from trainer.resolve import (
     pad_vocab_size,
     resolve,
+    resolve_checkpoint,
     resolve_model,
     resolve_optimizer,
     resolve_parallelism,
@@ -86,6 +91,52 @@ def test_a_short_run_warms_up_for_a_tenth_of_itself():
     assert resolved(train_iters=1000, lr_decay_iters=4000).lr_warmup_iters == 100
 
 
+def test_a_growing_batch_warms_up_over_as_many_tokens():
+    training = TrainingConfig(
+        micro_batch_size=1, global_batch_size=256, train_iters=100_000, rampup_batch_size=(32, 32, 1_000_000)
+    )
+    steps = resolve_optimizer(OptimizerConfig(lr=2e-4), training, seq_length=2048).lr_warmup_iters
+    samples = sum(batch.size for batch in Batches(dataclasses.replace(training, train_iters=steps)))
+    assert 0 <= 375_000_000 - samples * 2048 < 256 * 2048
+
+
+def test_the_tail_of_wsd_is_a_tenth_of_the_decay():
+    assert resolved(train_iters=1000, lr_decay_style="WSD").lr_wsd_decay_iters == 100
+    assert resolved(train_iters=1000).lr_wsd_decay_iters is None
+
+
+def test_checkpoints_are_saved_by_the_clock_unless_it_is_said_when():
+    assert resolve_checkpoint(CheckpointConfig()).save_interval_minutes == 30
+    for given in (CheckpointConfig(save_interval=5), CheckpointConfig(save_interval_minutes=5.0)):
+        assert resolve_checkpoint(given) is given
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "training", "message"),
+    [
+        ({}, {"rampup_batch_size": [2, 2]}, r"rampup_batch_size = \[2, 2\] must be three numbers"),
+        (
+            {},
+            {"micro_batch_size": 2, "rampup_batch_size": [1, 1, 9]},
+            r"global_batch_size = 1 is not a multiple",
+        ),
+        (
+            {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+            {"rampup_batch_size": [2, 1, 9]},
+            r"micro-batches of a global_batch_size of 3 = 3 is not a multiple of PP \(2\)",
+        ),
+    ],
+)
+def test_every_batch_of_a_ramp_up_must_fit(
+    parallelism: dict[str, int], training: dict[str, Any], message: str, config: dict[str, Any]
+):
+    """A batch that does not fit would end the run when it comes, days after the start."""
+    document = config | {"parallelism": parallelism, "training": config["training"] | training}
+    document["world_size"] = parallelism.get("pipeline_model_parallel_size", 1)
+    with pytest.raises(ConfigError, match=message):
+        check_layout(resolve(configuration.from_dict(TrainerConfig, document, "test")))
+
+
 def test_a_fraction_becomes_steps_of_the_decay():
     optimizer = resolved(lr_warmup_fraction=0.01, lr_decay_iters=50_000)
     assert (optimizer.lr_warmup_iters, optimizer.lr_warmup_fraction) == (500, None)
@@ -114,6 +165,9 @@ def test_what_is_resolved_stays(config: dict[str, Any]):
         ("model", {"padded_vocab_size": 999}, "999 is below model.vocab_size = 1000"),
         ("optimizer", {"lr_warmup_iters": 6}, "warm-up of 6 steps does not end before the decay, at 6"),
         ("optimizer", {"lr_warmup_iters": 3, "lr_decay_iters": 3}, "warm-up of 3 steps .* at 3"),
+        ("optimizer", {"min_lr": 1.0}, r"optimizer.min_lr = 1 is greater than optimizer.lr = 0.01"),
+        ("optimizer", {"lr_warmup_init": 1.0}, r"optimizer.lr_warmup_init = 1 is greater"),
+        ("optimizer", {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 6}, r"= 6 is more than the 5 steps"),
     ],
 )
 def test_what_cannot_be_resolved(section: str, values: dict[str, Any], message: str, config: dict[str, Any]):

@@ -165,6 +165,7 @@ def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(
 ) -> None:
     finished(config, "--stop-file", stopped_at_once)
     config["optimizer"] |= {"lr": 1e-4, "lr_decay_style": "constant"}
+    config["checkpoint"] = {"changed": ["optimizer.lr", "optimizer.min_lr", "optimizer.lr_decay_style"]}
     assert [lr for *_, lr in finished(config).steps[1:]] == [1e-4] * 5
 
 
@@ -181,15 +182,28 @@ def test_a_changed_batch_would_read_other_samples_and_is_refused(
     config["training"]["global_batch_size"] = 8
     result = run(config)
     assert result.statuses == (2,)
-    assert "is of another sample order: global_batch_size = 8, there 4" in result.log
-    assert "global_batch_size = 8" in (result.directory / "FAILED").read_text()
+    assert "training.global_batch_size: 4 -> 8" in result.log
+    assert "training.global_batch_size: 4 -> 8" in (result.directory / "FAILED").read_text()
+
+
+def test_finetuning_takes_the_weights_and_begins_at_the_beginning(
+    config: dict[str, Any], single_gpt: Run
+) -> None:
+    config["checkpoint"] = {"load": str(single_gpt.checkpoints), "finetune": True}
+    config["optimizer"]["weight_decay"] = 0.0  # other hyperparameters need not be named
+    result = finished(config)
+    assert f"starts from the weights of {single_gpt.checkpoints / 'iter_0000006'}" in result.log
+    (iteration, loss, _, lr), *_ = result.steps
+    assert (iteration, lr) == (1, 0.0)
+    assert loss < single_gpt.steps[0][1] - 0.2
+    assert result.saved_iteration == "6"
 
 
 def test_a_directory_to_start_from_must_hold_a_checkpoint(config: dict[str, Any], tmp_path: Path) -> None:
     config["checkpoint"] = {"load": str(tmp_path)}
     result = run(config)
     assert result.statuses == (2,)
-    assert f"checkpoint.load = {str(tmp_path)!r} holds no latest_checkpointed_iteration.txt" in result.log
+    assert f"checkpoint.load = {str(tmp_path)!r} holds no checkpoint that is whole" in result.log
     assert not result.checkpoints.exists()
 
 

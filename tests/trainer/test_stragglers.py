@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 class SlowLayer(TransformerLayer):
     def forward(self, *args, **kwargs):
         if os.environ["RANK"] == "1":
-            time.sleep(0.02)
+            time.sleep(0.04)
         return super().forward(*args, **kwargs)
 
 def layers(core, vp_stage, usual):

@@ -113,7 +113,7 @@ def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> mega
 
 
 def _newest_whole(directory: Path, log: Log, *, is_own: bool) -> Checkpoint | None:
-    for checkpoint in from_rank_0(lambda: checkpoint_files.list_checkpoints(directory)):
+    for checkpoint in from_rank_0(lambda: _list(directory)):
         problems = _problems(checkpoint)
         if not problems:
             return checkpoint
@@ -123,6 +123,20 @@ def _newest_whole(directory: Path, log: Log, *, is_own: bool) -> Checkpoint | No
         )
         log.line(f"BROKEN CHECKPOINT {checkpoint.path}: {shown}. {done}")
     return None
+
+
+def _list(directory: Path) -> list[Checkpoint]:
+    try:
+        return checkpoint_files.list_checkpoints(directory)
+    except OSError as error:
+        raise _unreadable(f"{error.filename} cannot be read ({error.strerror})") from error
+
+
+def _unreadable(message: str) -> TrainerError:
+    """A fault of the storage, which says nothing about a checkpoint, and may pass."""
+    error = TrainerError(message)
+    error.is_final = False
+    return error
 
 
 def _problems(checkpoint: Checkpoint) -> list[str]:
@@ -140,8 +154,8 @@ def _problems(checkpoint: Checkpoint) -> list[str]:
     verdicts: list[tuple[list[str], str | None]] = [([], None)] * world_size
     torch.distributed.all_gather_object(verdicts, (found, error))
     errors = [error for _, error in verdicts if error is not None]
-    if errors:  # a fault of the storage, which says nothing about the checkpoint
-        raise TrainerError(errors[0])
+    if errors:
+        raise _unreadable(errors[0])
     return [problem for problems, _ in verdicts for problem in problems]
 
 

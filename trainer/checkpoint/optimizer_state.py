@@ -4,7 +4,9 @@ Each data-parallel rank owns one contiguous range of every flattened parameter's
 Megatron-Core stores these in the parameter's shape, so that any layout can load them ("fully_reshardable"), and to
 save them gathers all of them in the host memory of every data-parallel rank, while training stands still. But a
 checkpoint may cut a tensor into any boxes, and a range of a flattened tensor is a few boxes: so each rank saves and
-loads its own range, in place. What is stored is the same, and Core's own way loads it.
+loads its own range, in place. What is stored is the same, and Core's own way loads it. (With one exception: where
+a buffer has padding between buckets, as with embeddings that two pipeline stages share, Core 0.16.1 gathers the state
+from the wrong places.)
 """
 
 from __future__ import annotations

@@ -42,6 +42,9 @@ DEFAULT_MINUTES = 30.0
 FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """What somebody must mend first. Starting again would train up to the next save, and fail as this life did."""
 
+TURN_S = 5.0
+"""Seconds that a rank waits for its own files before it asks how far the others are."""
+
 
 @dataclass(frozen=True)
 class SaveEvent:
@@ -78,11 +81,16 @@ class Checkpoints:
         groups: ProcessGroupCollection,
         log: Log,
         on_complete: Callable[[int, SaveEvent], None],
+        beat: Callable[[], None],
     ) -> None:
-        """`on_complete` is told on rank 0, with the iteration, of each checkpoint that became complete."""
+        """`on_complete` is told on rank 0 of each checkpoint that became complete, with its iteration.
+
+        `beat` is called while training waits for the storage.
+        """
         self._directory, self._config, self._groups, self._log = directory, config, groups, log
-        self._on_complete = on_complete
+        self._on_complete, self._beat = on_complete, beat
         self._interval_s = interval_s(config.checkpoint)
+        self._versions = versions()
         self._last_start = time.monotonic()
         self._buffer = HostBuffer()
         self._save: _Save | None = None
@@ -129,6 +137,15 @@ class Checkpoints:
         if wait or not self._config.checkpoint.async_save:
             self._wait(self._save)
 
+    def finish(self) -> None:
+        """Completes the save in progress, if there is one.
+
+        Raises:
+            NotSavedError: on all ranks, when it cannot be written.
+        """
+        if self._save is not None:
+            self._wait(self._save)
+
     def _start(self, state: TrainingState, path: Path) -> _Save:
         for chunk in state.model:
             chunk.start_param_sync(force_sync=True)
@@ -140,15 +157,29 @@ class Checkpoints:
         plan = plan_save(weights | optimizer | common, path, self._groups, is_first=self._is_first)
         self._is_first = False
         writing = Writing(self._buffer.copy(plan.take_buckets()))
-        return _Save(path, state.iteration, _record(state, self._config), plan, writing)
+        return _Save(path, state.iteration, _record(state, self._config, self._versions), plan, writing)
 
     def _wait(self, save: _Save) -> float:
+        """Completes a save once all ranks have written; returns how many seconds that took."""
         started = time.perf_counter()
-        save.writing.wait()
+        is_writing = True
+        while is_writing:  # in turns, so that no collective waits for long, whatever the storage does
+            save.writing.wait(TURN_S)
+            is_writing = self._is_any_writing()
+            self._beat()
         waited_s = time.perf_counter() - started
         save.stall_s += waited_s
         self._complete(save)
         return waited_s
+
+    def _is_any_writing(self) -> bool:
+        """Whether a rank has still to write, and none has failed."""
+        vote = self.vote()
+        said = torch.tensor([vote.writing, vote.failed], dtype=torch.float32)
+        said = said.to("cuda" if self._config.device == "cuda" else "cpu")
+        torch.distributed.all_reduce(said)
+        writing, failed = said.tolist()
+        return bool(writing and not failed)
 
     def _complete(self, save: _Save) -> None:
         started = time.perf_counter()
@@ -253,7 +284,7 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _record(state: TrainingState, config: TrainerConfig) -> dict[str, Any]:
+def _record(state: TrainingState, config: TrainerConfig, versions: dict[str, str]) -> dict[str, Any]:
     """What COMPLETE is to hold beside the files."""
     return {
         "format": checkpoint_files.FORMAT,
@@ -264,7 +295,7 @@ def _record(state: TrainingState, config: TrainerConfig) -> dict[str, Any]:
         "layout": to_dict(config.parallelism),
         "precision": config.training.precision,
         **hyperparameters.sections(config),
-        "versions": versions(),
+        "versions": versions,
     }
 
 

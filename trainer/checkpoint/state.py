@@ -6,7 +6,9 @@ from typing import Any
 
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import unwrap_model
 
+from trainer import parameter_groups
 from trainer.checkpoint import optimizer_state
 from trainer.step import TrainingState
 
@@ -64,13 +66,16 @@ def common_state(state: TrainingState, metadata: dict[str, Any]) -> dict[str, An
 def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) -> None:
     """Takes over what was loaded. Rates, betas and epsilon stay those of the configuration."""
     for index, chunk in enumerate(state.model):
-        absent, unknown = chunk.module.load_state_dict(loaded[_chunk_name(state, index)], strict=False)
+        module = unwrap_model(chunk)  # what wraps it for bf16 would not say what was absent
+        absent, unknown = module.load_state_dict(loaded[_chunk_name(state, index)], strict=False)
         if absent := [name for name in absent if EXTRA_STATE not in name] or unknown:
             raise KeyError(", ".join(absent))
     if weights_only:
         state.optimizer.reload_model_params()
         return
     configured = [{name: group[name] for name in HYPERPARAMETERS} for group in state.optimizer.param_groups]
+    saved = loaded["optimizer"].get("optimizer", {}).get("param_groups", ())
+    parameter_groups.give_rates(saved, state.optimizer.param_groups)
     if (optimizer := _sliceable(state, loaded["optimizer"].get("param_state_sharding_type"))) is not None:
         optimizer_state.load_optimizer(optimizer, loaded["optimizer"])
     else:

@@ -38,41 +38,41 @@ class HostBuffer:
     def copy(self, buckets: list[Bucket]) -> list[Bucket]:
         """`buckets` with their tensors copied here, so that training may change the originals."""
         tensors = [tensor for _, _, (_, pairs) in buckets for _, tensor in pairs]
-        self._reserve(sum(map(_room, tensors)))
+        self._reserve(sum(map(_room, tensors)), pinned=any(tensor.is_cuda for tensor in tensors))
         copies, offset = [], 0
         for tensor in tensors:
             copy = self._view(tensor, offset)
             copy.copy_(tensor.detach(), non_blocking=True)
             copies.append(copy)
             offset += _room(tensor)
-        if any(tensor.is_cuda for tensor in tensors):
-            torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream().synchronize()
         remaining = iter(copies)
         return [
             (path, name, (objects, [(item, next(remaining)) for item, _ in pairs]))
             for path, name, (objects, pairs) in buckets
         ]
 
-    def _reserve(self, size: int) -> None:
+    def _reserve(self, size: int, *, pinned: bool) -> None:
         if self._memory is not None and len(self._memory) >= size:
             return
         self._release()
-        self._memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
-        if torch.cuda.is_available():
-            # Not torch's pinned allocator, which rounds up to a power of two.
-            torch.cuda.check_error(
-                torch.cuda.cudart().cudaHostRegister(self._address(), len(self._memory), 0)
-            )
-            self._is_pinned = True
+        self._memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Not for loader processes that are forked later: the kernel would copy pinned pages for each of them.
+        self._memory.madvise(mmap.MADV_DONTFORK)
+        self._memory.madvise(mmap.MADV_HUGEPAGE)
+        if pinned:
+            # Not by torch's allocator of pinned memory, which rounds up to a power of two. Where pinning is refused,
+            # the copy is slower and as right.
+            refused = int(torch.cuda.cudart().cudaHostRegister(self._address(), len(self._memory), 0))
+            self._is_pinned = refused == 0
 
     def _release(self) -> None:
         if self._is_pinned:
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._address()))
+            torch.cuda.cudart().cudaHostUnregister(self._address())
             self._is_pinned = False
         self._memory = None
 
     def _address(self) -> int:
-        assert self._memory is not None
         return torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
 
     def _view(self, like: torch.Tensor, offset: int) -> torch.Tensor:
@@ -116,9 +116,9 @@ class Writing:
         """Whether nothing is left to wait for."""
         return not self._thread.is_alive()
 
-    def wait(self) -> Written | None:
-        """What was written, once it is on disk; None when `error` says why not."""
-        self._thread.join()
+    def wait(self, seconds: float | None = None) -> Written | None:
+        """What was written, once it is on disk; None when it is not after `seconds`, or `error` says why not."""
+        self._thread.join(seconds)
         return self._outcome
 
     def _run(self) -> None:
@@ -144,7 +144,7 @@ def _write_file(bucket: Bucket) -> tuple[str, dict[str, Any], list[WriteResult]]
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        error.filename = error.filename or path
+        error.filename = path
         raise
     return name, stream.entry(), results
 
@@ -153,7 +153,12 @@ def _write_item(stream: _HashedFile, name: str, item: WriteItem, data: Any) -> W
     """One object or tensor, in the form that torch.distributed.checkpoint reads."""
     offset = stream.size
     if isinstance(data, torch.Tensor):
-        torch.save(data, stream)
+        try:
+            torch.save(data, stream)
+        except RuntimeError as error:  # which torch makes of the storage's
+            if stream.refused is None:
+                raise
+            raise stream.refused from error
     else:
         stream.write(data.getbuffer())  # Core has serialised it
     length = stream.size - offset
@@ -165,9 +170,15 @@ class _HashedFile:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._sha256, self.size = file, hashlib.sha256(), 0
+        self.refused: OSError | None = None
+        """The first error of the storage."""
 
     def write(self, data: bytes | memoryview) -> int:
-        self._file.write(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.refused = self.refused or error
+            raise
         self._sha256.update(data)
         self.size += len(data)
         return len(data)

@@ -44,6 +44,7 @@ def _install(directory: Path, copies: Path) -> None:
 
     for name in NAMES:
         setattr(os, name, watched(getattr(os, name)))
+    shutil.rmtree = watched(shutil.rmtree)  # nothing may vanish while a copy is made
 
 
 def _slow_down(seconds: float) -> None:

@@ -1,0 +1,560 @@
+"""Checkpoints of Megatron-LM's pretrain_gpt.py go on here, and ours there.
+
+Its training code is not installed, so what it reads and writes is written down here, with the places it is from. With
+the environment variable MEGATRON_LM naming a checkout, the slow tests run the program itself, on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from tests.trainer.runs import LLAMA, ROOT, Run, finished, gpt_config, run
+from trainer import checkpoint, hyperparameters, megatron_lm
+from trainer import config as configuration
+from trainer.checkpoint_files import COMPLETE, STARTED, TRACKER, list_checkpoints
+from trainer.config import OptimizerConfig, ParallelismConfig, TrainerConfig
+from trainer.errors import TrainerError
+from trainer.logging import Log
+from trainer.resolve import resolve
+from trainer.schedule import Schedule
+
+SAVED_AT = 3
+
+COMPARED = ("num_layers", "hidden_size", "num_attention_heads", "add_position_embedding")
+COMPARED_WITH_VOCAB_FILE = ("max_position_embeddings", "make_vocab_size_divisible_by", "tokenizer_type")
+"""Read without a default by `check_checkpoint_args`: megatron/training/checkpointing.py, lines 102-136 of 0.16.1 and
+143-181 of 0.19.0."""
+
+TAKEN_OVER = (
+    *(
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "seq_length",
+        "num_attention_heads",
+        "num_query_groups",
+    ),
+    *("group_query_attention", "kv_channels", "max_position_embeddings", "position_embedding_type"),
+    *("add_position_embedding", "use_rotary_position_embeddings", "rotary_base", "rotary_percent"),
+    *("rotary_interleaved", "add_bias_linear", "add_qkv_bias", "squared_relu", "swiglu"),
+    *("untie_embeddings_and_output_weights", "normalization", "apply_query_key_layer_scaling"),
+    *("attention_dropout", "hidden_dropout", "padded_vocab_size", "ckpt_format"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"),
+)
+"""With --use-checkpoint-args, by `load_args_from_checkpoint`: lines 1391-1465 of 0.16.1, 1884-1983 of 0.19.0. What the
+checkpoint lacks has the flag's value, which would be silently another model."""
+
+COUNTED = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples")
+"""`load_checkpoint`: lines 1746-1756 of 0.16.1."""
+
+ARGS: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "ffn_hidden_size": 256,
+    "kv_channels": 16,
+    "seq_length": 64,
+    "max_position_embeddings": 64,
+    "position_embedding_type": "learned_absolute",
+    "rotary_base": 10000,
+    "rotary_percent": 1.0,
+    "normalization": "LayerNorm",
+    "layernorm_epsilon": 1e-05,
+    "layernorm_zero_centered_gamma": False,
+    "swiglu": False,
+    "add_bias_linear": True,
+    "add_qkv_bias": True,
+    "untie_embeddings_and_output_weights": False,
+    "padded_vocab_size": 1024,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "num_query_groups": 4,
+    "group_query_attention": False,
+    "softmax_type": "vanilla",
+    "num_experts": None,
+    "mtp_num_layers": None,
+    "optimizer": "adam",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_eps": 1e-08,
+    "clip_grad": 1.0,
+    "loss_scale": None,
+    "loss_scale_window": 1000,
+    "hysteresis": 2,
+    "lr_warmup_init": 0.0,
+    "lr_wsd_decay_iters": None,
+    "lr_wsd_decay_samples": None,
+    "lr_wsd_decay_style": "exponential",
+    "weight_decay_incr_style": "constant",
+    "fp8": None,
+    "fp8_recipe": "delayed",
+    "fp8_amax_history_len": 1,
+    "fp8_amax_compute_algo": "most_recent",
+    "bf16": False,
+    "fp16": False,
+    "seed": 1234,
+    "split": "8,1,1",
+    "train_data_path": None,
+    "rampup_batch_size": None,
+    "dataloader_type": "single",
+    "eod_mask_loss": False,
+    "micro_batch_size": 1,
+    "global_batch_size": 4,
+    "consumed_train_samples": 12,
+    "use_distributed_optimizer": True,
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "virtual_pipeline_model_parallel_size": None,
+}
+"""Of the 680 arguments in a checkpoint that pretrain_gpt.py of 0.16.1 saved at step 3, for the model of these tests."""
+
+SCHEDULE: dict[str, Any] = {
+    "max_lr": 1e-2,
+    "lr_warmup_steps": 4,
+    "num_steps": 12,
+    "lr_decay_style": "cosine",
+    "lr_decay_steps": 24,
+    "min_lr": 1e-3,
+    "start_wd": 0.1,
+    "end_wd": 0.1,
+    "wd_incr_style": "constant",
+    "wd_incr_steps": 24,
+}
+"""Beside them: `OptimizerParamScheduler.state_dict`, in samples."""
+
+CONTENT = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient": False,
+    "singleton_local_shards": False,
+    "chained_optim_avoid_prefix": True,
+}
+
+
+def common_state(corpus: str = "/corpus", **args: Any) -> dict[str, Any]:
+    """What lies beside the tensors in a checkpoint of Megatron-LM."""
+    return {
+        "args": argparse.Namespace(**ARGS | {"data_path": [corpus]} | args),
+        "checkpoint_version": 3.0,
+        "iteration": SAVED_AT,
+        "optimizer": {"optimizer": {"param_groups": []}},
+        "opt_param_scheduler": SCHEDULE,
+        "num_floating_point_operations_so_far": 1.0,
+        "content_metadata": CONTENT,
+    }
+
+
+def config_of(corpus: str = "/corpus", **training: Any) -> TrainerConfig:
+    plain = gpt_config(corpus, Path("/run"))
+    plain["training"] |= training
+    return resolve(configuration.from_dict(TrainerConfig, plain, "test"))
+
+
+# What is said in whose words.
+
+
+def test_what_megatron_lm_compares_and_takes_over_is_there() -> None:
+    config = config_of()
+    args = vars(megatron_lm.common_state(config, 5, 20)["args"])
+    assert {*COMPARED, *COMPARED_WITH_VOCAB_FILE, *TAKEN_OVER, *COUNTED} <= args.keys()
+    assert {name: args[name] for name in COMPARED} == {
+        "num_layers": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "add_position_embedding": True,
+    }
+    assert (args["consumed_train_samples"], args["no_save_rng"]) == (20, True)
+    shared = args.keys() & ARGS.keys() - {"consumed_train_samples"}
+    assert {name: args[name] for name in shared} == {name: ARGS[name] for name in shared}
+
+
+def test_the_arguments_are_values_that_torch_reads_back_without_pickled_code(tmp_path: Path) -> None:
+    common = megatron_lm.common_state(config_of(), 5, 20)
+    torch.save(common, tmp_path / "common.pt")
+    assert torch.load(tmp_path / "common.pt", weights_only=True) == common  # Core allows Namespace
+
+
+def test_the_schedule_counts_samples() -> None:
+    schedule = megatron_lm.common_state(config_of(), SAVED_AT, 12)["opt_param_scheduler"]
+    assert schedule == SCHEDULE
+
+
+def test_what_we_write_is_what_we_read() -> None:
+    config = config_of()
+    saved = {**common_state(), **megatron_lm.common_state(config, 5, 20)}
+    saved["iteration"] = 5
+    there = megatron_lm.resumed(saved, config.parallelism)
+    assert (there.iteration, there.consumed_samples) == (5, 20)
+    assert hyperparameters.check_changes({"model": there.sections["model"]}, config) == ()
+
+
+def test_their_hyperparameters_are_compared_as_ours_are() -> None:
+    config = config_of()
+    there = megatron_lm.resumed(common_state(), config.parallelism)
+    assert hyperparameters.check_changes(there.sections, config) == ()
+
+    other = megatron_lm.resumed(
+        common_state("/elsewhere", seed=7, adam_beta2=0.999, split="969, 30, 1"), config.parallelism
+    )
+    with pytest.raises(TrainerError) as refused:
+        hyperparameters.check_changes(other.sections, config)
+    for line in (
+        "training.seed: 7 -> 1234",
+        "optimizer.adam_beta2: 0.999 -> 0.95",
+        "data.split: 969,30,1 -> 8,1,1",
+        'data.datasets: [{"prefix": "/elsewhere", "weight": null}]',
+    ):
+        assert line in str(refused.value)
+
+
+def test_a_blend_of_theirs_is_read() -> None:
+    common = common_state(data_path=["0.7", "/a", "0.3", "/b"])
+    assert megatron_lm.resumed(common, ParallelismConfig()).sections["data"]["datasets"] == [
+        {"prefix": "/a", "weight": 0.7},
+        {"prefix": "/b", "weight": 0.3},
+    ]
+    common = common_state(data_path=["/a", "/b"])
+    assert megatron_lm.resumed(common, ParallelismConfig()).sections["data"]["datasets"] == [
+        {"prefix": "/a", "weight": None},
+        {"prefix": "/b", "weight": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "changes", "message"),
+    [
+        ({"num_experts": 8}, {}, "does not have: num_experts = 8"),
+        ({"mtp_num_layers": 1, "use_rope_scaling": True}, {}, "use_rope_scaling = True, mtp_num_layers = 1"),
+        ({"add_bias_linear": False}, {}, "add_qkv_bias without add_bias_linear"),
+        ({"eod_mask_loss": True}, {}, "eod_mask_loss = True"),
+        ({"use_distributed_optimizer": False}, {}, "--use-distributed-optimizer"),
+        ({}, {"optimizer": None}, "without the optimizer's state"),
+        ({}, {"content_metadata": None}, "does not say how its optimizer state is cut up"),
+        (
+            {"tensor_model_parallel_size": 2},
+            {"content_metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
+            "--dist-ckpt-optim-fully-reshardable",
+        ),
+    ],
+)
+def test_what_we_cannot_go_on_from_is_refused_by_name(
+    args: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TrainerError, match=re.escape(message)):
+        megatron_lm.resumed(common_state(**args) | changes, ParallelismConfig())
+
+
+def test_weights_alone_need_neither_their_optimizer_nor_their_arguments() -> None:
+    common = common_state(use_distributed_optimizer=False, eod_mask_loss=True) | {"optimizer": None}
+    there = megatron_lm.resumed(common, ParallelismConfig(), weights_only=True)
+    assert there.sections.keys() == {"model"}
+    assert megatron_lm.resumed({}, ParallelismConfig(), weights_only=True).sections == {}
+    with pytest.raises(TrainerError, match="num_experts"):
+        megatron_lm.resumed(common_state(num_experts=8), ParallelismConfig(), weights_only=True)
+    with pytest.raises(TrainerError, match="finetune"):
+        megatron_lm.resumed({"iteration": 3}, ParallelismConfig())
+
+
+class OneGroup:
+    """An optimizer as far as schedules look at it."""
+
+    def __init__(self) -> None:
+        self.param_groups = [{"wd_mult": 1.0, "lr_mult": 1.0}]
+
+
+def test_after_their_ramp_up_the_rates_are_theirs() -> None:
+    """Theirs follow the samples, ours the iterations: 8 steps of a smaller batch, 20 samples in all."""
+    theirs = OptimizerParamScheduler(
+        OneGroup(),
+        init_lr=0.0,
+        max_lr=1e-2,
+        min_lr=1e-3,
+        lr_warmup_steps=8,
+        lr_decay_steps=60,
+        lr_decay_style="cosine",
+        start_wd=0.1,
+        end_wd=0.1,
+        wd_incr_steps=60,
+        wd_incr_style="constant",
+    )
+    theirs.step(20)
+    common = common_state(consumed_train_samples=20, rampup_batch_size=["2", "2", "18"])
+    common |= {"iteration": 8, "opt_param_scheduler": theirs.state_dict()}
+    there = megatron_lm.resumed(common, ParallelismConfig())
+    optimizer = there.sections["optimizer"]
+    assert (there.iteration, there.consumed_samples) == (8, 20)
+    assert (optimizer["lr_warmup_iters"], optimizer["lr_decay_iters"]) == (5, 18)
+    assert there.sections["training"]["rampup_batch_size"] == [2, 2, 18]
+
+    ours = Schedule(OptimizerConfig(**optimizer), OneGroup())  # type: ignore[arg-type]
+    ours.step(there.iteration)
+    for _ in range(10):
+        assert ours.rate() == pytest.approx(theirs.get_lr({}), rel=1e-12)
+        ours.step(1)
+        theirs.step(4)
+
+
+def test_a_schedule_of_ones_own_is_nothing_that_megatron_lm_takes_for_its_own(corpus: str) -> None:
+    plain = gpt_config(corpus, Path("/run"))
+    plain["optimizer"]["lr_schedule"] = "rates.py:decay"
+    config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
+    assert (
+        megatron_lm.common_state(config, 5, 20)["opt_param_scheduler"]["lr_decay_style"] == "rates.py:decay"
+    )
+
+
+# Whole runs.
+
+
+@pytest.fixture(scope="module")
+def ours(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Six steps, saved after the third."""
+    config = gpt_config(corpus, tmp_path_factory.mktemp("ours"))
+    config["checkpoint"] = {"save_interval": SAVED_AT}
+    return finished(config)
+
+
+def only(run_or_directory: Path, iteration: int, target: Path) -> Path:
+    """A directory of checkpoints with one of those in another."""
+    name = f"iter_{iteration:07d}"
+    shutil.copytree(run_or_directory / name, target / name)
+    (target / TRACKER).write_text(str(iteration))
+    return target
+
+
+def as_megatron_lm_writes(ours: Run, corpus: str, target: Path) -> Path:
+    """The checkpoint of `ours` with the common state that Megatron-LM would have given it."""
+    [path] = only(ours.checkpoints, SAVED_AT, target).glob("iter_*")
+    for name in (COMPLETE, STARTED):
+        (path / name).unlink()
+    saved = torch.load(path / "common.pt", weights_only=False)
+    common = common_state(corpus) | {"optimizer": saved["optimizer"]}
+    assert common["content_metadata"] == saved["content_metadata"]
+    torch.save(common, path / "common.pt")
+    return target
+
+
+def test_a_run_of_megatron_lms_goes_on_as_if_it_were_ours(ours: Run, corpus: str, tmp_path: Path) -> None:
+    theirs = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs")
+    config = gpt_config(corpus, tmp_path / "run") | {"checkpoint": {"load": str(theirs)}}
+    theirs_goes_on = finished(config)
+    assert theirs_goes_on.steps == ours.steps[SAVED_AT:]
+    events = theirs_goes_on.events
+    assert [event["consumed_samples"] for event in events if event["event"] == "step"] == [16, 20, 24]
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A world of this process alone, for what ranks agree on."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_what_cannot_be_read_is_said_with_what_to_do(
+    ours: Run, corpus: str, tmp_path: Path, one_rank: None
+) -> None:
+    plain = gpt_config(corpus, tmp_path / "run") | {"checkpoint": {"load": str(tmp_path / "theirs")}}
+    config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
+    [path] = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs").glob("iter_*")
+
+    (path / "common.pt").unlink()  # as megatron-core 0.19 leaves it out
+    with pytest.raises(TrainerError, match=r"cannot read it, .* 0\.19 or later"):
+        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False))
+
+    (path / "metadata.json").unlink()
+    (path / "mp_rank_00").mkdir()
+    [old] = list_checkpoints(tmp_path / "theirs")
+    assert old.flaw is not None
+    assert "--ckpt-convert-format torch_dist" in old.flaw
+    with pytest.raises(TrainerError, match="holds no checkpoint that is whole"):
+        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False))
+
+
+def test_without_the_optimizers_state_only_the_weights_are_taken(
+    ours: Run, corpus: str, tmp_path: Path, one_rank: None
+) -> None:
+    theirs = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs")
+    file = theirs / f"iter_{SAVED_AT:07d}" / "common.pt"
+    common = torch.load(file, weights_only=False)
+    torch.save(common | {"optimizer": None}, file)
+    plain = gpt_config(corpus, tmp_path / "run") | {"checkpoint": {"load": str(theirs)}}
+
+    config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
+    with pytest.raises(TrainerError, match=r"iter_0000003: .*--no-save-optim.*checkpoint.finetune: true"):
+        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False))
+
+    plain["checkpoint"]["finetune"] = True
+    plain["training"]["train_iters"] = 1
+    plain["optimizer"] |= {"lr_warmup_iters": 0, "lr": 1e-3}
+    [step] = finished(plain).steps
+    assert step[0] == 1
+    assert step[1] < ours.steps[0][1]  # the same batch, with what three steps have taught
+
+
+# Megatron-LM itself.
+
+MEGATRON_LM = os.environ.get("MEGATRON_LM")
+needs_megatron_lm = pytest.mark.skipif(
+    not MEGATRON_LM, reason="MEGATRON_LM does not name a checkout of Megatron-LM"
+)
+
+FLAGS = (
+    *("--distributed-backend", "gloo", "--transformer-impl", "local", "--use-cpu-initialization"),
+    *("--no-gradient-accumulation-fusion", "--no-bias-gelu-fusion", "--no-bias-swiglu-fusion"),
+    *(
+        "--no-bias-dropout-fusion",
+        "--no-masked-softmax-fusion",
+        "--no-persist-layer-norm",
+        "--no-rope-fusion",
+    ),
+    *("--micro-batch-size", "1", "--global-batch-size", "4"),
+    *("--lr", "1e-2", "--min-lr", "1e-3", "--lr-decay-style", "cosine"),
+    *("--weight-decay", "0.1", "--adam-beta2", "0.95", "--seed", "1234", "--calculate-per-token-loss"),
+    *("--tokenizer-type", "NullTokenizer", "--vocab-size", "999", "--split", "8,1,1", "--num-workers", "0"),
+    *("--eval-iters", "0", "--eval-interval", "1000", "--log-interval", "1", "--save-interval", "5"),
+    "--use-distributed-optimizer",
+)
+SIX_STEPS = ("--train-iters", "6", "--lr-warmup-iters", "1", "--use-checkpoint-args")
+MODEL = (
+    *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64"),
+    *("--max-position-embeddings", "64", "--attention-dropout", "0", "--hidden-dropout", "0"),
+)
+RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
+
+
+def pretrain_gpt(corpus: str, save: Path, *flags: str, ranks: int = 1) -> list[tuple[int, float]]:
+    """Runs it; iterations and losses, as its log has them."""
+    assert MEGATRON_LM
+    paths = {"data-path": corpus, "data-cache-path": save / "cache", "save": save}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
+            *(str(ROOT / "tests/trainer/megatron_lm_driver.py"), MEGATRON_LM, *FLAGS),
+            *(part for name, path in paths.items() for part in (f"--{name}", str(path))),
+            *flags,
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    logged = [
+        (int(iteration), float(loss))
+        for iteration, loss in re.findall(r"iteration +(\d+)/.* lm loss: (\S+) ", done.stdout)
+    ]
+    return unmixed(logged)
+
+
+def unmixed(logged: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The second line of a process is the mean of its first two steps: see `training_log`."""
+    (_, first), (second, mean), *_ = logged
+    return [logged[0], (second, 2 * mean - first), *logged[2:]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to go there and back."""
+
+    flags: tuple[str, ...] = (RESHARDABLE,)
+    model: dict[str, Any] = field(default_factory=dict)
+    precision: str = "fp32"
+    ranks: int = 1
+    """Of Megatron-LM's part; ours has one."""
+    tolerance: float = 1e-5
+
+
+CASES = {
+    "gpt": Case(),
+    "llama": Case(model=LLAMA),
+    "an embedding that they would pad otherwise": Case(model={"padded_vocab_size": 1100}),
+    "bf16": Case(flags=("--bf16", RESHARDABLE), precision="bf16", tolerance=2e-3),
+    "bf16, their default sharding": Case(flags=("--bf16",), precision="bf16", tolerance=2e-3),
+    "bf16, their default sharding at DP2": Case(flags=("--bf16",), precision="bf16", ranks=2, tolerance=2e-3),
+    "fp16": Case(
+        flags=("--fp16", "--initial-loss-scale", "1024", RESHARDABLE), precision="fp16", tolerance=2e-3
+    ),
+    "TP2": Case(flags=("--tensor-model-parallel-size", "2", RESHARDABLE), ranks=2),
+    "PP2, llama": Case(flags=("--pipeline-model-parallel-size", "2", RESHARDABLE), model=LLAMA, ranks=2),
+}
+
+
+@pytest.mark.slow
+@needs_megatron_lm
+@pytest.mark.parametrize("name", CASES)
+def test_pretrain_gpt_goes_on_from_ours_and_we_from_its(name: str, corpus: str, tmp_path: Path) -> None:
+    """Ours saves at 3; it goes on from there and saves at 5; ours goes on from there."""
+    case = CASES[name]
+    config = gpt_config(corpus, tmp_path / "ours")
+    config["model"] |= case.model
+    config["training"]["precision"] = case.precision
+    config["optimizer"]["initial_loss_scale"] = 1024.0
+    config["checkpoint"] = {"save_interval": 3}
+    ours = finished(config)
+    expected = {iteration: loss for iteration, loss, _, _ in ours.steps}
+
+    at_3 = only(ours.checkpoints, 3, tmp_path / "at-3")
+    load = ("--load", str(at_3), "--exit-on-missing-checkpoint")
+    theirs = pretrain_gpt(corpus, tmp_path / "theirs", *load, *SIX_STEPS, *case.flags, ranks=case.ranks)
+    differences = {iteration: abs(loss - expected[iteration]) for iteration, loss in theirs}
+    print(json.dumps({name: differences}))
+    assert differences.keys() == {4, 5, 6}
+    assert max(differences.values()) < case.tolerance
+    assert differences[4] < 1e-3
+
+    at_5 = only(tmp_path / "theirs", 5, tmp_path / "at-5")
+    back = finished(config | {"run_dir": str(tmp_path / "back"), "checkpoint": {"load": str(at_5)}})
+    [(iteration, loss, _, lr)] = back.steps
+    print(json.dumps({f"{name}, and back": abs(loss - dict(theirs)[6])}))
+    assert iteration == 6
+    assert loss == pytest.approx(dict(theirs)[6], abs=case.tolerance)
+    assert lr == ours.steps[-1][3]
+
+
+@pytest.mark.slow
+@needs_megatron_lm
+def test_we_go_on_from_a_batch_that_pretrain_gpt_ramped_up(corpus: str, tmp_path: Path) -> None:
+    """Four steps of two samples, then of four; its schedule ends with its 24 samples, ours with our 8 steps."""
+    samples = ("--train-samples", "24", "--rampup-batch-size", "2", "2", "8", "--lr-warmup-samples", "0")
+    theirs = dict(pretrain_gpt(corpus, tmp_path / "theirs", *samples, *MODEL, RESHARDABLE))
+    assert theirs.keys() == set(range(1, 9))
+
+    at_5 = only(tmp_path / "theirs", 5, tmp_path / "at-5")
+    config = gpt_config(corpus, tmp_path / "ours") | {"checkpoint": {"load": str(at_5)}}
+    config["training"] |= {"rampup_batch_size": [2, 2, 8], "train_iters": 8}
+    refused = run(config)
+    assert refused.statuses == (2,)
+    assert "set optimizer.lr_warmup_iters = 2" in refused.log
+    config["optimizer"]["lr_warmup_iters"] = 2
+    steps = finished(config).steps
+    print(json.dumps({iteration: abs(loss - theirs[iteration]) for iteration, loss, _, _ in steps}))
+    assert [iteration for iteration, *_ in steps] == [6, 7, 8]
+    assert [loss for _, loss, _, _ in steps] == pytest.approx([theirs[6], theirs[7], theirs[8]], abs=1e-5)
+
+
+@pytest.mark.slow
+@needs_megatron_lm
+def test_weights_of_a_run_without_the_distributed_optimizer(corpus: str, tmp_path: Path) -> None:
+    steps = ("--train-iters", "6", "--lr-warmup-iters", "1", "--no-save-optim", "--no-save-rng")
+    theirs = dict(pretrain_gpt(corpus, tmp_path / "theirs", *steps, *MODEL))
+    config = gpt_config(corpus, tmp_path / "ours")
+    config["training"]["train_iters"] = 1
+    config["optimizer"] |= {"lr_warmup_iters": 0}
+    config["checkpoint"] = {"load": str(tmp_path / "theirs"), "finetune": True}
+    [(iteration, loss, _, _)] = finished(config).steps
+    assert iteration == 1
+    assert loss < theirs[1] - 0.1  # the batch that it began with, after its six steps

@@ -1,0 +1,74 @@
+"""Which documents a sample comes from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from tests.trainer.runs import ROOT, environment
+
+
+def samples(config: dict[str, Any], path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path.write_text(json.dumps(config))
+    return subprocess.run(
+        [sys.executable, "-m", "trainer.samples", "--config", str(path), *arguments],
+        cwd=ROOT,
+        env=environment(0, 1, "0"),
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_documents_of_a_batch_hold_the_tokens_that_it_trains_on(
+    config: dict[str, Any], corpus: str, other_corpus: str, tmp_path: Path
+) -> None:
+    """The second corpus has no token of the first: a document of the wrong pair would not do."""
+    config["data"]["datasets"] = [{"prefix": corpus, "weight": 1.0}, {"prefix": other_corpus, "weight": 1.0}]
+    config["model"]["vocab_size"] = 1100
+    found = samples(config, tmp_path / "config.json", "4", "11")
+    assert found.returncode == 0, found.stderr
+    lines = [line.split(": ") for line in found.stdout.splitlines()]
+    assert [int(sample) for sample, *_ in lines] == list(range(4, 12))
+    assert {prefix for _, prefix, _ in lines} == {corpus, other_corpus}
+    for sample, prefix, documents in lines:
+        assert holds(
+            prefix, [int(document) for document in documents.split()], tokens_of(config, int(sample))
+        )
+
+
+def holds(prefix: str, documents: list[int], tokens: list[int]) -> bool:
+    """Whether the tokens lie in the documents, one after the other, and begin in the first and end in the last."""
+    pair = IndexedDataset(prefix)
+    texts = [pair[document].tolist() for document in documents]
+    text = [token for each in texts for token in each]
+    starts = range(len(texts[0]))
+    return any(text[start : start + len(tokens)] == tokens for start in starts)
+
+
+def tokens_of(config: dict[str, Any], sample: int) -> list[int]:
+    """What Megatron-Core itself gives for a sample."""
+    import torch
+
+    from trainer import config as configuration
+    from trainer.datasets import build_datasets
+    from trainer.resolve import resolve
+
+    parsed = resolve(configuration.from_dict(configuration.TrainerConfig, config, "test"))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        cache = Path(config["run_dir"]) / "index-cache"
+        datasets = build_datasets(parsed, cache, 1152, True, lambda line: None)
+        return datasets["train"][sample]["tokens"].tolist()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_samples_that_the_run_does_not_read_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    found = samples(config, tmp_path / "config.json", "3", "24")
+    assert found.returncode == 2
+    assert "3 to 24 is not within 0 to 23" in found.stderr
