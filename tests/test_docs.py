@@ -22,6 +22,7 @@ from hpcgen.config import document
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.validation import build
 from hpcgen.data.sample import write_sample
+from tests.recorded_run import write_recorded_runs
 from tests.slurm.cluster import SlurmCluster, missing_slurm
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +82,7 @@ def cluster() -> Iterator[SlurmCluster | None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a reader has: a corpus in several forms, a line of it broken, and a run file."""
+    """What a reader has: a corpus in several forms, a line of it broken, a run file, and two runs of the past."""
     folder = tmp_path_factory.mktemp("folder")
     lines = [
         json.dumps({"text": f"document {number} " + "words and more words " * 40}) for number in range(3000)
@@ -99,6 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "run.yaml").write_text(RUN)
     (folder / "run").mkdir()
+    write_recorded_runs(folder)
     return folder
 
 

@@ -26,6 +26,8 @@ COMMANDS = {
     "templates": "hpcgen.cli.templates",
     "presets": "hpcgen.cli.presets",
     "data": "hpcgen.cli.data",
+    "checkpoint": "hpcgen.cli.checkpoint",
+    "report": "hpcgen.cli.report",
     "schema": "hpcgen.cli.schema",
     "install-code": "hpcgen.cli.install_code",
     "completion": "hpcgen.cli.completion",

@@ -18,10 +18,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class StageChoice(click.Choice[Stage]):
-    """The name of a stage; a mistyped one gets the nearest as a hint."""
+    """The name of one of `stages`; a mistyped one gets the nearest as a hint, one of the others its command."""
 
-    def __init__(self) -> None:
-        super().__init__(STAGES)
+    def __init__(self, stages: tuple[Stage, ...] = STAGES) -> None:
+        super().__init__(stages)
+        self._stages = stages
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Stage:
         """The stage of that name."""
@@ -30,9 +31,11 @@ class StageChoice(click.Choice[Stage]):
         except click.BadParameter as error:
             from hpcgen.config.validation import did_you_mean
 
-            close = did_you_mean(str(value), STAGES)
+            hint = did_you_mean(str(value), self._stages)
+            if value in STAGES:
+                hint = f"a script of it is made by hpcgen render {value}"
             raise click.BadParameter(
-                f"{error.message.rstrip('.')}{close and f'; {close}'}", ctx, param
+                f"{error.message.rstrip('.')}{hint and f'; {hint}'}", ctx, param
             ) from None
 
 

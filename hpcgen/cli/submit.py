@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from hpcgen.cli.options import run_options, templates_option, warn
+from hpcgen.cli.options import StageChoice, run_options, templates_option, warn
 from hpcgen.config.stages import SUBMITTED_STAGES
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("submit")
-@click.argument("stages", nargs=-1, required=True, type=click.Choice(SUBMITTED_STAGES))
+@click.argument("stages", nargs=-1, required=True, type=StageChoice(SUBMITTED_STAGES))
 @run_options
 @templates_option
 @click.option(

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 
-from hpcgen.cli.options import run_options, warn
-from hpcgen.config.stages import STAGES
+from hpcgen.cli.options import StageChoice, run_options, warn
 
 
 @click.command("validate")
-@click.argument("stages", nargs=-1, type=click.Choice(STAGES))
+@click.argument("stages", nargs=-1, type=StageChoice())
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool) -> None:

@@ -163,7 +163,7 @@ def test_a_file_read_as_it_is_planned(tmp_path, workplace):
     """A relative run directory starts at the run file, not where the command runs."""
     run = loaded(tmp_path, big_run(paths={"run_dir": "runs/x"}))
     found = as_json("-c", run.directory / "run.yaml")["environment"]
-    assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == f"{tmp_path}/runs/x/nccl-flight-record-"
+    assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == f"{tmp_path}/runs/x/stacks/flight-record-"
 
 
 def test_a_folder_that_no_script_can_name_gives_no_half_of_the_exports(workplace, monkeypatch):

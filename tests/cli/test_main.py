@@ -54,6 +54,22 @@ def test_an_unknown_command(word, hint):
     assert f"no such command '{word}'; {hint}" in found.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["submit", "trian"], "did you mean train?"),
+        (["submit", "nccl-test"], "a script of it is made by hpcgen render nccl-test"),
+        (["data", "status", "tokenise"], "did you mean tokenize?"),
+        (["data", "status", "--missing", "prepar"], "did you mean prepare?"),
+        (["validate", "trian"], "did you mean train?"),
+    ],
+)
+def test_an_unknown_stage(arguments, hint, run_file):
+    found = hpcgen(*arguments, "-c", run_file)
+    assert (found.status, found.stdout) == (2, "")
+    assert found.stderr.endswith(f"; {hint}\n")
+
+
 def test_an_unknown_option(run_file):
     found = hpcgen("render", "train", "-c", run_file, "--outptu", "x")
     assert (found.status, found.stdout) == (2, "")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.data.stage import corpus_options, read_job
+from hpcgen.cli.options import StageChoice
 from hpcgen.config.stages import ARRAY_STAGES
 from hpcgen.errors import HpcgenError
 
@@ -27,7 +28,7 @@ PAIR_STAGES = ("tokenize", "prepare")
 SHOWN_TASKS = 20
 """Of the tasks that are in trouble."""
 COLOURS = {"running": "cyan", "failed": "red", "stalled": "yellow", "ended": "yellow"}
-_STAGE = click.Choice(ARRAY_STAGES)
+_STAGE = StageChoice(ARRAY_STAGES)
 
 
 @click.command("status")

@@ -1,0 +1,99 @@
+"""Which checkpoints stay, and removing and pinning them by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcgen.checkpoints.finding import cannot, checkpoint_section, read_directory, whole_ones
+from hpcgen.errors import HpcgenError
+from hpcgen.run_config import read_run_config
+from trainer import checkpoint_files
+from trainer.checkpoint_files import Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Which checkpoints a run keeps, and where that is written."""
+
+    keep_last: int | None
+    keep_every: int | None
+    source: Path | None
+    """The configuration that says so; None when there is none."""
+
+    def __str__(self) -> str:
+        if self.keep_last is None:
+            return "no rule removes any"
+        newest = "the newest one stays" if self.keep_last == 1 else f"the newest {self.keep_last} stay"
+        every = f", and multiples of {self.keep_every:,}" if self.keep_every else ""
+        return f"{newest}{every}, and pinned ones"
+
+
+def read_retention(path: Path) -> Retention:
+    """What the configuration of the run in `path`, or around the checkpoints in it, says of retention."""
+    for run_dir in (path, path.absolute().parent):
+        config, source = read_run_config(run_dir)
+        if source is not None:
+            rules = checkpoint_section(config)
+            return Retention(
+                keep_last=rules.get("keep_last"), keep_every=rules.get("keep_every"), source=source
+            )
+    return Retention(keep_last=None, keep_every=None, source=None)
+
+
+def prunable(directory: Path, retention: Retention) -> list[Checkpoint]:
+    """The checkpoints that retention does not keep, oldest first.
+
+    Raises:
+        HpcgenError: no rule says how many to keep.
+    """
+    if retention.keep_last is None:
+        where = f" in {retention.source}" if retention.source else ""
+        raise HpcgenError(
+            f"{directory}: checkpoint.keep_last is not set{where}: all are kept", "add --keep-last N"
+        )
+    checkpoints = whole_ones(read_directory(directory))
+    kept = checkpoint_files.kept(checkpoints, retention.keep_last, retention.keep_every)
+    return [checkpoint for checkpoint in reversed(checkpoints) if checkpoint.iteration not in kept]
+
+
+def remove(checkpoint: Checkpoint) -> None:
+    """Removes a checkpoint: it loses its name first, so that a kill leaves nothing that looks like one.
+
+    Raises:
+        HpcgenError: it cannot be removed.
+    """
+    try:
+        checkpoint_files.remove(checkpoint.path)
+    except FileNotFoundError:
+        pass  # the trainer was faster
+    except OSError as error:
+        raise HpcgenError(
+            f"{error.filename or checkpoint.path}: cannot be removed ({error.strerror})"
+        ) from error
+
+
+def pin(checkpoint: Checkpoint) -> None:
+    """Marks a checkpoint so that nothing ever removes it by itself.
+
+    Raises:
+        HpcgenError: it is not complete, or cannot be written to.
+    """
+    if not (checkpoint.is_complete or checkpoint.is_foreign):
+        raise HpcgenError(f"{checkpoint.path}: is not complete, {checkpoint.flaw}", "pin one that is")
+    try:
+        (checkpoint.path / checkpoint_files.PINNED).touch()
+    except OSError as error:
+        raise cannot(error, checkpoint.path, "pinned") from error
+
+
+def unpin(checkpoint: Checkpoint) -> None:
+    """Takes the mark away.
+
+    Raises:
+        HpcgenError: it cannot be.
+    """
+    try:
+        (checkpoint.path / checkpoint_files.PINNED).unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot(error, checkpoint.path, "unpinned") from error

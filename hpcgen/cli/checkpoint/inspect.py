@@ -1,0 +1,182 @@
+"""hpcgen checkpoint inspect: what a checkpoint holds, and whether it is as it was written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcgen.cli.checkpoint.paths import path_argument
+
+if TYPE_CHECKING:
+    from hpcgen.checkpoints.index import Tensor
+    from trainer.checkpoint_files import Checkpoint
+
+SHOWN_PROBLEMS = 20
+
+# What is shown of each section of the record; --json has all of it.
+MODEL_WORDS = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "ffn_hidden_size",
+    "seq_length",
+    "padded_vocab_size",
+    "position_embedding_type",
+    "normalization",
+    "layer_spec",
+    "model_provider",
+)
+TRAINING_WORDS = ("global_batch_size", "rampup_batch_size", "micro_batch_size", "seed", "fp8")
+OPTIMIZER_WORDS = (
+    "lr",
+    "min_lr",
+    "lr_decay_style",
+    "lr_schedule",
+    "lr_warmup_iters",
+    "lr_decay_iters",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "clip_grad",
+)
+
+
+@click.command("inspect")
+@path_argument
+@click.option("--verify", is_flag=True, help="Read every byte, and compare it with the record.")
+@click.option("--tensors", is_flag=True, help="List the tensors: name, shape, type.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json: bool) -> None:
+    """Show what checkpoint PATH holds; of a run, or a directory of checkpoints, the newest that is complete.
+
+    Ends with status 1 when something of it is missing or differs from its record.
+    """
+    from hpcgen.checkpoints.finding import find_checkpoint
+    from hpcgen.checkpoints.index import read_tensors
+    from hpcgen.checkpoints.listing import size_of
+
+    checkpoint = find_checkpoint(path)
+    problems = _problems(checkpoint, verify)
+    found = read_tensors(checkpoint.path) if tensors else []
+    if as_json:
+        click.echo(json.dumps(_inspection_json(checkpoint, problems, found, verify, tensors), indent=1))
+    else:
+        for title, text in _lines(checkpoint, size_of(checkpoint)):
+            click.echo(f"{click.style(f'{title:<12}', bold=True)}{text}")
+        if tensors:
+            _print_tensors(found)
+        _print_problems(checkpoint, problems, verify)
+    if problems:
+        ctx.exit(1)
+
+
+def _problems(checkpoint: Checkpoint, verify: bool) -> list[str]:
+    from hpcgen.checkpoints.finding import find_problems
+    from hpcgen.checkpoints.listing import size_of
+    from hpcgen.report.words import size
+
+    if not verify or checkpoint.record is None:
+        return find_problems(checkpoint, hashes=False)
+    total = size_of(checkpoint)
+    with click.progressbar(length=total, label=f"reading {size(total)}", file=sys.stderr) as bar:
+        return find_problems(checkpoint, hashes=True, on_bytes=bar.update)
+
+
+def _inspection_json(
+    checkpoint: Checkpoint, problems: list[str], found: Sequence[Tensor], verify: bool, tensors: bool
+) -> dict[str, Any]:
+    return {
+        "path": str(checkpoint.path),
+        "iteration": checkpoint.iteration,
+        "is_complete": checkpoint.is_complete,
+        "is_foreign": checkpoint.is_foreign,
+        "is_pinned": checkpoint.is_pinned,
+        "verified": verify and checkpoint.record is not None,
+        "problems": problems,
+        "record": checkpoint.record,
+        **({"tensors": [dataclasses.asdict(tensor) for tensor in found]} if tensors else {}),
+    }
+
+
+def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
+    """What the record says, a line each."""
+    from hpcgen.report.words import moment, size
+    from trainer.checkpoint_files import FORMAT
+
+    pinned = ", pinned" if checkpoint.is_pinned else ""
+    yield "checkpoint", f"{checkpoint.path}{pinned}"
+    record = checkpoint.record
+    if record is None:
+        yield "iteration", f"{checkpoint.iteration:,}"
+        yield "size", size(num_bytes)
+        if checkpoint.is_foreign:
+            yield "written by", "Megatron-LM: it has no record to compare with"
+        return
+    if record.get("format", FORMAT) > FORMAT:
+        yield (
+            "format",
+            f"{record['format']}: a later trainer wrote it, whose hpcgen can say more (--json has the record)",
+        )
+        return
+    model, training, optimizer = record["model"], record["training"], record["optimizer"]
+    tokens = record["consumed_samples"] * model["seq_length"]
+    yield "iteration", f"{record['iteration']:,} of {training['train_iters']:,}"
+    yield "complete", moment(record["time"])
+    yield "read", f"{record['consumed_samples']:,} samples, {tokens:,} tokens"
+    yield "size", f"{size(num_bytes)} in {len(record['files']):,} files"
+    ranks = "1 rank" if record["world_size"] == 1 else f"{record['world_size']:,} ranks"
+    yield "written by", f"{ranks} ({_layout(record['layout'])}), {record['precision']}"
+    yield "model", _words(model, MODEL_WORDS)
+    yield "training", _words(training, TRAINING_WORDS)
+    yield "optimizer", _words(optimizer, OPTIMIZER_WORDS)
+    yield "data", _data(record.get("data") or {})
+    yield "versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+
+
+def _words(section: dict[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {section[name]}" for name in names if section.get(name) is not None)
+
+
+def _layout(layout: dict[str, Any]) -> str:
+    names = {"tensor": "TP", "pipeline": "PP", "virtual_pipeline": "VPP"}
+    sizes = {short: layout.get(f"{name}_model_parallel_size") for name, short in names.items()}
+    sizes["CP"] = layout.get("context_parallel_size")
+    return " x ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
+
+
+def _data(data: dict[str, Any]) -> str:
+    if data.get("mock"):
+        return "made up"
+    datasets = data.get("datasets") or data.get("train") or []
+    shown = ", ".join(dataset["prefix"] for dataset in datasets[:3])
+    return shown + (f" and {len(datasets) - 3} more" if len(datasets) > 3 else "")
+
+
+def _print_tensors(found: Sequence[Tensor]) -> None:
+    weights = sum(tensor.elements for tensor in found if tensor.is_weight)
+    width = max((len(tensor.name) for tensor in found), default=0)
+    for tensor in found:
+        shape = " x ".join(map(str, tensor.shape)) or "one number"
+        click.echo(f"{tensor.name:<{width}}  {tensor.dtype:<8}  {shape}")
+    click.echo(f"{len(found):,} tensors, {weights:,} weights", err=True)
+
+
+def _print_problems(checkpoint: Checkpoint, problems: Sequence[str], verify: bool) -> None:
+    """What is wrong to stdout, as a finding; else in a word that nothing is."""
+    for problem in problems[:SHOWN_PROBLEMS]:
+        click.secho(problem, fg="red")
+    if len(problems) > SHOWN_PROBLEMS:
+        click.echo(f"and {len(problems) - SHOWN_PROBLEMS} more (--json lists them all)")
+    if not problems and checkpoint.record is not None:
+        seen = (
+            "every byte is as written" if verify else "every file is there in its size (--verify reads them)"
+        )
+        click.secho(seen, fg="green", err=True)

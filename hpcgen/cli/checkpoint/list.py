@@ -1,0 +1,86 @@
+"""hpcgen checkpoint list: every checkpoint of a run, what state it is in, and why it stays."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcgen.cli.checkpoint.paths import directory_argument
+
+if TYPE_CHECKING:
+    from hpcgen.checkpoints.listing import Entry
+
+COLOURS = {"complete": "green", "damaged": "red", "incomplete": "yellow", "set aside": "yellow"}
+
+
+@click.command("list")
+@directory_argument
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(directory: Path, as_json: bool) -> None:
+    """List the checkpoints of DIR, a run's directory or one of checkpoints, newest first.
+
+    Files are looked at by name and size; hpcgen checkpoint inspect --verify reads them.
+    """
+    from hpcgen.checkpoints.finding import find_directory
+    from hpcgen.checkpoints.listing import list_entries
+    from hpcgen.checkpoints.retention import read_retention
+    from hpcgen.report.words import size
+
+    where = find_directory(directory)
+    retention = read_retention(directory)
+    entries = list_entries(where, retention)
+    if as_json:
+        click.echo(json.dumps([_entry_json(entry) for entry in entries], indent=1))
+        return
+    if not entries:
+        click.echo(f"{where}: no checkpoints yet", err=True)
+        return
+    _print_entries(entries)
+    click.echo(f"{where}: {size(sum(entry.bytes for entry in entries))}; {retention}", err=True)
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    return dataclasses.asdict(entry) | {"path": str(entry.path)}
+
+
+def _print_entries(entries: Sequence[Entry]) -> None:
+    from hpcgen.report.words import moment, size
+
+    titles = ("checkpoint", "iteration", "complete since", "size", "state", "kept by")
+    rows = [
+        (
+            entry.path.name,
+            f"{entry.iteration:,}",
+            moment(entry.time),
+            size(entry.bytes),
+            entry.state,
+            _kept_by(entry),
+        )
+        for entry in entries
+    ]
+    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
+    click.secho(_row(titles, widths), bold=True)
+    for entry, row in zip(entries, rows, strict=True):
+        click.echo(_row(row, widths, COLOURS.get(entry.state)))
+        if entry.problem is not None:
+            click.echo(f"    {entry.problem}")
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], state_colour: str | None = None) -> str:
+    padded = [
+        f"{cell:>{width}}" if column in (1, 3) else f"{cell:<{width}}"
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    padded[4] = click.style(padded[4], fg=state_colour)
+    return "  ".join(padded).rstrip()
+
+
+def _kept_by(entry: Entry) -> str:
+    if entry.kept_by is None:
+        return "nothing: prune removes it"
+    return {"keep_last is null": "all are kept"}.get(entry.kept_by, entry.kept_by)

@@ -1,0 +1,45 @@
+"""Arguments that name checkpoints, which the shell completes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+def complete_checkpoints(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The iter_ directories in what was typed so far, and in its `checkpoints`; else any directory."""
+    from click.shell_completion import CompletionItem
+
+    typed = Path(incomplete)
+    parents = [typed] if incomplete.endswith("/") else [typed.parent, typed]
+    found = [
+        str(path)
+        for parent in parents
+        for directory in (parent, parent / "checkpoints")
+        for path in sorted(directory.glob("iter_*"))
+        if path.is_dir() and str(path).startswith(incomplete.removesuffix("/"))
+    ]
+    return [CompletionItem(path) for path in found] or [CompletionItem(incomplete, type="dir")]
+
+
+directory_argument = click.argument(
+    "directory", metavar="DIR", type=click.Path(path_type=Path), shell_complete=complete_checkpoints
+)
+path_argument = click.argument(
+    "path", metavar="PATH", type=click.Path(path_type=Path), shell_complete=complete_checkpoints
+)
+paths_argument = click.argument(
+    "paths",
+    metavar="PATH...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    shell_complete=complete_checkpoints,
+)

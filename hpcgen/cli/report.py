@@ -1,0 +1,89 @@
+"""hpcgen report: what a run did, as one HTML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgen.cli.options import write_output
+
+if TYPE_CHECKING:
+    from hpcgen.report.run import Run
+    from hpcgen.report.summary import Summary
+
+
+@click.command("report")
+@click.argument(
+    "run_dirs",
+    metavar="RUN_DIR...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    help="The file to write (- is standard output).  [default: report.html in RUN_DIR, here for several]",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the figures as JSON; writes a file only with -o."
+)
+def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
+    """Draw what a training run did: loss, rates, memory, restarts, checkpoints; of several runs, side by side.
+
+    The file needs nothing else, so that it can be mailed. A run that still trains is shown as far as it is.
+    """
+    from hpcgen.report.run import read_run
+    from hpcgen.report.summary import summarise
+
+    runs = [read_run(directory, time.time()) for directory in run_dirs]
+    summaries = [summarise(run) for run in runs]
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(summary) for summary in summaries], indent=1))
+    elif str(output) != "-":
+        for run, summary in zip(runs, summaries, strict=True):
+            _show(run, summary)
+    if output is not None or not as_json:
+        from hpcgen.report.page import render_page
+
+        default = Path("report.html") if len(runs) > 1 else run_dirs[0] / "report.html"
+        write_output(output or default, render_page(runs), mode=0o666)
+
+
+def _show(run: Run, summary: Summary) -> None:
+    """The run in three lines."""
+    from hpcgen.curve import Curve, draw_text
+    from hpcgen.report.history import number_or_none
+    from hpcgen.report.words import count_in_short, duration, figure, percent
+
+    colour = {"done": "green", "running": "cyan", "failed": "red"}.get(summary.state, "yellow")
+    of = f" of {summary.train_iters:,}" if summary.train_iters else ""
+    click.echo(
+        f"{click.style(summary.name, bold=True)}: {click.style(summary.state, fg=colour)}, "
+        f"iteration {summary.iteration:,}{of}" + (f": {summary.word}" if summary.word else "")
+    )
+    losses = {
+        int(iteration): float(loss)
+        for iteration, loss in zip(run.history.iteration, run.history.columns["loss"], strict=True)
+        if loss == loss
+    }
+    latest = {
+        str(event.get("split")): {event["iteration"]: loss}
+        for event in run.history.evaluations
+        if (loss := number_or_none(event.get("loss"))) is not None
+    }
+    click.echo(draw_text(Curve(losses, latest)))
+    mfu = f", MFU {percent(summary.mfu)}" if summary.mfu is not None else ""
+    memory = f", {figure(summary.peak_memory_gib, 3)} GiB" if summary.peak_memory_gib is not None else ""
+    click.echo(
+        f"{duration(summary.step_time_s)} a step, {count_in_short(summary.tokens_per_s)} tokens/s, "
+        f"{figure(summary.tflops_per_device, 3)} TFLOP/s per device{mfu}{memory}, "
+        f"{summary.starts} {'start' if summary.starts == 1 else 'starts'}"
+    )

@@ -1,0 +1,124 @@
+"""The configuration of a run in a few lines, and what differs between the configurations of several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hpcgen.report.run import Run
+from hpcgen.report.words import figure
+
+SHOWN: dict[str, tuple[str, ...]] = {
+    "model": (
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "seq_length",
+        "padded_vocab_size",
+        "position_embedding_type",
+        "normalization",
+        "swiglu",
+        "untie_embeddings_and_output_weights",
+        "layer_spec",
+        "model_provider",
+    ),
+    "parallelism": (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "context_parallel_size",
+        "sequence_parallel",
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+    ),
+    "training": (
+        "micro_batch_size",
+        "global_batch_size",
+        "rampup_batch_size",
+        "train_iters",
+        "precision",
+        "fp8",
+        "recompute_granularity",
+        "seed",
+    ),
+    "optimizer": (
+        "lr",
+        "min_lr",
+        "lr_decay_style",
+        "lr_schedule",
+        "lr_warmup_iters",
+        "lr_warmup_fraction",
+        "lr_decay_iters",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "clip_grad",
+    ),
+    "checkpoint": ("save_interval", "save_interval_minutes", "async_save", "keep_last", "keep_every", "load"),
+}
+"""What most people look for first; the page has the rest as JSON."""
+
+
+def essentials(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Sections with their keys and values; what is null or off is left out."""
+    config, start = run.config, run.history.start
+    sections = [
+        (section, [(key, text(values[key])) for key in keys if values.get(key) not in (None, False)])
+        for section, keys in SHOWN.items()
+        if isinstance(values := config.get(section), dict)
+    ]
+    return [("run", list(_recorded(start))), *((name, rows) for name, rows in sections if rows)]
+
+
+def _recorded(start: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the trainer itself said at its last start."""
+    hosts, versions = start.get("hosts"), start.get("versions")
+    layout = {key: start[key] for key in ("tp", "pp", "cp", "dp", "vpp") if start.get(key) is not None}
+    if isinstance(start.get("layout"), dict):
+        layout = start["layout"]
+    yield "ranks", f"{start.get('world_size', '?')} on {start.get('device', '?')}"
+    if layout:
+        yield "layout", " × ".join(f"{name.upper()} {size}" for name, size in layout.items())
+    if start.get("precision"):
+        yield "precision", str(start["precision"])
+    if isinstance(hosts, list):
+        yield "hosts", f"{len(hosts)}: {_few([str(host) for host in hosts])}"
+    if isinstance(versions, dict):
+        yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Keys of the configurations that are not the same in all runs, with the value in each."""
+    flat = [dict(_flat(run.config)) for run in runs]
+    keys = list(dict.fromkeys(key for config in flat for key in config))
+    rows = [(key, [text(config.get(key)) for config in flat]) for key in keys if key != "run_dir"]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def text(value: Any) -> str:
+    """A value of a configuration on one line."""
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return figure(value, 6)
+    if isinstance(value, list):
+        return ", ".join(text(item) for item in value)
+    return str(value)
+
+
+def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _few(names: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -1,0 +1,225 @@
+"""Reads metrics.jsonl into columns of steps and lists of the rarer events. Times are Unix seconds."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcgen.errors import HpcgenError
+
+Event = dict[str, Any]
+Column = NDArray[np.float64]
+
+COLUMNS = (
+    "time",
+    "loss",
+    "grad_norm",
+    "lr",
+    "loss_scale",
+    "batch_size",
+    "consumed_samples",
+    "step_time_s",
+    "tokens_per_s",
+    "model_tflops_per_device",
+    "mfu",
+    "peak_memory_gib",
+    "data_wait_s",
+    "communication_s",
+    "update_s",
+    "idle_s",
+    "skipped",
+)
+"""What is read of a step, as a number; NaN where a line has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """One start of the run, up to its end or to the last line so far."""
+
+    start: Event
+    last_iteration: int
+    """Of the steps that still count: what a later life did again is that life's."""
+    last_time: float | None
+    stop_reason: str | None
+    """What the life said when it left early."""
+
+    @property
+    def began(self) -> float | None:
+        """When its first line was written."""
+        return number_or_none(self.start.get("time"))
+
+    @property
+    def iteration(self) -> int:
+        """The iteration that it went on from."""
+        return int(self.start["iteration"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """Everything that a run recorded. The steps are in order, and each counts once."""
+
+    iteration: NDArray[np.int64]
+    columns: dict[str, Column]
+    lives: tuple[Life, ...]
+    evaluations: tuple[Event, ...]
+    spikes: tuple[Event, ...]
+    checkpoints: tuple[Event, ...]
+    stragglers: tuple[Event, ...]
+    unreadable_lines: int
+    """Lines that are not what a trainer writes; a last line that is still being written is none."""
+
+    @property
+    def start(self) -> Event:
+        """The start of the last life."""
+        return self.lives[-1].start if self.lives else {}
+
+    @property
+    def weights(self) -> Column:
+        """Steps that each line is the mean of."""
+        return np.diff(self.iteration, prepend=self.lives[0].iteration if self.lives else 0).astype(float)
+
+
+def read_history(metrics: Path) -> History:
+    """The history in a metrics.jsonl, which may be growing, and may hold events that are not known here.
+
+    Raises:
+        HpcgenError: it is not there, or holds no step.
+        OSError: it cannot be read.
+    """
+    reader = _Reader()
+    try:
+        with metrics.open("rb") as file:
+            reader.read(file)
+    except FileNotFoundError:
+        hint = "name the directory of a training run (paths.run_dir), in which the trainer writes it"
+        raise HpcgenError(f"{metrics}: no such file", hint) from None
+    if not reader.iterations:
+        what = "the run has started and has not done a step yet" if reader.lives else "it holds no step"
+        raise HpcgenError(f"{metrics}: there is nothing to show, {what}")
+    return reader.history()
+
+
+def number_or_none(value: object) -> float | None:
+    """A finite number as it is, and nothing else."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return value
+    return None
+
+
+class _Reader:
+    """Takes the lines one by one."""
+
+    def __init__(self) -> None:
+        self.iterations = array("q")
+        self.columns = {name: array("d") for name in COLUMNS}
+        self.lives: list[_OpenLife] = []
+        self.rare: dict[str, list[Event]] = {
+            name: [] for name in ("evaluation", "spike", "checkpoint", "straggler")
+        }
+        self.unreadable = 0
+
+    def read(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            event = _decode(line)
+            if event is not None:
+                self._take(event)
+            elif line.endswith(b"\n") and not line.isspace():
+                self.unreadable += 1
+
+    def history(self) -> History:
+        return History(
+            iteration=np.array(self.iterations, dtype=np.int64),
+            columns={name: np.array(column, dtype=np.float64) for name, column in self.columns.items()},
+            lives=tuple(life.closed() for life in self.lives),
+            evaluations=tuple(self.rare["evaluation"]),
+            spikes=tuple(self.rare["spike"]),
+            checkpoints=tuple(self.rare["checkpoint"]),
+            stragglers=tuple(self.rare["straggler"]),
+            unreadable_lines=self.unreadable,
+        )
+
+    def _take(self, event: Event) -> None:
+        kind = event["event"]
+        if kind == "step":
+            self._take_step(event)
+        elif kind == "start":
+            self._forget_after(event["iteration"])
+            self.lives.append(_OpenLife(event))
+        elif kind in self.rare:
+            self.rare[kind].append(event)
+        if self.lives:
+            self.lives[-1].see(event)
+
+    def _take_step(self, event: Event) -> None:
+        if self.iterations and event["iteration"] <= self.iterations[-1]:
+            self._forget_after(event["iteration"] - 1)
+        self.iterations.append(event["iteration"])
+        for name, column in self.columns.items():
+            value = event.get(name)
+            column.append(value if isinstance(value, int | float) and math.isfinite(value) else math.nan)
+
+    def _forget_after(self, iteration: int) -> None:
+        """Drops what is done again. The trainer does so at a resume; a copy of its file may be older."""
+        while self.iterations and self.iterations[-1] > iteration:
+            self.iterations.pop()
+            for column in self.columns.values():
+                column.pop()
+        for name, events in self.rare.items():
+            if events and events[-1]["iteration"] > iteration:
+                self.rare[name] = [event for event in events if event["iteration"] <= iteration]
+        for life in self.lives:
+            life.last_iteration = max(life.iteration, min(life.last_iteration, iteration))
+
+
+class _OpenLife:
+    """A life whose end may still come."""
+
+    def __init__(self, start: Event) -> None:
+        self.start = start
+        self.iteration = self.last_iteration = int(start["iteration"])
+        self._last_time: float | None = None
+        self._stop_reason: str | None = None
+
+    def see(self, event: Event) -> None:
+        time = number_or_none(event.get("time"))
+        self._last_time = self._last_time if time is None else time
+        if event["event"] == "step":
+            self.last_iteration = event["iteration"]
+        elif event["event"] == "stop":
+            self._stop_reason = str(event.get("reason") or "asked to stop")
+
+    def closed(self) -> Life:
+        return Life(
+            start=self.start,
+            last_iteration=self.last_iteration,
+            last_time=self._last_time,
+            stop_reason=self._stop_reason,
+        )
+
+
+def _decode(line: bytes) -> Event | None:
+    """The event of a line; None when it is not one."""
+    event: Any
+    try:
+        event = msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        try:
+            event = json.loads(line)  # the standard library writes and reads NaN, which JSON has no word for
+        except (ValueError, RecursionError):
+            return None
+    if (
+        isinstance(event, dict)
+        and isinstance(event.get("event"), str)
+        and type(event.get("iteration")) is int
+    ):
+        return event
+    return None

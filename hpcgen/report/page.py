@@ -1,0 +1,305 @@
+"""The HTML page of one run, or of several side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from hpcgen.report import words
+from hpcgen.report.chart import Chart
+from hpcgen.report.essentials import differences, essentials
+from hpcgen.report.history import Event, number_or_none
+from hpcgen.report.panels import NamedHistory, draw_charts
+from hpcgen.report.run import Run
+from hpcgen.report.summary import LifeSummary, Summary, summarise
+from hpcgen.version import __version__
+
+HERE = Path(__file__).parent
+MOST_ROWS = 25
+"""Of a table; the newest, or the worst."""
+MOST_CHARACTERS = 50_000
+"""Of a configuration: one with thousands of corpora would be larger than the rest of the page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A figure at the head of the page."""
+
+    title: str
+    value: str
+    unit: str = ""
+    notes: tuple[str, ...] = ()
+    share: float | None = None
+    """Drawn as a bar."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of text; `note` says what was left out."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    is_open: bool = True
+
+
+def render_page(runs: Sequence[Run]) -> str:
+    """The whole file. It asks nobody for anything: its own policy forbids every request."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    names = _distinct([run.name for run in runs])
+    summaries = [summarise(run) for run in runs]
+    charts = draw_charts(
+        [NamedHistory(name=name, history=run.history) for name, run in zip(names, runs, strict=True)]
+    )
+    is_one = len(runs) == 1
+    return environment.get_template("page.html.j2").render(
+        title=" and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} others",
+        names=names,
+        summaries=summaries,
+        ended=[_ended(summary) for summary in summaries],
+        made=words.moment(runs[0].now),
+        version=__version__,
+        tiles=list(_tiles(summaries[0])) if is_one else [],
+        comparison=None if is_one else _comparison(names, summaries),
+        charts=charts,
+        data=_hover_data(charts),
+        tables=list(_tables(runs[0], summaries[0])) if is_one else list(_comparison_tables(names, runs)),
+        essentials=essentials(runs[0]) if is_one else [],
+        configs=[(name, _as_json(run.config)) for name, run in zip(names, runs, strict=True) if run.config],
+        formulas=list(_formulas(summaries)),
+        words=words,
+    )  # fmt: skip
+
+
+def _tiles(summary: Summary) -> Iterator[Tile]:
+    losses = tuple(f"{split} {words.figure(loss)}" for split, loss in summary.evaluations.items())
+    yield Tile(
+        title="Loss", value=words.figure(summary.loss), notes=(*losses, f"lowest {words.figure(summary.lowest_loss)}")
+    )  # fmt: skip
+    total = summary.train_iters
+    tokens = f"{words.count_in_short(summary.consumed_tokens)} tokens" if summary.consumed_tokens else ""
+    left = f"{words.duration(summary.remaining_s)} left at this rate" if summary.remaining_s else ""
+    yield Tile(
+        title="Iteration",
+        value=f"{summary.iteration:,}",
+        unit=f"of {total:,}" if total else "",
+        notes=tuple(filter(None, (tokens, left))),
+        share=min(1.0, summary.iteration / total) if total else None,
+    )
+    yield Tile(
+        title="Throughput",
+        value=words.count_in_short(summary.tokens_per_s),
+        unit="tokens/s",
+        notes=(f"{words.duration(summary.step_time_s)} a step",),
+    )
+    mfu = f"MFU {words.percent(summary.mfu)}" if summary.mfu is not None else "MFU unknown: no peak is given"
+    yield Tile(
+        title="Per device", value=words.figure(summary.tflops_per_device, 3), unit="TFLOP/s", notes=(mfu,)
+    )
+    yield Tile(
+        title="Peak memory", value=words.figure(summary.peak_memory_gib, 3), unit="GiB", notes=("rank 0",)
+    )
+    yield Tile(
+        title="Wall clock",
+        value=words.duration(summary.wall_clock_s),
+        notes=(f"{words.percent(summary.productive_share)} in steps that count",)
+        if summary.productive_share is not None
+        else (),
+    )
+    trouble = (f"loss spikes: {summary.spikes}", f"skipped steps: {summary.skipped_steps}")
+    yield Tile(
+        title="Starts", value=str(summary.starts), notes=trouble if summary.spikes or summary.skipped_steps else ()
+    )  # fmt: skip
+    stall = f"{words.duration(summary.checkpoint_stall_s)} still, {words.duration(summary.checkpoint_write_s)} to write"
+    yield Tile(
+        title="Checkpoints", value=str(summary.checkpoints), notes=(stall,) if summary.checkpoints else ()
+    )
+
+
+def _tables(run: Run, summary: Summary) -> Iterator[Table]:
+    yield _lives(summary)
+    if run.history.checkpoints:
+        yield _checkpoints(run.history.checkpoints)
+    if run.history.spikes:
+        yield _spikes(run.history.spikes)
+    if summary.stragglers:
+        rows = tuple(
+            (
+                f"{each.rank}",
+                each.host,
+                f"{each.times:,}",
+                f"{each.worst:.2f} × the median",
+                f"{each.last_iteration:,}",
+            )
+            for each in summary.stragglers[:MOST_ROWS]
+        )
+        yield Table(
+            title="Stragglers",
+            heads=("rank", "host", "times seen", "at worst", "last at iteration"),
+            rows=rows,
+            note=_rest(len(summary.stragglers), "ranks"),
+        )
+
+
+def _lives(summary: Summary) -> Table:
+    rows = tuple(
+        (
+            str(life.number),
+            words.moment(life.began),
+            words.duration(life.waited_s) if life.waited_s is not None else "",
+            f"{life.from_iteration:,}: {_origin(life)}",
+            f"{life.last_iteration:,}" if life.last_iteration > life.from_iteration else "none that counts",
+            f"{life.world_size or '?'}" + (_on_hosts(len(life.hosts))),
+            life.end,
+        )
+        for life in summary.lives[-MOST_ROWS:]
+    )
+    changes = "; ".join(
+        f"start {life.number}: {name} {old} → {new}"
+        for life in summary.lives
+        for name, old, new in life.changed
+    )
+    return Table(
+        title="Starts",
+        heads=("start", "when", "after a gap of", "from iteration", "to iteration", "ranks", "why it ended"),
+        rows=rows,
+        note=" ".join(
+            filter(None, (_rest(len(summary.lives), "starts"), changes and f"Changed: {changes}."))
+        ),
+    )
+
+
+def _on_hosts(count: int) -> str:
+    return f" on {count} host{'s' if count > 1 else ''}" if count else ""
+
+
+def _origin(life: LifeSummary) -> str:
+    return (
+        Path(life.checkpoint).name
+        if life.checkpoint
+        else "random weights"
+        if not life.from_iteration
+        else "?"
+    )
+
+
+def _checkpoints(events: Sequence[Event]) -> Table:
+    rows = tuple(
+        (
+            f"{event['iteration']:,}",
+            words.moment(number_or_none(event.get("time"))),
+            words.duration(number_or_none(event.get("stall_s"))),
+            words.duration(number_or_none(event.get("write_s")))
+            + (" beside training" if event.get("asynchronous") else ""),
+            words.size(number_or_none(event.get("bytes"))),
+            str(event.get("path", "")),
+        )
+        for event in reversed(events[-MOST_ROWS:])
+    )  # fmt: skip
+    return Table(
+        title="Checkpoints",
+        heads=("iteration", "complete", "training stood still", "written in", "size", "path"),
+        rows=rows,
+        note=_rest(len(events), "checkpoints", "newest"),
+        is_open=len(events) <= 8,
+    )
+
+
+def _spikes(events: Sequence[Event]) -> Table:
+    worst = sorted(events, key=lambda event: -(number_or_none(event.get("height")) or 0.0))[:MOST_ROWS]
+    rows = tuple(
+        (
+            f"{event['iteration']:,}",
+            words.figure(number_or_none(event.get("loss"))),
+            f"{words.figure(number_or_none(event.get('height')), 3)} × the median",
+            " to ".join(words.count(number_or_none(event.get(name))) for name in ("first_sample", "last_sample")),
+            "left out" if event.get("skipped") else "trained on",
+        )
+        for event in sorted(worst, key=lambda event: event["iteration"])
+    )  # fmt: skip
+    return Table(
+        title="Loss spikes",
+        heads=("iteration", "loss", "height", "samples", "the batch was"),
+        rows=rows,
+        note=_rest(len(events), "spikes", "highest"),
+    )
+
+
+def _comparison(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
+    figures: list[tuple[str, list[str]]] = [
+        ("state", [_ended(each) for each in summaries]),
+        ("iteration", [f"{each.iteration:,}" for each in summaries]),
+        ("tokens read", [words.count_in_short(each.consumed_tokens) for each in summaries]),
+        ("loss, last", [words.figure(each.loss) for each in summaries]),
+        ("loss, lowest", [words.figure(each.lowest_loss) for each in summaries]),
+        ("validation loss", [words.figure(each.evaluations.get("valid")) for each in summaries]),
+        ("tokens/s", [words.count_in_short(each.tokens_per_s) for each in summaries]),
+        ("TFLOP/s per device", [words.figure(each.tflops_per_device, 3) for each in summaries]),
+        ("MFU", [words.percent(each.mfu) for each in summaries]),
+        ("step time", [words.duration(each.step_time_s) for each in summaries]),
+        ("peak memory, GiB", [words.figure(each.peak_memory_gib, 3) for each in summaries]),
+        ("starts", [str(each.starts) for each in summaries]),
+        ("directory", [each.directory for each in summaries]),
+    ]
+    return Table(
+        title="Side by side", heads=("", *names), rows=tuple((title, *values) for title, values in figures)
+    )
+
+
+def _comparison_tables(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Table]:
+    rows = tuple((key, *values) for key, values in differences(runs))
+    if rows:
+        yield Table(title="Where the configurations differ", heads=("key", *names), rows=rows)
+
+
+def _formulas(summaries: Sequence[Summary]) -> Iterator[str]:
+    for formula in dict.fromkeys(summary.flop_formula for summary in summaries if summary.flop_formula):
+        yield f"FLOPs of the model: {formula}."
+    for peak in dict.fromkeys(summary.peak_tflops for summary in summaries if summary.peak_tflops):
+        yield f"MFU = TFLOP/s per device / {peak:g} TFLOP/s, the dense peak that the run was given."
+
+
+def _ended(summary: Summary) -> str:
+    return {
+        "done": "done",
+        "stopped": "stopped, to go on",
+        "failed": "failed",
+        "running": "running",
+        "silent": "silent",
+    }[summary.state]
+
+
+def _hover_data(charts: Sequence[Chart]) -> dict[str, Any]:
+    """What the script needs: for each chart its axis and values. Charts share the places of their steps."""
+    places: dict[tuple[Any, ...], int] = {}
+    for chart in charts:
+        for series in chart.hover["series"]:
+            series["x"] = places.setdefault(tuple(series["x"]), len(places))
+    return {"places": list(places), "charts": {chart.key: chart.hover for chart in charts}}
+
+
+def _as_json(config: dict[str, Any]) -> str:
+    text = json.dumps(config, indent=1, ensure_ascii=False)
+    left_out = len(text) - MOST_CHARACTERS
+    return f"{text[:MOST_CHARACTERS]}\n... and {left_out:,} more characters" if left_out > 0 else text
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names, numbered where two are the same."""
+    return [f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names, 1)]
+
+
+def _rest(total: int, what: str, which: str = "") -> str:
+    return f"The {which} {MOST_ROWS} of {total:,} {what}.".replace("  ", " ") if total > MOST_ROWS else ""

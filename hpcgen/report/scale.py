@@ -1,0 +1,90 @@
+"""Axes: from values to places between 0 and 1, and the round numbers to write beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcgen.report.history import Column
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """An axis from `low` to `high`, which are different; both positive where it is logarithmic."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def places(self, values: Column) -> Column:
+        """Where values lie: 0 at `low`, 1 at `high`. NaN stays, and so becomes what a logarithm has no place for."""
+        if not self.is_log:
+            return (values - self.low) / (self.high - self.low)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            places = (np.log(values) - math.log(self.low)) / math.log(self.high / self.low)
+        return np.where(np.isfinite(places), places, np.nan)
+
+    def place(self, value: float) -> float:
+        """Where one value lies."""
+        return float(self.places(np.array([value]))[0])
+
+    def ticks(self, most: int = 6) -> list[float]:
+        """Round values from `low` to `high`, at most about `most`."""
+        if self.is_log:
+            for digits in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+                found = self._log_ticks(digits)
+                if 2 <= len(found) <= most:
+                    return found
+            if len(found) > most:
+                return found[:: -(-len(found) // most)]
+        return _linear_ticks(self.low, self.high, most)
+
+    def _log_ticks(self, digits: tuple[float, ...]) -> list[float]:
+        decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        values = (digit * 10.0**decade for decade in decades for digit in digits)
+        return [value for value in values if self.low * (1 - 1e-9) <= value <= self.high * (1 + 1e-9)]
+
+
+def scale_for(low: float, high: float, *, from_zero: bool = False, log_from: float = math.inf) -> Scale:
+    """The axis for values from `low` to `high`, with some air; logarithmic when high / low reaches `log_from`."""
+    if low > 0 and high / low >= log_from:
+        air = (high / low) ** 0.05
+        return Scale(low=low / air, high=high * air, is_log=True)
+    if from_zero and low >= 0:
+        return Scale(low=0.0, high=high * 1.08 or 1.0)
+    air = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    return Scale(low=low - air, high=high + air)
+
+
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """What to write beside ticks: in short, with as many digits as it takes to tell them apart."""
+    for digits in range(4, 12):
+        texts = [short(value, digits) for value in values]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
+
+
+def short(value: float, digits: int = 4) -> str:
+    """A number in short, with at most so many significant digits: 12k, 1.5M, 0.25, 3e-5."""
+    size = abs(value)
+    if size < 1e-12:
+        return "0"
+    if size < 1e-3:
+        return f"{value:.{digits - 2}g}".replace("e-0", "e-")
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            divisor = 1e3 if unit == "k" else limit
+            return f"{value / divisor:.{digits}g}{unit}"
+    return f"{value:,.0f}" if size >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def _linear_ticks(low: float, high: float, most: int) -> list[float]:
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * digit for digit in (1, 2, 2.5, 5, 10) if power * digit >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]

@@ -1,0 +1,242 @@
+"""A run in a few figures, for the head of the page, for `--json` and for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcgen.report.history import Column, Event, History, Life, number_or_none
+from hpcgen.report.run import Run, State
+
+RECENT_LINES = 100
+"""What "now" means for throughput: the median of so many lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LifeSummary:
+    """One start of the run."""
+
+    number: int
+    began: float | None
+    """Unix seconds."""
+    waited_s: float | None
+    """Between the last line of the life before and this start."""
+    from_iteration: int
+    checkpoint: str | None
+    """What it went on from; None for random weights."""
+    last_iteration: int
+    world_size: int | None
+    hosts: tuple[str, ...]
+    changed: tuple[tuple[str, Any, Any], ...]
+    """Hyperparameters that differ from the checkpoint's: name, the checkpoint's value, the new one."""
+    end: str
+    """Why it ended, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerSummary:
+    """A rank that was slower than the others."""
+
+    rank: int | None
+    host: str
+    times: int
+    worst: float
+    """Times the median of the ranks."""
+    last_iteration: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The figures of a run. Losses in nats per token, times in seconds, throughput as the median of recent lines."""
+
+    name: str
+    directory: str
+    state: State
+    word: str
+    iteration: int
+    train_iters: int | None
+    consumed_samples: int | None
+    consumed_tokens: int | None
+    loss: float | None
+    """Of the last step that has one."""
+    lowest_loss: float | None
+    evaluations: dict[str, float | None]
+    """The last loss of each split."""
+    step_time_s: float | None
+    tokens_per_s: float | None
+    tflops_per_device: float | None
+    mfu: float | None
+    flop_formula: str | None
+    peak_tflops: float | None
+    peak_memory_gib: float | None
+    shares: dict[str, float]
+    """Of the step's time over the whole run, on rank 0: data_wait, communication, update (the optimizer), idle."""
+    wall_clock_s: float | None
+    """From the first start to the last line."""
+    productive_share: float | None
+    """How much of it was spent in steps that count."""
+    remaining_s: float | None
+    """Of a run that goes on, at the present rate."""
+    starts: int
+    spikes: int
+    skipped_steps: int
+    """Lines with a step whose update was left out: the steps themselves where each has its line."""
+    checkpoints: int
+    checkpoint_stall_s: float | None
+    """Median over the checkpoints."""
+    checkpoint_write_s: float | None
+    lives: tuple[LifeSummary, ...]
+    stragglers: tuple[StragglerSummary, ...]
+    hangs: tuple[str, ...]
+    """Directories with the stacks of ranks that hung."""
+    unreadable_lines: int
+
+
+def summarise(run: Run) -> Summary:
+    """The figures of a run."""
+    history = run.history
+    recent = {name: _median(column[-RECENT_LINES:]) for name, column in history.columns.items()}
+    iteration = int(history.iteration[-1])
+    samples = _last(history.columns["consumed_samples"])
+    per_sample = number_or_none(history.start.get("tokens_per_sample"))
+    wall_clock_s = _wall_clock_s(history)
+    seconds = float(np.nansum(history.columns["step_time_s"] * history.weights))
+    step_time_s, left = recent["step_time_s"], (run.train_iters or iteration) - iteration
+    return Summary(
+        name=run.name,
+        directory=str(run.directory),
+        state=run.state,
+        word=run.word,
+        iteration=iteration,
+        train_iters=run.train_iters,
+        consumed_samples=int(samples) if samples is not None else None,
+        consumed_tokens=int(samples * per_sample) if samples is not None and per_sample else None,
+        loss=_last(history.columns["loss"]),
+        lowest_loss=_extreme(history.columns["loss"], np.nanmin),
+        evaluations={
+            str(event.get("split")): number_or_none(event.get("loss")) for event in history.evaluations
+        },
+        step_time_s=step_time_s,
+        tokens_per_s=recent["tokens_per_s"],
+        tflops_per_device=recent["model_tflops_per_device"],
+        mfu=recent["mfu"],
+        flop_formula=history.start.get("flop_formula"),
+        peak_tflops=number_or_none(history.start.get("peak_tflops")),
+        peak_memory_gib=_extreme(history.columns["peak_memory_gib"], np.nanmax),
+        shares=dict(_shares(history)),
+        wall_clock_s=wall_clock_s,
+        productive_share=min(1.0, seconds / wall_clock_s) if wall_clock_s else None,
+        remaining_s=left * step_time_s
+        if run.state == "running" and step_time_s is not None and left
+        else None,
+        starts=len(history.lives),
+        spikes=len(history.spikes),
+        skipped_steps=int(np.nansum(history.columns["skipped"])),
+        checkpoints=len(history.checkpoints),
+        checkpoint_stall_s=_median_of(history.checkpoints, "stall_s"),
+        checkpoint_write_s=_median_of(history.checkpoints, "write_s"),
+        lives=tuple(_life(run, number) for number in range(len(history.lives))),
+        stragglers=tuple(_stragglers(history.stragglers)),
+        hangs=run.hangs,
+        unreadable_lines=history.unreadable_lines,
+    )
+
+
+def _life(run: Run, number: int) -> LifeSummary:
+    lives = run.history.lives
+    life, before = lives[number], lives[number - 1] if number else None
+    began, ended = life.began, before.last_time if before else None
+    start = life.start
+    return LifeSummary(
+        number=number + 1,
+        began=began,
+        waited_s=max(0.0, began - ended) if began is not None and ended is not None else None,
+        from_iteration=life.iteration,
+        checkpoint=str(start["checkpoint"]) if start.get("checkpoint") else None,
+        last_iteration=life.last_iteration,
+        world_size=start.get("world_size"),
+        hosts=tuple(map(str, start["hosts"])) if isinstance(start.get("hosts"), list) else (),
+        changed=tuple((str(name), old, new) for name, old, new in _changes(start)),
+        end=_end(run, life, is_last=number == len(lives) - 1),
+    )
+
+
+def _changes(start: Event) -> list[list[Any]]:
+    found = start.get("changed")
+    return (
+        [each for each in found if isinstance(each, list) and len(each) == 3]
+        if isinstance(found, list)
+        else []
+    )
+
+
+def _end(run: Run, life: Life, *, is_last: bool) -> str:
+    """Why a life ended. One that was killed could not say."""
+    stopped = f"asked to stop: {life.stop_reason}" if life.stop_reason else ""
+    if not is_last:
+        return stopped or "ended without a word: killed, a fault, or a lost node; its log says which"
+    return {
+        "done": "the last iteration is done",
+        "stopped": stopped or "stopped and saved",
+        "failed": f"failed: {run.word}",
+        "running": stopped or "it runs",
+        "silent": stopped or "nothing was heard of it since",
+    }[run.state]
+
+
+def _stragglers(events: Sequence[Event]) -> list[StragglerSummary]:
+    """One for each rank on each host, those that were slow most often first."""
+    found: dict[tuple[Any, str], list[Event]] = {}
+    for event in events:
+        found.setdefault((event.get("rank"), str(event.get("host") or "?")), []).append(event)
+    summaries = [
+        StragglerSummary(
+            rank=rank,
+            host=host,
+            times=len(of_rank),
+            worst=max(number_or_none(event.get("slowdown")) or 0.0 for event in of_rank),
+            last_iteration=max(event["iteration"] for event in of_rank),
+        )
+        for (rank, host), of_rank in found.items()
+    ]
+    return sorted(summaries, key=lambda each: (-each.times, -each.worst))
+
+
+def _shares(history: History) -> list[tuple[str, float]]:
+    columns, weights = history.columns, history.weights
+    shares = []
+    for name in ("data_wait_s", "communication_s", "update_s", "idle_s"):
+        known = np.isfinite(columns[name]) & np.isfinite(columns["step_time_s"])
+        total = float((columns["step_time_s"] * weights)[known].sum())
+        if total > 0:
+            shares.append((name.removesuffix("_s"), float((columns[name] * weights)[known].sum()) / total))
+    return shares
+
+
+def _wall_clock_s(history: History) -> float | None:
+    first = history.lives[0].began if history.lives else None
+    last = history.lives[-1].last_time if history.lives else None
+    return last - first if first is not None and last is not None and last > first else None
+
+
+def _median_of(events: Sequence[Event], name: str) -> float | None:
+    return _median(
+        np.array([value for event in events if (value := number_or_none(event.get(name))) is not None])
+    )
+
+
+def _median(values: Column) -> float | None:
+    numbers = values[np.isfinite(values)]
+    return float(np.median(numbers)) if len(numbers) else None
+
+
+def _last(values: Column) -> float | None:
+    numbers = values[np.isfinite(values)]
+    return float(numbers[-1]) if len(numbers) else None
+
+
+def _extreme(values: Column, choose: Any) -> float | None:
+    return float(choose(values)) if np.isfinite(values).any() else None

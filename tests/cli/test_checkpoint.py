@@ -1,0 +1,292 @@
+"""What hpcgen says of checkpoints, and that it never removes one that a run still needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Ended, hpcgen, listing
+from tests.recorded_run import start, step, write_checkpoint, write_run
+from trainer import checkpoint_files
+from trainer.checkpoint_files import COMPLETE, METADATA, PINNED, STARTED, TRACKER
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that keeps the last 2, and every 500th; it has 6."""
+    run = write_run(tmp_path / "run", [start(), step(1)])
+    for iteration in (100, 300, 500, 600, 700, 800):
+        write_checkpoint(run / "checkpoints", iteration)
+    return run
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.is_dir())
+
+
+def states(run: Path) -> dict[int, tuple[str, str | None]]:
+    rows = json.loads(hpcgen("checkpoint", "list", run, "--json").stdout)
+    return {row["iteration"]: (row["state"], row["kept_by"]) for row in rows}
+
+
+def damage(checkpoint: Path) -> None:
+    """Other bytes of the same length."""
+    file = checkpoint / "__0_0.distcp"
+    file.write_bytes(bytes(len(file.read_bytes())))
+
+
+def test_list_says_what_stays_and_why(run: Path) -> None:
+    hpcgen("checkpoint", "pin", run / "checkpoints/iter_0000100")
+    assert states(run) == {
+        800: ("complete", "the newest"),
+        700: ("complete", "keep_last = 2"),
+        600: ("complete", None),
+        500: ("complete", "keep_every = 500"),
+        300: ("complete", None),
+        100: ("complete", "pinned"),
+    }
+    ended = hpcgen("checkpoint", "list", run)
+    assert ended.status == 0
+    assert "\x1b" not in ended.stdout
+    lines = ended.stdout.splitlines()
+    assert lines[0].split() == ["checkpoint", "iteration", "complete", "since", "size", "state", "kept", "by"]
+    assert lines[1] == "iter_0000800        800  2025-10-09 09:20:00 UTC  46 B  complete  the newest"
+    assert lines[3].endswith("complete  nothing: prune removes it")
+    assert ended.stderr.endswith("the newest 2 stay, and multiples of 500, and pinned ones\n")
+    assert hpcgen("checkpoint", "list", run / "checkpoints") == ended
+
+
+def test_list_shows_what_is_not_whole(run: Path) -> None:
+    checkpoints = run / "checkpoints"
+    (checkpoints / "iter_0000900").mkdir()
+    (checkpoints / "iter_0000900" / STARTED).write_text("2026-01-01 10:00:00+0000 on ndv5-001\n")
+    (checkpoints / "iter_0000800/__0_0.distcp").write_bytes(b"wei")
+    (checkpoints / "iter_0000700" / COMPLETE).write_text("{}")
+    checkpoint_files.set_aside(checkpoints / "iter_0000600")
+    foreign = checkpoints / "iter_0000050"
+    foreign.mkdir()
+    (foreign / METADATA).write_text("{}")
+    assert states(run) == {
+        900: ("incomplete", "not complete"),
+        800: ("damaged", "not complete"),
+        700: ("damaged", "not complete"),
+        600: ("set aside", "set aside"),
+        500: ("complete", "the newest"),
+        300: ("complete", "keep_last = 2"),
+        100: ("complete", None),
+        50: ("Megatron-LM's", "written by Megatron-LM"),
+    }
+    said = hpcgen("checkpoint", "list", run).stdout
+    assert "    its save was cut off, or goes on: begun 2026-01-01 10:00:00+0000 on ndv5-001\n" in said
+    assert "    __0_0.distcp has 3 bytes, not 7\n" in said
+    assert "    COMPLETE is not as it was written: its checksum differs\n" in said
+    assert "iter_0000600.broken" in said
+
+
+def test_inspect_shows_the_record(run: Path) -> None:
+    ended = hpcgen("checkpoint", "inspect", run)
+    assert ended.status == 0
+    for line in (
+        f"checkpoint  {run}/checkpoints/iter_0000800",
+        "iteration   800 of 1,000",
+        "complete    2025-10-09 09:20:00 UTC",
+        "read        204,800 samples, 419,430,400 tokens",
+        "written by  16 ranks (TP 2 x PP 1 x CP 1), bf16",
+        "model       num_layers 24, hidden_size 2048, num_attention_heads 16, seq_length 2048",
+        "optimizer   lr 0.0003, lr_decay_style cosine, weight_decay 0.1",
+        "data        /data/corpus",
+    ):
+        assert line in ended.stdout.splitlines()
+    assert ended.stderr == "every file is there in its size (--verify reads them)\n"
+    found = json.loads(hpcgen("checkpoint", "inspect", run / "checkpoints/iter_0000300", "--json").stdout)
+    assert (found["iteration"], found["problems"], found["verified"]) == (300, [], False)
+    assert found["record"]["files"]["__0_0.distcp"]["bytes"] == 7
+
+
+def test_verify_reads_every_byte(run: Path) -> None:
+    checkpoint = run / "checkpoints/iter_0000800"
+    ended = hpcgen("checkpoint", "inspect", checkpoint, "--verify")
+    assert ended.status == 0
+    assert ended.stderr.endswith("every byte is as written\n")
+    damage(checkpoint)
+    assert hpcgen("checkpoint", "inspect", checkpoint).status == 0
+    ended = hpcgen("checkpoint", "inspect", checkpoint, "--verify")
+    assert ended.status == 1
+    assert ended.stdout.endswith("__0_0.distcp is not as it was written: its SHA-256 differs\n")
+    (checkpoint / "metadata.json").unlink()
+    ended = hpcgen("checkpoint", "inspect", checkpoint, "--verify", "--json")
+    assert ended.status == 1
+    assert sorted(json.loads(ended.stdout)["problems"]) == [
+        "__0_0.distcp is not as it was written: its SHA-256 differs",
+        "metadata.json is missing",
+    ]
+
+
+def test_inspect_one_that_was_set_aside(run: Path) -> None:
+    checkpoint = run / "checkpoints/iter_0000800"
+    (checkpoint / "__0_0.distcp").unlink()
+    ended = hpcgen("checkpoint", "inspect", checkpoint_files.set_aside(checkpoint))
+    assert ended.status == 1
+    assert ended.stdout.endswith("__0_0.distcp is missing\n")
+
+
+def test_a_later_format_is_said_to_be_one(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, 100, format=checkpoint_files.FORMAT + 1, model=None, time=None)
+    ended = hpcgen("checkpoint", "inspect", checkpoint)
+    assert (ended.status, ended.stdout.splitlines()[-1][:36]) == (0, "format      2: a later trainer wrote")
+    assert states(tmp_path) == {100: ("complete", "the newest")}
+
+
+class _Planted:
+    """A pickle that runs a command where it is loaded as pickle loads."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch planted",)
+
+
+def test_an_index_from_anywhere_runs_nothing(run: Path) -> None:
+    index = run / "checkpoints/iter_0000800/.metadata"
+    for content in (pickle.dumps(_Planted()), b"not a pickle", b""):
+        index.write_bytes(content)
+        ended = hpcgen("checkpoint", "inspect", run, "--tensors")
+        assert (ended.status, ended.stdout) == (2, "")
+        assert f"{index}: not an index of torch_dist" in ended.stderr
+    assert not Path("planted").exists()
+
+
+def test_prune_keeps_what_the_run_keeps(run: Path) -> None:
+    before = listing(run)
+    would = hpcgen("checkpoint", "prune", run, "--dry-run")
+    assert would.stdout == "".join(
+        f"would remove {run}/checkpoints/iter_{iteration:07d} (46 B)\n" for iteration in (100, 300, 600)
+    )
+    assert would.stderr == (
+        "would remove 3 checkpoints, 138 B; the newest 2 stay, and multiples of 500, and pinned ones\n"
+    )
+    assert listing(run) == before
+    ended = hpcgen("checkpoint", "prune", run)
+    assert ended.stdout == would.stdout.replace("would remove", "removed")
+    assert names(run / "checkpoints") == ["iter_0000500", "iter_0000700", "iter_0000800"]
+    assert (run / "checkpoints" / TRACKER).read_text() == "800"
+    assert hpcgen("checkpoint", "prune", run).stderr.startswith("removed 0 checkpoints")
+
+
+def test_prune_by_other_rules(run: Path) -> None:
+    ended = hpcgen("checkpoint", "prune", run, "--keep-last", 1, "--keep-every", 300, "--dry-run", "--json")
+    removed = json.loads(ended.stdout)
+    assert removed["removed"] is False
+    assert [each["iteration"] for each in removed["checkpoints"]] == [100, 500, 700]
+    hpcgen("checkpoint", "prune", run, "--keep-last", 1, "--keep-every", 0)
+    assert names(run / "checkpoints") == ["iter_0000800"]
+
+
+def test_prune_never_takes_the_newest_whole_one_nor_a_pinned_one(run: Path) -> None:
+    checkpoints = run / "checkpoints"
+    (checkpoints / "iter_0000800/__0_0.distcp").write_bytes(b"cut")
+    (checkpoints / "iter_0000900").mkdir()
+    (checkpoints / "iter_0000900" / STARTED).touch()
+    hpcgen("checkpoint", "pin", checkpoints / "iter_0000300")
+    hpcgen("checkpoint", "prune", run, "--keep-last", 1, "--keep-every", 0)
+    assert names(checkpoints) == ["iter_0000300", "iter_0000700", "iter_0000800", "iter_0000900"]
+    hpcgen("checkpoint", "unpin", checkpoints / "iter_0000300")
+    hpcgen("checkpoint", "prune", run, "--keep-last", 1, "--keep-every", 0)
+    assert names(checkpoints) == ["iter_0000700", "iter_0000800", "iter_0000900"]
+
+
+def test_prune_without_a_rule_removes_nothing(run: Path) -> None:
+    shutil.rmtree(run / "jobs")
+    ended = hpcgen("checkpoint", "prune", run)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert ended.stderr.endswith("checkpoint.keep_last is not set: all are kept; add --keep-last N\n")
+    assert len(names(run / "checkpoints")) == 6
+
+
+def test_a_prune_that_is_killed_leaves_nothing_that_looks_like_a_checkpoint(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    assert hpcgen("checkpoint", "prune", run).status == 130
+    monkeypatch.undo()
+    assert 100 not in states(run)
+    assert all(state == "complete" for state, _ in states(run).values())
+
+
+def test_pin_is_for_whole_ones(run: Path) -> None:
+    checkpoint = run / "checkpoints/iter_0000800"
+    assert hpcgen("checkpoint", "pin", checkpoint).stderr == f"pinned {checkpoint}\n"
+    assert (checkpoint / PINNED).exists()
+    assert hpcgen("checkpoint", "inspect", checkpoint, "--verify").status == 0
+    assert hpcgen("checkpoint", "unpin", checkpoint).stderr == f"unpinned {checkpoint}\n"
+    assert hpcgen("checkpoint", "unpin", checkpoint).stderr == f"{checkpoint} was not pinned\n"
+    (checkpoint / COMPLETE).unlink()
+    ended = hpcgen("checkpoint", "pin", run / "checkpoints/iter_0000700", checkpoint)
+    assert ended.status == 2
+    assert f"{checkpoint}: is not complete" in ended.stderr
+
+
+def test_checkpoints_that_lie_elsewhere_are_found(run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "lustre"
+    (run / "checkpoints").rename(elsewhere)
+    trainer_json = run / "jobs/4711/trainer.json"
+    config = json.loads(trainer_json.read_text())
+    config["checkpoint"]["save"] = str(elsewhere)
+    trainer_json.write_text(json.dumps(config))
+    assert states(run)[800] == ("complete", "the newest")
+    assert hpcgen("checkpoint", "inspect", run).stdout.startswith(f"checkpoint  {elsewhere}/iter_0000800\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["list", "nothing"], "nothing: no such directory; name a run's directory"),
+        (["list", "empty"], "empty: holds no checkpoints; name a run's directory"),
+        (
+            ["inspect", "run/checkpoints/iter_0000801"],
+            "no such directory; there are iter_0000800, iter_0000700",
+        ),
+        (["pin", "run"], "run: is not a checkpoint; name a directory iter_..."),
+        (["pin", "run/checkpoints/iter_0000800", "nothing"], "nothing: no such directory"),
+        (["prune", "run", "--keep-last", "0"], "Invalid value for '--keep-last'"),
+    ],
+)
+def test_mistakes_end_with_status_2(
+    run: Path, arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    ended = hpcgen("checkpoint", *arguments)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert said in ended.stderr
+    assert not list(run.rglob(PINNED))
+
+
+def test_no_checkpoints_yet(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [start()])
+    (run / "checkpoints").mkdir()
+    ended = hpcgen("checkpoint", "list", run)
+    assert ended == Ended(0, "", f"{run}/checkpoints: no checkpoints yet\n")
+    ended = hpcgen("checkpoint", "inspect", run)
+    assert (ended.status, ended.stderr) == (2, f"{run}/checkpoints: holds no complete checkpoint\n")
+
+
+def test_paths_are_completed(run: Path) -> None:
+    environment = {
+        **os.environ,
+        "_HPCGEN_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"hpcgen checkpoint pin {run}/checkpoints/iter_00007",
+        "COMP_CWORD": "3",
+    }
+    completed = subprocess.run(
+        [sys.executable, "-m", "hpcgen"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.split() == [f"plain,{run}/checkpoints/iter_0000700"]

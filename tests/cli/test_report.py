@@ -1,0 +1,368 @@
+"""What a reader of a report finds in it, be the run long, torn, young or odd."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcgen.report.downsample import MOST_BUCKETS, downsample
+from hpcgen.report.history import read_history
+from hpcgen.report.scale import Scale, scale_for, tick_texts
+from tests.cli.command import hpcgen
+from tests.recorded_run import START, start, step, steps, write_run
+
+VOID = {"meta", "link", "br", "path"}
+
+
+@dataclass
+class Page(HTMLParser):
+    """A report as a browser's parser sees it."""
+
+    source: str
+    tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
+    unclosed: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.feed(self.source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.unclosed.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.unclosed.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.unclosed and self.unclosed[-1] not in ("style", "script"):
+            self.texts.append(data.strip())
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.texts))
+
+    @property
+    def charts(self) -> list[str]:
+        return [str(attributes["id"]) for tag, attributes in self.tags if tag == "figure"]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the script is given to show under the pointer."""
+        [data] = re.findall(
+            r'<script type="application/json" id="data">(.*?)</script>', self.source, re.DOTALL
+        )
+        return json.loads(data)
+
+    def series(self, chart: str, number: int = 0) -> dict[str, Any]:
+        values = self.values
+        series = values["charts"][chart]["series"][number]
+        return series | {"x": values["places"][series["x"]]}
+
+
+def report(run: Path, *more: object) -> Page:
+    ended = hpcgen("report", run, *more, "-o", "report.html")
+    assert (ended.status, ended.stderr) == (0, "wrote report.html\n")
+    page = Page(Path("report.html").read_text(encoding="utf-8"))
+    assert page.unclosed == []
+    return page
+
+
+@pytest.fixture
+def eventful(tmp_path: Path) -> Path:
+    """A run of three lives, with everything that the trainer records."""
+    return write_run(
+        tmp_path / "eventful",
+        [
+            start(),
+            *steps(1, 120),
+            {"event": "evaluation", "iteration": 100, "time": START + 200, "split": "valid", "loss": 3.25},
+            {
+                "event": "checkpoint",
+                "iteration": 100,
+                "time": START + 205,
+                "path": "/runs/gpt/checkpoints/iter_0000100",
+                "stall_s": 0.8,
+                "write_s": 31.0,
+                "bytes": 112_000_000_000,
+                "asynchronous": True,
+            },
+            {"event": "stop", "iteration": 120, "time": START + 241, "reason": "SIGUSR2"},
+            start(120, START + 541, checkpoint="/runs/gpt/checkpoints/iter_0000120"),
+            step(121, loss=9.5, skipped=True),
+            {
+                "event": "spike",
+                "iteration": 121,
+                "time": START + 543,
+                "loss": 9.5,
+                "height": 3.1,
+                "first_sample": 30720,
+                "last_sample": 30975,
+                "skipped": True,
+            },
+            step(122, grad_norm=None, skipped=True),
+            {
+                "event": "straggler",
+                "iteration": 122,
+                "time": START + 545,
+                "rank": 13,
+                "host": "ndv5-002",
+                "slowdown": 1.43,
+            },
+            start(
+                122,
+                START + 900,
+                checkpoint="/runs/gpt/checkpoints/iter_0000122",
+                changed=[["optimizer.lr", 3e-4, 1e-4]],
+            ),
+            *steps(123, 160),
+        ],
+    )
+
+
+def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
+    (eventful / "FAILED").write_text("the loss is nan at iteration 161\n")
+    page = report(eventful)
+    assert page.charts == [
+        "loss",
+        "recent-loss",
+        "grad-norm",
+        "lr",
+        "tokens",
+        "flops",
+        "step-time",
+        "shares",
+        "memory",
+        "checkpoints",
+    ]
+    for words in (
+        "The run failed. the loss is nan at iteration 161",
+        "160 of 1,000",
+        "MFU 13%",
+        "61.5 GiB",
+        "asked to stop: SIGUSR2",
+        "ended without a word: killed, a fault, or a lost node",
+        "failed: the loss is nan at iteration 161",
+        "120: iter_0000120",
+        "0: random weights",
+        "5 min",  # from the last line of the first life to the second
+        "start 3: optimizer.lr 0.0003 → 0.0001",
+        "0.8 s 31 s beside training 112.0 GB /runs/gpt/checkpoints/iter_0000100",
+        "30,720 to 30,975 left out",
+        "13 ndv5-002 1 1.43 × the median",
+        "MFU = TFLOP/s per device / 989 TFLOP/s",
+        "megatron-lm: 3 x forward matrix products",
+        "TP 2 × PP 1 × CP 1 × DP 8",
+        "torch 2.13.0",
+        "2: ndv5-001, ndv5-002",
+    ):
+        assert words in page.text
+    restarts = [attributes["title"] for tag, attributes in page.tags if attributes.get("class") == "restart"]
+    assert "start 2, from iteration 120" in restarts
+    assert page.series("loss")["x"][-1] == 160
+    assert page.series("loss", 1) == {"label": "valid", "colour": 1, "x": [100], "middle": [3.25]}
+    assert page.series("grad-norm")["low"][121] is None
+
+
+def test_a_report_asks_nobody_for_anything(eventful: Path) -> None:
+    page = report(eventful)
+    policy = [a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
+    assert [str(each).partition(";")[0] for each in policy] == ["default-src 'none'"]
+    assert not [a for _, a in page.tags if {"src", "href"} & a.keys() and a.get("href") != "data:,"]
+    assert "http" not in page.source.replace("http-equiv", "")
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    run = write_run(tmp_path / "run", [start(name=hostile, hosts=[hostile]), *steps(1, 3)], hostile)
+    (run / "FAILED").write_text(hostile)
+    page = report(run)
+    assert hostile in page.text
+    assert [tag for tag, _ in page.tags if tag in ("script", "img")] == ["script", "script"]
+
+
+def test_half_a_million_steps_fit_into_a_small_file_with_their_extremes(tmp_path: Path) -> None:
+    count = 500_000
+    loss = np.full(count, 2.0)
+    loss[[123_456, 400_001]] = 77.0, 0.25
+    buckets = downsample(np.arange(1.0, count + 1), loss)
+    assert len(buckets.x) == MOST_BUCKETS
+    assert (buckets.high.max(), buckets.low.min(), buckets.x[-1]) == (77.0, 0.25, count)
+    assert np.all(buckets.middle == 2.0)
+
+
+def test_a_long_run(tmp_path: Path) -> None:
+    events = steps(1, 4000)
+    events[1233]["loss"] = 55.5
+    events[2000]["step_time_s"] = 600.0
+    page = report(write_run(tmp_path / "run", [start(train_iters=4000), *events]))
+    assert max(page.series("loss")["high"]) == 55.5
+    assert max(page.series("step-time")["high"]) == 600
+    assert all(len(places) <= MOST_BUCKETS for places in page.values["places"])
+    assert len(page.source) < 350_000
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (0, 100, ["0", "20", "40", "60", "80", "100"]),
+        (2.0002, 2.0012, ["2.0002", "2.0004", "2.0006", "2.0008", "2.001", "2.0012"]),
+        (0, 500_000, ["0", "100k", "200k", "300k", "400k", "500k"]),
+        (0, 3e-4, ["0", "5e-5", "0.0001", "0.00015", "0.0002", "0.00025", "0.0003"]),
+        (-1.5, 1.5, ["-1.5", "-1", "-0.5", "0", "0.5", "1", "1.5"]),
+    ],
+)
+def test_ticks_are_round_and_told_apart(low: float, high: float, texts: list[str]) -> None:
+    assert tick_texts(Scale(low=low, high=high).ticks()) == texts
+
+
+def test_a_logarithmic_axis_is_for_what_spans_much() -> None:
+    scale = scale_for(2.0, 11.0, log_from=2.5)
+    assert scale.is_log
+    assert tick_texts(scale.ticks()) == ["2", "3", "5", "10"]
+    assert not scale_for(2.0, 4.0, log_from=2.5).is_log
+    assert not scale_for(0.0, 11.0, log_from=2.5).is_log
+
+
+def test_a_run_that_is_being_written(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [start(), *steps(1, 5)])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "step", "iteration": 6, "lo')
+    page = report(run)
+    assert page.series("loss")["x"] == [1, 2, 3, 4, 5]
+    assert "cannot be read" not in page.text
+
+
+def test_what_is_no_number_is_a_gap(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run", [start(), *steps(1, 3), step(4, loss=math.nan), step(5, loss=None), *steps(6, 7)]
+    )
+    assert "NaN" in (run / "metrics.jsonl").read_text()
+    page = report(run)
+    losses = page.series("loss")["middle"]
+    assert [loss is None for loss in losses] == [False] * 3 + [True] * 2 + [False] * 2
+    assert page.source.count("NaN") == 0
+
+
+def test_damaged_lines_are_said_and_unknown_events_are_not(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [start(), *steps(1, 3), {"event": "from-the-future", "iteration": 3}])
+    metrics = run / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes() + b'\0\0\0\n[1, 2]\n{"event": "step"}\n\n')
+    page = report(run)
+    assert f"3 lines of {run}/metrics.jsonl cannot be read" in page.text
+    assert page.series("loss")["x"] == [1, 2, 3]
+
+
+def test_steps_that_a_later_life_did_again_count_once(tmp_path: Path) -> None:
+    again = [step(iteration, loss=1.0) for iteration in (3, 4)]
+    run = write_run(tmp_path / "run", [start(), *steps(1, 9), start(2, START + 100), *again])
+    history = read_history(run / "metrics.jsonl")
+    assert history.iteration.tolist() == [1, 2, 3, 4]
+    assert history.columns["loss"].tolist()[2:] == [1.0, 1.0]
+    assert [life.last_iteration for life in history.lives] == [2, 4]
+
+
+def test_one_step_is_a_report(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run", [start(), step(1)]))
+    assert page.series("loss")["middle"] == [pytest.approx(step(1)["loss"], rel=1e-4)]
+    assert [attributes["d"] for _, attributes in page.tags if attributes.get("class") == "dots c0"]
+
+
+def test_lines_of_an_older_trainer(tmp_path: Path) -> None:
+    old = [{"event": "start", "iteration": 0}, {"event": "step", "iteration": 1, "loss": 3.0, "lr": 0.1}]
+    page = report(write_run(tmp_path / "run", old))
+    assert page.charts == ["loss", "lr"]
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([], "there is nothing to show, it holds no step"),
+        ([start()], "there is nothing to show, the run has started and has not done a step yet"),
+    ],
+)
+def test_nothing_to_show_ends_with_status_2(tmp_path: Path, events: list[dict[str, Any]], said: str) -> None:
+    run = write_run(tmp_path / "run", events)
+    ended = hpcgen("report", run)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert said in ended.stderr
+    assert not (run / "report.html").exists()
+
+
+def test_what_is_no_run_ends_with_status_2(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, said in (
+        (tmp_path, f"{tmp_path}/metrics.jsonl: no such file; name the directory of a training run"),
+        (tmp_path / "nothing", "no such directory; name the directory of a run"),
+        (tmp_path / "file", f"{tmp_path}/file is a file; name the run's directory"),
+    ):
+        ended = hpcgen("report", path)
+        assert (ended.status, ended.stdout) == (2, "")
+        assert said in ended.stderr
+
+
+def test_figures_as_json_and_in_the_terminal(eventful: Path) -> None:
+    (eventful / "DONE").write_text("160\n")
+    [summary] = json.loads(hpcgen("report", eventful, "--json").stdout)
+    assert not (eventful / "report.html").exists()
+    assert {name: summary[name] for name in ("state", "iteration", "starts", "skipped_steps", "spikes")} == {
+        "state": "done",
+        "iteration": 160,
+        "starts": 3,
+        "skipped_steps": 2,
+        "spikes": 1,
+    }
+    assert summary["consumed_tokens"] == 160 * 256 * 2048
+    assert summary["evaluations"] == {"valid": 3.25}
+    assert summary["shares"]["communication"] == pytest.approx(0.1)
+    assert summary["lives"][1]["waited_s"] == 300
+    ended = hpcgen("report", eventful)
+    assert ended.stderr == f"wrote {eventful}/report.html\n"
+    lines = ended.stdout.splitlines()
+    assert lines[0] == "gpt: done, iteration 160 of 1,000"
+    assert re.fullmatch(r"loss 10\.82\d .* over 160 steps", lines[1])
+    assert lines[-1] == ("2 s a step, 262,144 tokens/s, 128 TFLOP/s per device, MFU 13%, 61.5 GiB, 3 starts")
+    assert (
+        Page(hpcgen("report", eventful, "-o", "-").stdout).charts
+        == Page((eventful / "report.html").read_text()).charts
+    )
+
+
+def test_a_silent_run_says_what_its_heartbeat_said_last(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [start(), *steps(1, 3)])
+    (run / "heartbeat").write_text(
+        json.dumps({"time": START + 9, "iteration": 3, "phase": "save", "host": "ndv5-002"})
+    )
+    (run / "stacks").mkdir()
+    (run / "stacks" / "rank-3").touch()
+    page = report(run)
+    assert re.search(r"last sign of life \d+ d \d+ h ago: save on ndv5-002, iteration 3", page.text)
+    assert f"the stacks of its ranks lie in {run}: stacks." in page.text
+    assert "nothing was heard of it since" in page.text
+
+
+def test_runs_side_by_side(eventful: Path, tmp_path: Path) -> None:
+    other = write_run(
+        tmp_path / "other", [start(name="other"), *steps(1, 50, lr=1e-4)], "other", optimizer={"lr": 1e-4}
+    )
+    page = report(eventful, other)
+    assert page.charts[:4] == ["loss", "recent-loss", "loss-by-tokens", "validation"]
+    assert [series["label"] for series in page.values["charts"]["lr"]["series"]] == ["gpt", "other"]
+    assert "optimizer.lr 0.0003 0.0001" in page.text
+    assert page.series("loss-by-tokens", 1)["x"][-1] == 50 * 256 * 2048
+    ended = hpcgen("report", eventful, eventful)
+    assert (ended.status, ended.stderr) == (0, "wrote report.html\n")
+    assert "gpt (1)" in Path("report.html").read_text(encoding="utf-8")
