@@ -195,6 +195,11 @@ def _nccl(stage: str, config: RunConfig) -> Iterator[Variable]:
         yield _own("stage", "NCCL_COLLNET_ENABLE", "1", why, "Megatron-Core, parallel_state.py")
     if stage != "train":
         return
+    if config.training.deterministic_mode:
+        why = "training.deterministic_mode: the order in which numbers are added must not change."
+        yield _own("stage", "NCCL_ALGO", "Ring", why, "Megatron-LM, arguments.py")
+        yield _own("stage", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", why, "Megatron-LM, arguments.py")
+        yield _own("stage", "CUBLAS_WORKSPACE_CONFIG", ":4096:8", why, "NVIDIA cuBLAS, reproducibility")
     if overlaps(config.parallelism):
         why = (
             "Keeps communication ahead of compute with TP or CP before Blackwell (Megatron-LM, arguments.py)."
@@ -205,8 +210,9 @@ def _nccl(stage: str, config: RunConfig) -> Iterator[Variable]:
     yield _own("stage", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", why, pytorch)
     why = "Collectives remembered for that record."
     yield _own("stage", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", why, pytorch)
-    record = f"{config.paths.run_dir}/nccl-flight-record-"
-    yield _own("stage", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", record, "Where the record is written.", pytorch)
+    record = f"{config.paths.run_dir}/stacks/flight-record-"
+    why = "Where the record is written, beside the stacks of the ranks."
+    yield _own("stage", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", record, why, pytorch)
 
 
 def _own(layer: Layer, name: str, value: str, why: str, origin: str = "hpcgen") -> Variable:

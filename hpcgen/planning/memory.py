@@ -3,7 +3,7 @@
 The activation terms are those of Korthikanti et al., "Reducing activation recomputation in large transformer
 models", arXiv 2205.05198, section 4, written per term so that grouped queries and gated MLPs fit; for GPT-3
 shapes with dropout they sum to the paper's s x b x h x (10 + 24 / TP). Attention is taken to be fused: its
-score matrix is never stored.
+score matrix is never stored. In FP8 some inputs are kept in one byte in place of two; the estimate is bf16's.
 """
 
 from __future__ import annotations
@@ -53,18 +53,21 @@ def estimate_memory(
     if layout.pipeline_model_parallel_size == 1:
         # With more stages the logits are on the last one, which keeps the fewest microbatches.
         activations += LOGIT_BYTES * tokens * model.padded_vocab_size // layout.tensor_model_parallel_size
-    scale = 1 if training.precision == "bf16" else 2
+    scale = 2 if training.precision == "fp32" else 1
     return MemoryEstimate(int(parameters * bytes_per_parameter(training, layout)), scale * activations)
 
 
 def bytes_per_parameter(training: TrainingConfig, layout: Layout) -> float:
     """Bytes of a parameter on a device that holds it; the distributed optimizer shards over DP x CP.
 
-    bf16: weight 2, fp32 gradient 4, and fp32 copy and two moments 12 / shards (Megatron-Core's
-    docs/api-guide/dist_optimizer.md). fp32: weight 4, gradient 4, and two moments 8 / shards.
+    bf16 and fp16: weight 2, fp32 gradient 4, and fp32 copy and two moments 12 / shards (Megatron-Core's
+    docs/api-guide/dist_optimizer.md). fp32: weight 4, gradient 4, and two moments 8 / shards. FP8 adds a byte for
+    the weight and one for its transpose, which Transformer Engine keeps from micro-batch to micro-batch.
     """
     shards = layout.data_parallel_size * layout.context_parallel_size
-    return 6 + 12 / shards if training.precision == "bf16" else 8 + 8 / shards
+    if training.precision == "fp32":
+        return 8 + 8 / shards
+    return (8 if training.fp8 else 6) + 12 / shards
 
 
 def _parameters_per_device(model: ModelConfig, layout: Layout) -> float:

@@ -12,6 +12,7 @@ from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, blend, s
 from hpcgen.config.fields import PATH
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
+from trainer import imports
 from trainer.config import BlendConfig, Dataset
 
 BLENDS = ("datasets", "train", "valid", "test")
@@ -55,6 +56,11 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
         merges_file=maybe(data.tokenizer.merges_file),
         tokenizer_file=maybe(data.tokenizer.tokenizer_file),
     )
+
+    def function(path: str | None) -> str | None:
+        file = imports.file_of(path) if path else None
+        return path if path is None or file is None else imports.with_file(path, here(file))
+
     blends: dict[str, Any] = {name: absolute(getattr(data, name)) for name in BLENDS}
     checkpoint = dataclasses.replace(
         config.checkpoint, save=maybe(config.checkpoint.save), load=maybe(config.checkpoint.load)
@@ -66,7 +72,20 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
             data, corpus=corpus, tokenizer=tokenizer, cache_dir=maybe(data.cache_dir), **blends
         ),
         checkpoint=checkpoint,
+        model=dataclasses.replace(
+            config.model,
+            layer_spec=function(config.model.layer_spec),
+            model_provider=function(config.model.model_provider),
+        ),
+        optimizer=dataclasses.replace(config.optimizer, lr_schedule=function(config.optimizer.lr_schedule)),
     )
+
+
+def import_files(config: RunConfig) -> tuple[str, ...]:
+    """The files whose functions the trainer calls."""
+    paths = (config.model.layer_spec, config.model.model_provider, config.optimizer.lr_schedule)
+    files = (imports.file_of(path) for path in paths if path is not None)
+    return tuple(dict.fromkeys(file for file in files if file is not None))
 
 
 def trainer_data(config: RunConfig) -> BlendConfig:
@@ -106,6 +125,13 @@ def _trainer_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
     ):
         if value is not None:
             yield path, value
+    for path, value in (
+        ("model.layer_spec", config.model.layer_spec),
+        ("model.model_provider", config.model.model_provider),
+        ("optimizer.lr_schedule", config.optimizer.lr_schedule),
+    ):
+        if value is not None and (file := imports.file_of(value)) is not None:
+            yield path, file
 
 
 def corpus_job(config: RunConfig) -> CorpusJob:

@@ -7,9 +7,10 @@ from typing import Any
 
 from hpcgen.config.fields import slurm_time
 from hpcgen.planning import checkpointing
-from hpcgen.planning.memory import estimate_memory
+from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
+from trainer.batch_size import total_samples
 
 
 def summarize(plan: Plan) -> dict[str, Any]:
@@ -45,10 +46,18 @@ def _training(plan: Plan) -> dict[str, Any]:
         "bubble_fraction": layout.bubble_fraction,
         "parameters": parameter_count(trainer.model),
         "tokens_per_step": tokens,
-        "tokens_of_the_run": tokens * trainer.training.train_iters,
+        "tokens_of_the_run": total_samples(trainer.training) * trainer.model.seq_length,
+        "rampup_batch_size": trainer.training.rampup_batch_size,
+        "precision": trainer.training.precision,
+        "fp8": trainer.training.fp8,
+        "fp8_recipe": trainer.training.fp8_recipe if trainer.training.fp8 else None,
+        "layer_spec": trainer.model.layer_spec,
+        "model_provider": trainer.model.model_provider,
         "lr": trainer.optimizer.lr,
         "min_lr": trainer.optimizer.min_lr,
         "lr_decay_style": trainer.optimizer.lr_decay_style,
+        "lr_schedule": trainer.optimizer.lr_schedule,
+        "lr_wsd_decay_iters": trainer.optimizer.lr_wsd_decay_iters,
         "lr_warmup_iters": trainer.optimizer.lr_warmup_iters,
         "lr_decay_iters": trainer.optimizer.lr_decay_iters,
         "memory_gib_per_device": memory.total_gib,
@@ -57,6 +66,11 @@ def _training(plan: Plan) -> dict[str, Any]:
         "checks_nodes_first": bool(plan.stages["train"].values["preflight"]),
         "save_time_s": checkpointing.save_time_s(trainer, plan.run.cluster.storage_write_gb_s),
         "save_interval": trainer.checkpoint.save_interval,
+        "save_interval_minutes": trainer.checkpoint.save_interval_minutes,
+        "async_save": trainer.checkpoint.async_save,
+        "staged_gib_per_node": checkpointing.staged_bytes(trainer)
+        * plan.stages["train"].allocation.ntasks_per_node
+        / GIB,
         "slow_step_s": checkpointing.slow_step_s(trainer),
         "signal_lead_s": plan.stages["train"].signal_lead_s,
     }
@@ -74,12 +88,8 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append((name, f"{size}, limit {slurm_time(stage['time_s'])}, {container}"))
     if "layout" not in summary:
         return lines
-    rate = (
-        f"{summary['lr']:g} after {summary['lr_warmup_iters']} steps, "
-        f"{summary['lr_decay_style']} to {summary['min_lr']:g} at step {summary['lr_decay_iters']}"
-    )
     checkpoint = (
-        f"{summary['checkpoint_bytes'] / 1e9:.1f} GB every {summary['save_interval']} steps, "
+        f"{summary['checkpoint_bytes'] / 1e9:.1f} GB {_intervals(summary)}, {_while_saving(summary)}, "
         f"about {math.ceil(summary['save_time_s'])} s to write at {summary['storage_write_gb_s']:g} GB/s "
         "(storage_write_gb_s of the profile)"
     )
@@ -91,11 +101,57 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *lines,
         ("layout", summary["layout"]),
         ("pipeline bubble", f"{summary['bubble_fraction']:.1%}"),
-        ("parameters", f"{summary['parameters']:,}"),
-        ("tokens", f"{summary['tokens_per_step']:,} a step, {summary['tokens_of_the_run']:,} in all"),
-        ("learning rate", rate),
+        ("parameters", _parameters(summary)),
+        ("precision", _precision(summary)),
+        ("tokens", _tokens(summary)),
+        ("learning rate", _rate(summary)),
         ("memory", f"about {summary['memory_gib_per_device']:.1f} GiB on the fullest device"),
         ("checkpoint", checkpoint),
         ("warned", warned),
         ("nodes checked", checked),
     ]
+
+
+def _parameters(summary: dict[str, Any]) -> str:
+    own = [summary[key] for key in ("layer_spec", "model_provider") if summary[key]]
+    note = f" of the GPT that {' and '.join(own)} may change" if own else ""
+    return f"{summary['parameters']:,}{note}"
+
+
+def _precision(summary: dict[str, Any]) -> str:
+    if summary["fp8"] is None:
+        return str(summary["precision"])
+    recipe = {"tensorwise": "current scaling", "delayed": "delayed scaling"}[summary["fp8_recipe"]]
+    return f"{summary['precision']}, layers in FP8 ({summary['fp8']}, {recipe})"
+
+
+def _tokens(summary: dict[str, Any]) -> str:
+    tokens = f"{summary['tokens_per_step']:,} a step, {summary['tokens_of_the_run']:,} in all"
+    if summary["rampup_batch_size"] is None:
+        return tokens
+    start, increment, samples = summary["rampup_batch_size"]
+    return f"{tokens}; the batch grows from {start} by {increment} over {samples:,} samples"
+
+
+def _rate(summary: dict[str, Any]) -> str:
+    peak = f"{summary['lr']:g} after {summary['lr_warmup_iters']} steps"
+    if summary["lr_schedule"]:
+        return f"{peak}, then {summary['lr_schedule']}"
+    if summary["lr_decay_style"] == "constant":
+        return f"{peak}, constant"
+    end = summary["lr_decay_iters"]
+    start = f" from step {end - summary['lr_wsd_decay_iters']}" if summary["lr_decay_style"] == "WSD" else ""
+    return f"{peak}, {summary['lr_decay_style']}{start} to {summary['min_lr']:g} at step {end}"
+
+
+def _intervals(summary: dict[str, Any]) -> str:
+    steps, minutes = summary["save_interval"], summary["save_interval_minutes"]
+    every = [f"{steps} steps"] if steps else []
+    every += [f"{minutes:g} minutes"] if minutes else []
+    return f"every {' and every '.join(every)}"
+
+
+def _while_saving(summary: dict[str, Any]) -> str:
+    if not summary["async_save"]:
+        return "training waits"
+    return f"in the background from {summary['staged_gib_per_node']:.1f} GiB of memory on each node"

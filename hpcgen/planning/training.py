@@ -24,6 +24,7 @@ from trainer.resolve import resolve
 
 MUCH_SPACE_TB = 10
 LARGE_CHECKPOINT_GB = 100
+WANDB_KEY = "WANDB_API_KEY"
 SHIPPED_PROFILES = "/hpcgen/clusters/"
 
 
@@ -49,12 +50,15 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         training=config.training,
         optimizer=config.optimizer,
         data=trainer_data(config),
+        checkpoint=config.checkpoint,
+        logging=config.logging,
         world=World(
             path=nodes.path,
             count=allocation.nodes,
             ranks_each=allocation.ntasks_per_node,
         ),
         gpus_per_node=run.node_type.gpus_per_node or allocation.ntasks_per_node,
+        device=run.node_type.device,
         device_memory_gib=run.node_type.gpu_memory_gib,
     )
     errors, warnings = check(facts)
@@ -67,11 +71,12 @@ def plan_training(run: Run, config: RunConfig) -> Training:
             trainer=None, layout=None, signal_lead_s=0, errors=tuple(errors), warnings=tuple(warnings)
         )
     trainer = _trainer(run, config, facts, allocation)
-    if trainer.checkpoint.save_interval is None:
-        interval = checkpointing.save_interval(checkpointing.slow_step_s(trainer))
-        planned = dataclasses.replace(trainer.checkpoint, save_interval=interval)
-        trainer = dataclasses.replace(trainer, checkpoint=planned)
-    warnings += [*_space_warning(trainer), *_storage_warning(run, trainer)]
+    warnings += [
+        *_fp8_warning(run, trainer),
+        *_space_warning(trainer),
+        *_storage_warning(run, trainer),
+        *_wandb_warning(config),
+    ]
     lead_s, time_problems = _signal_lead(run, config, trainer, allocation)
     return Training(
         trainer=trainer,
@@ -93,7 +98,9 @@ def _trainer(run: Run, config: RunConfig, facts: Facts, allocation: Allocation) 
         run_dir=config.paths.run_dir,
         device=run.node_type.device,
         world_size=allocation.num_tasks,
-        peak_tflops=run.node_type.peak_tflops.get(config.training.precision),
+        peak_tflops=run.node_type.peak_tflops.get(
+            "fp8" if config.training.fp8 else config.training.precision
+        ),
         model=facts.model,
         parallelism=config.parallelism,
         training=config.training,
@@ -136,14 +143,31 @@ def _batch_warning(config: RunConfig) -> list[Problem]:
 
 
 def _space_warning(trainer: TrainerConfig) -> list[Problem]:
-    checkpoint = trainer.checkpoint
-    assert checkpoint.save_interval
-    saves = -(-trainer.training.train_iters // checkpoint.save_interval)
+    saves = checkpointing.num_saves(trainer)
     total_tb = saves * checkpoint_bytes(trainer.model, trainer.training.precision) / 1e12
-    if checkpoint.keep_last is not None or total_tb < MUCH_SPACE_TB:
+    if trainer.checkpoint.keep_last is not None or total_tb < MUCH_SPACE_TB:
         return []
-    reason = f"keeps all {saves} checkpoints of the run, {total_tb:,.0f} TB"
+    about = "" if trainer.checkpoint.save_interval_minutes is None else "about "
+    reason = f"keeps all {about}{saves} checkpoints of the run, {total_tb:,.0f} TB"
     return [Problem("checkpoint.keep_last", reason, "set how many of the newest to keep")]
+
+
+def _fp8_warning(run: Run, trainer: TrainerConfig) -> list[Problem]:
+    if trainer.training.fp8 is None or "fp8" in run.node_type.peak_tflops:
+        return []
+    reason = (
+        f"may be more than the GPUs can do: peak_tflops of node type {run.cluster.node_type} names no fp8"
+    )
+    return [Problem("training.fp8", reason, "set it to null before Hopper (A100), or add the peak")]
+
+
+def _wandb_warning(config: RunConfig) -> list[Problem]:
+    """Weights & Biases without its key: the trainer writes its files here, to be sent later."""
+    if config.logging.wandb_project is None or WANDB_KEY in config.secrets:
+        return []
+    reason = f"is logged to offline: secrets does not name {WANDB_KEY}, so that the job has no key"
+    hint = f"add secrets: [{WANDB_KEY}] and export it where you submit, or send the files later (wandb sync)"
+    return [Problem("logging.wandb_project", reason, hint)]
 
 
 def _storage_warning(run: Run, trainer: TrainerConfig) -> list[Problem]:

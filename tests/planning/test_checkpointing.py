@@ -22,13 +22,29 @@ def test_saving_takes_its_bytes_over_the_bandwidth(trainer):
     assert checkpointing.save_time_s(trainer, None) == checkpointing.save_time_s(trainer, 1.0)
 
 
+def test_few_ranks_are_slower_than_fast_storage(trainer):
+    few = dataclasses.replace(trainer, world_size=16)
+    assert checkpointing.save_time_s(few, 64) == 4 * checkpointing.save_time_s(trainer, 64)
+    assert checkpointing.save_time_s(few, 2) == checkpointing.save_time_s(trainer, 2)
+
+
+def test_an_asynchronous_save_is_staged_in_equal_parts(trainer):
+    assert checkpointing.staged_bytes(trainer) == pytest.approx(174.6e9 * 14 / 128, rel=1e-3)
+    waited = dataclasses.replace(trainer.checkpoint, async_save=False)
+    assert checkpointing.staged_bytes(dataclasses.replace(trainer, checkpoint=waited)) == 0
+
+
 def test_a_slow_step_is_a_fifth_of_the_peak(trainer):
     """6 x parameters x tokens over 128 GPUs at 0.2 x 989 TFLOP/s, and the attention's part on top."""
     tokens = 1536 * 2048
     plain_s = 6 * 174.6e9 * tokens / (128 * 0.2 * 989e12)
     assert plain_s < checkpointing.slow_step_s(trainer) < 1.2 * plain_s
-    alone = dataclasses.replace(trainer, peak_tflops=None)
-    assert checkpointing.slow_step_s(alone) > 1000 * plain_s
+    nameless = dataclasses.replace(trainer, peak_tflops=None)
+    assert checkpointing.slow_step_s(nameless) == pytest.approx(
+        checkpointing.slow_step_s(trainer) * 0.2 * 989 / 20
+    )
+    cpus = dataclasses.replace(nameless, device="cpu")
+    assert checkpointing.slow_step_s(cpus) > 1000 * plain_s
 
 
 @pytest.mark.parametrize(
@@ -48,10 +64,17 @@ def test_an_evaluation_is_forward_passes_alone_and_counts_where_a_warning_may_me
 
 
 def test_checkpoints_are_half_an_hour_apart_where_nobody_says(trainer):
-    assert checkpointing.save_interval(step_s=120) == 30
-    assert checkpointing.save_interval(step_s=1e6) == 1
-    assert checkpointing.save_interval(step_s=0.01) == 1000
-    assert 20 < trainer.checkpoint.save_interval < 35
+    assert (trainer.checkpoint.save_interval, trainer.checkpoint.save_interval_minutes) == (None, 30)
+
+
+@pytest.mark.parametrize(
+    ("steps", "minutes", "saves"), [(1000, None, 95), (None, 30, 3500), (1000, 30, 3500), (10**9, None, 1)]
+)
+def test_the_checkpoints_of_a_run_come_by_steps_and_by_the_clock(trainer, steps, minutes, saves):
+    """95367 steps of about 66 s: half of what slow ones take."""
+    checkpoint = dataclasses.replace(trainer.checkpoint, save_interval=steps, save_interval_minutes=minutes)
+    found = checkpointing.num_saves(dataclasses.replace(trainer, checkpoint=checkpoint))
+    assert found == pytest.approx(saves, rel=0.02)
 
 
 def test_the_shortest_time_holds_a_start_a_step_and_the_lead():

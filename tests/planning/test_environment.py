@@ -78,7 +78,7 @@ def test_what_ndv5_needs(tmp_path):
         "PYTHONUNBUFFERED": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/shared/runs/big/nccl-flight-record-",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/shared/runs/big/stacks/flight-record-",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TRANSFORMERS_OFFLINE": "1",

@@ -47,7 +47,9 @@ def test_the_estimate_is_near_what_gpus_showed(model, run, peak_gib):
     assert estimate(model, **run).total_gib == pytest.approx(peak_gib, rel=0.06)
 
 
-@pytest.mark.parametrize(("precision", "alone", "sharded"), [("bf16", 18, 9), ("fp32", 16, 10)])
+@pytest.mark.parametrize(
+    ("precision", "alone", "sharded"), [("bf16", 18, 9), ("fp16", 18, 9), ("fp32", 16, 10)]
+)
 def test_the_distributed_optimizer_shards_over_data_and_context(precision, alone, sharded):
     training = TrainingConfig(micro_batch_size=1, global_batch_size=4, train_iters=1, precision=precision)
     for parallelism, world_size, expected in (
@@ -58,6 +60,12 @@ def test_the_distributed_optimizer_shards_over_data_and_context(precision, alone
         layout = Layout.make(GPT, parallelism, training, world_size)
         assert layout is not None
         assert bytes_per_parameter(training, layout) == expected
+
+
+def test_fp8_keeps_its_weights_and_their_transposes():
+    half, fp8 = estimate(GPT), estimate(GPT, fp8="hybrid")
+    assert fp8.parameter_bytes / half.parameter_bytes == pytest.approx(20 / 18)
+    assert fp8.activation_bytes == half.activation_bytes
 
 
 def test_activations_are_those_of_the_paper():

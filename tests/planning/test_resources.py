@@ -33,6 +33,10 @@ BATCH = "training__global_batch_size"
             "(PP - 1) / (VPP x num_microbatches) = 3 / (1 x 2); use a training.global_batch_size of 240 or "
             "more, or more virtual stages",
         ),
+        (
+            {"training__precision": "fp16"},
+            "training.precision skips a step whenever gradients overflow, and is no faster than bf16; use bf16",
+        ),
     ],
 )
 def test_what_is_slow_is_a_warning(changes, message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hpcgen.planning.rules import Facts, World, check
@@ -23,6 +25,7 @@ SP = "parallelism__sequence_parallel"
 HEADS = "model__num_attention_heads"
 GROUPS = "model__num_query_groups"
 BATCH = "training__global_batch_size"
+RAMPUP = "training__rampup_batch_size"
 FULL = {"training__recompute_granularity": "full"}
 ROPE = {"model__position_embedding_type": "rope"}
 CORPUS, WEIGHED = Dataset(prefix="corpus"), Dataset(prefix="weighed", weight=0.5)
@@ -144,6 +147,75 @@ REFUSED = {
         "parallelism.virtual_pipeline_model_parallel_size = 3 needs a multiple of "
         "parallelism.pipeline_model_parallel_size = 4 (3 / 4); use 32 or 64",
     ),
+    "a ramp-up that passes the batch by": (
+        {RAMPUP: (64, 100, 10_000)},
+        "training.rampup_batch_size does not reach global_batch_size = 512: 512 - 64 is not a multiple of 100; "
+        "use [64, 64, 10000]",
+    ),
+    "a ramp-up of two numbers": (
+        {RAMPUP: (64, 64)},
+        "training.rampup_batch_size must be three numbers: start, increment and samples; ",
+    ),
+    "a ramp-up from above": (
+        {RAMPUP: (1024, 32, 10_000)},
+        "training.rampup_batch_size starts above global_batch_size = 512; use [480, 32, 10000]",
+    ),
+    "a ramp-up through parts of microbatches": (
+        {RAMPUP: (32, 16, 10_000)},
+        "training.rampup_batch_size leads to batches that are no multiple of micro_batch_size x DP = 2 x 16 = "
+        "32 (16 / 32); use [32, 32, 10000]",
+    ),
+    "a ramp-up that leaves the pipeline unfilled": (
+        {RAMPUP: (8, 8, 10_000), PP: 4, VPP: 3},
+        "training.rampup_batch_size leads to batches that are no multiple of micro_batch_size x DP x PP = "
+        "2 x 4 x 4 = 32 (8 / 32); use [32, 32, 10000]",
+    ),
+    "overlap of TP without sequence parallel": (
+        {TP: 2, "parallelism__tp_comm_overlap": True},
+        "parallelism.tp_comm_overlap needs parallelism.sequence_parallel = true, which is false; use false, or "
+        "sequence_parallel: true beside it, with parallelism.tensor_model_parallel_size above 1",
+    ),
+    "fp8 without Transformer Engine": (
+        {"training__fp8": "hybrid", "training__transformer_impl": "torch"},
+        "training.transformer_impl has no matrix products in FP8, which training.fp8 asks for; use "
+        "transformer_engine or null",
+    ),
+    "fp8 of fp32": (
+        {"training__fp8": "hybrid", "training__precision": "fp32"},
+        "training.precision is what training.fp8 would round away; use bf16, or training.fp8: null",
+    ),
+    "fp8 with an odd MLP": (
+        {"training__fp8": "hybrid", "model__ffn_hidden_size": 4104, TP: 2},
+        "model.ffn_hidden_size over TP = 2 makes matrices 2052 wide, and training.fp8 = hybrid needs multiples "
+        "of 16; use 4096 or 4128, or training.fp8: null",
+    ),
+    "fp8 with odd tokens": (
+        {"training__fp8": "hybrid", "model__seq_length": 2046},
+        "model.seq_length x micro_batch_size leaves 4092 tokens on a rank, and training.fp8 = hybrid needs a "
+        "multiple of 8; use 2040 or 2048, or training.fp8: null",
+    ),
+    "an fp8 recipe without fp8": (
+        {"training__fp8_recipe": "delayed"},
+        "training.fp8_recipe says how to scale in FP8, and training.fp8 is null; use tensorwise, or "
+        "training.fp8: hybrid",
+    ),
+    "a history that nothing looks at": (
+        {"training__fp8": "hybrid", "training__fp8_amax_history_len": 16},
+        "training.fp8_amax_history_len is read with training.fp8_recipe = delayed alone; use 1024, or "
+        "fp8_recipe: delayed",
+    ),
+    "a loss scale for bf16": (
+        {"optimizer__loss_scale": 128.0},
+        "optimizer.loss_scale is for training.precision = fp16, and it is bf16; use null",
+    ),
+    "a least loss scale above the first": (
+        {
+            "training__precision": "fp16",
+            "optimizer__initial_loss_scale": 4.0,
+            "optimizer__min_loss_scale": 8.0,
+        },
+        "optimizer.min_loss_scale is greater than optimizer.initial_loss_scale = 4; use 1.0",
+    ),
     "full recompute without a method": (
         {**FULL, "training__recompute_num_layers": 1},
         "training.recompute_method leaves open which layers training.recompute_granularity = full "
@@ -201,6 +273,67 @@ REFUSED = {
         "optimizer.lr_warmup_iters (null means 100) is not less than optimizer.lr_decay_iters = 100, where the "
         "decay ends; use 10",
     ),
+    "a warm-up from above": (
+        {"optimizer__lr_warmup_init": 1.0},
+        "optimizer.lr_warmup_init is greater than optimizer.lr = 0.0003; use 0.0",
+    ),
+    "WSD's tail without WSD": (
+        {"optimizer__lr_wsd_decay_iters": 10},
+        "optimizer.lr_wsd_decay_iters is for lr_decay_style = WSD, and it is cosine; use null, or "
+        "lr_decay_style: WSD",
+    ),
+    "WSD's tail within the warm-up": (
+        {"optimizer__lr_decay_style": "WSD", "optimizer__lr_wsd_decay_iters": 950},
+        "optimizer.lr_wsd_decay_iters is more than the 900 steps from the end of the warm-up to the end of the "
+        "decay; use 90",
+    ),
+    "a schedule that is no import path": (
+        {"optimizer__lr_schedule": "cosine_restarts"},
+        "optimizer.lr_schedule is no import path; write package.module:function, or file.py:function",
+    ),
+    "layers that are no import path": (
+        {"model__layer_spec": "my layers:spec"},
+        "model.layer_spec is no import path; write package.module:function, or file.py:function",
+    ),
+    "checkpoints to keep that are not written": (
+        {"checkpoint__keep_every": 250, "checkpoint__save_interval": 100},
+        "checkpoint.keep_every is not a multiple of checkpoint.save_interval = 100 (250 / 100); use 200 or 300",
+    ),
+    "steps to keep with saves by the clock": (
+        {"checkpoint__keep_every": 250},
+        "checkpoint.keep_every keeps multiples of so many steps, and saves by the clock come at any step; use "
+        "null, or a checkpoint.save_interval that divides it",
+    ),
+    "finetuning of nothing": (
+        {"checkpoint__finetune": True},
+        "checkpoint.finetune takes the weights of checkpoint.load, which is null; use false, or name a "
+        "directory of checkpoints as checkpoint.load",
+    ),
+    "a change of nothing": (
+        {"checkpoint__changed": ("optimizer.lr", "training.lr")},
+        "checkpoint.changed[1] is no hyperparameter; did you mean optimizer.lr?",
+    ),
+    "a profile that ends before it starts": (
+        {"logging__profile_step_start": 10, "logging__profile_step_end": 10},
+        "logging.profile_step_end is not after logging.profile_step_start = 10; use 12",
+    ),
+    "a profile after the run": (
+        {"logging__profile_step_start": 1000},
+        "logging.profile_step_start is after the last step, training.train_iters = 1000; use 998",
+    ),
+    "the end of no profile": (
+        {"logging__profile_step_end": 12},
+        "logging.profile_step_end ends a profile that logging.profile_step_start = null never starts; use null",
+    ),
+    "a profile of ranks that are not there": (
+        {"logging__profile_step_start": 10, "logging__profile_ranks": (0, 16)},
+        "logging.profile_ranks names rank 16, and the last of 2 x 8 = 16 ranks is 15; use [0]",
+    ),
+    "a memory history of no profile": (
+        {"logging__record_memory_history": True},
+        "logging.record_memory_history is written at the end of a profile, and logging.profile_step_start is "
+        "null; use false, or logging.profile_step_start",
+    ),
     "data two ways": (
         {"data__datasets": (CORPUS,)},
         "data.mock and data.datasets are both given; samples come from one of them; "
@@ -257,6 +390,22 @@ ACCEPTED = {
     "reduce overlap alone": {"parallelism__overlap_grad_reduce": True},
     "one microbatch": {BATCH: 32},
     "fewer microbatches than stages": {PP: 4, BATCH: 8},
+    "a ramp-up": {RAMPUP: (32, 32, 10_000)},
+    "a ramp-up in one step": {RAMPUP: (512, 32, 10_000)},
+    "fp8 with current scaling": {"training__fp8": "hybrid"},
+    "fp8 with delayed scaling": {
+        "training__fp8": "e4m3",
+        "training__fp8_recipe": "delayed",
+        "training__fp8_amax_history_len": 16,
+    },
+    "fp16 with a fixed scale": {"training__precision": "fp16", "optimizer__loss_scale": 128.0},
+    "overlap of TP": {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
+    "WSD": {"optimizer__lr_decay_style": "WSD", "optimizer__lr_wsd_decay_style": "linear"},
+    "a schedule in a file": {"optimizer__lr_schedule": "../my schedules/restarts.py:rate"},
+    "layers of a package": {"model__layer_spec": "my.layers:spec"},
+    "checkpoints to keep": {"checkpoint__keep_every": 300, "checkpoint__save_interval": 100},
+    "changed hyperparameters": {"checkpoint__changed": ("optimizer.lr", "data.datasets")},
+    "a profile": {"logging__profile_step_start": 10, "logging__record_memory_history": True},
     "selective recompute": {"training__recompute_granularity": "selective"},
     "uniform recompute": {
         **FULL,
@@ -398,3 +547,12 @@ def test_published_layouts_pass(heads, hidden, layers, tensor, pipeline, gpus, b
     assert found == []
     assert facts.layout is not None
     assert facts.layout.data_parallel_size == gpus // (tensor * pipeline)
+
+
+def test_what_needs_gpus_is_refused_without():
+    facts = dataclasses.replace(valid_facts(training__fp8="hybrid", **{TP: 2, SP: True}), device="cpu")
+    facts = facts.with_value("parallelism.tp_comm_overlap", True)
+    assert [(problem.path, problem.reason) for problem in check(facts)[0]] == [
+        ("parallelism.tp_comm_overlap", "needs GPUs, and the cluster's nodes have none"),
+        ("training.fp8", "needs GPUs, and the cluster's nodes have none"),
+    ]

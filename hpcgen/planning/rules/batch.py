@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
 from hpcgen.planning.rules.parallelism import PP, VPP
+from trainer.batch_size import rampup_problem
 
 GLOBAL_BATCH = "training.global_batch_size"
+RAMPUP = "training.rampup_batch_size"
 
 
 def batch_is_whole_microbatches(facts: Facts) -> Iterator[Violation]:
@@ -53,4 +55,58 @@ def interleaving_fills_pipeline(facts: Facts) -> Iterator[Violation]:
     )
 
 
-RULES: tuple[Rule, ...] = (batch_is_whole_microbatches, interleaving_fills_pipeline)
+def rampup_reaches_batch(facts: Facts) -> Iterator[Violation]:
+    """Three numbers, and whole increments from the first to global_batch_size.
+
+    Source: megatron/core/num_microbatches_calculator.py, RampupBatchsizeNumMicroBatchesCalculator.
+    """
+    if problem := rampup_problem(facts.training):
+        yield Violation(path=RAMPUP, reason=problem, candidates=_rampups(facts), offers=1)
+
+
+def rampup_is_whole_microbatches(facts: Facts) -> Iterator[Violation]:
+    """Every batch on the way is whole micro-batches, and with VPP > 1 a multiple of PP of them (the rules above)."""
+    training, ranks = facts.training, facts.data_parallel_size
+    if training.rampup_batch_size is None or ranks is None or rampup_problem(training):
+        return
+    unit = _rampup_unit(facts)
+    for size in training.rampup_batch_size[:2]:
+        if size % unit:
+            stages = f" x PP = {training.micro_batch_size} x {ranks} x {unit // ranks // training.micro_batch_size}"
+            factors = stages if facts.num_chunks > 1 else f" = {training.micro_batch_size} x {ranks}"
+            yield Violation(
+                path=RAMPUP,
+                reason=f"leads to batches that are no multiple of micro_batch_size x DP{factors} = {unit} "
+                f"({size} / {unit})",
+                candidates=_rampups(facts),
+                offers=1,
+            )
+            return
+
+
+def _rampup_unit(facts: Facts) -> int:
+    """What every batch is a multiple of."""
+    stages = facts.parallelism.pipeline_model_parallel_size if facts.num_chunks > 1 else 1
+    return facts.training.micro_batch_size * (facts.data_parallel_size or 1) * stages
+
+
+def _rampups(facts: Facts) -> list[tuple[int, ...]]:
+    """One that works and is near the given one, where the last batch allows any."""
+    rampup, last, unit = (
+        facts.training.rampup_batch_size,
+        facts.training.global_batch_size,
+        _rampup_unit(facts),
+    )
+    if not rampup or len(rampup) != 3 or last % unit or last == unit:
+        return []
+    start = min(max(unit, rampup[0] // unit * unit), last - unit)
+    increment = divisors((last - start) // unit, near=max(1, rampup[1] // unit))[0] * unit
+    return [(start, increment, rampup[2])]
+
+
+RULES: tuple[Rule, ...] = (
+    batch_is_whole_microbatches,
+    interleaving_fills_pipeline,
+    rampup_reaches_batch,
+    rampup_is_whole_microbatches,
+)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcgen.errors import Problem
-from hpcgen.planning.rules import batch, data, model, parallelism, recompute, resources, schedule
+from hpcgen.planning.rules import (
+    batch,
+    checkpoint,
+    data,
+    logging,
+    model,
+    parallelism,
+    precision,
+    recompute,
+    resources,
+    schedule,
+)
 from hpcgen.planning.rules.facts import Facts, Rule, Violation
 
 ERRORS: tuple[Rule, ...] = (
@@ -15,10 +26,13 @@ ERRORS: tuple[Rule, ...] = (
     *recompute.RULES,
     *schedule.RULES,
     *data.RULES,
+    *precision.RULES,
+    *checkpoint.RULES,
+    *logging.RULES,
 )
 """Rules that a run must obey. Causes stand before their consequences: the first to object is reported."""
 
-WARNINGS: tuple[Rule, ...] = resources.RULES
+WARNINGS: tuple[Rule, ...] = (*resources.RULES, *precision.WARNINGS)
 """Rules that a run may break: it works, but is slow, or may run out of memory."""
 
 Key = tuple[str, str]
@@ -87,4 +101,6 @@ def _in_yaml(value: object) -> str:
     """A value as the run file has it."""
     if value is None:
         return "null"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_in_yaml, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -7,9 +7,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from hpcgen.planning.layout import Layout, model_parallel_size
-from trainer.config import BlendConfig, ModelConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
+from trainer.config import (
+    BlendConfig,
+    CheckpointConfig,
+    LoggingConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainingConfig,
+)
 from trainer.resolve import resolve_model, resolve_optimizer
 
 
@@ -41,9 +50,13 @@ class Facts:
     training: TrainingConfig
     optimizer: OptimizerConfig
     data: BlendConfig
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
     world: World
     gpus_per_node: int
     """Devices of one node, which are also those that NVLink joins."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """What the ranks compute on."""
     device_memory_gib: float | None = None
     """Memory of one device; null where nobody knows, and then no estimate is compared with it."""
 

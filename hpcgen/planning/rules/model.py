@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
+from trainer.imports import IMPORT_PATH
 from trainer.resolve import pad_vocab_size
 
 
@@ -94,10 +95,27 @@ def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def architecture_is_an_import_path(facts: Facts) -> Iterator[Violation]:
+    """layer_spec and model_provider are package.module:function or file.py:function (trainer/imports.py)."""
+    yield from import_path("model.layer_spec", facts.model.layer_spec)
+    yield from import_path("model.model_provider", facts.model.model_provider)
+
+
+def import_path(path: str, value: str | None) -> Iterator[Violation]:
+    """Only the form is checked: the function lies where the job runs."""
+    if value is not None and IMPORT_PATH.fullmatch(value) is None:
+        yield Violation(
+            path=path,
+            reason="is no import path",
+            advice="write package.module:function, or file.py:function",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     heads_divide_hidden_size,
     query_groups_divide_heads,
     rotary_head_width_is_even,
     positions_cover_sequence,
     padded_vocabulary_covers_vocabulary,
+    architecture_is_an_import_path,
 )

@@ -168,6 +168,33 @@ def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
     )
 
 
+def tensor_parallel_overlap_needs_sequence_parallel(facts: Facts) -> Iterator[Violation]:
+    """tp_comm_overlap needs Transformer Engine and sequence_parallel.
+
+    Source: megatron/training/arguments.py, validate_args.
+    """
+    if not facts.parallelism.tp_comm_overlap:
+        return
+    for is_missing, reason, advice in (
+        (facts.device != "cuda", "needs GPUs, and the cluster's nodes have none", ""),
+        (
+            facts.training.transformer_impl == "torch",
+            "needs Transformer Engine, and training.transformer_impl is torch",
+            "",
+        ),
+        (
+            not facts.parallelism.sequence_parallel,
+            "needs parallelism.sequence_parallel = true, which is false",
+            f"sequence_parallel: true beside it, with {TP} above 1",
+        ),
+    ):
+        if is_missing:
+            yield Violation(
+                path="parallelism.tp_comm_overlap", reason=reason, candidates=[False], advice=advice
+            )
+            return
+
+
 def param_gather_overlap_needs_grad_reduce_overlap(facts: Facts) -> Iterator[Violation]:
     """overlap_param_gather needs overlap_grad_reduce (megatron/training/arguments.py, validate_args)."""
     if facts.parallelism.overlap_param_gather and not facts.parallelism.overlap_grad_reduce:
@@ -192,4 +219,5 @@ RULES: tuple[Rule, ...] = (
     sequence_parallel_divides_sequence,
     model_parallel_divides_world,
     param_gather_overlap_needs_grad_reduce_overlap,
+    tensor_parallel_overlap_needs_sequence_parallel,
 )

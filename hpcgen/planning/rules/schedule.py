@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation
+from hpcgen.planning.rules.model import import_path
 from trainer.resolve import default_min_lr
 
 
@@ -48,4 +49,57 @@ def warmup_ends_before_decay(facts: Facts) -> Iterator[Violation]:
         )
 
 
-RULES: tuple[Rule, ...] = (min_lr_is_not_above_lr, warmup_is_given_once, warmup_ends_before_decay)
+def warmup_starts_below_lr(facts: Facts) -> Iterator[Violation]:
+    """lr_warmup_init <= lr (megatron/core/optimizer_param_scheduler.py, OptimizerParamScheduler)."""
+    optimizer = facts.optimizer
+    if optimizer.lr_warmup_init > optimizer.lr:
+        yield Violation(
+            path="optimizer.lr_warmup_init",
+            reason=f"is greater than optimizer.lr = {optimizer.lr:g}",
+            candidates=[0.0],
+        )
+
+
+def wsd_details_need_wsd(facts: Facts) -> Iterator[Violation]:
+    """lr_wsd_decay_iters and lr_wsd_decay_style belong to WSD (ours: nothing else reads them)."""
+    optimizer = facts.optimizer
+    if optimizer.lr_decay_style == "WSD":
+        return
+    for key, usual in (("lr_wsd_decay_iters", None), ("lr_wsd_decay_style", "exponential")):
+        if getattr(optimizer, key) != usual:
+            yield Violation(
+                path=f"optimizer.{key}",
+                reason=f"is for lr_decay_style = WSD, and it is {optimizer.lr_decay_style}",
+                candidates=[usual],
+                advice="lr_decay_style: WSD",
+            )
+
+
+def wsd_decay_follows_warmup(facts: Facts) -> Iterator[Violation]:
+    """lr_wsd_decay_iters <= lr_decay_iters - lr_warmup_iters (ours: the rate would jump when the warm-up ends)."""
+    optimizer = facts.resolved_optimizer
+    warmup, end, decay = optimizer.lr_warmup_iters, optimizer.lr_decay_iters, optimizer.lr_wsd_decay_iters
+    assert warmup is not None
+    assert end is not None
+    if optimizer.lr_decay_style == "WSD" and decay is not None and warmup < end < warmup + decay:
+        yield Violation(
+            path="optimizer.lr_wsd_decay_iters",
+            reason=f"is more than the {end - warmup} steps from the end of the warm-up to the end of the decay",
+            candidates=[max(1, (end - warmup) // 10)],
+        )
+
+
+def schedule_is_an_import_path(facts: Facts) -> Iterator[Violation]:
+    """lr_schedule is package.module:function or file.py:function (trainer/imports.py)."""
+    yield from import_path("optimizer.lr_schedule", facts.optimizer.lr_schedule)
+
+
+RULES: tuple[Rule, ...] = (
+    min_lr_is_not_above_lr,
+    warmup_is_given_once,
+    warmup_ends_before_decay,
+    warmup_starts_below_lr,
+    wsd_details_need_wsd,
+    wsd_decay_follows_warmup,
+    schedule_is_an_import_path,
+)

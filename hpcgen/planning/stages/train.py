@@ -7,7 +7,7 @@ import json
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
-from hpcgen.planning.paths import trainer_data
+from hpcgen.planning.paths import import_files, trainer_data
 from hpcgen.planning.stages.node_check import node_check
 from hpcgen.planning.stages.work import Work
 from trainer.config import TrainerConfig, to_dict
@@ -18,6 +18,7 @@ def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerCo
     data, checkpoint = trainer_data(config), config.checkpoint
     datasets = (*data.datasets, *data.train, *data.valid, *data.test)
     inputs = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
+    inputs = (*inputs, *import_files(config))
     if checkpoint.load:
         inputs = (*inputs, f"{checkpoint.load}/latest_checkpointed_iteration.txt")
     checkpoints = checkpoint.save or f"{config.paths.run_dir}/checkpoints"

@@ -1,0 +1,61 @@
+"""Rules about what a run records of itself (all ours: the trainer would record nothing, without a word)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcgen.planning.rules.facts import Facts, Rule, Violation
+
+
+def profile_ends_after_its_start(facts: Facts) -> Iterator[Violation]:
+    """profile_step_start < profile_step_end, and within the run."""
+    start, end = facts.logging.profile_step_start, facts.logging.profile_step_end
+    if start is None and end is not None:
+        yield Violation(
+            path="logging.profile_step_end",
+            reason="ends a profile that logging.profile_step_start = null never starts",
+            candidates=[None],
+        )
+    if start is not None and end is not None and end <= start:
+        yield Violation(
+            path="logging.profile_step_end",
+            reason=f"is not after logging.profile_step_start = {start}",
+            candidates=[start + 2],
+        )
+    last = facts.training.train_iters
+    if start is not None and start >= last:
+        yield Violation(
+            path="logging.profile_step_start",
+            reason=f"is after the last step, training.train_iters = {last}",
+            candidates=[max(0, last - 2)],
+        )
+
+
+def profiled_ranks_are_there(facts: Facts) -> Iterator[Violation]:
+    """profile_ranks are below the world size."""
+    size = facts.world.size
+    beyond = [rank for rank in facts.logging.profile_ranks if rank >= size]
+    if facts.logging.profile_step_start is not None and beyond:
+        yield Violation(
+            path="logging.profile_ranks",
+            reason=f"names rank {beyond[0]}, and the last of {facts.world} is {size - 1}",
+            candidates=[tuple(rank for rank in facts.logging.profile_ranks if rank < size) or (0,)],
+        )
+
+
+def memory_history_needs_profile(facts: Facts) -> Iterator[Violation]:
+    """record_memory_history belongs to a profile."""
+    if facts.logging.record_memory_history and facts.logging.profile_step_start is None:
+        yield Violation(
+            path="logging.record_memory_history",
+            reason="is written at the end of a profile, and logging.profile_step_start is null",
+            candidates=[False],
+            advice="logging.profile_step_start",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    profile_ends_after_its_start,
+    profiled_ranks_are_there,
+    memory_history_needs_profile,
+)

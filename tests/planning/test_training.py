@@ -1,0 +1,125 @@
+"""Precision, functions of one's own, logging and saves: what a run file says, and what the job then has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpcgen.planning.summary import for_people, summarize
+from tests.runs import big_run, loaded, minimal_run, planned, write_yaml
+
+FP8 = ("training.fp8=hybrid", "checkpoint.keep_last=5")
+
+
+def lines(plan) -> dict[str, str]:
+    return dict(for_people(summarize(plan)))
+
+
+def test_functions_of_files_are_found_from_the_run_files_folder(tmp_path):
+    run = big_run(model={"layer_spec": "mine/layers.py:spec", "model_provider": "installed.model:Mine"})
+    overrides = ["optimizer.lr_schedule=mine/rates.py:rate"]
+    plan = planned(tmp_path, run, overrides=overrides)
+    trainer, train = plan.trainer, plan.stages["train"]
+    assert trainer.model.layer_spec == f"{tmp_path}/mine/layers.py:spec"
+    assert trainer.model.model_provider == "installed.model:Mine"
+    assert trainer.optimizer.lr_schedule == f"{tmp_path}/mine/rates.py:rate"
+    assert json.loads(train.files["trainer.json"])["model"]["layer_spec"] == trainer.model.layer_spec
+    assert {f"{tmp_path}/mine/layers.py", f"{tmp_path}/mine/rates.py"} <= set(train.required)
+    assert (f"{tmp_path}/mine", True) in [(m.source, m.read_only) for m in train.container.mounts]
+    assert lines(plan)["parameters"].endswith(
+        f" of the GPT that {tmp_path}/mine/layers.py:spec and installed.model:Mine may change"
+    )
+    assert lines(plan)["learning rate"] == f"6e-05 after 119 steps, then {tmp_path}/mine/rates.py:rate"
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    from hpcgen import plan
+    from hpcgen.errors import ConfigErrors
+
+    run = loaded(tmp_path, minimal_run(), ["model.layer_spec=layers.py:spec"])
+    with pytest.raises(ConfigErrors, match=f"{tmp_path}/layers.py: no such file, and stage train needs it"):
+        plan(run)
+
+
+def test_fp8_is_measured_against_its_own_peak(tmp_path):
+    plan = planned(tmp_path, big_run(), overrides=FP8)
+    assert plan.trainer.peak_tflops == 1979
+    assert lines(plan)["precision"] == "bf16, layers in FP8 (hybrid, current scaling)"
+    assert not [warning for warning in plan.warnings if "training.fp8" in warning]
+
+
+def test_fp8_on_gpus_that_name_no_peak_for_it_is_a_warning(tmp_path):
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "node_type": "ndv4"})
+    plan = planned(tmp_path, big_run(cluster="site.yaml"), overrides=FP8)
+    [warning] = [warning for warning in plan.warnings if "training.fp8" in warning]
+    assert "peak_tflops of node type ndv4 names no fp8" in warning
+
+
+def test_weights_and_biases_wants_its_key(tmp_path):
+    overrides = ["logging.wandb_project=gpt"]
+    [warning] = [w for w in planned(tmp_path, minimal_run(), overrides=overrides).warnings if "wandb" in w]
+    assert warning == (
+        "--set logging.wandb_project: logging.wandb_project = gpt is logged to offline: secrets does not name "
+        "WANDB_API_KEY, so that the job has no key; add secrets: [WANDB_API_KEY] and export it where you submit, or "
+        "send the files later (wandb sync)"
+    )
+    named = planned(tmp_path, minimal_run(secrets=["WANDB_API_KEY"]), overrides=overrides)
+    assert not [warning for warning in named.warnings if "wandb" in warning]
+
+
+def test_deterministic_kernels_need_their_environment(tmp_path):
+    def variables(*overrides: str) -> dict[str, str]:
+        environment = planned(tmp_path, big_run(), overrides=overrides).stages["train"].environment
+        return {variable.name: variable.value for variable in environment}
+
+    wanted = {
+        "NCCL_ALGO": "Ring",
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+    assert wanted.items() <= variables("training.deterministic_mode=true").items()
+    assert not wanted.keys() & variables().keys()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ((), "every 30 minutes, in the background from 142.3 GiB of memory on each node, "),
+        (("checkpoint.save_interval=500",), "every 500 steps, in the background"),
+        (
+            (
+                "checkpoint.save_interval=500",
+                "checkpoint.save_interval_minutes=45",
+                "checkpoint.async_save=false",
+            ),
+            "every 500 steps and every 45 minutes, training waits, ",
+        ),
+    ],
+)
+def test_when_and_how_checkpoints_are_written_is_said(tmp_path, overrides, line):
+    assert line in lines(planned(tmp_path, big_run(), overrides=overrides))["checkpoint"]
+
+
+def test_a_growing_batch_reads_fewer_tokens(tmp_path):
+    plan = planned(tmp_path, big_run(), overrides=["training.rampup_batch_size=[32, 32, 3000000]"])
+    constant = planned(tmp_path, big_run())
+    assert summarize(plan)["tokens_of_the_run"] < summarize(constant)["tokens_of_the_run"]
+    assert lines(plan)["tokens"].endswith("; the batch grows from 32 by 32 over 3,000,000 samples")
+    # 375 million tokens of warm-up are more steps of a small batch
+    assert plan.trainer.optimizer.lr_warmup_iters > constant.trainer.optimizer.lr_warmup_iters
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["optimizer.lr_decay_style=constant"], "0.001 after 1 steps, constant"),
+        (
+            ["optimizer.lr_decay_style=WSD", "optimizer.lr_wsd_decay_iters=3"],
+            "0.001 after 1 steps, WSD from step 7 to 0.0001 at step 10",
+        ),
+        ([], "0.001 after 1 steps, cosine to 0.0001 at step 10"),
+    ],
+)
+def test_the_schedule_in_a_line(tmp_path, overrides, line):
+    assert lines(planned(tmp_path, minimal_run(), overrides=overrides))["learning rate"] == line
