@@ -7,7 +7,7 @@ TORCH := 2.13.0
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check pytest test-slow test-containers test-gpu layouts bench bench-data system-packages golden clean
+.PHONY: help install quickstart test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data system-packages golden clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -56,6 +56,11 @@ test-slow: $(READY)
 # make test-containers PYXIS_PLUGIN=/path/of/spank_pyxis.so
 test-containers: $(READY)
 	$(BIN)/pytest -m slow tests/slurm/test_containers.py
+
+# Checkpoints to and from Megatron-LM's own pretrain_gpt.py, on the CPU; its version should be megatron-core's:
+# make test-exchange MEGATRON_LM=/path/of/its/checkout
+test-exchange: $(READY)
+	MEGATRON_LM="$(MEGATRON_LM)" $(BIN)/pytest -m slow tests/trainer/test_exchange.py
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu

@@ -75,6 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# The checkpoint writer's spawned processes import this module again: nothing may run at import.
+# Nothing may run at import: a process that is spawned would import this module again.
 if __name__ == "__main__":
     sys.exit(main())
