@@ -153,7 +153,11 @@ def run_ranks(run_dir: Path, world_size: int) -> None:
             )
             for rank in range(world_size)
         ]
-        statuses = [rank.wait() for rank in ranks]
+        try:
+            statuses = [rank.wait() for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
         if any(statuses):
             raise SystemExit(f"{run_dir.name} failed:\n{log.read_text()}")
 

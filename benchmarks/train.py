@@ -151,6 +151,7 @@ CASES = (
 def main() -> int:
     """Runs the cases one after another."""
     arguments = parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended, too
     gpus = count_gpus()
     chosen = [case for case in CASES if any(fnmatch.fnmatch(case.name, only) for only in arguments.only)]
     cases = [case for case in chosen if case.gpus <= gpus]

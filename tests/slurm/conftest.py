@@ -33,6 +33,7 @@ optimizer: {lr: 1.0e-3, lr_warmup_iters: 2, lr_decay_iters: 8}
 checkpoint: {save_interval: 4}
 """
 
+TWO_RANKS = ("slurm.train.nodes=2", "slurm.train.ntasks_per_node=1")
 TWO_NODES = ("slurm.train.nodes=2", "slurm.train.ntasks_per_node=2")
 TP2_PP2 = ("parallelism.tensor_model_parallel_size=2", "parallelism.pipeline_model_parallel_size=2")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import TP2_PP2, TWO_NODES, curve, hpcgen, log_of, make_run, render
+from tests.slurm.conftest import TP2_PP2, TWO_NODES, TWO_RANKS, curve, hpcgen, log_of, make_run, render
 
 JOB_S = 240
 
@@ -186,12 +186,14 @@ def test_directories_that_the_job_writes_to_are_made_before_a_container_would_mo
 def test_cancelling_saves_and_leaves_the_decision_to_slurm(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
-    script = render(tiny_run, "training.train_iters=100000", "optimizer.lr_decay_iters=100000")
-    job_id = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
+    """Both ranks get SIGTERM, on two nodes: each learns that the other one has it too."""
+    endless = ("training.train_iters=100000", "optimizer.lr_decay_iters=100000")
+    job_id = slurm_cluster.sbatch(render(tiny_run, *TWO_RANKS, *endless), cwd=tiny_run.parent)
     wait_for_steps(tiny_run, 3)
     slurm_cluster.run("scancel", job_id)
     assert slurm_cluster.wait(job_id, timeout_s=60) == "CANCELLED"
     log = log_of(tiny_run, job_id)
+    assert "asked to stop (SIGTERM)" in log
     assert "requeueing is Slurm's decision" in log
     assert (tiny_run.parent / "run" / "STOPPED").exists()
 

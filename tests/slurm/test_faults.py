@@ -1,0 +1,311 @@
+"""Training that is killed and stopped again and again on a real Slurm: what is lost, and what must not differ."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import FINAL_STATES, SlurmCluster
+from tests.slurm.conftest import CLUSTER, TWO_RANKS, log_of, make_run, render
+from trainer import checkpoint_files
+
+SAVE_INTERVAL = 12
+SMALL = (
+    "model.num_layers=2",
+    "model.hidden_size=32",
+    "model.num_attention_heads=2",
+    "model.seq_length=32",
+    "training.micro_batch_size=1",
+    "training.global_batch_size=2",
+    "training.eval_iters=0",
+    f"checkpoint.save_interval={SAVE_INTERVAL}",
+    "logging.tensorboard=false",
+    'slurm.train.time="30:00"',
+    "slurm.train.max_restarts=1",
+)
+"""Steps of some hundredths of a second, between saves that take about as long; one requeue a job."""
+
+SUBMITTED_EACH_TIME = ("slurm.train.max_restarts=0",)
+"""Spares the ten seconds that a requeued job waits."""
+
+PATIENCE_S = 600
+"""For a life to come to its first step or to the last one, and for what is to happen in it, on a busy machine."""
+
+Values = tuple[float, float, float]
+"""Loss, gradient norm and learning rate of a step."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a life that somebody ended left behind."""
+
+    start: int
+    """The iteration that it went on from."""
+    steps: dict[int, Values]
+    cut_off: int | None
+    """The iteration whose save it began and did not complete."""
+
+    @property
+    def last(self) -> int:
+        """The last step that it recorded."""
+        return max(self.steps, default=self.start)
+
+
+class LongRun:
+    """A run that takes many lives. Whenever its job has given up, the script is submitted again."""
+
+    def __init__(self, cluster: SlurmCluster, run: Path, *overrides: str) -> None:
+        self._cluster, self._run = cluster, run
+        self.directory = run.parent / "run"
+        skip_import_check(run)
+        self._script = render(run, *SMALL, *overrides)
+        self.job_id = ""
+        self.checkpoints = self.directory / "checkpoints"
+        self.lives: list[Life] = []
+        """Those that were ended, in their order."""
+        self.ranks: list[int] = []
+        """The processes of the life that goes on, by rank."""
+        self._submit()
+
+    def wait_for_life(self) -> None:
+        """Returns when the next life has done a step."""
+        self._wait(lambda: self._num_lives() > len(self.lives) and self._num_steps() > 0, submits=True)
+        self.ranks = self._find_ranks()
+
+    def wait_for_end(self) -> dict[int, Values]:
+        """Returns all steps, once the last one is saved and the job is over."""
+        self._wait(self._is_done, submits=True)
+        assert self._cluster.wait(self.job_id, PATIENCE_S) == "COMPLETED", self.log()
+        return steps(self._metrics())
+
+    def wait_for_step(self, number: int) -> None:
+        """Returns when this life has done so many steps."""
+        self._wait(lambda: self._num_steps() >= number)
+
+    def wait_for_save(self, number: int) -> None:
+        """Returns while a save of this life is being written, its `number`-th or a later one."""
+        first = self.starts()[-1] + number * SAVE_INTERVAL
+
+        def is_saving() -> bool:
+            newest = max(self.checkpoints.glob("iter_???????"), default=None)
+            return (
+                newest is not None
+                and newest >= checkpoint_files.iteration_directory(self.checkpoints, first)
+                and not (newest / checkpoint_files.COMPLETE).exists()
+            )
+
+        self._wait(is_saving)
+
+    def kill(self, numbers: Iterable[int]) -> None:
+        """kill -9 for the ranks of these numbers; returns when all of them are gone."""
+        for number in numbers:
+            os.kill(self.ranks[number], signal.SIGKILL)
+        self._note_end()
+
+    def warn(self) -> None:
+        """Sends what Slurm sends before the time limit; returns when the ranks are gone."""
+        self._cluster.run("scancel", "--batch", "--signal=USR2", self.job_id)
+        self._note_end()
+
+    def starts(self) -> list[int]:
+        """The iteration that each life went on from."""
+        lines = self._metrics().splitlines()
+        return [json.loads(line)["iteration"] for line in lines if '"event": "start"' in line]
+
+    def _find_ranks(self) -> list[int]:
+        found = {}
+        job = {f"SLURM_JOB_ID={self.job_id}", f"SLURM_CONF={self._cluster.env['SLURM_CONF']}"}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (process / "cmdline").read_text().split("\0")[1:4] != ["-m", "trainer", "--config"]:
+                    continue
+                environ = (process / "environ").read_text(errors="replace").split("\0")
+                if job <= set(environ):
+                    [rank] = [each for each in environ if each.startswith("SLURM_PROCID=")]
+                    found[int(rank.partition("=")[2])] = int(process.name)
+        return [found[rank] for rank in sorted(found)]
+
+    def _submit(self) -> None:
+        self.job_id = self._cluster.sbatch(self._script, cwd=self._run.parent)
+
+    def _note_end(self) -> None:
+        self._wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in self.ranks))
+        lines = self._metrics().splitlines()
+        begun = max(number for number, line in enumerate(lines) if '"event": "start"' in line)
+        found = checkpoint_files.list_checkpoints(self.checkpoints)
+        cut_off = [checkpoint.iteration for checkpoint in found if checkpoint.is_cut_off]
+        assert len(cut_off) <= 1, "one save at a time"
+        self.lives.append(
+            Life(
+                start=json.loads(lines[begun])["iteration"],
+                steps=steps("\n".join(lines[begun:])),
+                cut_off=cut_off[0] if cut_off else None,
+            )
+        )
+
+    def _metrics(self) -> str:
+        path = self.directory / "metrics.jsonl"
+        return path.read_text() if path.exists() else ""
+
+    def _num_lives(self) -> int:
+        return self._metrics().count('"event": "start"')
+
+    def _num_steps(self) -> int:
+        return self._metrics().rpartition('"event": "start"')[2].count('"event": "step"')
+
+    def _is_done(self) -> bool:
+        return (self.directory / "DONE").exists()
+
+    def _wait(self, condition: Callable[[], bool], *, submits: bool = False) -> None:
+        """Waits until it holds. If `submits`, there may be no job, and is to be one."""
+        begun = looked = time.monotonic()
+        while not condition():
+            if self._is_done():
+                assert condition(), "the run is too short for all that is to happen"
+                return
+            now = time.monotonic()
+            assert now < begun + PATIENCE_S, self.log()
+            if submits and now > looked + 1:
+                self._submit_again()
+                looked = now
+            time.sleep(0.01)
+
+    def _submit_again(self) -> None:
+        """Does so when the job has given up."""
+        state = self._cluster.show(self.job_id)["JobState"]
+        if state in FINAL_STATES - {"COMPLETED"}:
+            assert state == "FAILED", self.log()
+            assert not (self.directory / "FAILED").exists(), self.log()
+            self._submit()
+
+    def log(self) -> str:
+        """Of the job that was submitted last."""
+        return log_of(self._run, self.job_id)
+
+
+def skip_import_check(run: Path) -> None:
+    """Lets the script's look at the versions import nothing: it would be a third of what these lives cost."""
+    python = run.parent / "python"
+    python.write_text(f'#!/bin/bash\n[[ "$*" == *--versions ]] || exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (run.parent / "cluster.yaml").write_text(CLUSTER.replace(sys.executable, str(python)))
+
+
+def steps(metrics: str) -> dict[int, Values]:
+    """The recorded steps by iteration; each stands there once."""
+    lines = [json.loads(line) for line in metrics.splitlines() if '"event": "step"' in line]
+    found = {line["iteration"]: (line["loss"], line["grad_norm"], line["lr"]) for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def kill_often(run: LongRun, kills: int, inside: int, choose: random.Random) -> None:
+    """Ends lives by kill -9, at random steps and in random saves, until enough of them were in the middle of a save."""
+    while len(run.lives) < kills or sum(life.cut_off is not None for life in run.lives) < inside:
+        run.wait_for_life()
+        if choose.random() < 0.5:
+            run.wait_for_save(choose.randint(1, 2))
+        else:
+            run.wait_for_step(choose.randint(1, 2 * SAVE_INTERVAL))
+        time.sleep(choose.random() * 0.03)
+        run.kill(choose.sample(range(len(run.ranks)), choose.randint(1, len(run.ranks))))
+
+
+def stop_often(run: LongRun, stops: int, choose: random.Random) -> None:
+    """Ends lives as Slurm's warning does, at random steps."""
+    for _ in range(stops):
+        run.wait_for_life()
+        run.wait_for_step(choose.randint(1, 2 * SAVE_INTERVAL))
+        time.sleep(choose.random() * 0.03)
+        run.warn()
+
+
+@pytest.mark.parametrize(
+    ("count", "inside", "overrides"),
+    [(5, 2, SUBMITTED_EACH_TIME), pytest.param(50, 15, TWO_RANKS, marks=pytest.mark.slow)],
+)
+def test_kills_and_stops_leave_every_step_as_it_was(
+    slurm_cluster: SlurmCluster,
+    tmp_path: Path,
+    byte_corpus: Path,
+    count: int,
+    inside: int,
+    overrides: tuple[str, ...],
+) -> None:
+    """One run is killed `count` times, `inside` of them in the middle of a save, and another one stopped as often.
+
+    A kill costs the steps since the newest complete checkpoint. That is at most a save interval old, or was when the
+    save began that the kill cut off; a save goes on beside the next steps.
+    """
+    iterations = 3 * SAVE_INTERVAL * count
+    longer = (f"training.train_iters={iterations}", f"optimizer.lr_decay_iters={iterations}", *overrides)
+
+    def begin(name: str) -> LongRun:
+        (tmp_path / name).mkdir()
+        return LongRun(slurm_cluster, make_run(tmp_path / name, byte_corpus), *longer)
+
+    killed, stopped, undisturbed = map(begin, ("killed", "stopped", "undisturbed"))
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    with ThreadPoolExecutor(2) as threads:
+        faults = [
+            threads.submit(kill_often, killed, count, inside, random.Random(seed)),
+            threads.submit(stop_often, stopped, count, random.Random(seed)),
+        ]
+        expected = undisturbed.wait_for_end()
+        for fault in faults:
+            fault.result()
+    for run in (killed, stopped):
+        assert run.wait_for_end() == expected
+        for life in run.lives:
+            assert life.steps.items() <= expected.items(), "what is computed twice is the same both times"
+        for checkpoint in checkpoint_files.list_checkpoints(run.checkpoints):
+            assert checkpoint_files.problems(checkpoint, hashes=True) == []
+    assert list(expected) == list(range(1, iterations + 1))
+
+    assert [life.last for life in stopped.lives] == stopped.starts()[1:]
+    ended = list(zip(killed.lives, killed.starts()[1:], strict=True))
+    for life, next_start in ended:
+        assert (life.last if life.cut_off is None else life.cut_off) - next_start <= SAVE_INTERVAL
+    redone = [life.last - next_start for life, next_start in ended]
+    num_inside = sum(life.cut_off is not None for life in killed.lives)
+    print(
+        f"{len(ended)} kills, {num_inside} of them inside a save: {max(redone)} steps done again at most, "
+        f"{sum(redone)} in all; {len(stopped.lives)} stops, no step done again"
+    )
+
+
+def test_a_rank_that_dies_and_one_that_hangs_each_end_a_life(
+    slurm_cluster: SlurmCluster, tmp_path: Path, byte_corpus: Path
+) -> None:
+    endless = ("training.train_iters=100000", "optimizer.lr_decay_iters=100000")
+    timeout = "training.distributed_timeout_seconds_after_init=10"
+    run = LongRun(slurm_cluster, make_run(tmp_path, byte_corpus), *TWO_RANKS, *endless, timeout)
+    run.wait_for_life()
+    run.kill([1])
+    run.wait_for_life()
+    log = run.log()
+    assert (
+        "lost its peers" in log or "rank 1 did not get it or is gone: the others leave without saving" in log
+    )
+    assert "back into the queue (restart 1 of at most 1)" in log
+
+    os.kill(run.ranks[1], signal.SIGSTOP)
+    assert slurm_cluster.wait(run.job_id, timeout_s=PATIENCE_S) == "FAILED"
+    assert "hung: nothing moved for " in run.log()
+    assert "look first at rank 1 on " in run.log()
+    assert "failed with status " in run.log().splitlines()[-1]
+    assert "in run_steps" in (run.directory / "stacks" / "rank-00000.txt").read_text()
+    assert not (run.directory / "STOPPED").exists()
+    assert not (run.directory / "FAILED").exists(), "another try may do"
