@@ -7,11 +7,11 @@ TORCH := 2.13.0
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data system-packages golden clean
+.PHONY: help install quickstart test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data bench-train bench-precision system-packages golden clean
 
 help:
 	@sed -n 's/^# //p' Makefile
-	@echo "others: install check pytest test-slow test-gpu layouts bench bench-data golden clean"
+	@echo "others: install check pytest test-slow test-gpu layouts bench bench-data bench-train bench-precision golden clean"
 
 install: $(READY)
 
@@ -77,6 +77,15 @@ bench: $(READY)
 # .venv/bin/python -m benchmarks.data CORPUS/*.jsonl.zst
 bench-data: $(READY)
 	$(BIN)/python -m benchmarks.data
+
+# Training on the GPUs here beside a bare Megatron-Core loop: make bench-train CORPUS=prefix of a .bin/.idx pair
+# [MEGATRON_LM=checkout]. Needs Transformer Engine.
+bench-train: $(READY)
+	$(BIN)/python -m benchmarks.train $(CORPUS) $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
+
+# FP8 beside bf16 on the same text, on GPUs: make bench-precision CORPUS=...
+bench-precision: $(READY)
+	$(BIN)/python -m benchmarks.precision $(CORPUS)
 
 golden: $(READY)
 	$(BIN)/pytest tests/rendering/test_golden.py --update-golden

@@ -355,7 +355,7 @@ def megatron_lm_flags(case: Case, arguments: argparse.Namespace, scratch: Path) 
         "log-interval": 1,
         "attention-dropout": 0,
         "hidden-dropout": 0,
-        "cross-entropy-fusion-impl": "te",
+        "cross-entropy-fusion-impl": "native",  # it refuses te
     }
     switches = {"bf16", "use-mcore-models", "use-distributed-optimizer", "cross-entropy-loss-fusion"}
     switches |= {name.replace("_", "-") for name, value in layout.items() if value is True}

@@ -7,7 +7,6 @@ torch can do the same by one matrix product, so that stands in for it.
 
 from __future__ import annotations
 
-import importlib.util
 import types
 from dataclasses import dataclass
 from typing import Literal
@@ -46,8 +45,9 @@ class Kernels:
             else f"layers and scaled_dot_product_attention by torch {torch.__version__}"
         )
         entropy = "Transformer Engine" if self.cross_entropy == "te" else "Megatron-Core"
+        others = "Transformer Engine and " if self.transformer_engine else ""
         gradients = (
-            f"weight gradients added in fp32 by {self.weight_gradient}"
+            f"weight gradients added in fp32 by {others}{self.weight_gradient}"
             if self.weight_gradient
             else "weight gradients added apart from their matrix products"
         )
@@ -137,12 +137,14 @@ def _split_without_copies() -> None:
 
 def weight_gradient_kernel() -> str | None:
     """Whose kernel adds weight gradients in fp32; puts ours in the place of a missing one, where torch can."""
-    if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None:
-        return "apex"
+    if (
+        core_layers._grad_accum_fusion_available
+    ):  # Core could import apex's, which may be built for another CUDA
+        return getattr(core_layers.fused_weight_gradient_mlp_cuda, "owner", "apex")
     if not hasattr(torch.ops.aten.addmm, "dtype_out"):  # torch before 2.8
         return None
     core_layers.fused_weight_gradient_mlp_cuda = types.SimpleNamespace(
-        wgrad_gemm_accum_fp32=_accumulate, wgrad_gemm_accum_fp16=_accumulate
+        wgrad_gemm_accum_fp32=_accumulate, wgrad_gemm_accum_fp16=_accumulate, owner="torch"
     )
     core_layers._grad_accum_fusion_available = True
     return "torch"
