@@ -37,6 +37,9 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 """Of an .idx file: its magic, version, the code of the tokens' type, and how many sequences and documents there are."""
 
+LAST_APART = 0.8
+"""Of a last epoch of which less is read, Core shuffles the samples apart from those of the epochs before it."""
+
 Say = Callable[[str], None]
 """Takes one line for the log."""
 
@@ -156,6 +159,31 @@ def draws(weights: Sequence[float], size: int) -> list[int]:
     corpora end in its "oversamples".)
     """
     return [math.ceil(weight * size) for weight in weights]
+
+
+def order_of(num_samples: int, tokens: int, seq_length: int) -> tuple[int, bool]:
+    """How often Core lists the documents of a corpus for so many samples, and whether it shuffles the last time apart.
+
+    Its order of samples is drawn from these two and the seed: where they are equal, a longer run reads the same
+    samples first. Source: megatron/core/datasets/gpt_dataset.py, _build_document_sample_shuffle_indices.
+    """
+    epochs = max(1, -(-(num_samples * seq_length + 1) // tokens))
+    if epochs == 1:
+        return 1, False
+    before_last = ((epochs - 1) * tokens - 1) // seq_length
+    return epochs, num_samples - before_last < int(LAST_APART * ((tokens - 1) // seq_length))
+
+
+def reordered(blend: Blend, earlier: int, seq_length: int) -> list[Part]:
+    """The parts whose samples come in another order than in the same blend of `earlier` samples."""
+    counts = draws([part.weight for part in blend.parts], earlier)
+    return [
+        part
+        for part, count in zip(blend.parts, counts, strict=True)
+        if part.prefix is not None
+        and order_of(part.num_samples, part.documents.tokens, seq_length)
+        != order_of(count, part.documents.tokens, seq_length)
+    ]
 
 
 def _blend(

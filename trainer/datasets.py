@@ -19,8 +19,9 @@ from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.datasets.utils import Split
 
-from trainer.blend import SPLITS, Blend, Part, Say, plan_blends
-from trainer.config import BlendConfig, Dataset, TrainerConfig
+from trainer.batch_size import total_samples
+from trainer.blend import SPLITS, Blend, Part, Say, plan_blends, reordered
+from trainer.config import BlendConfig, Dataset, TrainerConfig, TrainingConfig
 from trainer.distributed import from_rank_0
 from trainer.index_files import Index, complete
 
@@ -54,19 +55,31 @@ class Vocabulary:
 
 
 def build_datasets(
-    config: TrainerConfig, cache_dir: Path, vocab_size: int, is_needed: bool, say: Say = say_on_stdout
+    config: TrainerConfig,
+    cache_dir: Path,
+    vocab_size: int,
+    is_needed: bool,
+    say: Say = say_on_stdout,
+    earlier: TrainingConfig | None = None,
 ) -> dict[str, torch.utils.data.Dataset | None]:
     """The splits that have data, by name. Every rank calls this.
 
     Rank 0 looks at the data, checks the index files and builds what is missing; then each rank maps them. `is_needed`
     is false on ranks of middle pipeline stages: they read no samples and get None for each split. `say` is called
-    on rank 0.
+    on rank 0, also when the samples come in another order than in the life before, which read `earlier`.
 
     Raises:
         ConfigError: see `plan_blends`.
         OSError: the index files cannot be written.
     """
-    blends = from_rank_0(lambda: build_index(config, cache_dir, vocab_size, say))
+
+    def build() -> dict[str, Blend]:
+        blends = build_index(config, cache_dir, vocab_size, say)
+        if earlier is not None:
+            _say_new_order(blends["train"], total_samples(earlier), config.model.seq_length, say)
+        return blends
+
+    blends = from_rank_0(build)
     if not is_needed:
         return dict.fromkeys(blends)
     dataset_config = _dataset_config(config, vocab_size, cache_dir)
@@ -89,6 +102,17 @@ def build_index(config: TrainerConfig, cache_dir: Path, vocab_size: int, say: Sa
     indices += [_blend_index(blend, at, cache_dir) for blend in blends.values() if len(blend.parts) > 1]
     complete(indices, cache_dir, say)
     return blends
+
+
+def _say_new_order(blend: Blend, earlier: int, seq_length: int, say: Say) -> None:
+    if parts := reordered(blend, earlier, seq_length):
+        others = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+        say(
+            f"data: warning: ANOTHER ORDER: {blend.num_samples:,} samples are asked for, and the life before asked for "
+            f"{earlier:,}: Megatron-Core shuffles {parts[0].prefix}{others} anew: part "
+            "of what was read comes again in the same epoch, and as much is never read. The order stays where "
+            "train_iters and the batch sizes go as many times through the data"
+        )
 
 
 def _part_index(split: str, part: Part, at: Callable[..., GPTDatasetConfig], cache_dir: Path) -> Index:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.batch_size import covering
 from trainer.config import (
     BlendConfig,
     ConfigError,
@@ -139,6 +140,20 @@ def check_changes(
     if unnamed:
         raise TrainerError(_unnamed(unnamed, config))
     return tuple(changes)
+
+
+def earlier_reading(record: Mapping[str, Any] | None) -> TrainingConfig | None:
+    """How many samples the life asked for that saved the checkpoint of this `record`; None of Megatron-LM's."""
+    if record is None or "training" not in record:
+        return None
+    saved = record["training"]
+    training = TrainingConfig(
+        micro_batch_size=saved["micro_batch_size"],
+        global_batch_size=saved["global_batch_size"],
+        train_iters=saved["train_iters"],
+        rampup_batch_size=tuple(saved.get("rampup_batch_size") or ()) or None,
+    )
+    return covering(training, record["iteration"], record["consumed_samples"])
 
 
 def check_names(changed: Sequence[str]) -> None:

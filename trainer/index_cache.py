@@ -6,13 +6,11 @@ in the run directory) every file under the name that training looks for, so that
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-from pathlib import Path
 
 from trainer import config as configuration
 from trainer import device
+from trainer.alone import alone, parser_of
 from trainer.errors import TrainerError
 from trainer.logging import quiet_libraries
 from trainer.resolve import resolve
@@ -21,17 +19,7 @@ from trainer.run_directory import RunDirectory
 
 def main() -> int:
     """Reads the arguments and builds. Returns the exit status: 2 for mistakes, 1 for a storage that fails."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.index_cache",
-        description="Builds the index files of a training run, on a CPU.",
-    )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        required=True,
-        help="the training run's resolved configuration (JSON)",
-    )
+    parser = parser_of("trainer.index_cache", "Builds the index files of a training run, on a CPU.")
     arguments = parser.parse_args()
     quiet_libraries()
     try:
@@ -50,16 +38,13 @@ def main() -> int:
 
 
 def _build(config: configuration.TrainerConfig) -> None:
-    # These import megatron.core, which the stand-ins must precede.
-    import torch
-
+    # This imports megatron.core, which the stand-ins must precede.
     from trainer.datasets import build_index, say_on_stdout
 
-    # Core before 0.18 asks for its rank when it blends. Alone it needs no network, and no name that resolves.
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    build_index(config, RunDirectory.of(config).index_cache, config.model.padded_vocab_size, say_on_stdout)
-    torch.distributed.destroy_process_group()
+    with alone():
+        build_index(
+            config, RunDirectory.of(config).index_cache, config.model.padded_vocab_size, say_on_stdout
+        )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.storage import refused
 from trainer.run_directory import publish
 
 
@@ -16,9 +17,16 @@ class JsonLines:
     """Appends lines, each whole or, on a full disk, not at all as far as a reader can tell."""
 
     def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
-        """`complain` is told once when the file cannot be written, which ends no training."""
+        """`complain` is told once when the file cannot be written, which ends no training.
+
+        Raises:
+            TrainerError: the file cannot be opened.
+        """
         self._path, self._complain = path, complain
-        self._file = path.open("ab", buffering=0)
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise refused(error, path, "written") from error
         self._is_torn = self._has_complained = False
 
     def write(self, line: dict[str, Any]) -> None:
@@ -50,12 +58,18 @@ def drop_after(path: Path, iteration: int) -> None:
     """Drops what a life that goes on from `iteration` computes again, and torn lines.
 
     That is every later iteration, and the evaluation of this one. The starts of all lives stay: they tell the story.
+
+    Raises:
+        TrainerError: the file cannot be read or written. It is as it was.
     """
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        kept = [line for line in lines if _outlives(line, iteration)]
-    publish(path, "".join(kept))
+    try:
+        if not path.exists():
+            return
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            kept = [line for line in lines if _outlives(line, iteration)]
+        publish(path, "".join(kept))
+    except OSError as error:
+        raise refused(error, path, "written") from error
 
 
 def _outlives(line: str, iteration: int) -> bool:
@@ -65,6 +79,8 @@ def _outlives(line: str, iteration: int) -> bool:
         entry = json.loads(line)
         event, at = entry["event"], entry["iteration"]
     except (ValueError, TypeError, KeyError):
+        return False
+    if not isinstance(at, int):  # nobody's line
         return False
     return event == "start" or at < iteration or (at == iteration and event != "evaluation")
 

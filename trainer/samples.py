@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import os
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer import checkpoint_files, device
 from trainer import config as configuration
-from trainer import device
-from trainer.batch_size import total_samples
+from trainer.alone import alone, parser_of
+from trainer.batch_size import covering, total_samples
 from trainer.errors import TrainerError
 from trainer.logging import quiet_libraries
 from trainer.resolve import resolve
@@ -22,23 +22,13 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Reads the arguments and prints a line for each sample. Returns the exit status: 2 for mistakes."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.samples",
-        description="Names the documents of training samples, on a CPU.",
-    )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        required=True,
-        help="the training run's resolved configuration (JSON)",
-    )
+    parser = parser_of("trainer.samples", "Names the documents of training samples, on a CPU.")
     parser.add_argument("first", type=int, metavar="FIRST", help="the first sample")
     parser.add_argument("last", type=int, metavar="LAST", nargs="?", help="the last one; left out: the first")
     arguments = parser.parse_args()
     quiet_libraries()
     try:
-        config = resolve(configuration.read(arguments.config))
+        config = _as_read(resolve(configuration.read(arguments.config)))
         device.prepare("cpu")  # whatever the run computes on
         dataset = _training_set(config)
     except (configuration.ConfigError, TrainerError, OSError) as error:
@@ -67,22 +57,38 @@ def documents_of(dataset: torch.utils.data.Dataset, sample: int) -> tuple[str, l
     return str(dataset.dataset_path), [int(document) for document in dataset.document_index[first : last + 1]]
 
 
-def _training_set(config: configuration.TrainerConfig) -> torch.utils.data.Dataset:
-    # These import megatron.core, which the stand-ins must precede.
-    import torch
+def _as_read(config: configuration.TrainerConfig) -> configuration.TrainerConfig:
+    """`config` with as many samples as the run asks for, which goes on from its newest checkpoint.
 
+    Raises:
+        TrainerError: only Megatron-LM's checkpoint says where that is.
+        OSError: the checkpoints cannot be read.
+    """
+    checkpoints = checkpoint_files.list_checkpoints(RunDirectory.of(config).checkpoints)
+    if not checkpoints and config.checkpoint.load and not config.checkpoint.finetune:
+        checkpoints = checkpoint_files.list_checkpoints(Path(config.checkpoint.load))
+    newest = next((each for each in checkpoints if each.is_complete or each.is_foreign), None)
+    if newest is None:
+        return config
+    if newest.record is None:
+        raise TrainerError(
+            f"{newest.path} is Megatron-LM's: how many samples it had read, a checkpoint of this run's own will say"
+        )
+    record = newest.record
+    reading = covering(config.training, record["iteration"], record["consumed_samples"])
+    return dataclasses.replace(config, training=reading)
+
+
+def _training_set(config: configuration.TrainerConfig) -> torch.utils.data.Dataset:
+    # This imports megatron.core, which the stand-ins must precede.
     from trainer.datasets import build_datasets
 
     def say(line: str) -> None:
         print(line, file=sys.stderr)
 
-    # Alone it needs no network, and no name that resolves.
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     cache, rows = RunDirectory.of(config).index_cache, config.model.padded_vocab_size
-    datasets = build_datasets(config, cache, rows, True, say)
-    torch.distributed.destroy_process_group()
-    return datasets["train"]
+    with alone():
+        return build_datasets(config, cache, rows, True, say)["train"]
 
 
 if __name__ == "__main__":

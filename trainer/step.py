@@ -107,9 +107,10 @@ def train_step(
             f"fp16 gradients overflow at the smallest loss scale allowed, {loss_scale:g}, at iteration "
             f"{state.iteration + 1}; nothing of this step is saved"
         )
-    spike = state.spikes.height(loss)
+    # An overflow is the scale's, whatever the loss: it is no spike, and uses up nothing of what spikes may.
+    spike = None if overflowed else state.spikes.height(loss)
     skipped = overflowed or (spike is not None and state.spikes.skip())
-    if spike is None or not skipped:
+    if not skipped:
         state.spikes.remember(loss)
     lr = state.scheduler.rate()
     if not skipped:
@@ -193,8 +194,9 @@ def _not_finite_on(totals: torch.Tensor) -> str:
 
 def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) -> None:
     """What Core's `optimizer.step` does once the gradients are ready and their norm is known."""
-    if clip_grad > 0:
-        clip_grad_by_total_norm_fp32(optimizer.get_parameters(), clip_grad, grad_norm)
+    # Of few parameters and many ranks, a rank may have none.
+    if clip_grad > 0 and (parameters := optimizer.get_parameters()):
+        clip_grad_by_total_norm_fp32(parameters, clip_grad, grad_norm)
     optimizer.step_with_ready_grads()
 
 

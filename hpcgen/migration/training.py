@@ -15,6 +15,8 @@ from hpcgen.lint.megatron import KEYS, NOT_MEGATRON, REMOVED, options, virtual_s
 from hpcgen.lint.words import Word
 from hpcgen.migration.leftover import Carried, unknown
 from hpcgen.planning.secret import SECRET
+from trainer.batch_size import steps_within
+from trainer.config import TrainingConfig
 from trainer.resolve import VOCAB_MULTIPLE, pad_vocab_size
 
 GPT2_VOCAB_SIZE = 50257
@@ -34,13 +36,45 @@ DEFAULTS: dict[str, object] = {
 }
 """Megatron-LM's defaults (arguments.py) that are not a run file's: written out, so that the run stays the same."""
 
+DELAYED_SCALING: dict[str, object] = {
+    "training.fp8_recipe": "delayed",
+    "training.fp8_amax_history_len": 1,
+    "training.fp8_amax_compute_algo": "most_recent",
+}
+"""Those for FP8, the recipe first: the others belong to it."""
+
+PROFILE: dict[str, object] = {"logging.profile_step_start": 10, "logging.profile_step_end": 12}
+"""Those for --profile."""
+
+BELONGS_TO: dict[str, tuple[str, object]] = {
+    **dict.fromkeys(
+        ("loss-scale", "initial-loss-scale", "min-loss-scale", "loss-scale-window", "hysteresis"),
+        ("training.precision", "fp16"),
+    ),
+    **dict.fromkeys(("lr-wsd-decay-style", "lr-wsd-decay-iters"), ("optimizer.lr_decay_style", "WSD")),
+    "fp8-recipe": ("training.fp8", None),
+    **dict.fromkeys(("fp8-amax-history-len", "fp8-amax-compute-algo"), ("training.fp8_recipe", "delayed")),
+    **dict.fromkeys(("wandb-entity", "wandb-exp-name"), ("logging.wandb_project", None)),
+    **dict.fromkeys(
+        ("profile-step-start", "profile-step-end", "profile-ranks", "record-memory-history"),
+        ("logging.profile_step_start", None),
+    ),
+    "finetune": ("checkpoint.load", None),
+}
+"""Options that nothing reads, and that a run file may not have, unless another key has a value (None: any)."""
+
+MOST_STEPS = 1_000_000
+"""Of a run whose batch grows: they are counted one by one."""
+
 AS_EVER = frozenset((
     "use-distributed-optimizer", "use-mcore-models", "transformer-impl", "use-flash-attn", "attention-backend",
-    "bf16", "fp16", "ckpt-format", "exit-signal-handler", "exit-duration-in-mins", "log-throughput",
+    "bf16", "fp16", "profile", "use-pytorch-profiler", "cross-entropy-loss-fusion", "ckpt-format",
+    "exit-signal-handler", "exit-duration-in-mins", "log-throughput",
     "distributed-backend", "no-masked-softmax-fusion", "accumulate-allreduce-grads-in-fp32", "dataloader-type",
     "group-query-attention", "num-query-groups", "use-rotary-position-embeddings", "disable-bias-linear",
     "num-layers-per-virtual-pipeline-stage", "recompute-activations", "train-samples", "lr-decay-samples",
-    "lr-warmup-samples", "data-path", "train-data-path", "valid-data-path", "test-data-path", "vocab-file",
+    "lr-warmup-samples", "lr-wsd-decay-samples", "data-path", "train-data-path", "valid-data-path", "test-data-path",
+    "vocab-file",
     "merge-file", "tokenizer-type", "tokenizer-model", "use-checkpoint-args", "auto-detect-ckpt-format",
     "no-create-attention-mask-in-dataloader", "log-params-norm", "log-num-zeros-in-grad", "log-timers-to-tensorboard",
     "log-memory-to-tensorboard", "log-validation-ppl-to-tensorboard", "log-learning-rate-to-tensorboard",
@@ -51,16 +85,13 @@ AS_EVER = frozenset((
 
 WHY_NOT = {
     "tensorboard-dir": "the trainer writes to `tensorboard` in the run directory",
-    "async-save": "the trainer's checkpoints are synchronous",
-    "use-persistent-ckpt-worker": "the trainer's checkpoints are synchronous",
-    "wandb-project": "the trainer writes metrics.jsonl and TensorBoard files",
-    "rampup-batch-size": "the trainer has one batch size for the whole run",
-    "step-batch-size-schedule": "the trainer has one batch size for the whole run",
+    "wandb-save-dir": "the trainer writes to `wandb` in the run directory",
+    "use-persistent-ckpt-worker": "a thread of each rank writes, which needs no worker",
+    "step-batch-size-schedule": "the batch grows by training.rampup_batch_size alone",
     "make-vocab-size-divisible-by": "the vocabulary is padded to a multiple of 128; model.padded_vocab_size sets it",
     "num-experts": "the trainer has no mixture of experts",
     "expert-model-parallel-size": "the trainer has no mixture of experts",
     "multi-latent-attention": "the trainer has no latent attention",
-    "fp8-format": "the trainer has no fp8",
     "optimizer": "the trainer's optimizer is AdamW",
 }
 
@@ -68,13 +99,16 @@ WHY_NOT = {
 def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
     """Adds what the command line says."""
     for flag in launch.flags.values():
-        _carry(flag, carried)
+        if flag.name not in BELONGS_TO:
+            _carry(flag, carried)
     _precision(launch, carried)
     _model(launch, carried)
     _samples(launch, carried)
     _data(launch, carried)
     _tokenizer(launch, carried)
     _checkpoints(launch, carried)
+    _profile(launch, carried)
+    _belonging(launch, carried)
     for path, value in DEFAULTS.items():
         is_given = carried.get(path) is not None or any(KEYS.get(name) == path for name in launch.flags)
         if not is_given and not (path == "data.split" and not carried.get("data.datasets")):
@@ -118,11 +152,29 @@ def _carry(flag: Flag, carried: Carried) -> None:
         carried.put(path, value)
 
 
+def _belonging(launch: Launch, carried: Carried) -> None:
+    """Options that belong to what is carried by now, and Megatron-LM's defaults where they are left out."""
+    defaults = {**DELAYED_SCALING} if carried.get("training.fp8") else {}
+    for name, (path, value) in BELONGS_TO.items():
+        is_read = carried.get(path) is not None if value is None else carried.get(path) == value
+        flag = launch.flags.get(name)
+        if flag is None:
+            if is_read and KEYS[name] in defaults:
+                carried.put(KEYS[name], defaults[KEYS[name]])
+        elif is_read:
+            _carry(flag, carried)
+        else:
+            what = " ".join([f"--{name}", *(word.text for word in flag.values[:3])])
+            carried.leave(flag.line, what, f"it belongs to {path}{f' = {value}' if value else ''}")
+
+
 def _typed(path: str, flag: Flag) -> object:
     """The value of an option in the type of its key; None when it is not known, or does not fit."""
     kind = _kind(path)
     if kind is bool:
         return True
+    if typing.get_origin(kind) is tuple:
+        return _numbers(flag)
     word = flag.value
     if word is None or not (word.known and word.certain):
         return None
@@ -134,7 +186,15 @@ def _typed(path: str, flag: Flag) -> object:
     if kind is float:
         is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text, re.ASCII)
         return float(text) if is_number else None
-    return text
+    return text or None
+
+
+def _numbers(flag: Flag) -> list[int] | None:
+    """The whole numbers after an option; None when one is not known, or none."""
+    if not all(word.known and word.certain for word in flag.values):
+        return None
+    numbers = [int(word.text) for word in flag.values if re.fullmatch(r"\d{1,15}", word.text, re.ASCII)]
+    return numbers if numbers and len(numbers) == len(flag.values) else None
 
 
 def _kind(path: str) -> Any:
@@ -152,14 +212,9 @@ def _kind(path: str) -> Any:
 
 
 def _precision(launch: Launch, carried: Carried) -> None:
-    if "fp16" in launch.flags:
-        carried.leave(
-            launch.flags["fp16"].line,
-            "--fp16",
-            "the trainer has no fp16; precision is bf16, which costs the same",
-        )
-    if {"bf16", "fp16"} & launch.flags.keys():
-        carried.put("training.precision", "bf16")
+    for precision in ("bf16", "fp16"):
+        if precision in launch.flags:
+            carried.put("training.precision", precision)
 
 
 def _model(launch: Launch, carried: Carried) -> None:
@@ -199,13 +254,37 @@ def _samples(launch: Launch, carried: Carried) -> None:
         ("train-samples", "training.train_iters"),
         ("lr-decay-samples", "optimizer.lr_decay_iters"),
         ("lr-warmup-samples", "optimizer.lr_warmup_iters"),
+        ("lr-wsd-decay-samples", "optimizer.lr_wsd_decay_iters"),
     ):
         flag = launch.flags.get(name)
         samples = whole(launch, name)
-        if flag and samples is not None and batch:
-            carried.put(path, samples // batch)
-        elif flag:
+        if flag is None:
+            continue
+        if samples is None or not batch:
             carried.leave(flag.line, f"--{name}", "it takes the global batch to count iterations")
+        elif name != "lr-wsd-decay-samples":
+            carried.put(path, _steps(samples, batch, carried.get("training.rampup_batch_size")))
+        elif carried.get("optimizer.lr_decay_style") == "WSD":
+            carried.put(path, max(1, samples // batch))  # the last ones, which a growing batch has reached
+        else:
+            carried.leave(flag.line, f"--{name}", "it belongs to optimizer.lr_decay_style = WSD")
+
+
+def _steps(samples: int, batch: int, rampup: list[int] | None) -> int:
+    if rampup is None or len(rampup) != 3 or 0 in rampup:  # validate says what is wrong with it
+        return samples // batch
+    training = TrainingConfig(
+        micro_batch_size=1, global_batch_size=batch, train_iters=MOST_STEPS, rampup_batch_size=tuple(rampup)
+    )
+    return steps_within(training, samples, MOST_STEPS)
+
+
+def _profile(launch: Launch, carried: Carried) -> None:
+    if flag := launch.flags.get("profile"):
+        for path, value in PROFILE.items():
+            carried.put(path, value)
+        if "use-pytorch-profiler" not in launch.flags:
+            carried.leave(flag.line, "nsys", "logging.profile_step_start is for torch's profiler")
 
 
 def _data(launch: Launch, carried: Carried) -> None:

@@ -34,9 +34,10 @@ def save_time_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
 
 
 def staged_bytes(trainer: TrainerConfig) -> int:
-    """Bytes of host memory that a rank's part of an asynchronous save takes; 0 when saves are waited for."""
-    if not trainer.checkpoint.async_save:
-        return 0
+    """Bytes of host memory that hold a copy of a rank's part of a save, from the first save on.
+
+    A save that is waited for copies it as well: the thread that writes is the same.
+    """
     return checkpoint_bytes(trainer.model, trainer.training.precision) // trainer.world_size
 
 

@@ -91,6 +91,10 @@ def test_a_pyxis_script_for_175b() -> None:
             "global_batch_size": 1536,
             "train_iters": 95367,
             "precision": "bf16",
+            "fp8": "hybrid",
+            "fp8_recipe": "delayed",
+            "fp8_amax_history_len": 1,
+            "fp8_amax_compute_algo": "most_recent",
             "recompute_granularity": "selective",
             "eval_interval": 200,
             "eval_iters": 10,
@@ -116,7 +120,6 @@ def test_a_pyxis_script_for_175b() -> None:
         "WANDB_API_KEY",
         "DATA_DATE",
         "srun",
-        "--fp8-format",
         "--tensorboard-dir",
         "a",  # checkpoint of Megatron-LM's
         "--container-mounts=$HOME/code:/code",
@@ -190,13 +193,12 @@ def test_a_torchrun_script_without_slurm() -> None:
     assert values["name"] == "run"
     assert values["container"] == {"runtime": "none"}
     assert values["slurm"] == {"defaults": {"time": "1-00:00:00"}, "train": {"nodes": 16}}
-    assert values["training"]["precision"] == "bf16"
+    assert values["training"]["precision"] == "fp16"
     assert values["data"] == {"mock": True}
     assert left(ended).keys() == {
         "--data-path",
         "--save $1",
         "--load $1",
-        "--fp16",
         "data",
         "the time limit",
         "a checkpoint of Megatron-LM's",
@@ -349,3 +351,108 @@ def test_a_run_that_would_write_to_the_old_checkpoints_is_told() -> None:
 def test_a_python_script_is_refused_as_one() -> None:
     ended = init("#!/usr/bin/env python3\nfoo(\n")
     assert (ended.status, "python3 runs it" in ended.stderr) == (2, True)
+
+
+def migrated(options: str) -> tuple[dict, dict[str, str]]:
+    """What a training with `options` becomes, which must keep every rule, and what of it is left."""
+    options += " --mock-data --micro-batch-size 1 --global-batch-size 256"
+    ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n{TRAINING} {options}\n")
+    assert ended.status == 0, ended.stderr
+    checked = hpcgen("validate", "-c", "run.yaml")
+    assert checked.status == 0, checked.stderr
+    return written(), left(ended)
+
+
+def test_schedules_loss_scales_and_ways_to_watch_are_carried() -> None:
+    found, _ = migrated(
+        "--train-iters 5000 --lr 1e-4 --lr-decay-style WSD --lr-wsd-decay-style linear --lr-wsd-decay-iters 500 "
+        "--lr-warmup-iters 10 --lr-warmup-init 1e-6 --fp16 --initial-loss-scale 65536 --hysteresis 4 "
+        "--sequence-parallel --tensor-model-parallel-size 2 --tp-comm-overlap --deterministic-mode "
+        "--save-interval 100 --save-retain-interval 1000 --async-save --load /shared/base --finetune "
+        "--wandb-project gpt --wandb-exp-name first --profile --use-pytorch-profiler --profile-step-end 20 "
+        "--profile-ranks 0 8 --record-memory-history --distributed-timeout-seconds-after-init 300"
+    )
+    assert found["optimizer"] == found["optimizer"] | {
+        "lr_decay_style": "WSD",
+        "lr_wsd_decay_style": "linear",
+        "lr_wsd_decay_iters": 500,
+        "lr_warmup_init": 1e-6,
+        "initial_loss_scale": 65536.0,
+        "hysteresis": 4,
+    }
+    assert found["training"] == found["training"] | {
+        "precision": "fp16",
+        "deterministic_mode": True,
+        "distributed_timeout_seconds_after_init": 300,
+    }
+    assert found["parallelism"]["tp_comm_overlap"] is True
+    assert found["checkpoint"] == {
+        "load": "/shared/base",
+        "finetune": True,
+        "save_interval": 100,
+        "keep_every": 1000,
+        "async_save": True,
+    }
+    assert found["logging"] == {
+        "wandb_project": "gpt",
+        "wandb_exp_name": "first",
+        "profile_step_start": 10,
+        "profile_step_end": 20,
+        "profile_ranks": [0, 8],
+        "record_memory_history": True,
+    }
+
+
+def test_fp8_is_carried_with_its_recipe() -> None:
+    found, _ = migrated("--bf16 --fp8-format e4m3 --fp8-recipe delayed --fp8-amax-history-len 16")
+    assert found["training"] == found["training"] | {
+        "fp8": "e4m3",
+        "fp8_recipe": "delayed",
+        "fp8_amax_history_len": 16,
+        "fp8_amax_compute_algo": "most_recent",
+    }
+    Path("run.yaml").unlink()
+    found, leftovers = migrated(
+        "--bf16 --fp8-format hybrid --fp8-recipe tensorwise --fp8-amax-history-len 16"
+    )
+    assert found["training"]["fp8_recipe"] == "tensorwise"
+    assert leftovers["--fp8-amax-history-len 16"] == "it belongs to training.fp8_recipe = delayed"
+
+
+def test_a_growing_batch_counts_its_steps() -> None:
+    """Three steps of 64 samples, two of 128 and one of 192 read 640; then ten of 256 are within 3264."""
+    found, _ = migrated(
+        "--rampup-batch-size 64 64 576 --train-samples 3264 --lr-warmup-samples 448 --lr-decay-samples 3264 "
+        "--lr-decay-style WSD --lr-wsd-decay-samples 512 --lr 1e-4"
+    )
+    assert found["training"]["rampup_batch_size"] == [64, 64, 576]
+    steps = {name: found["optimizer"][name] for name in ("lr_warmup_iters", "lr_wsd_decay_iters")}
+    assert (found["training"]["train_iters"], steps) == (
+        16,
+        {"lr_warmup_iters": 5, "lr_wsd_decay_iters": 2},
+    )
+
+
+def test_what_nothing_would_read_is_left_with_its_reason() -> None:
+    found, leftovers = migrated(
+        "--bf16 --loss-scale 1024 --fp8-recipe delayed --lr-wsd-decay-iters 5 --wandb-exp-name first "
+        "--profile-ranks 0 1 --finetune"
+    )
+    assert leftovers == leftovers | {
+        "--loss-scale 1024": "it belongs to training.precision = fp16",
+        "--fp8-recipe delayed": "it belongs to training.fp8",
+        "--lr-wsd-decay-iters 5": "it belongs to optimizer.lr_decay_style = WSD",
+        "--wandb-exp-name first": "it belongs to logging.wandb_project",
+        "--profile-ranks 0 1": "it belongs to logging.profile_step_start",
+        "--finetune": "it belongs to checkpoint.load",
+    }
+    assert "logging" not in found
+
+
+@pytest.mark.parametrize("rampup", ["0 0 0", "64 64 0", "64", "64 64 $N", "999999999999999 1 1"])
+def test_a_ramp_that_is_none_is_no_reason_to_fail(rampup: str) -> None:
+    ended = init(
+        f"{TRAINING} --mock-data --global-batch-size 256 --train-samples 2560 --rampup-batch-size {rampup}\n"
+    )
+    assert ended.status == 0, ended.stderr
+    assert written()["training"]["train_iters"] == 10

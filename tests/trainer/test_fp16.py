@@ -68,3 +68,17 @@ def test_an_overflow_at_the_fixed_scale_ends_the_run(corpus: str, tmp_path: Path
     assert (
         "fp16 gradients overflow at the smallest loss scale allowed, 1.07374e+09, at iteration 1" in ended.log
     )
+
+
+def test_an_overflow_is_no_spike_and_uses_up_no_allowance(corpus: str, tmp_path: Path) -> None:
+    """Every loss is a spike once 20 are known, and every second step or so overflows."""
+    allowance = 4
+    every = {"loss_spike_factor": 0.01, "skip_loss_spikes": allowance}
+    ended = finished(fp16(corpus, tmp_path / "run", train_iters=45, **every))
+    spikes = [event for event in ended.events if event["event"] == "spike"]
+    left_out = [event["iteration"] for event in spikes if event["skipped"]]
+    overflows = [iteration for iteration, _, _, has_norm in scaling(ended) if not has_norm]
+    assert len(left_out) == allowance
+    assert any(iteration > spikes[0]["iteration"] for iteration in overflows)
+    assert not set(overflows) & {event["iteration"] for event in spikes}
+    assert all(f"iteration {iteration}: OVERFLOW" in ended.log for iteration in overflows)

@@ -8,9 +8,19 @@ import pytest
 
 from trainer import config as configuration
 from trainer import hyperparameters
+from trainer.batch_size import total_samples
 from trainer.config import ConfigError, TrainerConfig
 from trainer.errors import TrainerError
-from trainer.hyperparameters import FIXED, FREE, NAMES, OF_OPTIMIZER_STATE, Change, check_changes, sections
+from trainer.hyperparameters import (
+    FIXED,
+    FREE,
+    NAMES,
+    OF_OPTIMIZER_STATE,
+    Change,
+    check_changes,
+    earlier_reading,
+    sections,
+)
 from trainer.resolve import resolve
 
 DOCUMENT: dict[str, Any] = {
@@ -145,3 +155,15 @@ def test_every_hyperparameter_may_be_named() -> None:
     hyperparameters.check_names(NAMES)
     plain = run()
     assert all(hasattr(getattr(plain, section), key) for section, _, key in (n.partition(".") for n in NAMES))
+
+
+def test_what_a_life_read_is_known_from_its_checkpoint() -> None:
+    """Its own run asks for the same; another batch size from there on asks for more in all."""
+    record = {**SAVED, "iteration": 40, "consumed_samples": 160}
+    reading = earlier_reading(record)
+    assert reading is not None
+    assert total_samples(reading) == 400
+    after_small_batches = earlier_reading({**record, "consumed_samples": 80})
+    assert after_small_batches is not None
+    assert total_samples(after_small_batches) == 80 + 60 * 4
+    assert earlier_reading(None) is None

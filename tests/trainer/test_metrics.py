@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import os
 import socket
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tests.trainer.runs import GPT, Run, finished, gpt_config
 from trainer import config as configuration
 from trainer.batch_size import Batch
 from trainer.config import TrainerConfig
+from trainer.errors import TrainerError
 from trainer.flops import flops_per_iteration
 from trainer.json_lines import JsonLines, drop_after
 from trainer.logging import Log, duration
@@ -97,12 +99,22 @@ def test_what_is_computed_again_is_dropped_and_so_are_torn_lines(tmp_path: Path)
         json.dumps({"event": event, "iteration": i}) + "\n"
         for event, i in (("start", 0), ("evaluation", 3), ("start", 5))
     )
-    torn = '{"event": "step", "iter\n'
+    torn = '{"event": "step", "iter\n{"event": "step", "iteration": null}\n{"event": "start", "iteration": "1"}\n'
     path.write_text("".join([first, *lines[:3], evaluation, torn, *lines[3:], second]) + '{"event": "st')
     drop_after(path, 3)
     assert path.read_text() == "".join([first, *lines[:3], second])
     drop_after(tmp_path / "absent", 3)
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_record_that_cannot_be_rewritten_ends_the_life_with_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "step", "iteration": 1}\n')
+    (tmp_path / f".metrics.jsonl.{socket.gethostname()}.{os.getpid()}").mkdir()
+    with pytest.raises(TrainerError, match=r"metrics.jsonl.* cannot be written \(Is a directory\)") as error:
+        drop_after(path, 0)
+    assert not error.value.is_final
+    assert path.read_text()
 
 
 def test_a_full_disk_costs_lines_and_not_the_training() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from tests.trainer.runs import ROOT, environment
+from trainer.checkpoint_files import COMPLETE, METADATA, TRACKER, record_text
 
 
 def samples(config: dict[str, Any], path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -72,3 +73,25 @@ def test_samples_that_the_run_does_not_read_are_refused(config: dict[str, Any], 
     found = samples(config, tmp_path / "config.json", "3", "24")
     assert found.returncode == 2
     assert "3 to 24 is not within 0 to 23" in found.stderr
+
+
+def test_a_run_that_changed_its_batch_is_asked_as_it_reads(config: dict[str, Any], tmp_path: Path) -> None:
+    """Three of six steps had 8 samples, the others have the configuration's 4: 36 samples, not 24."""
+    path = tmp_path / "run/checkpoints/iter_0000003"
+    path.mkdir(parents=True)
+    (path / COMPLETE).write_text(record_text({"iteration": 3, "consumed_samples": 24, "files": {}}))
+    assert "35: " in samples(config, tmp_path / "config.json", "35").stdout
+    refused = samples(config, tmp_path / "config.json", "36")
+    assert (refused.returncode, "36 to 36 is not within 0 to 35" in refused.stderr) == (2, True)
+
+
+def test_where_only_megatron_lm_knows_the_samples_none_is_named(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "theirs/iter_0000003"
+    path.mkdir(parents=True)
+    (path / METADATA).write_text("{}")
+    (path.parent / TRACKER).write_text("3")
+    config["checkpoint"] = {"load": str(path.parent)}
+    refused = samples(config, tmp_path / "config.json", "0")
+    assert (refused.returncode, "iter_0000003 is Megatron-LM's" in refused.stderr) == (2, True)

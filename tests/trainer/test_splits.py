@@ -18,7 +18,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 
 from tests.trainer.runs import write_corpus
 from trainer import config as configuration
-from trainer.blend import Blend, cut, draws, plan_blends, split_shares
+from trainer.blend import Blend, cut, draws, order_of, plan_blends, split_shares
 from trainer.config import ConfigError, TrainerConfig
 from trainer.datasets import Vocabulary, build_datasets
 
@@ -238,3 +238,49 @@ def test_tokens_that_would_be_read_for_ever_are_refused(config: dict[str, Any], 
 def test_a_split_that_is_not_three_weights_is_refused(split: str) -> None:
     with pytest.raises(ConfigError, match="three weights"):
         split_shares(split)
+
+
+def num_tokens(prefix: str) -> int:
+    pair = IndexedDataset(prefix)
+    return int(pair.sequence_lengths.sum())  # of a map that ends with the pair
+
+
+def test_a_longer_run_keeps_the_order_where_it_is_said_to(config: dict[str, Any], tmp_path: Path) -> None:
+    """The first samples of Core's own datasets, for every length up to three epochs."""
+    [pair] = pairs(tmp_path, 24)
+    data = {"train": [pair]}
+    tokens = num_tokens(pair["prefix"])
+    seq_length = config["model"]["seq_length"]
+    lengths = range(1, 3 * tokens // seq_length)
+    orders, firsts = [], []
+    for train_iters in lengths:
+        lengthened = trainer_config(config, data, train_iters=train_iters, global_batch_size=1, eval_iters=0)
+        dataset = build_datasets(lengthened, tmp_path / "cache", 1000, True, lambda line: None)["train"]
+        assert isinstance(dataset, GPTDataset)
+        orders.append(order_of(train_iters, tokens, seq_length))
+        firsts.append((dataset.document_index.tolist(), dataset.shuffle_index.tolist()))
+    assert {1, 2, 3} == {epochs for epochs, _ in orders}
+    assert {False, True} == {is_apart for _, is_apart in orders}
+    for (order, first), (next_order, next_first) in itertools.pairwise(zip(orders, firsts, strict=True)):
+        assert (order == next_order) == (first == next_first)
+
+
+def test_another_order_is_said_of_the_corpora_that_have_one(config: dict[str, Any], tmp_path: Path) -> None:
+    data = {"train": [pair | {"weight": 1.0} for pair in pairs(tmp_path, 24, 400)]}
+    said: list[str] = []
+
+    def build(train_iters: int, earlier: int) -> list[str]:
+        said.clear()
+        now, before = (
+            trainer_config(config, data, train_iters=iters, global_batch_size=1, eval_iters=0)
+            for iters in (train_iters, earlier)
+        )
+        build_datasets(now, tmp_path / "cache", 1000, True, said.append, before.training)
+        return [line for line in said if "ANOTHER ORDER" in line]
+
+    once = num_tokens(data["train"][0]["prefix"]) // config["model"]["seq_length"]
+    assert build(once, once) == []
+    assert build(once, once + 2) == []  # half of it comes from either pair
+    [line] = build(4 * once, once)
+    assert f"{4 * once:,} samples are asked for, and the life before asked for {once:,}" in line
+    assert f"shuffles {data['train'][0]['prefix']} anew" in line

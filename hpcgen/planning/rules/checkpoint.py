@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unread
 from trainer.hyperparameters import name_problem
 
 
@@ -31,13 +31,10 @@ def kept_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
 
 def finetuning_needs_weights(facts: Facts) -> Iterator[Violation]:
     """finetune needs load (ours: it would start from random weights, unnoticed)."""
-    if facts.checkpoint.finetune and facts.checkpoint.load is None:
-        yield Violation(
-            path="checkpoint.finetune",
-            reason="takes the weights of checkpoint.load, which is null",
-            candidates=[False],
-            advice="name a directory of checkpoints as checkpoint.load",
-        )
+    if facts.checkpoint.load is None:
+        reason = "takes the weights of checkpoint.load, which is null"
+        advice = "name a directory of checkpoints as checkpoint.load"
+        yield from unread(facts, ["checkpoint.finetune"], reason, advice)
 
 
 def changed_names_hyperparameters(facts: Facts) -> Iterator[Violation]:

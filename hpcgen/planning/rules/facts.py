@@ -120,6 +120,16 @@ class Violation:
 Rule = Callable[[Facts], Iterator[Violation]]
 
 
+def unread(facts: Facts, paths: Sequence[str], reason: str, advice: str = "") -> Iterator[Violation]:
+    """Keys ("section.key") that nothing reads as things are, and that are not at their defaults."""
+    for path in paths:
+        section_name, key = path.split(".")
+        section = getattr(facts, section_name)
+        [usual] = (field.default for field in dataclasses.fields(section) if field.name == key)
+        if getattr(section, key) != usual:
+            yield Violation(path=path, reason=reason, candidates=[usual], advice=advice)
+
+
 def divisors(number: int, near: int) -> list[int]:
     """The divisors of `number`, those next to `near` first. Absurdly large numbers are searched in part."""
     small = [d for d in range(1, min(math.isqrt(number), 10_000) + 1) if number % d == 0]

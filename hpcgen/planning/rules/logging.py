@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, unread
 
 
 def profile_ends_after_its_start(facts: Facts) -> Iterator[Violation]:
     """profile_step_start < profile_step_end, and within the run."""
     start, end = facts.logging.profile_step_start, facts.logging.profile_step_end
-    if start is None and end is not None:
-        yield Violation(
-            path="logging.profile_step_end",
-            reason="ends a profile that logging.profile_step_start = null never starts",
-            candidates=[None],
-        )
+    if start is None:
+        reason = "ends a profile that logging.profile_step_start = null never starts"
+        yield from unread(facts, ["logging.profile_step_end"], reason)
     if start is not None and end is not None and end <= start:
         yield Violation(
             path="logging.profile_step_end",
@@ -45,13 +42,9 @@ def profiled_ranks_are_there(facts: Facts) -> Iterator[Violation]:
 
 def memory_history_needs_profile(facts: Facts) -> Iterator[Violation]:
     """record_memory_history belongs to a profile."""
-    if facts.logging.record_memory_history and facts.logging.profile_step_start is None:
-        yield Violation(
-            path="logging.record_memory_history",
-            reason="is written at the end of a profile, and logging.profile_step_start is null",
-            candidates=[False],
-            advice="logging.profile_step_start",
-        )
+    if facts.logging.profile_step_start is None:
+        reason = "is written at the end of a profile, and logging.profile_step_start is null"
+        yield from unread(facts, ["logging.record_memory_history"], reason, "logging.profile_step_start")
 
 
 RULES: tuple[Rule, ...] = (

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples
-from trainer.config import OptimizerConfig, TrainingConfig
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unread
 
 FP8_TOKENS = 8
 FP8_WIDTH = 16
 """What TE's matrix products in FP8 want multiples of: transformer_engine/pytorch/utils.py, assert_dim_for_fp8_exec."""
 
-OF_DELAYED_SCALING = ("fp8_amax_history_len", "fp8_amax_compute_algo")
-OF_LOSS_SCALING = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+OF_DELAYED_SCALING = ("training.fp8_amax_history_len", "training.fp8_amax_compute_algo")
+OF_LOSS_SCALING = (
+    "optimizer.loss_scale",
+    "optimizer.initial_loss_scale",
+    "optimizer.min_loss_scale",
+    "optimizer.loss_scale_window",
+    "optimizer.hysteresis",
+)
 
 
 def fp8_needs_transformer_engine(facts: Facts) -> Iterator[Violation]:
@@ -84,38 +88,19 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
 def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Violation]:
     """What nothing would read is refused: a recipe without fp8, and keys of delayed scaling without it (ours)."""
     training = facts.training
-    if training.fp8 is None and training.fp8_recipe != _default(TrainingConfig, "fp8_recipe"):
-        yield Violation(
-            path="training.fp8_recipe",
-            reason="says how to scale in FP8, and training.fp8 is null",
-            candidates=[_default(TrainingConfig, "fp8_recipe")],
-            advice="training.fp8: hybrid",
-        )
-    if training.fp8 is not None and training.fp8_recipe == "delayed":
-        return
-    for key in OF_DELAYED_SCALING:
-        usual = _default(TrainingConfig, key)
-        if getattr(training, key) != usual:
-            yield Violation(
-                path=f"training.{key}",
-                reason="is read with training.fp8_recipe = delayed alone",
-                candidates=[usual],
-                advice="fp8_recipe: delayed",
-            )
+    if training.fp8 is None:
+        reason = "says how to scale in FP8, and training.fp8 is null"
+        yield from unread(facts, ["training.fp8_recipe"], reason, "training.fp8: hybrid")
+    if training.fp8 is None or training.fp8_recipe != "delayed":
+        reason = "is read with training.fp8_recipe = delayed alone"
+        yield from unread(facts, OF_DELAYED_SCALING, reason, "fp8_recipe: delayed")
 
 
 def loss_scale_needs_fp16(facts: Facts) -> Iterator[Violation]:
     """The loss is scaled for fp16 alone (megatron/core/optimizer, _get_megatron_optimizer_based_on_param_groups)."""
-    if facts.training.precision == "fp16":
-        return
-    for key in OF_LOSS_SCALING:
-        usual = _default(OptimizerConfig, key)
-        if getattr(facts.optimizer, key) != usual:
-            yield Violation(
-                path=f"optimizer.{key}",
-                reason=f"is for training.precision = fp16, and it is {facts.training.precision}",
-                candidates=[usual],
-            )
+    if facts.training.precision != "fp16":
+        reason = f"is for training.precision = fp16, and it is {facts.training.precision}"
+        yield from unread(facts, OF_LOSS_SCALING, reason)
 
 
 def loss_scale_starts_above_its_least(facts: Facts) -> Iterator[Violation]:
@@ -137,10 +122,6 @@ def bf16_is_as_fast(facts: Facts) -> Iterator[Violation]:
             reason="skips a step whenever gradients overflow, and is no faster than bf16",
             candidates=["bf16"],
         )
-
-
-def _default(cls: type, key: str) -> object:
-    return next(field.default for field in dataclasses.fields(cls) if field.name == key)
 
 
 RULES: tuple[Rule, ...] = (

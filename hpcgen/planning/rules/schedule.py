@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, unread
 from hpcgen.planning.rules.model import import_path
 from trainer.resolve import default_min_lr
 
@@ -62,17 +62,11 @@ def warmup_starts_below_lr(facts: Facts) -> Iterator[Violation]:
 
 def wsd_details_need_wsd(facts: Facts) -> Iterator[Violation]:
     """lr_wsd_decay_iters and lr_wsd_decay_style belong to WSD (ours: nothing else reads them)."""
-    optimizer = facts.optimizer
-    if optimizer.lr_decay_style == "WSD":
-        return
-    for key, usual in (("lr_wsd_decay_iters", None), ("lr_wsd_decay_style", "exponential")):
-        if getattr(optimizer, key) != usual:
-            yield Violation(
-                path=f"optimizer.{key}",
-                reason=f"is for lr_decay_style = WSD, and it is {optimizer.lr_decay_style}",
-                candidates=[usual],
-                advice="lr_decay_style: WSD",
-            )
+    style = facts.optimizer.lr_decay_style
+    if style != "WSD":
+        keys = ["optimizer.lr_wsd_decay_iters", "optimizer.lr_wsd_decay_style"]
+        reason = f"is for lr_decay_style = WSD, and it is {style}"
+        yield from unread(facts, keys, reason, "lr_decay_style: WSD")
 
 
 def wsd_decay_follows_warmup(facts: Facts) -> Iterator[Violation]:
