@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
-import os
 import sys
 import traceback
 from pathlib import Path
-from typing import NoReturn
 
 from trainer import config as configuration
 from trainer import device
 from trainer.errors import Exit, TrainerError
 from trainer.logging import quiet_libraries
-from trainer.rendezvous import find_ranks
-from trainer.run_directory import RunDirectory, publish
-from trainer.stopping import leave
+from trainer.run_directory import RunDirectory
+from trainer.stopping import announce, is_another_s, leave
 from trainer.versions import print_versions
 
 
@@ -37,27 +33,17 @@ def main() -> int:
 
         train(config, stop_file=arguments.stop_file, progress=arguments.progress)
     except (configuration.ConfigError, TrainerError) as error:
-        _give_up(error, config)
-    except Exception:
-        traceback.print_exc()
+        announce(error, config and RunDirectory.of(config))
+        leave(error.exit_code if isinstance(error, TrainerError) else Exit.REFUSED)
+    except Exception as error:
+        if not is_another_s(error):
+            traceback.print_exc()
         leave(Exit.FAULT)
     finally:
         # Loader workers outlive SIGTERM, which is all that the interpreter would send them before it waits for them.
         for child in multiprocessing.active_children():
             child.kill()
     return Exit.DONE
-
-
-def _give_up(error: Exception, config: configuration.TrainerConfig | None) -> NoReturn:
-    """Ends with a line, and leaves the reason in the run directory when starting again would give the same."""
-    if not isinstance(error, TrainerError):
-        error = TrainerError(str(error))
-    if error.is_everywhere and find_ranks(os.environ).rank != 0:
-        leave(error.exit_code)
-    if config is not None and error.is_final:
-        with contextlib.suppress(OSError):  # the log has it, and the run directory may be what is wrong
-            publish(RunDirectory.of(config).failed, f"{error}\n")
-    leave(error.exit_code, str(error))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -49,30 +49,29 @@ def initialize(config: TrainerConfig, ranks: Ranks, environ: Mapping[str, str]) 
             world_size=ranks.world_size,
             timeout=timeout + datetime.timedelta(seconds=SECOND_LINE_S),
         )
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tensor_model_parallel_size,
-        pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
-        virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
-        context_parallel_size=layout.context_parallel_size,
-        distributed_timeout_minutes=config.training.distributed_timeout_minutes + SECOND_LINE_S // 60,
-        create_gloo_process_groups=False,
-        use_sharp=layout.use_sharp,
-    )
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tensor_model_parallel_size,
+            pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
+            virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
+            context_parallel_size=layout.context_parallel_size,
+            distributed_timeout_minutes=config.training.distributed_timeout_minutes + SECOND_LINE_S // 60,
+            create_gloo_process_groups=False,
+            use_sharp=layout.use_sharp,
+        )
     return ProcessGroupCollection.use_mpu_process_groups()
 
 
 def from_rank_0(function: Callable[[], T]) -> T:
     """Calls `function` on rank 0 alone; returns its result, or raises its error, on every rank.
 
-    A TrainerError is then `is_everywhere`.
+    Whatever the error is, it then has `is_everywhere` set, as a TrainerError has it.
     """
     box: list[tuple[T | None, Exception | None]] = [(None, None)]
     if torch.distributed.get_rank() == 0:
         try:
             box = [(function(), None)]
         except Exception as error:  # whatever it is, the others wait for the answer
-            if isinstance(error, TrainerError):
-                error.is_everywhere = True
+            error.is_everywhere = True
             box = [(None, error)]
     torch.distributed.broadcast_object_list(box, src=0)
     result, error = box[0]

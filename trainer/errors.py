@@ -23,7 +23,7 @@ class Exit(enum.IntEnum):
     NOT_SAVED = 6
     """A checkpoint could not be written."""
     TERMINATED = 143
-    """SIGTERM, and not all ranks were there to save."""
+    """SIGTERM, and not all ranks were there to save, or nothing was there to be saved."""
 
 
 class TrainerError(Exception):
@@ -36,6 +36,9 @@ class TrainerError(Exception):
 
     is_everywhere = False
     """Every rank raises it, so that rank 0 alone reports it."""
+
+    is_announced = False
+    """Its line is in the log, and the reason in the run directory."""
 
 
 class RunDirectoryBusyError(TrainerError):

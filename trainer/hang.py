@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -136,10 +136,8 @@ def read(run: RunDirectory) -> dict[int, Report]:
     return reports
 
 
-def verdict(
-    reports: Mapping[int, Report], world_size: int, host: Callable[[int], str | None], stacks: Path
-) -> str:
-    """Which ranks did not report, or stand elsewhere than most."""
+def verdict(reports: Mapping[int, Report], world_size: int, hosts: Mapping[int, str], stacks: Path) -> str:
+    """Which ranks did not report, or stand elsewhere than most; `hosts` is what is known of where they run."""
     quiet_s = max(report.quiet_s for report in reports.values())
     places = defaultdict(list)
     for rank in sorted(reports):
@@ -147,10 +145,10 @@ def verdict(
     usual = max(places, key=lambda place: len(places[place]))
     suspects = []
     if missing := [rank for rank in range(world_size) if rank not in reports]:
-        suspects.append(f"{_named(missing, host)}, which did not report")
+        suspects.append(f"{_named(missing, hosts)}, which did not report")
     for place in sorted(places):  # those that are behind come first
         if place != usual:
-            named = _named(places[place], lambda rank: reports[rank].host)
+            named = _named(places[place], {rank: reports[rank].host for rank in places[place]})
             suspects.append(f"{named}, which stands after iteration {place[0]} at {place[1]}")
     first = f"look first at {', then at '.join(suspects)}; " if suspects else ""
     others = f"rank {ranges(places[usual])}" if suspects else "every rank"
@@ -160,6 +158,6 @@ def verdict(
     )
 
 
-def _named(ranks: list[int], host: Callable[[int], str | None]) -> str:
-    hosts = dict.fromkeys(name for rank in ranks[:64] if (name := host(rank)) is not None)
-    return f"rank {ranges(ranks)}" + (f" on {', '.join(hosts)}" if hosts else "")
+def _named(ranks: list[int], hosts: Mapping[int, str]) -> str:
+    names = dict.fromkeys(hosts[rank] for rank in ranks[:64] if rank in hosts)
+    return f"rank {ranges(ranks)}" + (f" on {', '.join(names)}" if names else "")

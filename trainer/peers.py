@@ -16,24 +16,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_S = 2.0
-"""A store that does not answer for so long is not asked again."""
+"""How long a question to the store may take. It may be answered later, and then the next one is asked."""
 
 ASK_AGAIN_S = 0.2
 
 
 class Peers:
-    """The other ranks. Any of them, rank 0 with the store too, may be gone or stopped: each answer comes in time."""
+    """The other ranks. Any of them, rank 0 with the store too, may be gone or stopped: each answer comes in time.
+
+    What the ranks say on a topic is one string at the store, to which each appends its line: whoever asks has all of
+    it by one question, however many ranks there are.
+    """
 
     def __init__(self, ranks: Ranks, store: Store) -> None:
         """`store` is a connection of this object's own: on one that another thread waits at, a question waits too."""
         self._ranks, self._store = ranks, store
-        self._is_silent = False
-        self._say(f"host/{ranks.rank}", socket.gethostname())
+        self._turn = threading.Lock()
+        self._say("host", socket.gethostname())
 
-    def host(self, rank: int) -> str | None:
-        """Where a rank runs; None when it is not known."""
-        key = f"host/{rank}"
-        return self._ask(lambda: self._store.get(key).decode() if self._store.check([key]) else None, None)
+    def hosts(self) -> dict[int, str]:
+        """Where the ranks run, as far as it is known."""
+        return self._heard("host") or {}
 
     def raise_alarm(self) -> None:
         """Tells every rank that looks that this one hangs."""
@@ -41,37 +44,48 @@ class Peers:
 
     def is_alarmed(self) -> bool:
         """Whether a rank has raised the alarm."""
-        return self._ask(lambda: self._store.check(["alarm"]), False)
+        return bool(self._heard("alarm"))
 
-    def missing(self, roll: str, wait_s: float) -> list[int] | None:
-        """Answers a call of the roll, and waits for the others: those that did not answer it within `wait_s`.
+    def call_roll(self, topic: str, answer: str, wait_s: float) -> dict[int, str]:
+        """Answers on a topic, and waits until all have, or for `wait_s`. Returns the answers by rank, as last heard.
 
-        None when the store of rank 0 does not answer.
+        There are none when the store of rank 0 was silent all the time.
         """
         end = time.monotonic() + wait_s
-        keys = [f"{roll}/{rank}" for rank in range(self._ranks.world_size)]
-        self._say(keys[self._ranks.rank], "")
-        while not self._ask(lambda: self._store.check(keys), False):
-            if self._is_silent:
-                return None
-            if time.monotonic() > end:
-                return self._ask(
-                    lambda: [r for r, key in enumerate(keys) if not self._store.check([key])], None
-                )
+        self._say(topic, answer)
+        answers: dict[int, str] = {}
+        while True:
+            answers = self._heard(topic) or answers
+            if len(answers) == self._ranks.world_size or time.monotonic() > end:
+                return answers
             time.sleep(ASK_AGAIN_S)
-        return []
 
-    def _say(self, key: str, value: str) -> None:
-        self._ask(lambda: self._store.set(key, value), None)
+    def _say(self, topic: str, text: str) -> None:
+        self._ask(lambda: self._store.append(topic, f"{self._ranks.rank} {text}\n"))
 
-    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
-        if self._is_silent:
-            return otherwise
+    def _heard(self, topic: str) -> dict[int, str] | None:
+        """What the ranks have said on a topic; None when the store does not answer."""
+        said = self._ask(lambda: self._store.get(topic).decode() if self._store.check([topic]) else "")
+        if said is None:
+            return None
+        lines = (line.partition(" ") for line in said.splitlines())
+        return {int(rank): text for rank, _, text in lines}
+
+    def _ask(self, question: Callable[[], T]) -> T | None:
+        """The store's answer; None when it does not come in time, or one before it is still waited for."""
+
+        def ask() -> T:
+            try:
+                return question()
+            finally:
+                self._turn.release()
+
+        if not self._turn.acquire(timeout=ANSWER_S):
+            return None
         try:
-            return within(ANSWER_S, question)
+            return within(ANSWER_S, ask)
         except TimeoutError:
-            self._is_silent = True
-            return otherwise
+            return None
 
 
 def within(seconds: float, function: Callable[[], T]) -> T:

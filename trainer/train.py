@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import gc
 import os
 from pathlib import Path
-from typing import TextIO
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer import checkpoint, checkpoint_files, distributed, kernels, rendezvous
+from trainer import checkpoint, checkpoint_files, distributed, hyperparameters, kernels, rendezvous
 from trainer.batch_size import batch_size_at, covering
-from trainer.config import TrainerConfig
+from trainer.config import ConfigError, TrainerConfig
 from trainer.data import num_microbatches, reads_samples
 from trainer.datasets import build_datasets
-from trainer.errors import NonFiniteError, RunDirectoryBusyError
+from trainer.errors import NotSavedError, TrainerError
 from trainer.hang import keep_flight_records
 from trainer.heartbeat import Heartbeat
 from trainer.instruments import Instruments
 from trainer.layout import check_layout
+from trainer.lock import lock
 from trainer.logging import Log
 from trainer.loop import run_steps
 from trainer.metrics import Metrics
@@ -36,7 +35,7 @@ from trainer.run_directory import RunDirectory, publish, set_aside
 from trainer.schedule import Schedule
 from trainer.spikes import SpikeWatch
 from trainer.step import TrainingState
-from trainer.stopping import StopRequest
+from trainer.stopping import StopRequest, announce
 from trainer.stragglers import StragglerWatch, gather_places
 from trainer.timers import Timers
 from trainer.watch import Watch
@@ -65,14 +64,21 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     run = RunDirectory.of(config)
     keep_flight_records(run)
     groups = distributed.initialize(config, ranks, os.environ)
-    peers = Peers(ranks, rendezvous.open_store(ranks, os.environ, PEERS_TIMEOUT, hosts=False, waits=False))
+    with distributed.lost_peers_named(ranks, lambda: "while the ranks met"):
+        store = rendezvous.open_store(ranks, os.environ, PEERS_TIMEOUT, hosts=False, waits=False)
+    peers = Peers(ranks, store)
     with (
         Watch(run, ranks, peers, config.training) as watch,
         Heartbeat(run.heartbeat, watch) if is_rank_0 else contextlib.nullcontext(),
         distributed.lost_peers_named(ranks, lambda: str(watch)),
     ):
-        stop.answer_sigterm(ranks, peers, is_worth_saving=lambda: watch.has_stepped)
-        _train(config, ranks, groups, run, stop, watch, log)
+        stop.answer_sigterm(ranks, peers, is_worth_saving=lambda: watch.has_stepped, hurry=watch.hurry)
+        try:
+            _train(config, ranks, groups, run, stop, watch, log)
+        except (ConfigError, TrainerError) as error:
+            stop.agreed()
+            announce(error, run)
+            raise
 
 
 def _train(
@@ -111,6 +117,9 @@ def _train(
         run.index_cache,
         config.model.padded_vocab_size,
         is_needed,
+        earlier=hyperparameters.earlier_reading(source.checkpoint.record)
+        if source and not source.weights_only
+        else None,
     )
     timers = Timers(config.device)
     timers.attach(model, optimizer)
@@ -127,8 +136,11 @@ def _train(
     gc.freeze()  # what lives as long as the run is not looked through again, which takes longer than launching a layer
     try:
         run_steps(state, datasets, config, groups, checkpoints, stop, watch, instruments, metrics, log)
-    except NonFiniteError as error:
-        checkpoints.finish()
+    except TrainerError as error:
+        stop.agreed()
+        announce(error, run)
+        if error.is_everywhere:
+            _finish_save(checkpoints, log)
         metrics.stop(state.iteration, str(error))
         metrics.close()
         raise
@@ -138,37 +150,23 @@ def _train(
     _finish(run, state.iteration, last)
 
 
+def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:
+    """Completes what was being saved when the run failed; should that fail too, the first failure is the reason."""
+    try:
+        checkpoints.finish()
+    except NotSavedError as error:
+        log.line(str(error))
+
+
 def _open(run: RunDirectory, last: int) -> bool:
     """Makes the run directory and takes back earlier lives' marks. Returns whether the run was done."""
     run.root.mkdir(parents=True, exist_ok=True)
-    _take_possession(run)
+    lock(run.root)
     is_done = run.done.exists() and checkpoint_files.newest_complete(run.checkpoints) == last
     for marker in (run.stopped, run.failed) if is_done else (run.done, run.stopped, run.failed):
         marker.unlink(missing_ok=True)
     set_aside(run.stacks)
     return is_done
-
-
-def _take_possession(run: RunDirectory) -> None:
-    """Locks the run directory for the life of this process: two runs in it would overwrite each other's checkpoints.
-
-    Raises:
-        RunDirectoryBusyError: another process holds it.
-    """
-    lock = (run.root / ".lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunDirectoryBusyError(
-            f"another process is training in {run.root}; wait for it, or name another run_dir"
-        ) from None
-    except OSError:
-        return  # a file system without locks
-    _held.append(lock)
-
-
-_held: list[TextIO] = []
-"""Locks end with their files, so these stay open."""
 
 
 def _finish(run: RunDirectory, iteration: int, last: int) -> None:

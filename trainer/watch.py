@@ -30,6 +30,15 @@ REPORT_S = 10.0
 OTHERS_S = 3.0
 """How long the other ranks have for theirs."""
 
+END_S = 30.0
+"""How long all of that may take: a pipe or a driver may hold up anything."""
+
+HURRIED_S = 60.0
+"""The timeout, at least, while every rank is to save and leave."""
+
+SLOWEST_STEPS = 3
+"""The same in the longest steps so far, for those that take longer."""
+
 
 @dataclass(frozen=True)
 class Beat:
@@ -55,6 +64,8 @@ class Watch:
         self._later_timeout_s = float(training.distributed_timeout_seconds_after_init)
         self.has_stepped = False
         """Whether this life has done a step."""
+        self._slowest_s = 0.0
+        self._is_hurried = False
         self.last = Beat("start", 0, time.time(), time.monotonic())
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -77,11 +88,20 @@ class Watch:
 
     def stepped(self, iteration: int) -> None:
         """A step is done; after the first, the shorter timeout holds for the process groups too."""
+        if self.has_stepped and self.last.phase == "train":
+            self._slowest_s = max(self._slowest_s, time.monotonic() - self.last.clock)
         self.beat("train", iteration)
         if not self.has_stepped:
             self.has_stepped = True
             self._timeout_s = self._later_timeout_s
             limit_waits(self._later_timeout_s)
+
+    def hurry(self) -> None:
+        """Every rank was told to save and leave: one that dies on the way is not waited for as long as usual.
+
+        A rank whose time is up then leaves with the status of SIGTERM.
+        """
+        self._is_hurried = True
 
     def __str__(self) -> str:
         return f"after iteration {self.last.iteration} ({self.last.phase})"
@@ -89,6 +109,8 @@ class Watch:
     def _look(self) -> None:
         while True:
             timeout_s, quiet_s = self._timeout_s, time.monotonic() - self.last.clock
+            if self._is_hurried and self.last.phase != "end":  # it is saved
+                timeout_s = min(timeout_s, max(HURRIED_S, SLOWEST_STEPS * self._slowest_s))
             # Beyond this thread: C code that never gives the interpreter back stops it, and faulthandler needs none.
             faulthandler.dump_traceback_later(timeout_s + REPORT_S + OTHERS_S, exit=True, file=2)
             # Half of it is reason enough when another rank has waited for all of it.
@@ -98,6 +120,7 @@ class Watch:
                 return
 
     def _end(self, quiet_s: float) -> None:
+        faulthandler.dump_traceback_later(END_S, exit=True, file=2)
         threading.Thread(target=self._peers.raise_alarm, daemon=True).start()  # rank 0 may not answer
         report = hang.Report.of_this_rank(
             self._ranks, self.last.iteration, self.last.phase, self.last.time, quiet_s
@@ -105,7 +128,7 @@ class Watch:
         with contextlib.suppress(TimeoutError):
             within(REPORT_S, lambda: hang.write(self._run, report))
         time.sleep(OTHERS_S)
-        leave(Exit.HUNG, self._verdict(report))
+        leave(Exit.TERMINATED if self._is_hurried else Exit.HUNG, self._verdict(report))
 
     def _verdict(self, own: hang.Report) -> str | None:
         """The line for the log, from the first rank that reported; None from the others."""
@@ -118,4 +141,4 @@ class Watch:
         )
         if own.rank != min(reports):
             return None
-        return hang.verdict(reports, self._ranks.world_size, self._peers.host, self._run.stacks)
+        return hang.verdict(reports, self._ranks.world_size, self._peers.hosts(), self._run.stacks)

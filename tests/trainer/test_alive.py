@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def two_ranks(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.slow  # tests/slurm/test_faults.py has a job of two ranks hang
 def test_a_stopped_rank_ends_the_others_with_their_stacks(two_ranks: dict[str, Any]) -> None:
     two_ranks["training"]["distributed_timeout_seconds_after_init"] = 3
     ranks = Ranks(two_ranks)
@@ -143,7 +145,9 @@ def report(rank: int, iteration: int = 8, at: str = "step.py:150 _agree") -> Rep
     ],
 )
 def test_the_line_of_a_hang_names_those_that_stand_apart(reports: list[Report], expected: str) -> None:
-    line = verdict({each.rank: each for each in reports}, 4, lambda rank: f"n{rank}", Path("/run/stacks"))
+    line = verdict(
+        {each.rank: each for each in reports}, 4, {rank: f"n{rank}" for rank in range(4)}, Path("/run/stacks")
+    )
     assert line.startswith("hung: nothing moved for 600 s; ")
     assert expected in line
     assert line.endswith("stacks and flight records are in /run/stacks")
@@ -158,35 +162,48 @@ def place(rank: int, world_size: int = 3) -> Place:
     return Place(rank, rank, world_size, "a test")
 
 
-def test_a_roll_names_those_that_did_not_answer() -> None:
+def test_a_roll_has_the_answers_of_those_that_gave_one() -> None:
     store = HashStore()
     first, second, third = (Peers(place(rank), store) for rank in range(3))
-    assert first.missing("roll", 0) == [1, 2]
-    assert third.missing("roll", 0) == [1]
-    assert second.missing("roll", 0) == []
-    assert first.missing("roll", ENOUGH_S) == []
+    assert first.call_roll("roll", "yes", 0) == {0: "yes"}
+    assert third.call_roll("roll", "no", 0) == {0: "yes", 2: "no"}
+    everyone = {0: "yes", 1: "yes", 2: "no"}
+    assert second.call_roll("roll", "yes", 0) == everyone
+    assert first.call_roll("roll", "yes", ENOUGH_S) == everyone
     assert not first.is_alarmed()
     third.raise_alarm()
     assert first.is_alarmed()
-    assert first.host(2) == os.uname().nodename
-    assert first.host(7) is None
+    assert first.hosts() == dict.fromkeys(range(3), os.uname().nodename)
 
 
-class SilentStore:
-    """As one whose process is stopped: the connection stays, and nothing comes back."""
+class SlowStore:
+    """As one whose process is stopped until `goes_on` is set: the connection stays, and nothing comes back."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self._store = HashStore()
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: time.sleep(ENOUGH_S)
+        def call(*arguments: Any) -> Any:
+            self.goes_on.wait()
+            return getattr(self._store, name)(*arguments)
+
+        return call
 
 
-def test_a_store_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_answer_holds_nobody_up_and_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("trainer.peers.ANSWER_S", 0.05)
-    peers = Peers(place(1), SilentStore())  # type: ignore[arg-type]
-    started = time.monotonic()
-    assert peers.missing("roll", ENOUGH_S) is None
-    assert peers.host(0) is None
+    store = SlowStore()
+    peers = Peers(place(1), store)  # type: ignore[arg-type]
+    assert peers.call_roll("roll", "yes", 0.3) == {}
+    assert peers.hosts() == {}
     assert not peers.is_alarmed()
-    assert time.monotonic() - started < ENOUGH_S / 2
+    monkeypatch.setattr("trainer.peers.ANSWER_S", float(ENOUGH_S))
+    store.goes_on.set()
+    assert peers.hosts() == {1: os.uname().nodename}, "what it was told while it was silent"
+    assert peers.call_roll("roll", "no", 0) == {1: "no"}
 
 
 def test_stacks_of_an_earlier_hang_are_set_aside(tmp_path: Path) -> None:
@@ -202,42 +219,77 @@ def test_stacks_of_an_earlier_hang_are_set_aside(tmp_path: Path) -> None:
 
 
 LEAVING = """
-import os, signal, sys, time
+import os, signal, sys, threading
 from trainer.peers import Peers
 from trainer.rendezvous import Ranks
 from trainer.stopping import StopRequest
 
-class Store(dict):  # as a rank sees it that is alone: torch's need not be imported
-    set = dict.__setitem__
+class Store(dict):  # as rank 0 of two sees it; torch's need not be imported
+    def append(self, key, value): self[key] = self.get(key) + value.encode()
+    def get(self, key): return super().get(key, b"")
     def check(self, keys): return all(key in self for key in keys)
 
-ranks = Ranks(0, 0, 1, "a test")
+worth, other, agreed = sys.argv[1:]
+store = Store({"terminated": f"1 {other}\\n".encode()})
+ranks = Ranks(0, 0, 2, "a test")
 stop = StopRequest(None)
-stop.answer_sigterm(ranks, Peers(ranks, Store()), is_worth_saving=lambda: sys.argv[1] == "worth")
-if sys.argv[2:] == ["agreed"]:
+stop.answer_sigterm(
+    ranks, Peers(ranks, store), is_worth_saving=lambda: worth == "yes", hurry=lambda: print("hurries")
+)
+if agreed == "agreed":
     stop.agreed()
 for _ in range(3):
     os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(60 if sys.argv[1:] == ["worthless"] else 1)
+[roll] = [thread for thread in threading.enumerate() if thread.name == "roll call"]
+roll.join(60)
 print(stop.reason())
 """
 
+NOTHING = "SIGTERM; all ranks leave before the first step: there is nothing to save\n"
+
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("worth", "other", "agreed", "status", "said"),
     [
-        (
-            ["worthless"],
-            Exit.TERMINATED,
-            "SIGTERM; all ranks leave before the first step: there is nothing to save",
-        ),
-        (["worth"], 0, "SIGTERM\n"),
-        (["worthless", "agreed"], 0, "SIGTERM\n"),
+        pytest.param("yes", "yes", "", 0, "hurries\nSIGTERM\n", id="each has stepped"),
+        pytest.param("no", "no", "", Exit.TERMINATED, NOTHING, id="none has stepped"),
+        pytest.param("yes", "no", "", Exit.TERMINATED, NOTHING, id="the other has not stepped yet"),
+        pytest.param("no", "yes", "", Exit.TERMINATED, NOTHING, id="only the other has stepped"),
+        pytest.param("no", "no", "agreed", 0, "SIGTERM\n", id="they save already"),
     ],
 )
-def test_sigterm_ends_a_run_at_once_while_there_is_nothing_to_save(
-    arguments: list[str], status: int, said: str
+def test_sigterm_saves_when_all_ranks_have_something_to_save_and_else_ends_all_of_them(
+    worth: str, other: str, agreed: str, status: int, said: str
 ) -> None:
-    command = [sys.executable, "-c", LEAVING, *arguments]
+    command = [sys.executable, "-c", LEAVING, worth, other, agreed]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (result.returncode, said in result.stdout + result.stderr) == (status, True), result
+    assert result.returncode == status, result
+    assert (result.stdout + result.stderr).endswith(said)
+
+
+DYING = """
+import sys, threading
+from pathlib import Path
+from torch.distributed import HashStore
+from trainer import watch
+from trainer.config import TrainingConfig
+from trainer.peers import Peers
+from trainer.rendezvous import Ranks
+from trainer.run_directory import RunDirectory
+
+watch.HURRIED_S = watch.OTHERS_S = 0.5
+ranks, root = Ranks(0, 0, 2, "a test"), Path(sys.argv[1])
+training = TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1)
+with watch.Watch(RunDirectory(root, root, root), ranks, Peers(ranks, HashStore()), training) as watch:
+    watch.beat("train", 7)
+    watch.hurry()
+    threading.Event().wait()  # for a rank that is gone
+"""
+
+
+def test_a_rank_that_dies_after_all_were_told_to_save_is_not_waited_for(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", DYING, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == Exit.TERMINATED, result
+    assert "look first at rank 1, which did not report; rank 0 waits after iteration 7" in result.stderr

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.trainer.runs import ROOT, environment, run
+from tests.trainer.runs import ROOT, Ranks, environment, run
 from trainer import config as configuration
 from trainer.config import ConfigError, TrainerConfig
 from trainer.errors import Exit
 from trainer.layout import check_layout
+from trainer.lock import lock
 from trainer.resolve import resolve
 
 
@@ -36,7 +41,94 @@ def test_loader_workers_do_not_keep_a_rank_that_fails_from_ending(
     config["checkpoint"] = {"save_interval": 1, "save": str(tmp_path)}
     result = run(config)
     assert result.statuses == (Exit.NOT_SAVED,)
-    assert "File exists" in result.log
+    assert f"could not be saved: rank 0 on {socket.gethostname()}: {tmp_path / 'iter_0000001'}" in result.log
+    assert result.events[-1]["event"] == "stop"
+
+
+WANDB = '''
+import os, threading
+from pathlib import Path
+
+class Settings:
+    def __init__(self, **settings): pass
+
+class Run:
+    url = None
+    def define_metric(self, *arguments, **named): pass
+    def log(self, values): pass
+
+    def finish(self):
+        """The service is slow: SIGTERM comes, because the other ranks are gone, and has been looked at."""
+        Path(os.environ["FINISHING"]).touch()
+        [roll] = [thread for thread in threading.enumerate() if thread.name == "roll call"]
+        roll.join(60)
+
+def init(**arguments): return Run()
+'''
+
+
+def test_a_run_that_fails_says_so_before_its_numbers_are_handed_over_and_whatever_srun_sends(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb.py").write_text(WANDB)
+    finishing = tmp_path / "finishing"
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("FINISHING", str(finishing))
+    config["model"]["init_method_std"] = 1e30
+    config["logging"]["wandb_project"] = "test"
+    ranks = Ranks(config)
+    while not finishing.exists():
+        assert ranks.processes[0].poll() is None, (ranks.directory / "log").read_text()
+        time.sleep(0.05)
+    assert "is nan at iteration 1 " in (ranks.directory / "FAILED").read_text()
+    ranks.send(signal.SIGTERM)
+    result = ranks.wait()
+    assert result.statuses == (Exit.NOT_FINITE,), result.log
+    assert result.log.count("is nan at iteration 1 ") == 1
+    assert [event["event"] for event in result.events] == ["start", "stop"]
+
+
+HOLDING = """
+import os, signal, sys
+from pathlib import Path
+from trainer.lock import lock
+
+lock(Path(sys.argv[1]))
+if os.fork() == 0:
+    print("here", flush=True)
+    sys.stdin.read()  # as a loader worker, which is still there when its rank is not
+else:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_run_directory_is_free_as_soon_as_its_process_is_gone(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDING, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"here\n"
+        assert process.wait() == -signal.SIGKILL
+        lock(tmp_path)
+
+
+@pytest.mark.slow
+def test_what_rank_0_meets_for_all_is_reported_once(config: dict[str, Any]) -> None:
+    config["world_size"] = 2
+    directory = Path(config["run_dir"])
+    directory.mkdir()
+    (directory / "stacks").touch()  # where a directory is to be
+    result = run(config)
+    assert result.statuses == (Exit.FAULT, Exit.FAULT)
+    assert result.log.count("NotADirectoryError: ") == 1
+
+
+def test_ranks_that_make_no_sense_are_named_in_one_line(config: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    result = trainer("--config", str(path), WORLD_SIZE="many")
+    assert result.returncode == Exit.REFUSED
+    assert "WORLD_SIZE=many" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_the_versions_are_one_line() -> None:
