@@ -11,9 +11,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ METADATA = "metadata.json"
 
 COMMON = "common.pt"
 """The values that are the same on all ranks. Megatron-Core reads them there, and up to 0.18 writes them there too."""
+
+MARK = "saved_by_this_trainer"
+"""A key of COMMON: ours that has lost its record must not pass for Megatron-LM's, which has none to check."""
 
 OLD_FORMAT = (
     "it is in Megatron-LM's old format (--ckpt-format torch), which only Megatron-LM reads; it saves one in the new "
@@ -81,8 +84,8 @@ def iteration_directory(directory: Path, iteration: int) -> Path:
     return directory / f"iter_{iteration:07d}"
 
 
-def list_checkpoints(directory: Path) -> list[Checkpoint]:
-    """The checkpoints in `directory`, newest first, incomplete ones too; none when it does not exist.
+def list_paths(directory: Path) -> list[Path]:
+    """The `iter_...` directories in `directory`, newest first; none when it does not exist.
 
     Raises:
         OSError: the directory cannot be read. That is not the same as holding nothing.
@@ -92,14 +95,30 @@ def list_checkpoints(directory: Path) -> list[Checkpoint]:
             names = [entry.name for entry in entries if entry.is_dir()]
     except FileNotFoundError:
         return []
-    tracked = tracked_iteration(directory)
-    found = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
-    return [
-        _describe(directory / name, iteration, tracked) for iteration, name in sorted(found, reverse=True)
-    ]
+    found = sorted(
+        ((int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))), reverse=True
+    )
+    return [directory / name for _, name in found]
 
 
-def _describe(path: Path, iteration: int, tracked: int | None) -> Checkpoint:
+def list_checkpoints(directory: Path) -> list[Checkpoint]:
+    """The checkpoints in `directory`, newest first, incomplete ones too; none when it does not exist.
+
+    Raises:
+        OSError: the directory cannot be read. That is not the same as holding nothing.
+    """
+    return [describe(path) for path in list_paths(directory)]
+
+
+def describe(path: Path) -> Checkpoint:
+    """The checkpoint in an `iter_...` directory; an incomplete one when there is none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, path
+    iteration = int(match[1])
     record, flaw = None, None
     try:
         record = read_record(path)
@@ -109,8 +128,10 @@ def _describe(path: Path, iteration: int, tracked: int | None) -> Checkpoint:
         flaw = str(error)
     has_record = (path / COMPLETE).exists()
     # Megatron-LM and this trainer move the tracker when a save is complete, and never before.
-    was_complete = has_record or (tracked is not None and tracked >= iteration)
-    is_ours = has_record or (path / STARTED).exists() or not (path / METADATA).exists()
+    was_complete = has_record or _is_tracked(path.parent, iteration)
+    is_ours = (
+        has_record or (path / STARTED).exists() or not (path / METADATA).exists() or _is_marked(path / COMMON)
+    )
     if record is None and any(path.glob("mp_rank_*")):
         flaw = OLD_FORMAT
     elif not is_ours and not was_complete:
@@ -124,6 +145,20 @@ def _describe(path: Path, iteration: int, tracked: int | None) -> Checkpoint:
         is_foreign=was_complete and not is_ours,
         is_pinned=(path / PINNED).exists(),
     )
+
+
+def _is_tracked(directory: Path, iteration: int) -> bool:
+    """Whether the tracker names this iteration or a later one."""
+    tracked = tracked_iteration(directory)
+    return tracked is not None and tracked >= iteration
+
+
+def _is_marked(common: Path) -> bool:
+    """Whether this trainer wrote a COMMON. Its bytes are searched: to load it would be to trust it."""
+    try:
+        return MARK.encode() in common.read_bytes()
+    except FileNotFoundError:
+        return False
 
 
 def newest_complete(directory: Path) -> int | None:
@@ -173,13 +208,14 @@ def _checksum(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def describe_file(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file, as the record holds them."""
+def describe_file(path: Path, on_bytes: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
+    """Size and SHA-256 of a file, as the record holds them; `on_bytes` is told of each part that was read."""
     sha256, size = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):
             sha256.update(block)
             size += len(block)
+            on_bytes(len(block))
     return {"bytes": size, "sha256": sha256.hexdigest()}
 
 
@@ -198,15 +234,24 @@ def problems(checkpoint: Checkpoint, *, hashes: bool) -> list[str]:
     return file_problems(checkpoint.path, checkpoint.record["files"], hashes=hashes)
 
 
-def file_problems(path: Path, files: Mapping[str, Mapping[str, Any]], *, hashes: bool) -> list[str]:
-    """`problems` of some files of the checkpoint `path`, given as its record lists them."""
+def file_problems(
+    path: Path,
+    files: Mapping[str, Mapping[str, Any]],
+    *,
+    hashes: bool,
+    on_bytes: Callable[[int], None] = lambda count: None,
+) -> list[str]:
+    """`problems` of some files of the checkpoint `path`, given as its record lists them.
+
+    With `hashes`, threads tell `on_bytes` what they have read.
+    """
 
     def problem(name: str) -> str | None:
         try:
             size = (path / name).stat().st_size
             if size != files[name]["bytes"]:
                 return f"{name} has {size:,} bytes, not {files[name]['bytes']:,}"
-            if hashes and describe_file(path / name) != files[name]:
+            if hashes and describe_file(path / name, on_bytes) != files[name]:
                 return f"{name} is not as it was written: its SHA-256 differs"
         except FileNotFoundError:
             return f"{name} is missing"
@@ -214,6 +259,22 @@ def file_problems(path: Path, files: Mapping[str, Mapping[str, Any]], *, hashes:
 
     with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # hashlib lets go of the interpreter lock
         return [found for found in threads.map(problem, files) if found is not None]
+
+
+def whole_ones(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """The same checkpoints, of which those whose files are not there as recorded do not count as complete.
+
+    Names and sizes are looked at; so a damaged one never makes a whole one superfluous.
+
+    Raises:
+        OSError: a file cannot be looked at.
+    """
+    looked_at = []
+    for checkpoint in checkpoints:
+        found = problems(checkpoint, hashes=False) if checkpoint.is_complete else []
+        more = f", and {len(found) - 1} more files" if len(found) > 1 else ""
+        looked_at.append(replace(checkpoint, record=None, flaw=found[0] + more) if found else checkpoint)
+    return looked_at
 
 
 def kept(checkpoints: Sequence[Checkpoint], keep_last: int | None, keep_every: int | None) -> dict[int, str]:

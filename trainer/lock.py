@@ -1,30 +1,54 @@
-"""One process trains in a run directory: two would overwrite each other's checkpoints."""
+"""One process at a time in a directory: two runs would overwrite each other's files."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from pathlib import Path
+from typing import TextIO
 
 from trainer.errors import RunDirectoryBusyError
 
+RUN = ".lock"
+"""In a run directory."""
 
-def lock(directory: Path) -> None:
-    """Locks a directory for the life of this process.
+SAVING = ".saving.lock"
+"""In a directory of checkpoints, which several run directories may name, and which may be a run directory itself."""
+
+_held: dict[Path, TextIO] = {}
+"""Locks end with their files, so these stay open."""
+
+
+def hold(path: Path, busy: str) -> None:
+    """Locks the file `path`, which is made, for the life of this process; once more does nothing.
 
     Raises:
-        RunDirectoryBusyError: another process holds it.
-        OSError: nothing can be written there.
+        RunDirectoryBusyError: another process holds it; says `busy`.
+        OSError: it cannot be made.
     """
-    file = (directory / ".lock").open("a")
+    file = path.open("a")
+    held = _held.get(path)
+    if held is not None and os.path.sameopenfile(held.fileno(), file.fileno()):
+        file.close()
+        return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise RunDirectoryBusyError(
-            f"another process is training in {directory}; wait for it, or name another run_dir"
-        ) from None
+        file.close()
+        raise RunDirectoryBusyError(busy) from None
     except OSError:
-        return  # a file system without locks
-    # The lock lasts until no process has the file open any more: this one keeps it open by the hook, and its children,
-    # of which loader workers outlive a rank that is killed, close it.
-    os.register_at_fork(after_in_child=file.close)
+        file.close()  # a file system without locks
+        return
+    if held is not None:
+        held.close()  # of a directory that is gone
+    _held[path] = file
+
+
+def _let_go() -> None:
+    for file in _held.values():
+        file.close()
+    _held.clear()
+
+
+# Loader workers outlive a rank that is killed, for a while: they would keep the next life out.
+os.register_at_fork(after_in_child=_let_go)

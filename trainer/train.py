@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer import checkpoint, checkpoint_files, distributed, hyperparameters, kernels, rendezvous
+from trainer import checkpoint, checkpoint_files, distributed, hyperparameters, kernels, lock, rendezvous
 from trainer.batch_size import batch_size_at, covering
 from trainer.config import ConfigError, TrainerConfig
 from trainer.data import num_microbatches, reads_samples
@@ -21,7 +21,6 @@ from trainer.hang import keep_flight_records
 from trainer.heartbeat import Heartbeat
 from trainer.instruments import Instruments
 from trainer.layout import check_layout
-from trainer.lock import lock
 from trainer.logging import Log
 from trainer.loop import run_steps
 from trainer.metrics import Metrics
@@ -97,7 +96,7 @@ def _train(
         _finish(run, last, last)
         return
 
-    source = checkpoint.find(run.checkpoints, config, log)
+    source = checkpoint.find(run.checkpoints, config, log, lambda: watch.beat("start"))
     chosen = kernels.choose(config)
     log.line(f"kernels: {chosen}")
     model = build_model(config, groups, chosen)
@@ -132,6 +131,7 @@ def _train(
     checkpoints = checkpoint.Checkpoints(
         run.checkpoints, config, groups, log, metrics.checkpoint, beat=lambda: watch.beat("save")
     )
+    checkpoints.prepare(state)
     gc.collect()
     gc.freeze()  # what lives as long as the run is not looked through again, which takes longer than launching a layer
     try:
@@ -161,7 +161,8 @@ def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:
 def _open(run: RunDirectory, last: int) -> bool:
     """Makes the run directory and takes back earlier lives' marks. Returns whether the run was done."""
     run.root.mkdir(parents=True, exist_ok=True)
-    lock(run.root)
+    busy = f"another process is training in {run.root}; wait for it, or name another run_dir"
+    lock.hold(run.root / lock.RUN, busy)
     is_done = run.done.exists() and checkpoint_files.newest_complete(run.checkpoints) == last
     for marker in (run.stopped, run.failed) if is_done else (run.done, run.stopped, run.failed):
         marker.unlink(missing_ok=True)

@@ -115,20 +115,27 @@ def find_problems(
 def whole_ones(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """The same checkpoints, of which those whose files are not there as recorded do not count as complete.
 
-    Names and sizes are looked at, as the trainer does first; so a damaged one never makes a whole one superfluous.
+    Raises:
+        HpcgenError: a file cannot be looked at.
     """
-    looked_at = []
-    for checkpoint in checkpoints:
-        problems = find_problems(checkpoint, hashes=False) if checkpoint.is_complete else []
-        looked_at.append(
-            dataclasses.replace(checkpoint, record=None, flaw=_in_one(problems)) if problems else checkpoint
-        )
-    return looked_at
+    try:
+        return checkpoint_files.whole_ones(checkpoints)
+    except OSError as error:
+        raise cannot(error, checkpoints[0].path.parent, "read") from error
 
 
 def cannot(error: OSError, path: Path, be: str) -> HpcgenError:
     """What to say when `path`, or what the error names, cannot be read, removed and so on."""
     return HpcgenError(f"{error.filename or path}: cannot be {be} ({error.strerror})")
+
+
+def set_aside_ones(directory: Path) -> list[Path]:
+    """The broken checkpoints in `directory` that the trainer renamed, newest first."""
+    try:
+        found = [path for path in directory.iterdir() if SET_ASIDE.fullmatch(path.name)]
+    except OSError as error:
+        raise cannot(error, directory, "read") from error
+    return sorted(found, reverse=True)
 
 
 def set_aside_iteration(path: Path) -> int:
@@ -172,7 +179,3 @@ def _batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
     """Few enough for a bar to move, and enough to read several at a time."""
     for first in range(0, len(names), _BATCH):
         yield names[first : first + _BATCH]
-
-
-def _in_one(problems: Sequence[str]) -> str:
-    return problems[0] + (f", and {len(problems) - 1} more files" if len(problems) > 1 else "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcgen.checkpoints.finding import SET_ASIDE, read_directory, set_aside_iteration, whole_ones
+from hpcgen.checkpoints.finding import read_directory, set_aside_iteration, set_aside_ones, whole_ones
 from hpcgen.checkpoints.retention import Retention
 from trainer import checkpoint_files
 from trainer.checkpoint_files import Checkpoint
@@ -50,14 +50,12 @@ def list_entries(directory: Path, retention: Retention) -> list[Entry]:
         )
         for checkpoint, seen in zip(checkpoints, looked_at, strict=True)
     ]
-    return [
-        *entries,
-        *(
-            _set_aside(path)
-            for path in sorted(directory.iterdir(), reverse=True)
-            if SET_ASIDE.fullmatch(path.name)
-        ),
-    ]
+    return [*entries, *list_set_aside(directory)]
+
+
+def list_set_aside(directory: Path) -> list[Entry]:
+    """Those in `directory` that the trainer found broken and renamed; no rule of retention removes them."""
+    return [_set_aside(path) for path in set_aside_ones(directory)]
 
 
 def size_of(checkpoint: Checkpoint) -> int:
@@ -99,7 +97,7 @@ def _set_aside(path: Path) -> Entry:
         path=path,
         iteration=set_aside_iteration(path),
         state="set aside",
-        problem="the trainer found it broken; remove it once it was looked at",
+        problem="the trainer found it broken; once it was looked at, prune --broken removes it",
         time=None,
         bytes=_directory_size(path),
         is_pinned=False,

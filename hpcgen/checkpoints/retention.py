@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcgen.checkpoints.finding import cannot, checkpoint_section, read_directory, whole_ones
 from hpcgen.errors import HpcgenError
@@ -30,15 +31,22 @@ class Retention:
 
 
 def read_retention(path: Path) -> Retention:
-    """What the configuration of the run in `path`, or around the checkpoints in it, says of retention."""
-    for run_dir in (path, path.absolute().parent):
-        config, source = read_run_config(run_dir)
-        if source is not None:
-            rules = checkpoint_section(config)
-            return Retention(
-                keep_last=rules.get("keep_last"), keep_every=rules.get("keep_every"), source=source
-            )
-    return Retention(keep_last=None, keep_every=None, source=None)
+    """What the configuration of the run in `path`, or of the one that saves there, says of retention."""
+    config, source = read_run_config(path)
+    if source is None:
+        config, source = read_run_config(path.absolute().parent)
+        if not _saves_into(config, path):
+            return Retention(keep_last=None, keep_every=None, source=None)
+    rules = checkpoint_section(config)
+    return Retention(keep_last=rules.get("keep_last"), keep_every=rules.get("keep_every"), source=source)
+
+
+def _saves_into(config: dict[str, Any], path: Path) -> bool:
+    """Whether a run's checkpoints lie in `path`; beside them may lie anything, other runs' configurations too."""
+    saved, run_dir = checkpoint_section(config).get("save"), config.get("run_dir")
+    if not isinstance(saved, str):
+        saved = str(Path(run_dir) / "checkpoints") if isinstance(run_dir, str) else None
+    return saved is not None and Path(saved).resolve() == path.resolve()
 
 
 def prunable(directory: Path, retention: Retention) -> list[Checkpoint]:
@@ -57,20 +65,18 @@ def prunable(directory: Path, retention: Retention) -> list[Checkpoint]:
     return [checkpoint for checkpoint in reversed(checkpoints) if checkpoint.iteration not in kept]
 
 
-def remove(checkpoint: Checkpoint) -> None:
+def remove(path: Path) -> None:
     """Removes a checkpoint: it loses its name first, so that a kill leaves nothing that looks like one.
 
     Raises:
         HpcgenError: it cannot be removed.
     """
     try:
-        checkpoint_files.remove(checkpoint.path)
+        checkpoint_files.remove(path)
     except FileNotFoundError:
         pass  # the trainer was faster
     except OSError as error:
-        raise HpcgenError(
-            f"{error.filename or checkpoint.path}: cannot be removed ({error.strerror})"
-        ) from error
+        raise HpcgenError(f"{error.filename or path}: cannot be removed ({error.strerror})") from error
 
 
 def pin(checkpoint: Checkpoint) -> None:

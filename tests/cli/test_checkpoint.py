@@ -168,14 +168,16 @@ def test_prune_keeps_what_the_run_keeps(run: Path) -> None:
         f"would remove {run}/checkpoints/iter_{iteration:07d} (46 B)\n" for iteration in (100, 300, 600)
     )
     assert would.stderr == (
-        "would remove 3 checkpoints, 138 B; the newest 2 stay, and multiples of 500, and pinned ones\n"
+        f"{run}/checkpoints: the newest 2 stay, and multiples of 500, and pinned ones "
+        f"(as {run}/jobs/4711/trainer.json says)\n"
+        "would remove 3 checkpoints, 138 B\n"
     )
     assert listing(run) == before
     ended = hpcgen("checkpoint", "prune", run)
     assert ended.stdout == would.stdout.replace("would remove", "removed")
     assert names(run / "checkpoints") == ["iter_0000500", "iter_0000700", "iter_0000800"]
     assert (run / "checkpoints" / TRACKER).read_text() == "800"
-    assert hpcgen("checkpoint", "prune", run).stderr.startswith("removed 0 checkpoints")
+    assert "\nremoved 0 checkpoints" in hpcgen("checkpoint", "prune", run).stderr
 
 
 def test_prune_by_other_rules(run: Path) -> None:
@@ -206,6 +208,31 @@ def test_prune_without_a_rule_removes_nothing(run: Path) -> None:
     assert (ended.status, ended.stdout) == (2, "")
     assert ended.stderr.endswith("checkpoint.keep_last is not set: all are kept; add --keep-last N\n")
     assert len(names(run / "checkpoints")) == 6
+
+
+def test_prune_goes_by_no_other_runs_rule(run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "run" / "archive"
+    (run / "checkpoints").rename(elsewhere)
+    ended = hpcgen("checkpoint", "prune", elsewhere)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert "checkpoint.keep_last is not set: all are kept" in ended.stderr
+    elsewhere.rename(run / "checkpoints")
+    said = hpcgen("checkpoint", "prune", run / "checkpoints", "--dry-run").stderr
+    assert f"(as {run}/jobs/4711/trainer.json says)" in said
+
+
+def test_prune_of_broken_ones(run: Path) -> None:
+    checkpoints = run / "checkpoints"
+    aside = [checkpoint_files.set_aside(checkpoints / f"iter_{number:07d}") for number in (600, 800)]
+    before = names(checkpoints)
+    would = hpcgen("checkpoint", "prune", run, "--broken", "--dry-run")
+    assert [line.split(" (")[0] for line in would.stdout.splitlines()] == [
+        f"would remove {path}" for path in reversed(aside)
+    ]
+    assert names(checkpoints) == before
+    assert hpcgen("checkpoint", "prune", run, "--broken").status == 0
+    assert names(checkpoints) == [f"iter_{number:07d}" for number in (100, 300, 500, 700)]
+    assert hpcgen("checkpoint", "prune", run, "--broken", "--keep-last", 1).status == 2
 
 
 def test_a_prune_that_is_killed_leaves_nothing_that_looks_like_a_checkpoint(

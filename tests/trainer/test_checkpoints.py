@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -18,19 +20,27 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
-from tests.trainer.runs import GPT, ROOT, Ranks, Run, finished, gpt_config
+from tests.trainer.runs import GPT, ROOT, Ranks, Run, finished, gpt_config, run
 from tests.trainer.tensors import assert_same_checkpoint
 from trainer import checkpoint, checkpoint_files
 from trainer import config as configuration
+from trainer.checkpoint import reading
+from trainer.checkpoint.loading import let_pass
 from trainer.checkpoint.optimizer_state import boxes
 from trainer.checkpoint.saving import interval_s, prune
 from trainer.checkpoint.writer import HostBuffer
-from trainer.checkpoint_files import COMPLETE, PINNED, TRACKER, kept, list_checkpoints
+from trainer.checkpoint_files import COMPLETE, PINNED, STARTED, TRACKER, kept, list_checkpoints
 from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.errors import Exit, TrainerError
 from trainer.logging import Log
 from trainer.resolve import resolve
+
+
+def no_beat() -> None:
+    """Nobody watches."""
+
 
 HOOK = str(Path(__file__).parent / "snapshot_hook")
 SMALL = GPT | {
@@ -57,7 +67,7 @@ class Saved:
 
     def find(self, directory: Path) -> checkpoint.Source | None:
         """What a run with these checkpoints goes on from."""
-        return checkpoint.find(directory, self.config, Log(is_rank_0=False, progress=False))
+        return checkpoint.find(directory, self.config, Log(is_rank_0=False, progress=False), no_beat)
 
     def assert_whole(self, path: Path) -> None:
         """All files of a checkpoint are as the run wrote them."""
@@ -141,7 +151,7 @@ def test_the_search_goes_back_as_far_as_it_must(
     directory = saved.copy(tmp_path / "checkpoints")
     shutil.rmtree(directory / "iter_0000006")
     (directory / "iter_0000004" / "common.pt").unlink()
-    source = checkpoint.find(directory, saved.config, Log(is_rank_0=True, progress=False))
+    source = checkpoint.find(directory, saved.config, Log(is_rank_0=True, progress=False), no_beat)
     assert source is not None
     assert source.path == directory / "iter_0000002"
     assert capsys.readouterr().out == (
@@ -175,7 +185,7 @@ def test_the_directory_to_start_from_is_left_as_it_is(saved: Saved, tmp_path: Pa
     before = sorted(directory.rglob("*"))
     plain = configuration.to_dict(saved.config) | {"checkpoint": {"load": str(directory)}}
     config = configuration.from_dict(TrainerConfig, plain, "test")
-    source = checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False))
+    source = checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False), no_beat)
     assert source is not None
     assert source.path == directory / "iter_0000004"
     assert sorted(directory.rglob("*")) == before
@@ -195,7 +205,7 @@ def test_another_model_is_refused_not_called_broken(saved: Saved, tmp_path: Path
     directory = saved.copy(tmp_path / "checkpoints")
     wider = dataclasses.replace(saved.config, model=dataclasses.replace(saved.config.model, hidden_size=32))
     with pytest.raises(TrainerError, match=r"iter_0000006: .*hidden_size: 16 -> 32"):
-        checkpoint.find(directory, wider, Log(is_rank_0=False, progress=False))
+        checkpoint.find(directory, wider, Log(is_rank_0=False, progress=False), no_beat)
     assert (directory / "iter_0000006").is_dir()
 
 
@@ -223,7 +233,7 @@ def test_a_kill_at_any_operation_leaves_the_newest_whole_one(
 
 @pytest.mark.parametrize("kills", [2, pytest.param(15, marks=pytest.mark.slow)])
 def test_a_run_killed_inside_saves_trains_as_if_undisturbed(
-    kills: int, corpus: str, saved: Saved, tmp_path: Path
+    kills: int, corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(kills)
     config = small_config(corpus, tmp_path / "run", save_interval=1)
@@ -231,26 +241,73 @@ def test_a_run_killed_inside_saves_trains_as_if_undisturbed(
     if (train_iters := 3 * kills) != saved.config.training.train_iters:
         config["training"]["train_iters"] = train_iters
         undisturbed = finished(config | {"run_dir": str(tmp_path / "undisturbed"), "checkpoint": {}})
-    for _ in range(kills):
+    monkeypatch.setenv("PYTHONPATH", HOOK)
+    for kill in range(kills):
+        held = tmp_path / f"held-{kill}"
+        monkeypatch.setenv("HOLD_SAVE", str(rng.randint(1, 2)))
+        monkeypatch.setenv("HELD", str(held))
         ranks = Ranks(config)
-        wait_inside_a_save(ranks, after=rng.randrange(2))
+        while not held.exists():
+            assert ranks.processes[0].poll() is None, ranks.wait().log
+            time.sleep(0.02)
         ranks.send(signal.SIGKILL)
         assert ranks.wait().statuses == (-signal.SIGKILL,)
+        assert list_checkpoints(ranks.directory / "checkpoints")[0].is_cut_off
+    monkeypatch.delenv("HOLD_SAVE")
     result = finished(config)
+    assert result.log.count("Its save was cut off; it was removed") == kills
     assert result.steps == undisturbed.steps
     last = f"iter_{train_iters:07d}"
     assert_same_checkpoint(result.checkpoints / last, undisturbed.checkpoints / last)
 
 
-def wait_inside_a_save(ranks: Ranks, after: int) -> None:
-    """Returns when a save of this life has begun and not ended, the first or one `after` it."""
-    directory = ranks.directory / "checkpoints"
-    present = {path.name for path in directory.glob("iter_*")}
-    seen: set[str] = set()
-    while len(seen) <= after and ranks.processes[0].poll() is None:
-        torn = (path.name for path in directory.glob("iter_*") if not (path / COMPLETE).exists())
-        seen |= set(torn) - present
-        time.sleep(0.001)
+def going_on(corpus: str, saved: Saved, directory: Path, **keys: Any) -> dict[str, Any]:
+    """A run that has the checkpoints of iterations 2 and 4, and goes on."""
+    saved.copy(directory / "checkpoints")
+    shutil.rmtree(directory / "checkpoints" / "iter_0000006")
+    return small_config(corpus, directory) | keys
+
+
+def test_a_rank_that_dies_during_a_load_is_no_fault_of_the_checkpoint(
+    corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", HOOK)
+    monkeypatch.setenv("AT_LOAD_RANK", "1")
+    monkeypatch.setenv("AT_LOAD", "die")
+    result = run(going_on(corpus, saved, tmp_path / "run", world_size=2))
+    assert result.statuses == (Exit.LOST_PEERS, -signal.SIGKILL), result.log
+    assert "lost its peers after iteration 0 (load)" in result.log
+    assert not (result.directory / "FAILED").exists()
+    assert (result.checkpoints / "iter_0000004").is_dir()
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp"),
+        RuntimeError("[/gloo/transport/tcp/pair.cc:537] Connection closed by peer"),
+    ],
+)
+def test_what_torch_wraps_while_it_loads_stays_what_it_is(cause: RuntimeError, tmp_path: Path) -> None:
+    with pytest.raises(type(cause), match=re.escape(str(cause))):
+        let_pass(CheckpointException("load", {3: (cause, None)}), tmp_path)
+    let_pass(CheckpointException("load", {3: (KeyError("a tensor"), None)}), tmp_path)
+
+
+def test_storage_that_fails_during_a_load_is_no_fault_of_the_checkpoint(
+    corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", HOOK)
+    monkeypatch.setenv("AT_LOAD_RANK", "0")
+    monkeypatch.setenv("AT_LOAD", str(errno.EIO))
+    result = run(going_on(corpus, saved, tmp_path / "run"))
+    assert result.statuses == (Exit.REFUSED,)
+    assert "distcp cannot be read (Input/output error)" in result.log
+    assert "Traceback" not in result.log
+    assert not (result.directory / "FAILED").exists()
+    monkeypatch.delenv("AT_LOAD_RANK")
+    assert finished(going_on(corpus, saved, tmp_path / "run")).steps[-1] == saved.run.steps[-1]
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(corpus: str, saved: Saved, tmp_path: Path) -> None:
@@ -269,6 +326,7 @@ def events(result: Run) -> list[dict[str, Any]]:
     return [event for event in result.events if event["event"] == "checkpoint"]
 
 
+@pytest.mark.slow
 def test_slow_storage_makes_saves_wait_for_each_other(
     corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,9 +388,7 @@ def test_a_save_is_asked_for_when_its_minutes_are_over(
     assert checkpoints.vote().save == is_time
 
 
-@pytest.mark.parametrize(
-    ("steps", "minutes", "seconds"), [(None, None, 1800), (10, None, None), (10, 5, 300), (None, 0.5, 30)]
-)
+@pytest.mark.parametrize(("steps", "minutes", "seconds"), [(10, None, None), (10, 5, 300), (None, 0.5, 30)])
 def test_the_time_between_saves(steps: int | None, minutes: float | None, seconds: float | None) -> None:
     config = CheckpointConfig(save_interval=steps, save_interval_minutes=minutes)
     assert interval_s(config) == seconds
@@ -380,6 +436,51 @@ def test_retention(tmp_path: Path) -> None:
     }
 
 
+def test_damaged_newer_ones_do_not_count_as_kept(saved: Saved, tmp_path: Path) -> None:
+    directory = saved.copy(tmp_path / "checkpoints")
+    cut(directory / "iter_0000006" / "__0_0.distcp", random.Random(0))
+    lose(directory / "iter_0000004" / "common.pt", random.Random(0))
+    assert prune(directory, keep_last=1, keep_every=None) == []
+    source = saved.find(directory)
+    assert source is not None
+    assert source.path == directory / "iter_0000002"
+
+
+def test_one_of_ours_without_its_record_is_not_taken_for_megatron_lms(saved: Saved, tmp_path: Path) -> None:
+    directory = saved.copy(tmp_path / "checkpoints")
+    for name in (COMPLETE, STARTED):
+        (directory / "iter_0000006" / name).unlink()
+    source = saved.find(directory)
+    assert source is not None
+    assert source.path == directory / "iter_0000004"
+    assert (directory / "iter_0000006.broken").is_dir()
+
+
+def test_the_tracker_is_not_what_a_run_depends_on(
+    saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = saved.copy(tmp_path / "checkpoints")
+    (directory / TRACKER).unlink()
+    (directory / TRACKER).mkdir()
+    source = checkpoint.find(directory, saved.config, Log(is_rank_0=True, progress=False), no_beat)
+    assert source is not None
+    assert source.path == directory / "iter_0000006"
+    assert f"{TRACKER} does not name iter_0000006" in capsys.readouterr().out
+
+
+def test_a_large_checkpoint_is_read_with_signs_of_life(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A beat for each turn in which something was read, so none when the storage hangs."""
+    monkeypatch.setattr(reading, "TURN_S", 0.0)
+    directory = saved.copy(tmp_path / "checkpoints")
+    cut(directory / "iter_0000006" / "__0_0.distcp", random.Random(0))
+    beats: list[None] = []
+    log = Log(is_rank_0=False, progress=False)
+    assert checkpoint.find(directory, saved.config, log, lambda: beats.append(None))
+    assert len(beats) >= 5  # two candidates, two looks at sizes, and at least one while bytes were read
+
+
 def test_megatron_lms_are_listed_by_its_tracker_and_never_removed(tmp_path: Path) -> None:
     make(tmp_path, 10, 20, 30, torn=(10, 20, 30))
     for iteration in (10, 20, 30):
@@ -416,8 +517,11 @@ def test_boxes_cover_a_range_once_and_in_order() -> None:
 
 
 @pytest.mark.gpu
-def test_what_is_copied_from_a_gpu_is_not_changed_by_training() -> None:
+@pytest.mark.parametrize("prepared", [0, 2000, 100_000])
+def test_what_is_copied_from_a_gpu_is_not_changed_by_training(prepared: int) -> None:
     buffer = HostBuffer()
+    if prepared:
+        buffer.prepare(prepared, torch.cuda.current_device())
     for size in (1000, 3000, 10):  # grows once, and is used again
         tensors = [torch.arange(size, device="cuda").to(dtype) for dtype in (torch.bfloat16, torch.float32)]
         expected = [tensor.cpu() for tensor in tensors]

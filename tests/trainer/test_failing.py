@@ -16,10 +16,10 @@ import pytest
 
 from tests.trainer.runs import ROOT, Ranks, environment, run
 from trainer import config as configuration
+from trainer import lock
 from trainer.config import ConfigError, TrainerConfig
 from trainer.errors import Exit
 from trainer.layout import check_layout
-from trainer.lock import lock
 from trainer.resolve import resolve
 
 
@@ -91,9 +91,9 @@ def test_a_run_that_fails_says_so_before_its_numbers_are_handed_over_and_whateve
 HOLDING = """
 import os, signal, sys
 from pathlib import Path
-from trainer.lock import lock
+from trainer import lock
 
-lock(Path(sys.argv[1]))
+lock.hold(Path(sys.argv[1]), "busy")
 if os.fork() == 0:
     print("here", flush=True)
     sys.stdin.read()  # as a loader worker, which is still there when its rank is not
@@ -103,12 +103,12 @@ else:
 
 
 def test_a_run_directory_is_free_as_soon_as_its_process_is_gone(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLDING, str(tmp_path)]
+    command = [sys.executable, "-c", HOLDING, str(tmp_path / lock.RUN)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"here\n"
         assert process.wait() == -signal.SIGKILL
-        lock(tmp_path)
+        lock.hold(tmp_path / lock.RUN, "busy")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy
 import pytest
 from megatron.core import dist_checkpointing
 
-from tests.trainer.runs import Ranks, Run, finished, gpt_config, run
+from tests.trainer.runs import Ranks, Run, finished, gpt_config, run, write_corpus
 from tests.trainer.tensors import assert_same_checkpoint
 
 
@@ -204,7 +204,7 @@ def test_a_directory_to_start_from_must_hold_a_checkpoint(config: dict[str, Any]
     result = run(config)
     assert result.statuses == (2,)
     assert f"checkpoint.load = {str(tmp_path)!r} holds no checkpoint that is whole" in result.log
-    assert not result.checkpoints.exists()
+    assert not list(result.checkpoints.glob("iter_*"))
 
 
 def test_older_checkpoints_are_removed_when_asked(config: dict[str, Any]) -> None:
@@ -222,3 +222,30 @@ def test_two_runs_in_one_directory_are_refused(config: dict[str, Any]) -> None:
     first.wait()
     assert second.statuses == (2,)
     assert "another process is training in" in second.log
+
+
+def test_two_runs_that_save_into_one_directory_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    config["checkpoint"] = {"save": str(tmp_path / "shared")}
+    config["training"]["train_iters"] = 100_000
+    first = Ranks(config)
+    first.wait_for_step()
+    second = run(config | {"run_dir": str(tmp_path / "second")})
+    first.send(signal.SIGKILL)
+    first.wait()
+    assert second.statuses == (2,)
+    assert f"another process saves its checkpoints in {tmp_path / 'shared'}" in second.log
+    assert not (second.directory / "FAILED").exists()
+
+
+def test_a_longer_run_that_shuffles_anew_says_so(
+    config: dict[str, Any], tmp_path: Path, stopped_at_once: str
+) -> None:
+    config["data"]["datasets"] = [{"prefix": write_corpus(tmp_path / "small", documents=10)}]
+    config["optimizer"]["lr_decay_iters"] = 6
+    for _ in range(2):
+        assert "ANOTHER ORDER" not in finished(config, "--stop-file", stopped_at_once).log
+    config["training"]["train_iters"] = 60
+    assert (
+        "ANOTHER ORDER: 240 samples are asked for, and the life before asked for 24"
+        in finished(config, "--stop-file", stopped_at_once).log
+    )

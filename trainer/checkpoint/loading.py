@@ -6,6 +6,7 @@ ever held a checkpoint never leads to random weights: when none is left, the run
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,13 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer import checkpoint_files, hyperparameters, megatron_lm
+from trainer import checkpoint_files, hyperparameters, lock, megatron_lm
+from trainer.checkpoint import reading, storage
 from trainer.checkpoint import state as contents
+from trainer.checkpoint.storage import at_rank_0
 from trainer.checkpoint_files import COMMON, FORMAT, METADATA, STARTED, TRACKER, Checkpoint
 from trainer.config import TrainerConfig
-from trainer.distributed import from_rank_0
+from trainer.distributed import GLOO_ERRORS
 from trainer.errors import TrainerError
 from trainer.hyperparameters import Change
 from trainer.logging import Log
@@ -54,29 +57,33 @@ SHOWN = 5
 """Problems of a broken checkpoint that its line in the log names."""
 
 
-def find(own: Path, config: TrainerConfig, log: Log) -> Source | None:
+def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -> Source | None:
     """The newest whole checkpoint in `own`, else in checkpoint.load; None to start from random weights.
 
-    Every rank calls this, and reads a part of the files. In `own`, which this run writes, what a save left
-    behind is removed and broken checkpoints are renamed; in checkpoint.load nothing is touched.
+    Every rank calls this, and reads a part of the files; `beat` is called as long as that gets on. `own`, which this
+    run writes, is locked for the life of this process; what a save left behind there is removed, and broken
+    checkpoints are renamed. In checkpoint.load nothing is touched.
 
     Raises:
-        TrainerError: there were checkpoints, and none is whole; a file cannot be read; or the newest is of
-            another model or of other hyperparameters.
+        TrainerError: there were checkpoints, and none is whole; the storage refuses what is needed; or the newest is
+            of another model or of other hyperparameters.
+        RunDirectoryBusyError: another process saves in `own`.
     """
-    from_rank_0(lambda: checkpoint_files.sweep(own))
-    if (found := _newest_whole(own, log, is_own=True)) is not None:
-        from_rank_0(lambda: _correct_tracker(found))
+    at_rank_0(lambda: _take_possession(own), own, "locked")
+    at_rank_0(lambda: checkpoint_files.sweep(own), own, "swept")
+    if (found := _newest_whole(own, log, beat, is_own=True)) is not None:
+        if refused := at_rank_0(lambda: _correct_tracker(found), own):
+            log.line(refused)
         return _source(found, config, weights_only=False)
-    if from_rank_0(lambda: checkpoint_files.ever_held_one(own)):
-        raise TrainerError(
+    if at_rank_0(lambda: checkpoint_files.ever_held_one(own), own):
+        raise _everywhere(
             f"{own} held checkpoints, and none that is whole is left; put one back, or move the directory away to "
             "start from the beginning"
         )
     if config.checkpoint.load is None:
         return None
-    if (found := _newest_whole(Path(config.checkpoint.load), log, is_own=False)) is None:
-        raise TrainerError(
+    if (found := _newest_whole(Path(config.checkpoint.load), log, beat, is_own=False)) is None:
+        raise _everywhere(
             f"checkpoint.load = {config.checkpoint.load!r} holds no checkpoint that is whole: name a directory of "
             "checkpoints, or leave it out to start from random weights"
         )
@@ -87,76 +94,73 @@ def _source(found: Checkpoint, config: TrainerConfig, *, weights_only: bool) -> 
     """`found`, if `config` may go on from it; known before the model is built, which takes minutes when large."""
     record = found.record or {}
     if record.get("format", FORMAT) > FORMAT:
-        raise TrainerError(
+        raise _everywhere(
             f"{found.path} was written by a later trainer (format {record['format']}): use that one"
         )
-    try:
-        foreign = _read_foreign(found.path, config, weights_only) if found.is_foreign else None
-        saved = foreign.sections if foreign else record
-        changes = hyperparameters.check_changes(saved, config, weights_only=weights_only)
-    except TrainerError as error:
-        raise TrainerError(f"{found.path}: {error}") from error
+
+    def compare() -> tuple[megatron_lm.Resumed | None, tuple[Change, ...]]:
+        try:
+            foreign = _read_foreign(found.path, config, weights_only) if found.is_foreign else None
+            saved = foreign.sections if foreign else record
+            return foreign, hyperparameters.check_changes(saved, config, weights_only=weights_only)
+        except TrainerError as error:
+            raise TrainerError(f"{found.path}: {error}") from error
+
+    foreign, changes = at_rank_0(compare, found.path)
     return Source(found, weights_only, changes, foreign)
 
 
 def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> megatron_lm.Resumed:
+    """What Megatron-LM's checkpoint says beside its tensors.
+
+    Raises:
+        TrainerError: it cannot be read by these versions, or gone on from.
+        OSError: the storage refuses it.
+    """
     try:
         common = dist_checkpointing.load_common_state_dict(str(path))
     except (Exception, CheckpointException) as error:
-        if (path / COMMON).exists():
-            raise TrainerError(f"{COMMON} cannot be read ({type(error).__name__}: {error})") from error
-        raise TrainerError(
-            f"megatron-core {megatron.core.__version__} cannot read it, for it has no {COMMON}: use the megatron-core "
-            "that wrote it, which is 0.19 or later"
-        ) from error
+        if not (path / COMMON).exists():
+            raise TrainerError(
+                f"megatron-core {megatron.core.__version__} cannot read it, for it has no {COMMON}: use the "
+                "megatron-core that wrote it, which is 0.19 or later"
+            ) from error
+        let_pass(error, path)
+        raise TrainerError(f"{COMMON} cannot be read ({type(error).__name__}: {error})") from error
     return megatron_lm.resumed(common, config.parallelism, weights_only=weights_only)
 
 
-def _newest_whole(directory: Path, log: Log, *, is_own: bool) -> Checkpoint | None:
-    for checkpoint in from_rank_0(lambda: _list(directory)):
-        problems = _problems(checkpoint)
+def _everywhere(message: str) -> TrainerError:
+    """For what all ranks raise at the same place."""
+    error = TrainerError(message)
+    error.is_everywhere = True
+    return error
+
+
+def _take_possession(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    busy = (
+        f"another process saves its checkpoints in {directory}; wait for it, or name another checkpoint.save"
+    )
+    lock.hold(directory / lock.SAVING, busy)
+
+
+def _newest_whole(directory: Path, log: Log, beat: Callable[[], None], *, is_own: bool) -> Checkpoint | None:
+    for path in at_rank_0(lambda: checkpoint_files.list_paths(directory), directory):
+        beat()
+        # One after the other: the records of all of them would be megabytes, of which every rank needs one.
+        checkpoint = at_rank_0(partial(checkpoint_files.describe, path), path)
+        problems = reading.problems(checkpoint, beat)
         if not problems:
             return checkpoint
-        done = from_rank_0(partial(_move_away, checkpoint)) if is_own else "It is passed over"
+        done = (
+            at_rank_0(partial(_move_away, checkpoint), path, "moved away") if is_own else "It is passed over"
+        )
         shown = "; ".join(problems[:SHOWN]) + (
             f"; and {len(problems) - SHOWN} more" if problems[SHOWN:] else ""
         )
         log.line(f"BROKEN CHECKPOINT {checkpoint.path}: {shown}. {done}")
     return None
-
-
-def _list(directory: Path) -> list[Checkpoint]:
-    try:
-        return checkpoint_files.list_checkpoints(directory)
-    except OSError as error:
-        raise _unreadable(f"{error.filename} cannot be read ({error.strerror})") from error
-
-
-def _unreadable(message: str) -> TrainerError:
-    """A fault of the storage, which says nothing about a checkpoint, and may pass."""
-    error = TrainerError(message)
-    error.is_final = False
-    return error
-
-
-def _problems(checkpoint: Checkpoint) -> list[str]:
-    """What is wrong with a checkpoint, on every rank; each has read its share of the files."""
-    if checkpoint.record is None:
-        return checkpoint_files.problems(checkpoint, hashes=True)
-    files = checkpoint.record["files"]
-    by_size = sorted(files, key=lambda name: (-files[name]["bytes"], name))
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    share = {name: files[name] for name in by_size[rank::world_size]}
-    try:
-        found, error = checkpoint_files.file_problems(checkpoint.path, share, hashes=True), None
-    except OSError as refused:
-        found, error = [], f"{refused.filename or checkpoint.path} cannot be read ({refused.strerror})"
-    verdicts: list[tuple[list[str], str | None]] = [([], None)] * world_size
-    torch.distributed.all_gather_object(verdicts, (found, error))
-    errors = [error for _, error in verdicts if error is not None]
-    if errors:
-        raise _unreadable(errors[0])
-    return [problem for problems, _ in verdicts for problem in problems]
 
 
 def _move_away(checkpoint: Checkpoint) -> str:
@@ -169,10 +173,15 @@ def _move_away(checkpoint: Checkpoint) -> str:
     return f"It was renamed to {checkpoint_files.set_aside(path).name}"
 
 
-def _correct_tracker(checkpoint: Checkpoint) -> None:
+def _correct_tracker(checkpoint: Checkpoint) -> str | None:
+    """Has the tracker name what is gone on from; only Megatron-LM reads it, so what refuses that is returned."""
     directory = checkpoint.path.parent
-    if checkpoint_files.tracked_iteration(directory) != checkpoint.iteration:
-        publish(directory / TRACKER, str(checkpoint.iteration))
+    try:
+        if checkpoint_files.tracked_iteration(directory) != checkpoint.iteration:
+            publish(directory / TRACKER, str(checkpoint.iteration))
+    except OSError as error:
+        return f"{TRACKER} does not name {checkpoint.path.name}: {storage.reason(error, directory / TRACKER)}"
+    return None
 
 
 def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -> None:
@@ -181,7 +190,9 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
     The learning rates, betas and weight decay of the configuration win over those of the checkpoint.
 
     Raises:
-        TrainerError: it cannot be loaded. That is no reason to take an older one: it is as it was written.
+        TrainerError: it cannot be loaded. That is no reason to take an older one: it is as it was written. Or the
+            storage refuses a file of it, which may pass.
+        RuntimeError: as gloo, NCCL, the store and CUDA raise it: another rank is gone, or the memory is full.
     """
     sharding = contents.sharding(groups)
     if source.foreign is not None:
@@ -196,16 +207,53 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
             loaded |= _position(source.foreign, state)
         if not absent:
             contents.fill(state, loaded, weights_only=source.weights_only)
-    # Pickle, zip, key and shape errors, and torch's own, which is no Exception.
+    # Pickle, zip, key and shape errors, and torch's own, which is no Exception and raised on all ranks.
     except (Exception, CheckpointException) as error:
-        raise TrainerError(
+        let_pass(error, source.path)
+        raised = TrainerError(
             f"{source.path} is as it was written, and cannot be loaded ({type(error).__name__}: {error}); use the "
             f"versions that wrote it ({_versions(source)}), or rename it to go on from the one before it"
-        ) from error
-    if absent:
-        raise TrainerError(
-            f"{source.path} is of another model: it has no {', '.join(sorted(absent)[:SHOWN])}"
         )
+        raised.is_everywhere = isinstance(error, CheckpointException)
+        raise raised from error
+    if absent:
+        raise _everywhere(f"{source.path} is of another model: it has no {', '.join(sorted(absent)[:SHOWN])}")
+
+
+def let_pass(error: BaseException, path: Path) -> None:
+    """Raises what is behind an error of loading, when that says nothing about the checkpoint `path`.
+
+    Raises:
+        TrainerError: the storage refused a file, which may pass.
+        RuntimeError: another rank is gone, or the memory is full; as it was raised.
+    """
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, MemoryError | torch.OutOfMemoryError) or _is_of_the_machine(cause):
+            raise cause
+    for cause in causes:
+        if isinstance(cause, OSError):
+            raised = storage.refused(cause, path)
+            raised.is_everywhere = isinstance(error, CheckpointException)
+            raise raised from error
+
+
+def _is_of_the_machine(error: BaseException) -> bool:
+    """Whether the ranks' connections or a GPU failed."""
+    names = (*GLOO_ERRORS, "CUDA error", "CUDA driver error", "NCCL error")
+    return isinstance(error, torch.distributed.DistError) or (
+        isinstance(error, RuntimeError) and any(name in str(error) for name in names)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, what it was raised from, and what torch found on each rank."""
+    yield error
+    if isinstance(error, CheckpointException):
+        for failure, _ in error.failures.values():
+            yield from _causes(failure)
+    if error.__cause__ is not None:
+        yield from _causes(error.__cause__)
 
 
 def _position(foreign: megatron_lm.Resumed, state: TrainingState) -> dict[str, Any]:

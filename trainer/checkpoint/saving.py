@@ -7,9 +7,9 @@ tell each other in the all-reduce of every step, `advance` has rank 0 write the 
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +23,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer import checkpoint_files, hyperparameters, megatron_lm
 from trainer.checkpoint import state as contents
+from trainer.checkpoint import storage
 from trainer.checkpoint.planning import Plan, plan_save
 from trainer.checkpoint.writer import HostBuffer, Writing, Written
 from trainer.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
@@ -36,14 +37,11 @@ from trainer.versions import versions
 
 T = TypeVar("T")
 
-DEFAULT_MINUTES = 30.0
-"""Between checkpoints, when the configuration names neither steps nor minutes."""
-
-FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-"""What somebody must mend first. Starting again would train up to the next save, and fail as this life did."""
-
 TURN_S = 5.0
 """Seconds that a rank waits for its own files before it asks how far the others are."""
+
+REMOVAL_S = 30.0
+"""So long the last save waits for removals to end. The next life ends those that did not."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,7 @@ class SaveEvent:
     write_s: float
     """From the first byte to the last, on the slowest rank."""
     bytes: int
+    """Of the tensors' files; not of the index and the record."""
     asynchronous: bool
 
 
@@ -68,7 +67,8 @@ class _Save:
     record: dict[str, Any]
     plan: Plan
     writing: Writing
-    stall_s: float = 0.0
+    stall_s: dict[str, float]
+    """How long training stood still for it, by what it waited for."""
 
 
 class Checkpoints:
@@ -85,7 +85,8 @@ class Checkpoints:
     ) -> None:
         """`on_complete` is told on rank 0 of each checkpoint that became complete, with its iteration.
 
-        `beat` is called while training waits for the storage.
+        `beat` is called while training waits for the storage. Nothing is written, and no file touched, before the
+        first `save`; the directory is that which `find` has locked.
         """
         self._directory, self._config, self._groups, self._log = directory, config, groups, log
         self._on_complete, self._beat = on_complete, beat
@@ -95,7 +96,14 @@ class Checkpoints:
         self._buffer = HostBuffer()
         self._save: _Save | None = None
         self._is_first = True
-        self._removals = ThreadPoolExecutor(1, "checkpoint-removal")  # Python waits for it at exit
+        self._removing = threading.Lock()
+        self._removal: threading.Thread | None = None
+
+    def prepare(self, state: TrainingState) -> None:
+        """Has the memory for the first copy pinned in the background; without it that save waits for this too."""
+        if self._config.device == "cuda":
+            size = contents.staged_bytes(state, self._groups)
+            self._buffer.prepare(size, torch.cuda.current_device())
 
     def vote(self) -> Vote:
         """What this rank has to say about saves at the end of a step. The clock is that of rank 0."""
@@ -132,10 +140,11 @@ class Checkpoints:
         path = checkpoint_files.iteration_directory(self._directory, state.iteration)
         if not from_rank_0(lambda: _reporting(lambda: _make_room(path))):
             return  # it is what this life started from
-        self._save = self._start(state, path)
-        self._save.stall_s = time.perf_counter() - started
+        self._save = self._start(state, path, started)
         if wait or not self._config.checkpoint.async_save:
             self._wait(self._save)
+        if wait:
+            self._end_removals()
 
     def finish(self) -> None:
         """Completes the save in progress, if there is one.
@@ -146,7 +155,7 @@ class Checkpoints:
         if self._save is not None:
             self._wait(self._save)
 
-    def _start(self, state: TrainingState, path: Path) -> _Save:
+    def _start(self, state: TrainingState, path: Path, started: float) -> _Save:
         for chunk in state.model:
             chunk.start_param_sync(force_sync=True)
         sharding = contents.sharding(self._groups)
@@ -156,8 +165,12 @@ class Checkpoints:
         common |= megatron_lm.common_state(self._config, state.iteration, state.consumed_samples)
         plan = plan_save(weights | optimizer | common, path, self._groups, is_first=self._is_first)
         self._is_first = False
+        planned = time.perf_counter()
         writing = Writing(self._buffer.copy(plan.take_buckets()))
-        return _Save(path, state.iteration, _record(state, self._config, self._versions), plan, writing)
+        stall_s = {"planning": planned - started, "copying": time.perf_counter() - planned}
+        return _Save(
+            path, state.iteration, _record(state, self._config, self._versions), plan, writing, stall_s
+        )
 
     def _wait(self, save: _Save) -> float:
         """Completes a save once all ranks have written; returns how many seconds that took."""
@@ -168,7 +181,7 @@ class Checkpoints:
             is_writing = self._is_any_writing()
             self._beat()
         waited_s = time.perf_counter() - started
-        save.stall_s += waited_s
+        save.stall_s["writing"] = waited_s
         self._complete(save)
         return waited_s
 
@@ -185,42 +198,60 @@ class Checkpoints:
         started = time.perf_counter()
         self._save = None
         written = _gather(save.writing)
-        from_rank_0(lambda: _reporting(lambda: _publish(save, written)))
+        refused = from_rank_0(lambda: _reporting(lambda: _publish(save, written)))
         if torch.distributed.get_rank() != 0:
             return
+        save.stall_s["completing"] = time.perf_counter() - started
         event = SaveEvent(
             path=str(save.path),
-            stall_s=save.stall_s + time.perf_counter() - started,
+            stall_s=sum(save.stall_s.values()),
             write_s=max(part.seconds for part in written),
             bytes=sum(entry["bytes"] for part in written for entry in part.files.values()),
             asynchronous=self._config.checkpoint.async_save,
         )
+        parts = ", ".join(f"{what} {seconds:.2f}" for what, seconds in save.stall_s.items())
         self._log.line(
             f"iteration {save.iteration}: checkpoint saved in {save.path} ({event.bytes / 2**30:.2f} GiB, "
-            f"written in {event.write_s:.1f} s; training stood still for {event.stall_s:.2f} s)"
+            f"written in {event.write_s:.1f} s; training stood still for {event.stall_s:.2f} s: {parts})"
         )
+        if refused:
+            self._log.line(refused)
         self._on_complete(save.iteration, event)
-        self._removals.submit(self._prune)
+        if self._config.checkpoint.keep_last is not None:
+            # A daemon: a run that is saved does not wait for storage that hangs.
+            self._removal = threading.Thread(target=self._prune, name="checkpoint-removal", daemon=True)
+            self._removal.start()
 
     def _prune(self) -> None:
         keep = self._config.checkpoint
-        try:
-            for path in prune(self._directory, keep.keep_last, keep.keep_every):
-                self._log.line(f"removed {path}: keep_last = {keep.keep_last}")
-        except OSError as error:  # the run goes on; the next save tries again
-            self._log.line(f"a checkpoint could not be removed: {error}")
+        with self._removing:
+            try:
+                for path in prune(self._directory, keep.keep_last, keep.keep_every):
+                    self._log.line(f"removed {path}: keep_last = {keep.keep_last}")
+            except OSError as error:  # the run goes on; the next save tries again
+                self._log.line(f"a checkpoint could not be removed: {error}")
+
+    def _end_removals(self) -> None:
+        """Waits for the last removal, which goes by what all saves have left; not for ever."""
+        if self._removal is not None:
+            self._removal.join(REMOVAL_S)
+            self._beat()
 
 
 def interval_s(config: CheckpointConfig) -> float | None:
-    """Seconds between checkpoints; None when only steps count."""
-    if config.save_interval_minutes is None and config.save_interval is not None:
-        return None
-    return 60 * (config.save_interval_minutes or DEFAULT_MINUTES)
+    """Seconds between checkpoints, of a resolved configuration; None when only steps count."""
+    return None if config.save_interval_minutes is None else 60 * config.save_interval_minutes
 
 
 def prune(directory: Path, keep_last: int | None, keep_every: int | None) -> list[Path]:
-    """Removes the checkpoints that are not to be kept; returns which they were."""
-    checkpoints = checkpoint_files.list_checkpoints(directory)
+    """Removes the checkpoints that are not to be kept; returns which they were.
+
+    One whose files are not there in their sizes does not count as kept, nor is it removed.
+
+    Raises:
+        OSError: the storage refuses to say what there is, or to remove it.
+    """
+    checkpoints = checkpoint_files.whole_ones(checkpoint_files.list_checkpoints(directory))
     kept = checkpoint_files.kept(checkpoints, keep_last, keep_every)
     removed = [checkpoint.path for checkpoint in checkpoints if checkpoint.iteration not in kept]
     for path in removed:
@@ -230,10 +261,9 @@ def prune(directory: Path, keep_last: int | None, keep_every: int | None) -> lis
 
 def _make_room(path: Path) -> bool:
     """Begins the directory of a checkpoint; false when it is there, complete."""
-    present = {checkpoint.path: checkpoint for checkpoint in checkpoint_files.list_checkpoints(path.parent)}
-    if path in present and present[path].flaw is None:
-        return False
-    if path in present:
+    if path.exists():
+        if checkpoint_files.describe(path).flaw is None:
+            return False
         checkpoint_files.set_aside(path)
     path.mkdir(parents=True)
     publish(path / STARTED, f"{time.strftime('%Y-%m-%d %H:%M:%S%z')} on {socket.gethostname()}\n")
@@ -250,7 +280,7 @@ def _gather(writing: Writing) -> list[Written]:
     world_size = torch.distributed.get_world_size()
     error = writing.error
     failures: list[tuple[str, bool] | None] = [None] * world_size
-    torch.distributed.all_gather_object(failures, error and (_failure(error), _is_final(error)))
+    torch.distributed.all_gather_object(failures, error and (_failure(error), storage.is_final(error)))
     failed = [failure for failure in failures if failure is not None]
     if failed:
         message, is_final = failed[0]
@@ -263,25 +293,33 @@ def _gather(writing: Writing) -> list[Written]:
     return written or []
 
 
-def _publish(save: _Save, written: list[Written]) -> None:
-    """Writes the index, then the record that makes the checkpoint one, then the tracker."""
+def _publish(save: _Save, written: list[Written]) -> str | None:
+    """Writes the index, then the record that makes the checkpoint one, then the tracker.
+
+    Returns what kept it from the tracker: that is for Megatron-LM alone, and the checkpoint is complete without.
+    """
     path = save.path
     save.plan.write_index([part.results for part in written])
     with (path / COMMON).open("wb") as file:
         file.write(save.plan.common)
     save_config(CheckpointingConfig("torch_dist", 1), str(path))
     files = {name: entry for part in written for name, entry in part.files.items()}
-    for name in (STARTED, COMMON, ".metadata", METADATA):
-        _sync(path / name)
-        files[name] = checkpoint_files.describe_file(path / name)
+    small = [path / name for name in (STARTED, COMMON, ".metadata", METADATA)]
+    with ThreadPoolExecutor(len(small)) as threads:  # each waits for the storage
+        files |= {file.name: entry for file, entry in zip(small, threads.map(_sync, small), strict=True)}
     sync_directory(path)
     publish(path / COMPLETE, checkpoint_files.record_text({**save.record, "files": files}))
-    publish(path.parent / TRACKER, str(save.iteration))
+    try:
+        publish(path.parent / TRACKER, str(save.iteration))
+    except OSError as error:
+        return f"{TRACKER} does not name {path.name}: {storage.reason(error, path.parent / TRACKER)}"
+    return None
 
 
-def _sync(path: Path) -> None:
+def _sync(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         os.fsync(file.fileno())
+    return checkpoint_files.describe_file(path)
 
 
 def _record(state: TrainingState, config: TrainerConfig, versions: dict[str, str]) -> dict[str, Any]:
@@ -304,17 +342,10 @@ def _reporting(function: Callable[[], T]) -> T:
     try:
         return function()
     except OSError as error:
-        raise NotSavedError(_failure(error), is_final=_is_final(error)) from error
-
-
-def _is_final(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in FINAL_ERRORS
+        raise NotSavedError(_failure(error), is_final=storage.is_final(error)) from error
 
 
 def _failure(error: BaseException) -> str:
     where = f"rank {torch.distributed.get_rank()} on {socket.gethostname()}"
-    if isinstance(error, OSError):
-        why = f"{error.filename}: {error.strerror} (errno {error.errno})"
-    else:
-        why = f"{type(error).__name__}: {error}"
+    why = storage.reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return f"a checkpoint could not be saved: {where}: {why}; the complete ones before it stay"

@@ -10,6 +10,7 @@ from megatron.core.utils import unwrap_model
 
 from trainer import parameter_groups
 from trainer.checkpoint import optimizer_state
+from trainer.checkpoint_files import MARK
 from trainer.step import TrainingState
 
 CHECKPOINT_VERSION = 3.0
@@ -17,6 +18,12 @@ CHECKPOINT_VERSION = 3.0
 
 HYPERPARAMETERS = ("max_lr", "min_lr", "betas", "eps")
 """What a parameter group holds beside its state."""
+
+FP32_BYTES = 3 * 4
+"""Of the optimizer's state for a weight: fp32 weight and two moments."""
+
+PADDING = 4 * 2048
+"""Bytes; more than the copies of a weight and of its state leave free between each other."""
 
 EXTRA_STATE = "_extra_state"
 """What the name of Transformer Engine's own values ends with: the history of FP8's scales, empty without FP8."""
@@ -55,12 +62,23 @@ def sharded_optimizer(
 def common_state(state: TrainingState, metadata: dict[str, Any]) -> dict[str, Any]:
     """The values that are the same on all ranks."""
     return {
+        MARK: True,
         "content_metadata": {name: value for name, value in metadata.items() if name != "dp_cp_group"},
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,
         "consumed_samples": state.consumed_samples,
         "spikes": state.spikes.state_dict(),
     }
+
+
+def staged_bytes(state: TrainingState, groups: ProcessGroupCollection) -> int:
+    """About as many bytes as a rank copies for a save: its shares of the weights, and of their fp32 and its moments."""
+    parameters = [parameter for chunk in state.model for parameter in chunk.parameters()]
+    ranks = groups.dp_cp.size()
+    weights = [parameter.numel() * parameter.element_size() for parameter in parameters]
+    largest = max(weights, default=0) if ranks > 1 else 0  # weights are shared out whole
+    state_of_optimizer = sum(FP32_BYTES * parameter.numel() for parameter in parameters)
+    return int(1.02 * (sum(weights) + state_of_optimizer) / ranks) + largest + PADDING * len(parameters)
 
 
 def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) -> None:

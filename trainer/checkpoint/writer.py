@@ -6,6 +6,7 @@ neither copy the GPU's state nor die of a signal that Slurm sends to every proce
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -34,9 +35,23 @@ class HostBuffer:
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
         self._is_pinned = False
+        self._preparing: threading.Thread | None = None
+
+    def prepare(self, size: int, device: int) -> None:
+        """Pins `size` bytes for copies from a GPU, in the background: the first save then need not wait for it."""
+
+        def reserve() -> None:
+            torch.cuda.set_device(device)  # each thread has its own, and begins with the first
+            self._reserve(size, pinned=True)
+
+        self._preparing = threading.Thread(target=reserve, name="checkpoint-memory", daemon=True)
+        self._preparing.start()
 
     def copy(self, buckets: list[Bucket]) -> list[Bucket]:
         """`buckets` with their tensors copied here, so that training may change the originals."""
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
         tensors = [tensor for _, _, (_, pairs) in buckets for _, tensor in pairs]
         self._reserve(sum(map(_room, tensors)), pinned=any(tensor.is_cuda for tensor in tensors))
         copies, offset = [], 0
@@ -58,8 +73,9 @@ class HostBuffer:
         self._release()
         self._memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # Not for loader processes that are forked later: the kernel would copy pinned pages for each of them.
-        self._memory.madvise(mmap.MADV_DONTFORK)
-        self._memory.madvise(mmap.MADV_HUGEPAGE)
+        for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                self._memory.madvise(advice)
         if pinned:
             # Not by torch's allocator of pinned memory, which rounds up to a power of two. Where pinning is refused,
             # the copy is slower and as right.

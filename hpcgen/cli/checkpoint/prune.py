@@ -30,38 +30,76 @@ if TYPE_CHECKING:
     help="Keep those of iterations that are a multiple of M; 0 keeps none so.  "
     "[default: checkpoint.keep_every of the run]",
 )
+@click.option(
+    "--broken", is_flag=True, help="Remove those that the trainer set aside as broken, and no others."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    directory: Path, keep_last: int | None, keep_every: int | None, dry_run: bool, as_json: bool
+    directory: Path,
+    keep_last: int | None,
+    keep_every: int | None,
+    broken: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Remove old checkpoints of DIR, a run's directory or one of checkpoints.
 
     Never removed: the newest whole one, pinned ones, those that are not complete, and Megatron-LM's.
     """
     from hpcgen.checkpoints.finding import find_directory
-    from hpcgen.checkpoints.listing import size_of
-    from hpcgen.checkpoints.retention import prunable, remove
+    from hpcgen.checkpoints.retention import remove
     from hpcgen.report.words import size
 
+    if broken and (keep_last is not None or keep_every is not None):
+        raise click.UsageError("--broken goes by no rule: leave out --keep-last and --keep-every")
     where = find_directory(directory)
-    retention = _retention(directory, keep_last, keep_every)
-    going = prunable(where, retention)
-    sizes = [size_of(checkpoint) for checkpoint in going]
+    going, rule = _broken(where) if broken else _outdated(where, directory, keep_last, keep_every)
+    click.echo(f"{where}: {rule}", err=True)
     verb = "would remove" if dry_run else "removed"
-    for checkpoint, num_bytes in zip(going, sizes, strict=True):
+    for each in going:
         if not dry_run:
-            remove(checkpoint)
+            remove(each.path)
         if not as_json:
-            click.echo(f"{verb} {checkpoint.path} ({size(num_bytes)})")
+            click.echo(f"{verb} {each.path} ({size(each.bytes)})")
     if as_json:
-        entries = [
-            {"path": str(checkpoint.path), "iteration": checkpoint.iteration, "bytes": num_bytes}
-            for checkpoint, num_bytes in zip(going, sizes, strict=True)
-        ]
+        entries = [dataclasses.asdict(each) | {"path": str(each.path)} for each in going]
         click.echo(json.dumps({"removed": not dry_run, "checkpoints": entries}, indent=1))
     plural = "checkpoint" if len(going) == 1 else "checkpoints"
-    click.echo(f"{verb} {len(going)} {plural}, {size(sum(sizes))}; {retention}", err=True)
+    click.echo(f"{verb} {len(going)} {plural}, {size(sum(each.bytes for each in going))}", err=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Going:
+    """A checkpoint that is to be removed."""
+
+    path: Path
+    iteration: int
+    bytes: int
+
+
+def _broken(where: Path) -> tuple[list[_Going], str]:
+    """Those that were set aside, and the rule in words."""
+    from hpcgen.checkpoints.listing import list_set_aside
+
+    going = [_Going(entry.path, entry.iteration, entry.bytes) for entry in list_set_aside(where)]
+    return going, "those that were set aside as broken go"
+
+
+def _outdated(
+    where: Path, directory: Path, keep_last: int | None, keep_every: int | None
+) -> tuple[list[_Going], str]:
+    """Those that retention does not keep, oldest first, and the rule in words with the file that it is from."""
+    from hpcgen.checkpoints.listing import size_of
+    from hpcgen.checkpoints.retention import prunable
+
+    retention = _retention(directory, keep_last, keep_every)
+    going = [
+        _Going(checkpoint.path, checkpoint.iteration, size_of(checkpoint))
+        for checkpoint in prunable(where, retention)
+    ]
+    is_own = retention.source is not None and (keep_last is None or keep_every is None)
+    return going, f"{retention}" + (f" (as {retention.source} says)" if is_own else "")
 
 
 def _retention(directory: Path, keep_last: int | None, keep_every: int | None) -> Retention:

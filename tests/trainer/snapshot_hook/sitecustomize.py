@@ -4,6 +4,8 @@ Python imports this module at its start where its folder is in PYTHONPATH. Befor
 replace of the process, it copies the directory SNAPSHOT_OF to SNAPSHOT_TO/NUMBER, if it differs from the copy before.
 A process that is killed there leaves just that: what it wrote into a buffer of its own is lost.
 SLEEP_AT_FSYNC makes a storage slow: each fsync takes so many seconds.
+HOLD_SAVE keeps the save of that number open, from its first tensors on: HELD then appears.
+AT_LOAD is what becomes of the rank AT_LOAD_RANK where it reads its first tensors to load them: `die`, or an errno.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -57,6 +61,40 @@ def _slow_down(seconds: float) -> None:
     os.fsync = slow
 
 
+def _hold(number: int, held: Path) -> None:
+    fsync, saves = os.fsync, set[str]()
+
+    def hold(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.suffix == ".distcp":
+            saves.add(path.parent.name)
+            if len(saves) == number:
+                held.touch()
+                time.sleep(600)
+        fsync(descriptor)
+
+    os.fsync = hold
+
+
+def _strike_at_load(what: str) -> None:
+    def strike(event: str, arguments: tuple[Any, ...]) -> None:
+        # Other threads compare the files with the record, or write them.
+        if event == "open" and str(arguments[0]).endswith(".distcp") and _is_main_thread():
+            if what == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(int(what), os.strerror(int(what)), str(arguments[0]))
+
+    sys.addaudithook(strike)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+if "HOLD_SAVE" in os.environ:
+    _hold(int(os.environ["HOLD_SAVE"]), Path(os.environ["HELD"]))
+if os.environ.get("AT_LOAD_RANK") == os.environ.get("RANK", ""):
+    _strike_at_load(os.environ["AT_LOAD"])
 if "SNAPSHOT_OF" in os.environ:
     _install(Path(os.environ["SNAPSHOT_OF"]), Path(os.environ["SNAPSHOT_TO"]))
 if "SLEEP_AT_FSYNC" in os.environ:

@@ -1,0 +1,244 @@
+"""One checkpoint, our trainer and Megatron-LM's pretrain_gpt.py: the losses of both, and back again.
+
+    python -m benchmarks.exchange CORPUS MEGATRON_LM DIRECTORY [--device cpu|cuda] [--precision bf16|fp32] [--json]
+
+Ours trains and saves at step 20. From there ours trains again (the noise of the precision), and pretrain_gpt.py trains
+to step 125 and saves at 120; from there ours goes on. CORPUS is the path of a .bin/.idx pair without its extension,
+MEGATRON_LM a checkout of the version of the installed megatron-core, DIRECTORY an empty place for the runs (about
+15 GB on a GPU, whose model is larger). Exit status 1 when a first step after a change of hands differs by more than
+1e-3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START, BACK, LAST = 20, 120, 125
+LR, WARMUP, STD, SPLIT = 6e-4, 10, 0.02, "99,1,0"
+TOLERANCE = 1e-3
+DRIVER = Path(__file__).parents[1] / "tests" / "trainer" / "megatron_lm_driver.py"
+
+ON_GPU = """
+import os, queue, runpy, sys
+sys.path.append(sys.argv[1])
+from megatron.core.datasets import utils
+utils.compile_helpers = lambda: None  # the wheel has them compiled
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+filesystem_async._results_queue = queue.Queue()  # saves are waited for
+sys.argv = [os.path.join(sys.argv[1], "pretrain_gpt.py"), *sys.argv[2:]]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+Losses = dict[int, float]
+"""By step."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A GPT and its batches."""
+
+    layers: int
+    width: int
+    heads: int
+    seq_length: int
+    vocab_size: int
+    micro_batch_size: int
+    global_batch_size: int
+
+
+SIZES = {"cpu": Size(4, 64, 4, 64, 1000, 1, 4), "cuda": Size(12, 768, 12, 1024, 50257, 8, 32)}
+
+
+def main() -> int:
+    """Runs both and prints how far apart they are."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("corpus", type=Path)
+    options.add_argument("megatron_lm", type=Path)
+    options.add_argument("directory", type=Path)
+    options.add_argument("--device", choices=sorted(SIZES), default="cuda")
+    options.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    options.add_argument("--json", action="store_true", help="the losses as JSON")
+    arguments = options.parse_args()
+    directory = arguments.directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        options.error(f"{directory} is not empty")
+    straight = train(arguments, "ours")
+    source = alone(directory / "ours" / "checkpoints", START, directory / "from-ours")
+    again = train(arguments, "ours-again", source)
+    theirs = pretrain_gpt(arguments, source)
+    back = train(
+        arguments, "ours-back", alone(directory / "megatron-lm", BACK, directory / "from-megatron-lm")
+    )
+    if arguments.json:
+        print(json.dumps({"ours": straight, "ours-again": again, "megatron-lm": theirs, "ours-back": back}))
+    else:
+        print(
+            f"losses: {straight[1]:.4f} at 1, {straight[START]:.4f} at {START}, {straight[LAST]:.4f} at {LAST}"
+        )
+        print("| absolute difference of the losses | first step | largest | mean | steps |")
+        print("| --- | --- | --- | --- | --- |")
+        print_row(f"ours from {START}, and ours straight: the noise", again, straight)
+        print_row(f"Megatron-LM from {START}, and ours straight", theirs, straight)
+        print_row(f"ours from Megatron-LM's {BACK}, and Megatron-LM going on", back, theirs)
+    there, here = differences(theirs, straight)[0], differences(back, theirs)[0]
+    return int(max(there, here) > TOLERANCE)
+
+
+def train(arguments: argparse.Namespace, name: str, load: Path | None = None) -> Losses:
+    """Our losses to LAST, from random weights or from `load`."""
+    size, run_dir = SIZES[arguments.device], arguments.directory.resolve() / name
+    config = {
+        "name": name,
+        "run_dir": str(run_dir),
+        "device": arguments.device,
+        "world_size": 1,
+        "model": {
+            "num_layers": size.layers,
+            "hidden_size": size.width,
+            "num_attention_heads": size.heads,
+            "seq_length": size.seq_length,
+            "vocab_size": size.vocab_size,
+            "init_method_std": STD,
+        },
+        "parallelism": {},
+        "training": {
+            "micro_batch_size": size.micro_batch_size,
+            "global_batch_size": size.global_batch_size,
+            "train_iters": LAST,
+            "eval_iters": 0,
+            "precision": arguments.precision,
+        },
+        "optimizer": {"lr": LR, "min_lr": LR / 10, "lr_warmup_iters": WARMUP},
+        "data": {"datasets": [{"prefix": str(arguments.corpus.resolve())}], "split": SPLIT},
+        "checkpoint": {"load": load and str(load), "save_interval": LAST if load else START},
+        "logging": {"tensorboard": False},
+    }
+    run_dir.mkdir()
+    file = run_dir / "config.json"
+    file.write_text(json.dumps(config))
+    run([sys.executable, "-m", "trainer", "--config", str(file)], run_dir / "log")
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return {line["iteration"]: line["loss"] for line in lines if line["event"] == "step"}
+
+
+def pretrain_gpt(arguments: argparse.Namespace, load: Path) -> Losses:
+    """Megatron-LM's losses from `load` to LAST; saves at BACK."""
+    directory = arguments.directory.resolve()
+    driver = ["-c", ON_GPU] if arguments.device == "cuda" else [str(DRIVER)]
+    words = [*driver, str(arguments.megatron_lm.resolve()), *flags(arguments, load)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    alone_in_the_world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    text = run([sys.executable, *words], directory / "megatron-lm.log", alone_in_the_world | place)
+    found = [
+        (int(step), float(loss)) for step, loss in re.findall(r"iteration +(\d+)/.* lm loss: (\S+) ", text)
+    ]
+    # The second line of a process is the mean of its first two steps.
+    (_, first), (second, mean) = found[:2]
+    return dict(found) | {second: 2 * mean - first}
+
+
+def flags(arguments: argparse.Namespace, load: Path) -> list[str]:
+    """The same run in Megatron-LM's words."""
+    size, directory = SIZES[arguments.device], arguments.directory.resolve()
+    values: dict[str, Any] = {
+        "load": load,
+        "save": directory / "megatron-lm",
+        "save-interval": BACK,
+        "train-iters": LAST,
+        "micro-batch-size": size.micro_batch_size,
+        "global-batch-size": size.global_batch_size,
+        "seq-length": size.seq_length,
+        "max-position-embeddings": size.seq_length,
+        "num-layers": size.layers,
+        "hidden-size": size.width,
+        "num-attention-heads": size.heads,
+        "lr": LR,
+        "min-lr": LR / 10,
+        "lr-decay-style": "cosine",
+        "lr-warmup-iters": WARMUP,
+        "weight-decay": 0.1,
+        "adam-beta1": 0.9,
+        "adam-beta2": 0.95,
+        "clip-grad": 1.0,
+        "seed": 1234,
+        "attention-dropout": 0,
+        "hidden-dropout": 0,
+        "init-method-std": STD,
+        "tokenizer-type": "NullTokenizer",
+        "vocab-size": size.vocab_size - 1,
+        "data-path": arguments.corpus.resolve(),
+        "split": SPLIT,
+        "data-cache-path": directory / "megatron-lm-cache",
+        "eval-iters": 0,
+        "eval-interval": 10**6,
+        "log-interval": 1,
+        "ckpt-format": "torch_dist",
+    }
+    switches = [
+        "exit-on-missing-checkpoint",
+        "use-distributed-optimizer",
+        "dist-ckpt-optim-fully-reshardable",
+        "calculate-per-token-loss",
+        "no-gradient-accumulation-fusion",
+    ]
+    if arguments.precision == "bf16":
+        switches.append("bf16")
+    if arguments.device == "cpu":
+        values |= {"distributed-backend": "gloo", "transformer-impl": "local", "num-workers": 0}
+        switches += ["use-cpu-initialization", "no-bias-gelu-fusion", "no-bias-dropout-fusion"]
+        switches += ["no-masked-softmax-fusion", "no-persist-layer-norm"]
+    words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    return words + [f"--{name}" for name in switches]
+
+
+def run(command: list[str], log: Path, environment: dict[str, str] | None = None) -> str:
+    """Runs a program to its end; returns what it printed."""
+    print(" ".join(command[:4]), "...", file=sys.stderr)
+    with log.open("w") as file:
+        status = subprocess.run(
+            command, env=os.environ | (environment or {}), stdout=file, stderr=subprocess.STDOUT
+        ).returncode
+    text = log.read_text()
+    if status:
+        raise SystemExit(f"it ended with {status}:\n{text[-4000:]}")
+    return text
+
+
+def alone(checkpoints: Path, iteration: int, target: Path) -> Path:
+    """A directory of checkpoints that holds this one alone."""
+    name = f"iter_{iteration:07d}"
+    target.mkdir()
+    (target / name).symlink_to(checkpoints / name)
+    (target / "latest_checkpointed_iteration.txt").write_text(str(iteration))
+    return target
+
+
+def differences(one: Losses, other: Losses) -> list[float]:
+    """Of the steps that both have, in order."""
+    return [abs(one[step] - other[step]) for step in sorted(one.keys() & other.keys())]
+
+
+def print_row(title: str, one: Losses, other: Losses) -> None:
+    """A row of the table."""
+    found = differences(one, other)
+    print(f"| {title} | {found[0]:.1e} | {max(found):.1e} | {statistics.fmean(found):.1e} | {len(found)} |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What the storage refused: whether starting again would help, and what to say of it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from trainer.distributed import from_rank_0
+from trainer.errors import TrainerError
+
+T = TypeVar("T")
+
+FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What somebody must mend first. Starting again would train up to the next save, and fail as this life did."""
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether another try would be refused as well."""
+    return isinstance(error, OSError) and error.errno in FINAL_ERRORS
+
+
+def reason(error: OSError, path: Path | str = "storage") -> str:
+    """Which file, what and its number; `path` is named where the error names none."""
+    return f"{error.filename or path}: {error.strerror or error} (errno {error.errno})"
+
+
+def refused(error: OSError, path: Path, be: str = "read") -> TrainerError:
+    """A fault of the storage, which says nothing about a checkpoint, and may pass, unless it `is_final`."""
+    raised = TrainerError(f"{error.filename or path} cannot be {be} ({error.strerror or error})")
+    raised.is_final = is_final(error)
+    return raised
+
+
+def at_rank_0(function: Callable[[], T], path: Path, be: str = "read") -> T:
+    """`from_rank_0` for what touches files below `path`.
+
+    Raises:
+        TrainerError: on all ranks, in place of an OSError.
+    """
+
+    def reporting() -> T:
+        try:
+            return function()
+        except OSError as error:
+            raise refused(error, path, be) from error
+
+    return from_rank_0(reporting)
