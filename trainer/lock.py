@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
-from typing import TextIO
 
 from trainer.errors import RunDirectoryBusyError
 
@@ -15,8 +14,8 @@ RUN = ".lock"
 SAVING = ".saving.lock"
 """In a directory of checkpoints, which several run directories may name, and which may be a run directory itself."""
 
-_held: dict[Path, TextIO] = {}
-"""Locks end with their files, so these stay open."""
+_held: dict[Path, int] = {}
+"""Locks end with their descriptors, so these stay open."""
 
 
 def hold(path: Path, busy: str) -> None:
@@ -26,27 +25,27 @@ def hold(path: Path, busy: str) -> None:
         RunDirectoryBusyError: another process holds it; says `busy`.
         OSError: it cannot be made.
     """
-    file = path.open("a")
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     held = _held.get(path)
-    if held is not None and os.path.sameopenfile(held.fileno(), file.fileno()):
-        file.close()
+    if held is not None and os.path.sameopenfile(held, lock):
+        os.close(lock)
         return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
+        os.close(lock)
         raise RunDirectoryBusyError(busy) from None
     except OSError:
-        file.close()  # a file system without locks
+        os.close(lock)  # a file system without locks
         return
     if held is not None:
-        held.close()  # of a directory that is gone
-    _held[path] = file
+        os.close(held)  # of a directory that is gone
+    _held[path] = lock
 
 
 def _let_go() -> None:
-    for file in _held.values():
-        file.close()
+    for lock in _held.values():
+        os.close(lock)
     _held.clear()
 
 

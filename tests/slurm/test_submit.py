@@ -68,10 +68,7 @@ def test_a_mistake_found_by_the_trainer_is_not_tried_again_through_submitit(
     [job] = interface.submit(interface.plan(run))
     assert on_cluster.wait(job.job_id, timeout_s=JOB_S) == "FAILED"
     log = job.log.read_text()
-    assert (
-        f"not requeued, since it would fail again: {torn}/latest_checkpointed_iteration.txt holds 'torn'"
-        in log
-    )
+    assert f"not requeued, since it would fail again: checkpoint.load = '{torn}' holds no" in log
     assert f"the tasks' own logs: {tiny_run.parent}/run/submitit/{job.job_id}_*_log.out" in log
     assert "back into the queue" not in log
 

@@ -373,7 +373,7 @@ def test_what_cannot_be_read_is_said_with_what_to_do(
 
     (path / "common.pt").unlink()  # as megatron-core 0.19 leaves it out
     with pytest.raises(TrainerError, match=r"cannot read it, .* 0\.19 or later"):
-        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False))
+        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False), lambda: None)
 
     (path / "metadata.json").unlink()
     (path / "mp_rank_00").mkdir()
@@ -381,7 +381,7 @@ def test_what_cannot_be_read_is_said_with_what_to_do(
     assert old.flaw is not None
     assert "--ckpt-convert-format torch_dist" in old.flaw
     with pytest.raises(TrainerError, match="holds no checkpoint that is whole"):
-        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False))
+        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False), lambda: None)
 
 
 def test_without_the_optimizers_state_only_the_weights_are_taken(
@@ -395,7 +395,7 @@ def test_without_the_optimizers_state_only_the_weights_are_taken(
 
     config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
     with pytest.raises(TrainerError, match=r"iter_0000003: .*--no-save-optim.*checkpoint.finetune: true"):
-        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False))
+        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False), lambda: None)
 
     plain["checkpoint"]["finetune"] = True
     plain["training"]["train_iters"] = 1
