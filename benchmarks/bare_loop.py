@@ -10,6 +10,7 @@ Prints the seconds of each timed step as JSON on rank 0.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -48,6 +49,8 @@ def main() -> None:
     )
     model_parallel_cuda_manual_seed(1234)
     step = step_function(config)
+    gc.collect()
+    gc.disable()
     times = []
     for index in range(warm + steps):
         torch.cuda.synchronize()

@@ -56,7 +56,7 @@ class Size:
     global_batch_size: int
 
 
-SIZES = {"cpu": Size(4, 64, 4, 64, 1000, 1, 4), "cuda": Size(12, 768, 12, 1024, 50257, 8, 32)}
+SIZES = {"cpu": Size(4, 64, 4, 64, 1000, 1, 4), "cuda": Size(12, 768, 12, 1024, 50257, 16, 32)}
 
 
 def main() -> int:

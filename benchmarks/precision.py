@@ -1,6 +1,6 @@
 """Trains one GPT in bf16 and in FP8 on the same text and compares the losses step by step.
 
-    python -m benchmarks.precision CORPUS [--steps N] [--directory DIR] [--json]
+    python -m benchmarks.precision CORPUS [--steps N] [--only RECIPE ...] [--directory DIR] [--json]
 
 CORPUS is the path of a .bin/.idx pair without its extension. Needs GPUs with FP8 and Transformer Engine; the runs
 go side by side where there are several GPUs. Exit status 1 when the mean loss of the last steps of an FP8 run is
@@ -39,6 +39,9 @@ def main() -> int:
     )
     options.add_argument("corpus", type=Path)
     options.add_argument("--steps", type=int, default=200)
+    options.add_argument(
+        "--only", nargs="+", choices=list(RECIPES), default=list(RECIPES), help="beside bf16"
+    )
     options.add_argument("--directory", type=Path, help="where runs are written")
     options.add_argument("--json", action="store_true", help="the losses as JSON")
     arguments = options.parse_args()
@@ -52,7 +55,8 @@ def main() -> int:
             return losses(RECIPES[name], arguments, Path(scratch) / str(index), index % gpus)
 
         with ThreadPoolExecutor(max(1, gpus)) as pool:
-            curves = dict(zip(RECIPES, pool.map(train, enumerate(RECIPES)), strict=True))
+            chosen = [name for name in RECIPES if name in {"bf16", *arguments.only}]
+            curves = dict(zip(chosen, pool.map(train, enumerate(chosen)), strict=True))
     if arguments.json:
         print(json.dumps(curves))
     else:
@@ -98,7 +102,7 @@ def configuration(recipe: dict[str, Any], arguments: argparse.Namespace, run_dir
         },
         "parallelism": {},
         "training": {
-            "micro_batch_size": 16,
+            "micro_batch_size": 32,
             "global_batch_size": 32,
             "train_iters": arguments.steps,
             "eval_iters": 0,

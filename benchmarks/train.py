@@ -64,6 +64,10 @@ LLAMA_8_LAYERS = {
 }
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+TP_OVERLAP = {"tp_comm_overlap": True}
+PP2 = {"pipeline_model_parallel_size": 2}
+VPP4 = {"virtual_pipeline_model_parallel_size": 4}
+GRAPHS = {"cuda_graph_impl": "transformer_engine"}
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Case:
     """TFLOP/s per GPU on an H200 that the project holds itself to."""
     has_peers: bool = True
     """Whether the bare loop and Megatron-LM have this case too."""
+    single: str | None = None
+    """The case of the same micro-batch on one GPU, whose throughput is the most that each GPU can have."""
 
 
 FP8 = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
@@ -93,56 +99,62 @@ CASES = (
     Case("llama-8l-mbs2", LLAMA_8_LAYERS, 2, 8, goal_tflops=570),
     Case("llama-8l-mbs2-fp8", LLAMA_8_LAYERS, 2, 8, training=FP8),
     Case("llama-8l-mbs2-fp8-delayed", LLAMA_8_LAYERS, 2, 8, training=FP8 | {"fp8_recipe": "delayed"}),
-    Case("gpt-1.3b-dp4", GPT_1_3B, 4, 64, gpus=4, parallelism=OVERLAP),
-    Case(
-        "gpt-1.3b-tp2-pp2",
-        GPT_1_3B,
-        4,
-        32,
-        gpus=4,
-        parallelism=TP2_SP | {"pipeline_model_parallel_size": 2},
+    Case("gpt-1.3b-dp2", GPT_1_3B, 4, 32, 2, OVERLAP, single="gpt-1.3b-mbs4"),
+    Case("gpt-1.3b-tp2", GPT_1_3B, 4, 16, 2, TP2_SP, single="gpt-1.3b-mbs4"),
+    Case("gpt-1.3b-pp2", GPT_1_3B, 4, 32, 2, PP2, single="gpt-1.3b-mbs4"),
+    Case("gpt-1.3b-pp2-vpp4", GPT_1_3B, 4, 32, 2, PP2 | VPP4, has_peers=False, single="gpt-1.3b-mbs4"),
+    *(
+        Case(name, GPT_1_3B, 4, batch, gpus, layout, GRAPHS, has_peers=False, single="gpt-1.3b-mbs4")
+        for name, batch, gpus, layout in (
+            ("gpt-1.3b-mbs4-graphs", 16, 1, {}),
+            ("gpt-1.3b-dp2-graphs", 32, 2, OVERLAP),
+            ("gpt-1.3b-tp2-graphs", 16, 2, TP2_SP),
+            ("gpt-1.3b-pp2-vpp4-graphs", 32, 2, PP2 | VPP4),
+            ("gpt-1.3b-dp4-graphs", 64, 4, OVERLAP),
+            ("gpt-1.3b-tp2-pp2-graphs", 32, 4, TP2_SP | PP2),
+            ("gpt-1.3b-tp2-pp2-vpp4-graphs", 32, 4, TP2_SP | PP2 | VPP4),
+        )
     ),
+    Case("llama-8l-tp2", LLAMA_8_LAYERS, 2, 8, 2, TP2_SP, single="llama-8l-mbs2"),
     Case(
-        "gpt-1.3b-tp2-pp2-vpp2",
-        GPT_1_3B,
-        4,
-        32,
-        gpus=4,
-        parallelism=TP2_SP
-        | OVERLAP
-        | {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+        "llama-8l-tp2-tp-overlap",
+        LLAMA_8_LAYERS,
+        2,
+        8,
+        2,
+        TP2_SP | TP_OVERLAP,
         has_peers=False,
+        single="llama-8l-mbs2",
     ),
+    Case("gpt-1.3b-dp4", GPT_1_3B, 4, 64, 4, OVERLAP, single="gpt-1.3b-mbs4"),
+    Case("gpt-1.3b-tp2-pp2", GPT_1_3B, 4, 32, 4, TP2_SP | PP2, single="gpt-1.3b-mbs4"),
     Case(
-        "gpt-1.3b-tp2-pp2-vpp4-overlap",
+        "gpt-1.3b-tp2-pp2-vpp4-tp-overlap",
         GPT_1_3B,
         4,
         32,
-        gpus=4,
-        parallelism=TP2_SP
-        | {
-            "pipeline_model_parallel_size": 2,
-            "virtual_pipeline_model_parallel_size": 4,
-            "tp_comm_overlap": True,
-        },
+        4,
+        TP2_SP | PP2 | VPP4 | TP_OVERLAP,
         has_peers=False,
+        single="gpt-1.3b-mbs4",
     ),
-    Case("llama-8l-tp2-dp2", LLAMA_8_LAYERS, 1, 8, gpus=4, parallelism=TP2_SP | OVERLAP),
+    Case("llama-8l-tp2-dp2", LLAMA_8_LAYERS, 1, 8, 4, TP2_SP | OVERLAP, single="llama-8l-mbs2"),
     Case(
         "llama-8l-tp2-dp2-tp-overlap",
         LLAMA_8_LAYERS,
         1,
         8,
-        gpus=4,
-        parallelism=TP2_SP | OVERLAP | {"tp_comm_overlap": True},
+        4,
+        TP2_SP | OVERLAP | TP_OVERLAP,
         has_peers=False,
+        single="llama-8l-mbs2",
     ),
     Case(
         "gpt-1.3b-mbs8-save",
         GPT_1_3B,
         8,
         32,
-        checkpoint={"save_interval": 20, "keep_last": 1},
+        checkpoint={"save_interval": 15, "keep_last": 1},
         has_peers=False,
     ),
 )
@@ -159,6 +171,7 @@ def main() -> int:
     for case in cases:
         with tempfile.TemporaryDirectory(dir=arguments.directory) as scratch:
             results.append(measure(case, arguments, Path(scratch)))
+        results[-1] |= share_of_one_gpu(case, results)
         print(line(results[-1]) if not arguments.json else json.dumps(results[-1]), flush=True)
     if not arguments.json:
         print(f"\n{FORMULA}; peak {PEAK_TFLOPS:g} TFLOP/s")
@@ -210,6 +223,12 @@ def measure(case: Case, arguments: argparse.Namespace, scratch: Path) -> dict[st
     except RuntimeError as error:
         result["error"] = str(error)
     return result
+
+
+def share_of_one_gpu(case: Case, results: list[dict[str, Any]]) -> dict[str, float]:
+    """The throughput of each GPU of the last result against that of its single case, when that ran too."""
+    single = next((result.get("tflops") for result in results if result["case"] == case.single), None)
+    return {"of_one_gpu": results[-1]["tflops"] / single} if single and "tflops" in results[-1] else {}
 
 
 def configuration(case: Case, corpus: Path, scratch: Path) -> dict[str, Any]:
@@ -424,6 +443,8 @@ def line(result: dict[str, Any]) -> str:
         if f"{peer}_tflops" in result:
             other = result[f"{peer}_tflops"]
             words.append(f"{peer} {other:.0f} ({result['tflops'] / other:.3f}x)")
+    if "of_one_gpu" in result:
+        words.append(f"{result['of_one_gpu']:.1%} of one GPU's")
     if result["goal_tflops"]:
         words.append(f"goal {result['goal_tflops']:g}")
     if "save_stall_s" in result:

@@ -158,6 +158,8 @@ class TrainingConfig:
     """The kernels of the layers; null takes Transformer Engine where it is installed, else torch's."""
     cross_entropy_fusion_impl: Literal["te", "native"] | None = None
     """The fused cross entropy: Transformer Engine's or Megatron-Core's; null takes te but for fp16."""
+    cuda_graph_impl: Literal["none", "transformer_engine"] = "none"
+    """Who records the layers as CUDA graphs, for GPUs that wait for their host; for bf16 without dropout."""
     deterministic_mode: bool = False
     """Only kernels that give the same bits each time; slower."""
     recompute_granularity: Literal["selective", "full"] | None = None

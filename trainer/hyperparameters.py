@@ -40,6 +40,7 @@ FREE = frozenset(
         "training.micro_batch_size",
         "training.train_iters",
         "training.transformer_impl",
+        "training.cuda_graph_impl",
         "training.deterministic_mode",
         "training.recompute_granularity",
         "training.recompute_method",

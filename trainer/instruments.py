@@ -1,9 +1,10 @@
-"""What looks at the steps from the side: none of it changes what is trained."""
+"""What goes on between the steps: none of it changes what is trained."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer.cuda_graphs import LayerGraphs
 from trainer.profiling import Profiler
 from trainer.stragglers import StragglerWatch
 from trainer.timers import Timers
@@ -15,4 +16,15 @@ class Instruments:
 
     timers: Timers
     profiler: Profiler
+    graphs: LayerGraphs
     stragglers: StragglerWatch
+
+    def before(self, iteration: int) -> bool:
+        """Does what is due before `iteration`. Whether that took time."""
+        recorded, profiled = self.graphs.before(iteration), self.profiler.before(iteration)
+        return recorded or profiled
+
+    def close(self, iteration: int) -> None:
+        """Ends what still runs, before `iteration`."""
+        self.profiler.close(iteration)
+        self.graphs.close()

@@ -92,6 +92,7 @@ def _refuse_what_needs_transformer_engine(config: TrainerConfig) -> None:
         else None,
         "training.cross_entropy_fusion_impl": "te" if training.cross_entropy_fusion_impl == "te" else None,
         "training.fp8": training.fp8,
+        "training.cuda_graph_impl": training.cuda_graph_impl if training.cuda_graph_impl != "none" else None,
         "parallelism.tp_comm_overlap": overlap or None,
     }
     for key, value in asked.items():

@@ -1,4 +1,4 @@
-"""The few rules of a layout that would end in a wrong result or far from their cause.
+"""The few rules of a configuration that would end in a wrong result or far from their cause.
 
 hpcgen checks all rules, with hints, before a job is queued; these are for a configuration written by hand.
 """
@@ -13,7 +13,7 @@ def check_layout(config: TrainerConfig) -> None:
     """Checks what one number of the resolved `config` must be a multiple of, at every batch size of the run.
 
     Raises:
-        ConfigError: the first rule that is broken, with its numbers.
+        ConfigError: the first rule that is broken, with its numbers; also of layers recorded as CUDA graphs.
     """
     model, layout, training = config.model, config.parallelism, config.training
     tp, pp, cp = (
@@ -41,6 +41,26 @@ def check_layout(config: TrainerConfig) -> None:
         raise ConfigError(
             f"virtual_pipeline_model_parallel_size = {vpp} needs pipeline_model_parallel_size > 1"
         )
+    if training.cuda_graph_impl != "none":
+        _check_graphs(config)
+
+
+def _check_graphs(config: TrainerConfig) -> None:
+    training, model = config.training, config.model
+    for is_wrong, why in (
+        (training.precision != "bf16", f"precision = {training.precision}: Core records bf16"),
+        (
+            model.attention_dropout > 0 or model.hidden_dropout > 0,
+            "dropout: each step seeds its generators anew, and a graph would go on with its own",
+        ),
+        (training.recompute_granularity == "full", "recompute_granularity = full"),
+        (
+            training.rampup_batch_size is not None and config.parallelism.pipeline_model_parallel_size > 1,
+            "rampup_batch_size in a pipeline: its graphs are of one number of micro-batches",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(f"training.cuda_graph_impl = {training.cuda_graph_impl} does not go with {why}")
 
 
 def _divides(number: int, name: str, divisor: int, what: str) -> None:

@@ -39,7 +39,7 @@ def run_steps(
     """
     last = config.training.train_iters
     remaining = Batches(config.training, state.iteration, state.consumed_samples)
-    timers, profiler, stragglers = instruments.timers, instruments.profiler, instruments.stragglers
+    timers = instruments.timers
     iterators = data_iterators(state.model, datasets["train"], config, groups, remaining)
     batches = [iterator and timers.waited_for(iterator) for iterator in iterators]
 
@@ -66,13 +66,13 @@ def run_steps(
         evaluate_due_splits()
     is_stopping = False
     while state.iteration < last and not is_stopping:
-        if profiler.before(state.iteration + 1):
+        if instruments.before(state.iteration + 1):
             metrics.skip_time()
         result = train_step(state, batches, config, groups, vote)
         watch.stepped(state.iteration)
         checkpoints.advance(result.vote)
         metrics.step(state.iteration, result)
-        metrics.stragglers(state.iteration, stragglers.step())
+        metrics.stragglers(state.iteration, instruments.stragglers.step())
         is_stopping = result.vote.stop
         if is_stopping:
             reason = stop.reason() or "on another rank"
@@ -88,7 +88,7 @@ def run_steps(
             metrics.skip_time()
         if not is_stopping or state.iteration == last:
             evaluate_due_splits()
-    profiler.close(state.iteration + 1)
+    instruments.close(state.iteration + 1)
 
 
 def due_evaluations(iteration: int, training: TrainingConfig) -> list[str]:

@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from trainer import imports, layers
+from trainer import cuda_graphs, imports, layers
 from trainer.config import TrainerConfig
 from trainer.initialization import initialize_by_name
 from trainer.kernels import Kernels
@@ -33,7 +33,10 @@ def build_model(
     if core.tp_comm_overlap:
         _allocate_overlap_buffers(config, groups)
     # On a GPU Core draws weights from its own generators, which must be there even though the draw is replaced.
-    model_parallel_cuda_manual_seed(config.training.seed)
+    uses_graphs = config.training.cuda_graph_impl != "none"
+    model_parallel_cuda_manual_seed(
+        config.training.seed, te_rng_tracker=uses_graphs
+    )  # Core's cannot be recorded
     stages = config.parallelism.virtual_pipeline_model_parallel_size
     vp_stages = [None] if stages is None else range(stages)
     chunks = [_build_chunk(config, core, groups, kernels, vp_stage) for vp_stage in vp_stages]
@@ -49,10 +52,13 @@ def build_model(
         overlap_param_gather=layout.overlap_param_gather,
         average_in_collective=False,
     )
-    model = [
-        DistributedDataParallel(core, data_parallel, chunk, disable_bucketing=index > 0, pg_collection=groups)
-        for index, chunk in enumerate(chunks)
-    ]
+    with cuda_graphs.recordable_gradients(config):
+        model = [
+            DistributedDataParallel(
+                core, data_parallel, chunk, disable_bucketing=index > 0, pg_collection=groups
+            )
+            for index, chunk in enumerate(chunks)
+        ]
     _connect_schedule(core, layout.overlap_grad_reduce, model)
     return model
 
@@ -93,6 +99,7 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         fp8_recipe=training.fp8_recipe,
         fp8_amax_history_len=training.fp8_amax_history_len,
         fp8_amax_compute_algo=training.fp8_amax_compute_algo,
+        cuda_graph_impl=training.cuda_graph_impl,
         deterministic_mode=training.deterministic_mode,
         params_dtype=dtype,
         pipeline_dtype=dtype,

@@ -11,7 +11,16 @@ from pathlib import Path
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer import checkpoint, checkpoint_files, distributed, hyperparameters, kernels, lock, rendezvous
+from trainer import (
+    checkpoint,
+    checkpoint_files,
+    cuda_graphs,
+    distributed,
+    hyperparameters,
+    kernels,
+    lock,
+    rendezvous,
+)
 from trainer.batch_size import batch_size_at, covering
 from trainer.config import ConfigError, TrainerConfig
 from trainer.data import num_microbatches, reads_samples
@@ -62,6 +71,7 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     log = Log(is_rank_0, progress)
     run = RunDirectory.of(config)
     keep_flight_records(run)
+    cuda_graphs.prepare_nccl(config)
     groups = distributed.initialize(config, ranks, os.environ)
     with distributed.lost_peers_named(ranks, lambda: "while the ranks met"):
         store = rendezvous.open_store(ranks, os.environ, PEERS_TIMEOUT, hosts=False, waits=False)
@@ -124,7 +134,6 @@ def _train(
     timers.attach(model, optimizer)
     places = gather_places(ranks, groups)
     stragglers = StragglerWatch(timers, places, ranks.rank, config.device)
-    instruments = Instruments(timers, Profiler(config, run, ranks.rank), stragglers)
     metrics = Metrics(config, run, log, timers, state.iteration, ranks.rank == 0)
     metrics.start(state.iteration, places, source)
     log.start(state.iteration, last)
@@ -132,6 +141,8 @@ def _train(
         run.checkpoints, config, groups, log, metrics.checkpoint, beat=lambda: watch.beat("save")
     )
     checkpoints.prepare(state)
+    graphs = cuda_graphs.LayerGraphs(config, model, optimizer, groups, log, checkpoints.finish_preparing)
+    instruments = Instruments(timers, Profiler(config, run, ranks.rank), graphs, stragglers)
     gc.collect()
     gc.freeze()  # what lives as long as the run is not looked through again, which takes longer than launching a layer
     try:

@@ -52,6 +52,7 @@ KEYS = {
     "fp8-amax-history-len": "training.fp8_amax_history_len",
     "fp8-amax-compute-algo": "training.fp8_amax_compute_algo",
     "cross-entropy-fusion-impl": "training.cross_entropy_fusion_impl",
+    "cuda-graph-impl": "training.cuda_graph_impl",
     "deterministic-mode": "training.deterministic_mode",
     "recompute-granularity": "training.recompute_granularity",
     "recompute-method": "training.recompute_method",

@@ -27,6 +27,7 @@ GROUPS = "model__num_query_groups"
 BATCH = "training__global_batch_size"
 RAMPUP = "training__rampup_batch_size"
 FULL = {"training__recompute_granularity": "full"}
+GRAPHS = {"training__cuda_graph_impl": "transformer_engine"}
 ROPE = {"model__position_embedding_type": "rope"}
 CORPUS, WEIGHED = Dataset(prefix="corpus"), Dataset(prefix="weighed", weight=0.5)
 
@@ -193,6 +194,31 @@ REFUSED = {
         {"training__fp8": "hybrid", "model__seq_length": 2046},
         "model.seq_length x micro_batch_size leaves 4092 tokens on a rank, and training.fp8 = hybrid needs a "
         "multiple of 8; use 2040 or 2048, or training.fp8: null",
+    ),
+    "graphs of torch's layers": (
+        GRAPHS | {"training__transformer_impl": "torch"},
+        "training.transformer_impl has no layers that can be recorded, which training.cuda_graph_impl asks for; "
+        "use transformer_engine or null, or training.cuda_graph_impl: none",
+    ),
+    "graphs of fp16": (
+        GRAPHS | {"training__precision": "fp16"},
+        "training.precision cannot be recorded, which training.cuda_graph_impl asks for; use bf16, or "
+        "training.cuda_graph_impl: none",
+    ),
+    "graphs with dropout": (
+        GRAPHS | {"model__hidden_dropout": 0.1},
+        "model.hidden_dropout would be drawn outside of the seeds of the run in layers that "
+        "training.cuda_graph_impl records; use 0.0, or training.cuda_graph_impl: none",
+    ),
+    "graphs of recomputed layers": (
+        GRAPHS | FULL | {"training__recompute_method": "uniform", "training__recompute_num_layers": 1},
+        "training.cuda_graph_impl records layers that training.recompute_granularity = full would run again; use "
+        "none, or recompute_granularity: selective",
+    ),
+    "graphs of a pipeline with a ramp-up": (
+        GRAPHS | {PP: 2, RAMPUP: (32, 32, 10_000)},
+        "training.cuda_graph_impl records one number of micro-batches of a pipeline, and "
+        "training.rampup_batch_size changes it; use none, or rampup_batch_size: null",
     ),
     "an fp8 recipe without fp8": (
         {"training__fp8_recipe": "delayed"},
@@ -400,6 +426,9 @@ ACCEPTED = {
     },
     "fp16 with a fixed scale": {"training__precision": "fp16", "optimizer__loss_scale": 128.0},
     "overlap of TP": {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
+    "graphs in a pipeline": GRAPHS | {PP: 2, VPP: 3},
+    "graphs with a ramp-up": GRAPHS | {RAMPUP: (32, 32, 10_000)},
+    "graphs with selective recompute": GRAPHS | {"training__recompute_granularity": "selective"},
     "WSD": {"optimizer__lr_decay_style": "WSD", "optimizer__lr_wsd_decay_style": "linear"},
     "a schedule in a file": {"optimizer__lr_schedule": "../my schedules/restarts.py:rate"},
     "layers of a package": {"model__layer_spec": "my.layers:spec"},
@@ -552,7 +581,9 @@ def test_published_layouts_pass(heads, hidden, layers, tensor, pipeline, gpus, b
 def test_what_needs_gpus_is_refused_without():
     facts = dataclasses.replace(valid_facts(training__fp8="hybrid", **{TP: 2, SP: True}), device="cpu")
     facts = facts.with_value("parallelism.tp_comm_overlap", True)
+    facts = facts.with_value("training.cuda_graph_impl", "transformer_engine")
     assert [(problem.path, problem.reason) for problem in check(facts)[0]] == [
         ("parallelism.tp_comm_overlap", "needs GPUs, and the cluster's nodes have none"),
         ("training.fp8", "needs GPUs, and the cluster's nodes have none"),
+        ("training.cuda_graph_impl", "needs GPUs, and the cluster's nodes have none"),
     ]

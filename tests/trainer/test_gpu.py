@@ -1,9 +1,11 @@
-"""On real GPUs (make test-gpu): precisions, kernels, saves on one, and layouts on four, over NCCL in bf16."""
+"""On real GPUs (make test-gpu): precisions, kernels, saves on one, and layouts on two and four, over NCCL in bf16."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,15 @@ import torch
 
 from tests.trainer.runs import GPT, LLAMA, Run, finished, gpt_config, write_corpus
 
-TP2_PP2_SP = {
-    "tensor_model_parallel_size": 2,
-    "pipeline_model_parallel_size": 2,
-    "sequence_parallel": True,
-}
+TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+PP2 = {"pipeline_model_parallel_size": 2}
+TP2_PP2_SP = TP2_SP | PP2
+TP_OVERLAP = {"tp_comm_overlap": True}
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
-VPP2 = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
+CP2 = {"context_parallel_size": 2}
+GRAPHS = {"cuda_graph_impl": "transformer_engine"}
+SHAPES = {"gpt": GPT, "llama": LLAMA}
 WIDE = {"hidden_size": 256, "seq_length": 128}
 
 LOSS_TOLERANCE = 0.05
@@ -29,7 +33,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-four_gpus = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four CUDA devices")
 with_engine = pytest.mark.skipif(
     importlib.util.find_spec("transformer_engine") is None, reason="needs Transformer Engine"
 )
@@ -58,45 +61,88 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def one_gpu(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """The GPT and the Llama on one GPU."""
-    shapes = {"gpt": GPT, "llama": LLAMA}
+def one_gpu(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """The GPT or the Llama on one GPU."""
     directory = tmp_path_factory.mktemp("one-gpu")
-    return {name: finished(on_gpus(corpus, directory / name, 1, {}, shape)) for name, shape in shapes.items()}
+    return functools.cache(lambda name: finished(on_gpus(corpus, directory / name, 1, {}, SHAPES[name])))
 
 
-@four_gpus
+def needs_gpus(count: int) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(torch.cuda.device_count() < count, reason=f"needs {count} CUDA devices")
+
+
+def on(
+    gpus: int, name: str, layout: dict[str, Any], title: str, training: dict[str, Any] | None = None
+) -> Any:
+    marks = [needs_gpus(gpus)]
+    if training or "tp_comm_overlap" in layout:
+        marks.append(with_engine)
+    return pytest.param(gpus, name, layout, training or {}, id=f"{name}-{title}", marks=marks)
+
+
 @pytest.mark.parametrize(
-    ("name", "layout"),
+    ("gpus", "name", "layout", "training"),
     [
-        pytest.param("gpt", TP2_PP2_SP, id="gpt-TP2xPP2+SP"),
-        pytest.param("gpt", OVERLAP, id="gpt-DP4+overlap"),
-        pytest.param("gpt", VPP2 | OVERLAP, id="gpt-VPP2xDP2+overlap"),
-        pytest.param("gpt", {"tensor_model_parallel_size": 2, "context_parallel_size": 2}, id="gpt-TP2xCP2"),
-        pytest.param("llama", TP2_PP2_SP, id="llama-TP2xPP2+SP"),
-        pytest.param(
-            "llama",
-            {"tensor_model_parallel_size": 2, "sequence_parallel": True, "tp_comm_overlap": True} | OVERLAP,
-            id="llama-TP2xDP2+SP+tp_comm_overlap",
-            marks=with_engine,
-        ),
+        on(2, "gpt", TP2_SP, "TP2+SP"),
+        on(2, "gpt", PP2, "PP2"),
+        on(2, "gpt", VPP2, "VPP2"),
+        on(2, "gpt", OVERLAP, "DP2+overlap"),
+        on(2, "llama", CP2, "CP2"),
+        on(2, "llama", TP2_SP | TP_OVERLAP, "TP2+SP+tp_comm_overlap"),
+        on(2, "gpt", TP2_SP, "TP2+SP+graphs", GRAPHS),
+        on(2, "gpt", VPP2, "VPP2+graphs", GRAPHS),
+        on(2, "llama", PP2, "PP2+graphs", GRAPHS),
+        on(2, "llama", OVERLAP, "DP2+overlap+graphs", GRAPHS),
+        on(2, "llama", TP2_SP | TP_OVERLAP, "TP2+SP+tp_comm_overlap+graphs", GRAPHS),
+        on(4, "gpt", TP2_PP2_SP, "TP2xPP2+SP"),
+        on(4, "gpt", OVERLAP, "DP4+overlap"),
+        on(4, "gpt", VPP2 | OVERLAP, "VPP2xDP2+overlap"),
+        on(4, "gpt", {"tensor_model_parallel_size": 2} | CP2, "TP2xCP2"),
+        on(4, "llama", TP2_PP2_SP, "TP2xPP2+SP"),
+        on(4, "llama", TP2_SP | TP_OVERLAP | OVERLAP, "TP2xDP2+SP+tp_comm_overlap"),
+        on(4, "gpt", TP2_PP2_SP, "TP2xPP2+SP+graphs", GRAPHS),
+        on(4, "llama", TP2_SP | OVERLAP, "TP2xDP2+SP+overlap+graphs", GRAPHS),
     ],
 )
-def test_four_gpus_train_what_one_does(
-    name: str, layout: dict[str, Any], corpus: str, tmp_path: Path, one_gpu: dict[str, Run]
+def test_several_gpus_train_what_one_does(
+    gpus: int,
+    name: str,
+    layout: dict[str, Any],
+    training: dict[str, Any],
+    corpus: str,
+    tmp_path: Path,
+    one_gpu: Callable[[str], Run],
 ) -> None:
-    model = {"gpt": GPT, "llama": LLAMA}[name]
-    assert_alike(finished(on_gpus(corpus, tmp_path / "run", 4, layout, model)), one_gpu[name])
+    config = on_gpus(corpus, tmp_path / "run", gpus, layout, SHAPES[name])
+    config["training"] |= training
+    result = finished(config)
+    assert_alike(result, one_gpu(name))
+    assert ("layers recorded as CUDA graphs" in result.log) is (training == GRAPHS)
 
 
-@four_gpus
-def test_a_checkpoint_goes_on_at_another_layout(corpus: str, tmp_path: Path, one_gpu: dict[str, Run]) -> None:
-    first = on_gpus(corpus, tmp_path / "run", 4, TP2_PP2_SP, GPT)
+@pytest.mark.parametrize(
+    ("gpus", "layout", "gpus_then", "layout_then"),
+    [
+        pytest.param(2, TP2_SP, 1, {}, id="TP2-to-one", marks=needs_gpus(2)),
+        pytest.param(1, {}, 2, PP2, id="one-to-PP2", marks=needs_gpus(2)),
+        pytest.param(4, TP2_PP2_SP, 2, PP2, id="TP2xPP2-to-PP2", marks=needs_gpus(4)),
+    ],
+)
+def test_a_checkpoint_goes_on_at_another_layout(
+    gpus: int,
+    layout: dict[str, Any],
+    gpus_then: int,
+    layout_then: dict[str, Any],
+    corpus: str,
+    tmp_path: Path,
+    one_gpu: Callable[[str], Run],
+) -> None:
+    first = on_gpus(corpus, tmp_path / "run", gpus, layout, GPT)
     first["training"]["train_iters"] = 6
-    second = copy.deepcopy(first) | {"world_size": 2, "parallelism": {"pipeline_model_parallel_size": 2}}
+    second = copy.deepcopy(first) | {"world_size": gpus_then, "parallelism": layout_then}
     second["training"]["train_iters"] = 12
     finished(first)
-    assert_alike(finished(second), one_gpu["gpt"])
+    assert_alike(finished(second), one_gpu("gpt"))
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
@@ -114,15 +160,22 @@ def test_a_checkpoint_goes_on_at_another_layout(corpus: str, tmp_path: Path, one
         ),
         pytest.param({"recompute_granularity": "selective"}, id="selective-recompute"),
         pytest.param({"deterministic_mode": True}, id="deterministic"),
+        pytest.param(GRAPHS, id="graphs", marks=with_engine),
+        pytest.param(GRAPHS | {"fp8": "hybrid"}, id="graphs-fp8", marks=with_engine),
+        pytest.param(
+            GRAPHS | {"recompute_granularity": "selective"},
+            id="graphs-selective-recompute",
+            marks=with_engine,
+        ),
     ],
 )
 def test_kernels_and_precisions_learn_alike(
-    name: str, training: dict[str, Any], corpus: str, tmp_path: Path, one_gpu: dict[str, Run]
+    name: str, training: dict[str, Any], corpus: str, tmp_path: Path, one_gpu: Callable[[str], Run]
 ) -> None:
-    config = on_gpus(corpus, tmp_path / "run", 1, {}, {"gpt": GPT, "llama": LLAMA}[name])
+    config = on_gpus(corpus, tmp_path / "run", 1, {}, SHAPES[name])
     config["training"] |= training
     config["optimizer"]["initial_loss_scale"] = 2.0**16  # of no overflow: each skips a step of the few
-    assert_alike(finished(config), one_gpu[name])
+    assert_alike(finished(config), one_gpu(name))
 
 
 def test_deterministic_runs_are_equal_to_the_last_bit_through_a_background_save(

@@ -137,6 +137,26 @@ def test_every_batch_of_a_ramp_up_must_fit(
         check_layout(resolve(configuration.from_dict(TrainerConfig, document, "test")))
 
 
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("training", {"precision": "fp16"}, "precision = fp16"),
+        ("model", {"hidden_dropout": 0.1}, "dropout"),
+        ("training", {"recompute_granularity": "full"}, "recompute_granularity = full"),
+        ("training", {"rampup_batch_size": [2, 2, 8]}, "rampup_batch_size in a pipeline"),
+    ],
+)
+def test_what_a_graph_would_get_wrong_is_refused(
+    section: str, values: dict[str, Any], message: str, config: dict[str, Any]
+):
+    document = config | {"parallelism": {"pipeline_model_parallel_size": 2}}
+    document["training"] = config["training"] | {"cuda_graph_impl": "transformer_engine", "precision": "bf16"}
+    document[section] = document[section] | values
+    parsed = resolve(configuration.from_dict(TrainerConfig, document | {"world_size": 2}, "test"))
+    with pytest.raises(ConfigError, match=f"cuda_graph_impl = transformer_engine does not go with {message}"):
+        check_layout(parsed)
+
+
 def test_a_fraction_becomes_steps_of_the_decay():
     optimizer = resolved(lr_warmup_fraction=0.01, lr_decay_iters=50_000)
     assert (optimizer.lr_warmup_iters, optimizer.lr_warmup_fraction) == (500, None)

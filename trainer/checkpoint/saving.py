@@ -105,6 +105,10 @@ class Checkpoints:
             size = contents.staged_bytes(state, self._groups)
             self._buffer.prepare(size, torch.cuda.current_device())
 
+    def finish_preparing(self) -> None:
+        """Waits until that memory is pinned."""
+        self._buffer.finish_preparing()
+
     def vote(self) -> Vote:
         """What this rank has to say about saves at the end of a step. The clock is that of rank 0."""
         if self._save is not None:

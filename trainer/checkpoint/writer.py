@@ -47,11 +47,15 @@ class HostBuffer:
         self._preparing = threading.Thread(target=reserve, name="checkpoint-memory", daemon=True)
         self._preparing.start()
 
-    def copy(self, buckets: list[Bucket]) -> list[Bucket]:
-        """`buckets` with their tensors copied here, so that training may change the originals."""
+    def finish_preparing(self) -> None:
+        """Waits for what `prepare` began."""
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
+
+    def copy(self, buckets: list[Bucket]) -> list[Bucket]:
+        """`buckets` with their tensors copied here, so that training may change the originals."""
+        self.finish_preparing()
         tensors = [tensor for _, _, (_, pairs) in buckets for _, tensor in pairs]
         self._reserve(sum(map(_room, tensors)), pinned=any(tensor.is_cuda for tensor in tensors))
         copies, offset = [], 0

@@ -8,6 +8,7 @@ from hpcgen.errors import Problem
 from hpcgen.planning.rules import (
     batch,
     checkpoint,
+    cuda_graphs,
     data,
     logging,
     model,
@@ -27,6 +28,7 @@ ERRORS: tuple[Rule, ...] = (
     *schedule.RULES,
     *data.RULES,
     *precision.RULES,
+    *cuda_graphs.RULES,
     *checkpoint.RULES,
     *logging.RULES,
 )
