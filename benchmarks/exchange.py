@@ -2,11 +2,11 @@
 
     python -m benchmarks.exchange CORPUS MEGATRON_LM DIRECTORY [--device cpu|cuda] [--precision bf16|fp32] [--json]
 
-Ours trains and saves at step 20. From there ours trains again (the noise of the precision), and pretrain_gpt.py trains
-to step 125 and saves at 120; from there ours goes on. CORPUS is the path of a .bin/.idx pair without its extension,
-MEGATRON_LM a checkout of the version of the installed megatron-core, DIRECTORY an empty place for the runs (about
-15 GB on a GPU, whose model is larger). Exit status 1 when a first step after a change of hands differs by more than
-1e-3.
+Ours trains and saves at step 20. From there pretrain_gpt.py trains to step 125 and saves at 120; from there ours goes
+on; and from 20 ours trains again, which shows the noise of the precision. CORPUS is the path of a .bin/.idx pair
+without its extension, MEGATRON_LM a checkout of the version of the installed megatron-core, DIRECTORY an empty place
+for the runs (about 15 GB on a GPU, whose model is larger). Exit status 1 when a first step after a change of hands
+differs by more than 1e-3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 START, BACK, LAST = 20, 120, 125
 LR, WARMUP, STD, SPLIT = 6e-4, 10, 0.02, "99,1,0"
@@ -75,24 +75,26 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
         options.error(f"{directory} is not empty")
+    table = sys.stderr if arguments.json else sys.stdout
     straight = train(arguments, "ours")
     source = alone(directory / "ours" / "checkpoints", START, directory / "from-ours")
-    again = train(arguments, "ours-again", source)
+    print(
+        f"losses: {straight[1]:.4f} at 1, {straight[START]:.4f} at {START}, {straight[LAST]:.4f} at {LAST}\n"
+        "| absolute difference of the losses | first step | largest | mean | steps |\n"
+        "| --- | --- | --- | --- | --- |",
+        file=table,
+        flush=True,
+    )
     theirs = pretrain_gpt(arguments, source)
+    print_row(f"Megatron-LM from {START}, and ours straight", theirs, straight, table)
     back = train(
         arguments, "ours-back", alone(directory / "megatron-lm", BACK, directory / "from-megatron-lm")
     )
+    print_row(f"ours from Megatron-LM's {BACK}, and Megatron-LM going on", back, theirs, table)
+    again = train(arguments, "ours-again", source)
+    print_row(f"ours from {START}, and ours straight: the noise", again, straight, table)
     if arguments.json:
-        print(json.dumps({"ours": straight, "ours-again": again, "megatron-lm": theirs, "ours-back": back}))
-    else:
-        print(
-            f"losses: {straight[1]:.4f} at 1, {straight[START]:.4f} at {START}, {straight[LAST]:.4f} at {LAST}"
-        )
-        print("| absolute difference of the losses | first step | largest | mean | steps |")
-        print("| --- | --- | --- | --- | --- |")
-        print_row(f"ours from {START}, and ours straight: the noise", again, straight)
-        print_row(f"Megatron-LM from {START}, and ours straight", theirs, straight)
-        print_row(f"ours from Megatron-LM's {BACK}, and Megatron-LM going on", back, theirs)
+        print(json.dumps({"ours": straight, "megatron-lm": theirs, "ours-back": back, "ours-again": again}))
     there, here = differences(theirs, straight)[0], differences(back, theirs)[0]
     return int(max(there, here) > TOLERANCE)
 
@@ -234,10 +236,11 @@ def differences(one: Losses, other: Losses) -> list[float]:
     return [abs(one[step] - other[step]) for step in sorted(one.keys() & other.keys())]
 
 
-def print_row(title: str, one: Losses, other: Losses) -> None:
-    """A row of the table."""
+def print_row(title: str, one: Losses, other: Losses, table: TextIO) -> None:
+    """A row of the table, as soon as it is known."""
     found = differences(one, other)
-    print(f"| {title} | {found[0]:.1e} | {max(found):.1e} | {statistics.fmean(found):.1e} | {len(found)} |")
+    figures = f"{found[0]:.1e} | {max(found):.1e} | {statistics.fmean(found):.1e}"
+    print(f"| {title} | {figures} | {len(found)} |", file=table, flush=True)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,10 @@ def main() -> int:
 
         def train(numbered: tuple[int, str]) -> list[float]:
             index, name = numbered
-            return losses(RECIPES[name], arguments, Path(scratch) / str(index), index % gpus)
+            curve = losses(RECIPES[name], arguments, Path(scratch) / str(index), index % gpus)
+            end = statistics.fmean(curve[-LAST:])
+            print(f"{name}: mean loss of the last {LAST} steps {end:.4f}", file=sys.stderr, flush=True)
+            return curve
 
         with ThreadPoolExecutor(max(1, gpus)) as pool:
             chosen = [name for name in RECIPES if name in {"bf16", *arguments.only}]
