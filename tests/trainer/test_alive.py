@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from tests.trainer.runs import ROOT, Ranks, Run
+from tests.trainer.runs import ROOT, Ranks, Run, run
 from trainer.errors import Exit
 from trainer.hang import Report, verdict
 from trainer.peers import Peers, ranges
@@ -62,6 +62,22 @@ def test_a_stopped_rank_ends_the_others_with_their_stacks(two_ranks: dict[str, A
     heartbeat = json.loads((result.directory / "heartbeat").read_text())
     assert heartbeat["pid"] == ranks.processes[0].pid
     assert heartbeat["time"] <= time.time()
+
+
+def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
+    two_ranks: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on beside a save, however long it takes; what waits for it does so for the timeout."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "trainer" / "snapshot_hook"))
+    monkeypatch.setenv("HOLD_SAVE", "1")
+    monkeypatch.setenv("HELD", str(tmp_path / "held"))
+    two_ranks["training"]["distributed_timeout_seconds_after_init"] = 3
+    two_ranks["checkpoint"] = {"save_interval": 4}
+    result = run(two_ranks)
+    assert result.statuses == (Exit.HUNG, Exit.HUNG), result.log
+    assert result.steps[-1][0] == 8
+    assert "every rank waits after iteration 8 at" in result.log
+    assert_nothing_saved(result)
 
 
 @pytest.mark.parametrize("silent", [1, pytest.param(0, marks=pytest.mark.slow)])

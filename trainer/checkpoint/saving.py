@@ -85,8 +85,8 @@ class Checkpoints:
     ) -> None:
         """`on_complete` is told on rank 0 of each checkpoint that became complete, with its iteration.
 
-        `beat` is called while training waits for the storage. Nothing is written, and no file touched, before the
-        first `save`; the directory is that which `find` has locked.
+        `beat` is called while training waits for storage that takes what is written. Nothing is written, and no file
+        touched, before the first `save`; the directory is that which `find` has locked.
         """
         self._directory, self._config, self._groups, self._log = directory, config, groups, log
         self._on_complete, self._beat = on_complete, beat
@@ -181,9 +181,11 @@ class Checkpoints:
         started = time.perf_counter()
         is_writing = True
         while is_writing:  # in turns, so that no collective waits for long, whatever the storage does
+            before = save.writing.bytes
             save.writing.wait(TURN_S)
             is_writing = self._is_any_writing()
-            self._beat()
+            if save.writing.is_done or save.writing.bytes > before:  # storage that hangs is no sign of life
+                self._beat()
         waited_s = time.perf_counter() - started
         save.stall_s["writing"] = waited_s
         self._complete(save)

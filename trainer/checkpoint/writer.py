@@ -25,6 +25,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 ALIGNMENT = 512
 """Bytes; copies from a GPU like them round."""
 
+SYNC_EVERY = 2**30
+"""Bytes of a file after which they are sent to the disk: all at the end would look like storage that hangs."""
+
 Bucket = tuple[str, str, tuple[list[tuple[WriteItem, Any]], list[tuple[WriteItem, torch.Tensor]]]]
 """What Core's writer makes of one file: its path, its name, and the objects and tensors in it."""
 
@@ -125,6 +128,7 @@ class Writing:
 
     def __init__(self, buckets: list[Bucket]) -> None:
         self._buckets = buckets
+        self._streams: list[_HashedFile] = []
         self._outcome: Written | None = None
         self.error: BaseException | None = None
         # A daemon: a rank that fails or is told to leave does not wait for storage that hangs.
@@ -136,6 +140,11 @@ class Writing:
         """Whether nothing is left to wait for."""
         return not self._thread.is_alive()
 
+    @property
+    def bytes(self) -> int:
+        """What was handed to the storage so far."""
+        return sum(stream.size for stream in self._streams)
+
     def wait(self, seconds: float | None = None) -> Written | None:
         """What was written, once it is on disk; None when it is not after `seconds`, or `error` says why not."""
         self._thread.join(seconds)
@@ -145,7 +154,7 @@ class Writing:
         started = time.perf_counter()
         try:
             with ThreadPoolExecutor(max(1, len(self._buckets)), "checkpoint-file") as files:
-                written = list(files.map(_write_file, self._buckets))
+                written = list(files.map(self._write_file, self._buckets))
             self._outcome = Written(
                 files={name: entry for name, entry, _ in written},
                 results=[result for _, _, results in written for result in results],
@@ -154,19 +163,19 @@ class Writing:
         except BaseException as error:  # whatever it is, the step loop must hear of it
             self.error = error
 
-
-def _write_file(bucket: Bucket) -> tuple[str, dict[str, Any], list[WriteResult]]:
-    path, name, (objects, tensors) = bucket
-    try:
-        with Path(path).open("wb") as file:
-            stream = _HashedFile(file)
-            results = [_write_item(stream, name, item, data) for item, data in (*objects, *tensors)]
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = path
-        raise
-    return name, stream.entry(), results
+    def _write_file(self, bucket: Bucket) -> tuple[str, dict[str, Any], list[WriteResult]]:
+        path, name, (objects, tensors) = bucket
+        try:
+            with Path(path).open("wb") as file:
+                stream = _HashedFile(file)
+                self._streams.append(stream)
+                results = [_write_item(stream, name, item, data) for item, data in (*objects, *tensors)]
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            error.filename = path
+            raise
+        return name, stream.entry(), results
 
 
 def _write_item(stream: _HashedFile, name: str, item: WriteItem, data: Any) -> WriteResult:
@@ -190,12 +199,17 @@ class _HashedFile:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._sha256, self.size = file, hashlib.sha256(), 0
+        self._synced = 0
         self.refused: OSError | None = None
         """The first error of the storage."""
 
     def write(self, data: bytes | memoryview) -> int:
         try:
             self._file.write(data)
+            if self.size - self._synced >= SYNC_EVERY:
+                self._file.flush()
+                os.fdatasync(self._file.fileno())
+                self._synced = self.size
         except OSError as error:
             self.refused = self.refused or error
             raise
