@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 from megatron.core import num_microbatches_calculator
-from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 from megatron.core.utils import get_model_config
 
 from trainer.config import TrainerConfig
 from trainer.logging import Log
+from trainer.step import TrainingState
 
 WARMUP_STEPS = 3
 """Steps of a life without graphs, in which kernels are chosen and compiled: cuda_graph_warmup_steps of Core."""
@@ -59,15 +58,14 @@ class LayerGraphs:
     def __init__(
         self,
         config: TrainerConfig,
-        model: list[DistributedDataParallel],
-        optimizer: MegatronOptimizer,
+        state: TrainingState,
         groups: ProcessGroupCollection,
         log: Log,
         become_alone: Callable[[], None],
     ) -> None:
         """`become_alone` returns when no other thread asks for memory that the GPU can reach, which spoils a record."""
         self._become_alone = become_alone
-        self._config, self._model, self._optimizer = config, model, optimizer
+        self._config, self._model, self._optimizer = config, state.model, state.optimizer
         self._groups, self._log = groups, log
         self._is_due_in = -1 if config.training.cuda_graph_impl == "none" else WARMUP_STEPS
         self._helper: Any = None

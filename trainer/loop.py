@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -15,80 +16,99 @@ from trainer.evaluation import evaluate
 from trainer.instruments import Instruments
 from trainer.logging import Log
 from trainer.metrics import Metrics
-from trainer.step import TrainingState, Vote, train_step
+from trainer.step import DataIterators, StepResult, TrainingState, Vote, train_step
 from trainer.stopping import StopRequest
 from trainer.watch import Watch
 
 
-def run_steps(
-    state: TrainingState,
-    datasets: dict[str, torch.utils.data.Dataset | None],
-    config: TrainerConfig,
-    groups: ProcessGroupCollection,
-    checkpoints: Checkpoints,
-    stop: StopRequest,
-    watch: Watch,
-    instruments: Instruments,
-    metrics: Metrics,
-    log: Log,
-) -> None:
-    """Trains from state.iteration on; returns after the last iteration, or earlier when asked to stop, saved.
+@dataclass(frozen=True)
+class TrainingLoop:
+    """The steps of one life and what is due between them. Every rank runs the same."""
 
-    Raises:
-        NonFiniteError: see `train_step`.
-    """
-    last = config.training.train_iters
-    remaining = Batches(config.training, state.iteration, state.consumed_samples)
-    timers = instruments.timers
-    iterators = data_iterators(state.model, datasets["train"], config, groups, remaining)
-    batches = [iterator and timers.waited_for(iterator) for iterator in iterators]
+    state: TrainingState
+    datasets: dict[str, torch.utils.data.Dataset | None]
+    """By split; a split that is not evaluated is left out."""
+    config: TrainerConfig
+    groups: ProcessGroupCollection
+    checkpoints: Checkpoints
+    stop: StopRequest
+    watch: Watch
+    instruments: Instruments
+    metrics: Metrics
+    log: Log
 
-    def evaluate_due_splits() -> None:
-        for split in due_evaluations(state.iteration, config.training):
-            if split in datasets:
-                with timers.paused():
-                    loss = evaluate(
-                        state.model, datasets[split], config, groups, lambda: watch.beat("evaluate")
-                    )
-                metrics.evaluation(state.iteration, split, loss)
-                metrics.skip_time()
-        watch.beat("train", state.iteration)
+    def run(self) -> None:
+        """Trains from state.iteration on; returns after the last iteration, or earlier when asked to stop, saved.
 
-    def vote() -> Vote:
-        return dataclasses.replace(checkpoints.vote(), stop=stop.reason() is not None)
+        Raises:
+            NonFiniteError: see `train_step`.
+        """
+        batches = self._batches()
+        self.watch.beat("train", self.state.iteration)
+        if (
+            self.state.iteration > 0
+        ):  # the life that saved this iteration may have stopped before it evaluated
+            self._evaluate_due_splits()
+        is_stopping = False
+        while not self._is_over() and not is_stopping:
+            if self.instruments.before(self.state.iteration + 1):
+                self.metrics.skip_time()
+            result = train_step(self.state, batches, self.config, self.groups, self._vote)
+            is_stopping = result.vote.stop
+            self._record(result)
+            self._save_if_due(result.vote)
+            if not is_stopping or self._is_over():
+                self._evaluate_due_splits()
+        self.instruments.close(self.state.iteration + 1)
 
-    def is_due(iteration: int) -> bool:
-        interval = config.checkpoint.save_interval
-        return interval is not None and iteration % interval == 0
+    def _is_over(self) -> bool:
+        return self.state.iteration >= self.config.training.train_iters
 
-    watch.beat("train", state.iteration)
-    if state.iteration > 0:  # the life that saved this iteration may have stopped before it evaluated
-        evaluate_due_splits()
-    is_stopping = False
-    while state.iteration < last and not is_stopping:
-        if instruments.before(state.iteration + 1):
-            metrics.skip_time()
-        result = train_step(state, batches, config, groups, vote)
-        watch.stepped(state.iteration)
-        checkpoints.advance(result.vote)
-        metrics.step(state.iteration, result)
-        metrics.stragglers(state.iteration, instruments.stragglers.step())
-        is_stopping = result.vote.stop
-        if is_stopping:
-            reason = stop.reason() or "on another rank"
-            log.line(f"iteration {state.iteration}: asked to stop ({reason})")
-            metrics.stop(state.iteration, reason)
-        is_leaving = is_stopping or state.iteration == last
+    def _batches(self) -> DataIterators:
+        state, config = self.state, self.config
+        remaining = Batches(config.training, state.iteration, state.consumed_samples)
+        iterators = data_iterators(state.model, self.datasets["train"], config, self.groups, remaining)
+        return [iterator and self.instruments.timers.waited_for(iterator) for iterator in iterators]
+
+    def _vote(self) -> Vote:
+        return dataclasses.replace(self.checkpoints.vote(), stop=self.stop.reason() is not None)
+
+    def _record(self, result: StepResult) -> None:
+        iteration = self.state.iteration
+        self.watch.stepped(iteration)
+        self.checkpoints.advance(result.vote)
+        self.metrics.step(iteration, result)
+        self.metrics.stragglers(iteration, self.instruments.stragglers.step())
+        if result.vote.stop:
+            reason = self.stop.reason() or "on another rank"
+            self.log.line(f"iteration {iteration}: asked to stop ({reason})")
+            self.metrics.stop(iteration, reason)
+
+    def _save_if_due(self, vote: Vote) -> None:
+        interval = self.config.checkpoint.save_interval
+        is_leaving = vote.stop or self._is_over()
         if is_leaving:
-            stop.agreed()
-        if is_leaving or result.vote.save or is_due(state.iteration):
-            watch.beat("save")
-            checkpoints.save(state, wait=is_leaving)
-            watch.beat("train", state.iteration)
-            metrics.skip_time()
-        if not is_stopping or state.iteration == last:
-            evaluate_due_splits()
-    instruments.close(state.iteration + 1)
+            self.stop.agreed()
+        if is_leaving or vote.save or (interval is not None and self.state.iteration % interval == 0):
+            self.watch.beat("save")
+            self.checkpoints.save(self.state, wait=is_leaving)
+            self.watch.beat("train", self.state.iteration)
+            self.metrics.skip_time()
+
+    def _evaluate_due_splits(self) -> None:
+        state = self.state
+        for split in due_evaluations(state.iteration, self.config.training):
+            if split in self.datasets:
+                with self.instruments.timers.paused():
+                    loss = evaluate(
+                        state.model, self.datasets[split], self.config, self.groups, self._beat_evaluation
+                    )
+                self.metrics.evaluation(state.iteration, split, loss)
+                self.metrics.skip_time()
+        self.watch.beat("train", state.iteration)
+
+    def _beat_evaluation(self) -> None:
+        self.watch.beat("evaluate")
 
 
 def due_evaluations(iteration: int, training: TrainingConfig) -> list[str]:

@@ -9,6 +9,7 @@ import gc
 import os
 from pathlib import Path
 
+import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer import (
@@ -31,7 +32,7 @@ from trainer.heartbeat import Heartbeat
 from trainer.instruments import Instruments
 from trainer.layout import check_layout
 from trainer.logging import Log
-from trainer.loop import run_steps
+from trainer.loop import TrainingLoop
 from trainer.metrics import Metrics
 from trainer.model import build_model
 from trainer.optimizer import build_optimizer
@@ -107,31 +108,16 @@ def _train(
         return
 
     source = checkpoint.find(run.checkpoints, config, log, lambda: watch.beat("start"))
-    chosen = kernels.choose(config)
-    log.line(f"kernels: {chosen}")
-    model = build_model(config, groups, chosen)
-    optimizer = build_optimizer(config, model)
-    spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
-    state = TrainingState(model, optimizer, Schedule(config.optimizer, optimizer), spikes)
+    state = _build_state(config, groups, log)
     if source is not None:
         watch.beat("load")
         checkpoint.load(source, state, groups)
     log.line(_summary(config, groups, source, state))
-
     watch.beat("data", state.iteration)
-    is_needed = any(reads_samples(chunk) for chunk in model)
-    reading = covering(config.training, state.iteration, state.consumed_samples)
-    datasets = build_datasets(
-        dataclasses.replace(config, training=reading),
-        run.index_cache,
-        config.model.padded_vocab_size,
-        is_needed,
-        earlier=hyperparameters.earlier_reading(source.checkpoint.record)
-        if source and not source.weights_only
-        else None,
-    )
+    datasets = _open_datasets(config, run, state, source)
+
     timers = Timers(config.device)
-    timers.attach(model, optimizer)
+    timers.attach(state.model, state.optimizer)
     places = gather_places(ranks, groups)
     stragglers = StragglerWatch(timers, places, ranks.rank, config.device)
     metrics = Metrics(config, run, log, timers, state.iteration, ranks.rank == 0)
@@ -141,12 +127,13 @@ def _train(
         run.checkpoints, config, groups, log, metrics.checkpoint, beat=lambda: watch.beat("save")
     )
     checkpoints.prepare(state)
-    graphs = cuda_graphs.LayerGraphs(config, model, optimizer, groups, log, checkpoints.finish_preparing)
+    graphs = cuda_graphs.LayerGraphs(config, state, groups, log, checkpoints.finish_preparing)
     instruments = Instruments(timers, Profiler(config, run, ranks.rank), graphs, stragglers)
+    loop = TrainingLoop(state, datasets, config, groups, checkpoints, stop, watch, instruments, metrics, log)
     gc.collect()
     gc.freeze()  # what lives as long as the run is not looked through again, which takes longer than launching a layer
     try:
-        run_steps(state, datasets, config, groups, checkpoints, stop, watch, instruments, metrics, log)
+        loop.run()
     except TrainerError as error:
         stop.agreed()
         announce(error, run)
@@ -159,6 +146,31 @@ def _train(
     metrics.close()
     log.close()
     _finish(run, state.iteration, last)
+
+
+def _build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log) -> TrainingState:
+    """The model with weights from the seed, and its optimizer."""
+    chosen = kernels.choose(config)
+    log.line(f"kernels: {chosen}")
+    model = build_model(config, groups, chosen)
+    optimizer = build_optimizer(config, model)
+    spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
+    return TrainingState(model, optimizer, Schedule(config.optimizer, optimizer), spikes)
+
+
+def _open_datasets(
+    config: TrainerConfig, run: RunDirectory, state: TrainingState, source: checkpoint.Source | None
+) -> dict[str, torch.utils.data.Dataset | None]:
+    """The splits, of which the training set goes on where the checkpoint `source` stopped reading."""
+    reading = covering(config.training, state.iteration, state.consumed_samples)
+    goes_on = source is not None and not source.weights_only
+    return build_datasets(
+        dataclasses.replace(config, training=reading),
+        run.index_cache,
+        config.model.padded_vocab_size,
+        is_needed=any(reads_samples(chunk) for chunk in state.model),
+        earlier=hyperparameters.earlier_reading(source.checkpoint.record) if goes_on else None,
+    )
 
 
 def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:

@@ -306,6 +306,6 @@ def test_a_rank_that_dies_and_one_that_hangs_each_end_a_life(
     assert "hung: nothing moved for " in run.log()
     assert "look first at rank 1 on " in run.log()
     assert "failed with status " in run.log().splitlines()[-1]
-    assert "in run_steps" in (run.directory / "stacks" / "rank-00000.txt").read_text()
+    assert "in train_step" in (run.directory / "stacks" / "rank-00000.txt").read_text()
     assert not (run.directory / "STOPPED").exists()
     assert not (run.directory / "FAILED").exists(), "another try may do"

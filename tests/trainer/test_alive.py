@@ -55,7 +55,7 @@ def test_a_stopped_rank_ends_the_others_with_their_stacks(two_ranks: dict[str, A
     stacks = (result.directory / "stacks" / "rank-00000.txt").read_text()
     report, _, rest = stacks.partition("\n")
     assert Report(**json.loads(report)).phase == "train"
-    assert "in run_steps" in rest
+    assert "in train_step" in rest
     record = pickle.loads((result.directory / "stacks" / "flight-record-0").read_bytes())
     assert record["entries"]
     assert not (result.directory / "FAILED").exists()  # another try may do
