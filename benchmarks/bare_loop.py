@@ -1,6 +1,7 @@
 """The least that trains a GPT with Megatron-Core: one constant batch, no data, log, schedule, guard or checkpoint.
 
-What benchmarks.train compares the trainer with. Run by it, one process per GPU, with the trainer's configuration:
+What benchmarks.train compares the trainer with. Run by it with the trainer's configuration, one process per GPU, whose
+ranks and meeting point are in the environment:
 
     python -m benchmarks.bare_loop CONFIG.json WARM_STEPS STEPS
 
@@ -33,14 +34,14 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from trainer.config import TrainingConfig
+
 
 def main() -> None:
     """Trains on one batch over and over."""
     config, warm, steps = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), int(sys.argv[3])
-    rank = int(os.environ.get("RANK", "0"))
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29555")
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl", rank=rank, world_size=config["world_size"])
     layout = config["parallelism"]
     parallel_state.initialize_model_parallel(
@@ -66,7 +67,7 @@ def main() -> None:
 
 def core_config(config: dict[str, Any]) -> TransformerConfig:
     """Megatron-Core's fastest settings that need no more than Transformer Engine."""
-    model, layout, training = config["model"], config["parallelism"], config["training"]
+    model, layout, training = config["model"], config["parallelism"], TrainingConfig(**config["training"])
     swiglu, bias = model.get("swiglu", False), model.get("add_bias_linear", True)
     return TransformerConfig(
         num_layers=model["num_layers"],
@@ -86,8 +87,10 @@ def core_config(config: dict[str, Any]) -> TransformerConfig:
         bf16=True,
         params_dtype=torch.bfloat16,
         pipeline_dtype=torch.bfloat16,
-        fp8=training.get("fp8"),
-        fp8_recipe=training.get("fp8_recipe", "delayed"),
+        fp8=training.fp8,
+        fp8_recipe=training.fp8_recipe,
+        fp8_amax_history_len=training.fp8_amax_history_len,
+        fp8_amax_compute_algo=training.fp8_amax_compute_algo,
         gradient_accumulation_fusion=has_weight_gradient_kernel(),
         cross_entropy_loss_fusion=True,
         cross_entropy_fusion_impl="te",

@@ -3,25 +3,25 @@
     python -m benchmarks.exchange CORPUS MEGATRON_LM DIRECTORY [--device cpu|cuda] [--precision bf16|fp32] [--json]
 
 Ours trains and saves at step 20. From there pretrain_gpt.py trains to step 125 and saves at 120; from there ours goes
-on; and from 20 ours trains again, which shows the noise of the precision. CORPUS is the path of a .bin/.idx pair
-without its extension, MEGATRON_LM a checkout of the version of the installed megatron-core, DIRECTORY an empty place
-for the runs (about 15 GB on a GPU, whose model is larger). Exit status 1 when a first step after a change of hands
-differs by more than 1e-3.
+on; and from 20 ours trains again, which shows the noise of the precision; on a second GPU where there is one, beside
+Megatron-LM. CORPUS is the path of a .bin/.idx pair without its extension, MEGATRON_LM a checkout of the version of the
+installed megatron-core, DIRECTORY an empty place for the runs (about 15 GB on a GPU, whose model is larger). Exit
+status 1 when a first step after a change of hands differs by more than 1e-3.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import socket
 import statistics
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+from benchmarks import runs
 
 START, BACK, LAST = 20, 120, 125
 LR, WARMUP, STD, SPLIT = 6e-4, 10, 0.02, "99,1,0"
@@ -71,6 +71,8 @@ def main() -> int:
     options.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     options.add_argument("--json", action="store_true", help="the losses as JSON")
     arguments = options.parse_args()
+    runs.end_like_ctrl_c()
+    places = 1 if arguments.device == "cpu" else min(2, runs.count_gpus(options))
     directory = arguments.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
@@ -85,29 +87,31 @@ def main() -> int:
         file=table,
         flush=True,
     )
-    theirs = pretrain_gpt(arguments, source)
+    from_source: list[Callable[[int], Losses]] = [
+        lambda gpu: pretrain_gpt(arguments, source, gpu),
+        lambda gpu: train(arguments, "ours-again", source, gpu),
+    ]
+    theirs, again = runs.side_by_side(lambda losses, gpu: losses(gpu), from_source, places)
     print_row(f"Megatron-LM from {START}, and ours straight", theirs, straight, table)
+    print_row(f"ours from {START}, and ours straight: the noise", again, straight, table)
     back = train(
         arguments, "ours-back", alone(directory / "megatron-lm", BACK, directory / "from-megatron-lm")
     )
     print_row(f"ours from Megatron-LM's {BACK}, and Megatron-LM going on", back, theirs, table)
-    again = train(arguments, "ours-again", source)
-    print_row(f"ours from {START}, and ours straight: the noise", again, straight, table)
     if arguments.json:
         print(json.dumps({"ours": straight, "megatron-lm": theirs, "ours-back": back, "ours-again": again}))
     there, here = differences(theirs, straight)[0], differences(back, theirs)[0]
     return int(max(there, here) > TOLERANCE)
 
 
-def train(arguments: argparse.Namespace, name: str, load: Path | None = None) -> Losses:
+def train(arguments: argparse.Namespace, name: str, load: Path | None = None, gpu: int = 0) -> Losses:
     """Our losses to LAST, from random weights or from `load`."""
-    size, run_dir = SIZES[arguments.device], arguments.directory.resolve() / name
-    config = {
-        "name": name,
-        "run_dir": str(run_dir),
-        "device": arguments.device,
-        "world_size": 1,
-        "model": {
+    size = SIZES[arguments.device]
+    config = runs.configuration(
+        name,
+        arguments.directory / name,
+        arguments.device,
+        model={
             "num_layers": size.layers,
             "hidden_size": size.width,
             "num_attention_heads": size.heads,
@@ -115,38 +119,29 @@ def train(arguments: argparse.Namespace, name: str, load: Path | None = None) ->
             "vocab_size": size.vocab_size,
             "init_method_std": STD,
         },
-        "parallelism": {},
-        "training": {
+        training={
             "micro_batch_size": size.micro_batch_size,
             "global_batch_size": size.global_batch_size,
             "train_iters": LAST,
-            "eval_iters": 0,
             "precision": arguments.precision,
         },
-        "optimizer": {"lr": LR, "min_lr": LR / 10, "lr_warmup_iters": WARMUP},
-        "data": {"datasets": [{"prefix": str(arguments.corpus.resolve())}], "split": SPLIT},
-        "checkpoint": {"load": load and str(load), "save_interval": LAST if load else START},
-        "logging": {"tensorboard": False},
-    }
-    run_dir.mkdir()
-    file = run_dir / "config.json"
-    file.write_text(json.dumps(config))
-    run([sys.executable, "-m", "trainer", "--config", str(file)], run_dir / "log")
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return {line["iteration"]: line["loss"] for line in lines if line["event"] == "step"}
+        optimizer={"lr": LR, "min_lr": LR / 10, "lr_warmup_iters": WARMUP},
+        data=runs.corpus_section(arguments.corpus, SPLIT),
+        checkpoint={"load": load and str(load), "save_interval": LAST if load else START},
+    )
+    print(f"the trainer: {name}", file=sys.stderr)
+    steps = runs.train(config, place(arguments, gpu))
+    return {step["iteration"]: step["loss"] for step in steps}
 
 
-def pretrain_gpt(arguments: argparse.Namespace, load: Path) -> Losses:
+def pretrain_gpt(arguments: argparse.Namespace, load: Path, gpu: int = 0) -> Losses:
     """Megatron-LM's losses from `load` to LAST; saves at BACK."""
     directory = arguments.directory.resolve()
     driver = ["-c", ON_GPU] if arguments.device == "cuda" else [str(DRIVER)]
     words = [*driver, str(arguments.megatron_lm.resolve()), *flags(arguments, load)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    alone_in_the_world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    text = run([sys.executable, *words], directory / "megatron-lm.log", alone_in_the_world | place)
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} | place(arguments, gpu)
+    print("Megatron-LM: pretrain_gpt.py", file=sys.stderr)
+    text = runs.run(words, directory / "megatron-lm.log", environment=environment)
     found = [
         (int(step), float(loss)) for step, loss in re.findall(r"iteration +(\d+)/.* lm loss: (\S+) ", text)
     ]
@@ -209,17 +204,9 @@ def flags(arguments: argparse.Namespace, load: Path) -> list[str]:
     return words + [f"--{name}" for name in switches]
 
 
-def run(command: list[str], log: Path, environment: dict[str, str] | None = None) -> str:
-    """Runs a program to its end; returns what it printed."""
-    print(" ".join(command[:4]), "...", file=sys.stderr)
-    with log.open("w") as file:
-        status = subprocess.run(
-            command, env=os.environ | (environment or {}), stdout=file, stderr=subprocess.STDOUT
-        ).returncode
-    text = log.read_text()
-    if status:
-        raise SystemExit(f"it ended with {status}:\n{text[-4000:]}")
-    return text
+def place(arguments: argparse.Namespace, gpu: int) -> dict[str, str]:
+    """The environment of a run on this GPU."""
+    return {} if arguments.device == "cpu" else runs.one_gpu(gpu)
 
 
 def alone(checkpoints: Path, iteration: int, target: Path) -> Path:

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks import runs
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2}
 """Largest difference of a loss or a gradient norm; in bf16 each layout sums in another order."""
@@ -83,10 +81,16 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     arguments = parser.parse_args()
-    layouts = [layout for layout in LAYOUTS if layout.world_size <= most_ranks(arguments.device)]
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(arguments.at_once) as pool:
-        results = pool.map(lambda layout: train(layout, Path(scratch), arguments), layouts)
-        curves = dict(zip((layout.name for layout in layouts), results, strict=True))
+    runs.end_like_ctrl_c()
+    most_ranks = runs.count_gpus(parser) if arguments.device == "cuda" else float("inf")
+    layouts = [layout for layout in LAYOUTS if layout.world_size <= most_ranks]
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def curve(layout: Layout, _: int) -> list[tuple[float, float]]:
+            return train(layout, Path(scratch), arguments)
+
+        results = runs.side_by_side(curve, layouts, arguments.at_once)
+    curves = dict(zip((layout.name for layout in layouts), results, strict=True))
     differences = {name: largest_difference(curve, curves["single"]) for name, curve in curves.items()}
     if arguments.json:
         print(json.dumps({"precision": arguments.precision, "curves": curves, "differences": differences}))
@@ -95,81 +99,32 @@ def main() -> int:
     return int(max(differences.values()) > TOLERANCE[arguments.precision])
 
 
-def most_ranks(device: str) -> float:
-    """Processes that can train together here."""
-    if device == "cpu":
-        return float("inf")
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def train(layout: Layout, scratch: Path, arguments: argparse.Namespace) -> list[tuple[float, float]]:
     """Loss and gradient norm of each iteration."""
     print(f"{layout.name}: {layout.world_size} ranks", file=sys.stderr)
     run_dir = scratch / layout.name.replace(" ", "")
-    run_dir.mkdir()
-    (run_dir / "config.json").write_text(json.dumps(configuration(layout, run_dir, arguments)))
-    run_ranks(run_dir, layout.world_size)
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [(line["loss"], line["grad_norm"]) for line in lines if line["event"] == "step"]
+    steps = runs.train(configuration(layout, run_dir, arguments))
+    return [(step["loss"], step["grad_norm"]) for step in steps]
 
 
 def configuration(layout: Layout, run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """A small model on made-up samples."""
-    return {
-        "name": layout.name,
-        "run_dir": str(run_dir),
-        "device": arguments.device,
-        "world_size": layout.world_size,
-        "model": SIZES[arguments.device] | SHAPES[arguments.shape] | {"vocab_size": 1000},
-        "parallelism": layout.parallelism,
-        "training": {
+    return runs.configuration(
+        layout.name,
+        run_dir,
+        arguments.device,
+        layout.world_size,
+        model=SIZES[arguments.device] | SHAPES[arguments.shape] | {"vocab_size": 1000},
+        parallelism=layout.parallelism,
+        training={
             "micro_batch_size": 1,
             "global_batch_size": 8,
             "train_iters": arguments.iterations,
             "precision": arguments.precision,
-            "eval_iters": 0,
         },
-        "optimizer": {"lr": 1e-3, "lr_warmup_iters": 0},
-        "data": {"mock": True, "num_workers": 0},
-        "logging": {"tensorboard": False},
-    }
-
-
-def run_ranks(run_dir: Path, world_size: int) -> None:
-    """Starts the ranks and waits for them; their output goes to a log that is shown when one fails."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    threads = max(1, (os.cpu_count() or 1) // world_size)
-    log = run_dir / "log"
-    with log.open("w") as output:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "trainer", "--config", str(run_dir / "config.json")],
-                cwd=Path(__file__).parent.parent,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ
-                | {
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(world_size),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "OMP_NUM_THREADS": str(threads),
-                },
-            )
-            for rank in range(world_size)
-        ]
-        try:
-            statuses = [rank.wait() for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        if any(statuses):
-            raise SystemExit(f"{run_dir.name} failed:\n{log.read_text()}")
+        optimizer={"lr": 1e-3, "lr_warmup_iters": 0},
+        data={"mock": True, "num_workers": 0},
+    )
 
 
 def largest_difference(curve: list[tuple[float, float]], reference: list[tuple[float, float]]) -> float:

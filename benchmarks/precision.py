@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from benchmarks import runs
 
 TOLERANCE = 0.03
 """Nats, mean over the last LAST steps: what FP8 may cost a model of this size on so few steps."""
@@ -45,21 +44,19 @@ def main() -> int:
     options.add_argument("--directory", type=Path, help="where runs are written")
     options.add_argument("--json", action="store_true", help="the losses as JSON")
     arguments = options.parse_args()
-    import torch
-
-    gpus = torch.cuda.device_count()
+    runs.end_like_ctrl_c()
+    gpus = runs.count_gpus(options)
+    chosen = [name for name in RECIPES if name in {"bf16", *arguments.only}]
     with tempfile.TemporaryDirectory(dir=arguments.directory) as scratch:
 
-        def train(numbered: tuple[int, str]) -> list[float]:
-            index, name = numbered
-            curve = losses(RECIPES[name], arguments, Path(scratch) / str(index), index % gpus)
+        def train(name: str, gpu: int) -> list[float]:
+            config = configuration(name, arguments, Path(scratch) / str(chosen.index(name)))
+            curve = [step["loss"] for step in runs.train(config, runs.one_gpu(gpu))]
             end = statistics.fmean(curve[-LAST:])
             print(f"{name}: mean loss of the last {LAST} steps {end:.4f}", file=sys.stderr, flush=True)
             return curve
 
-        with ThreadPoolExecutor(max(1, gpus)) as pool:
-            chosen = [name for name in RECIPES if name in {"bf16", *arguments.only}]
-            curves = dict(zip(chosen, pool.map(train, enumerate(chosen)), strict=True))
+        curves = dict(zip(chosen, runs.side_by_side(train, chosen, gpus), strict=True))
     if arguments.json:
         print(json.dumps(curves))
     else:
@@ -68,34 +65,13 @@ def main() -> int:
     return int(any(abs(end - ends["bf16"]) > TOLERANCE for end in ends.values()))
 
 
-def losses(recipe: dict[str, Any], arguments: argparse.Namespace, run_dir: Path, gpu: int) -> list[float]:
-    """The loss of each step."""
-    run_dir.mkdir()
-    config = run_dir / "config.json"
-    config.write_text(json.dumps(configuration(recipe, arguments, run_dir)))
-    with (run_dir / "log").open("w") as log:
-        status = subprocess.run(
-            [sys.executable, "-m", "trainer", "--config", str(config)],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        ).returncode
-    if status:
-        raise SystemExit(
-            f"{recipe}: the trainer ended with {status}:\n{(run_dir / 'log').read_text()[-3000:]}"
-        )
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["event"] == "step"]
-
-
-def configuration(recipe: dict[str, Any], arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
+def configuration(name: str, arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
     """GPT-3's shape of 345M, sequences of 1024, batches of 32."""
-    return {
-        "name": "precision",
-        "run_dir": str(run_dir),
-        "device": "cuda",
-        "world_size": 1,
-        "model": {
+    return runs.configuration(
+        name,
+        run_dir,
+        "cuda",
+        model={
             "num_layers": 24,
             "hidden_size": 1024,
             "num_attention_heads": 16,
@@ -103,18 +79,11 @@ def configuration(recipe: dict[str, Any], arguments: argparse.Namespace, run_dir
             "vocab_size": 50257,
             "init_method_std": 0.02,
         },
-        "parallelism": {},
-        "training": {
-            "micro_batch_size": 32,
-            "global_batch_size": 32,
-            "train_iters": arguments.steps,
-            "eval_iters": 0,
-        }
-        | recipe,
-        "optimizer": {"lr": 3e-4, "lr_warmup_iters": 20},
-        "data": {"datasets": [{"prefix": str(arguments.corpus.resolve())}], "split": "1,0,0"},
-        "logging": {"tensorboard": False},
-    }
+        training={"micro_batch_size": 32, "global_batch_size": 32, "train_iters": arguments.steps}
+        | RECIPES[name],
+        optimizer={"lr": 3e-4, "lr_warmup_iters": 20},
+        data=runs.corpus_section(arguments.corpus),
+    )
 
 
 def print_table(curves: dict[str, list[float]]) -> None:

@@ -6,20 +6,16 @@ CORPUS is the path of a .bin/.idx pair without its extension (hpcgen data prepar
 some warm-up steps and some timed ones, with data, schedule, guard and metrics on; then the same shape runs in a bare
 Megatron-Core loop (benchmarks.bare_loop), which has none of these, and with --megatron-lm in pretrain_gpt.py. Figures
 are medians over the timed steps; compare the ratios, which were taken in one run. Cases that need more GPUs than are
-here are left out. Exit status 1 when a run failed.
+here are left out. Exit status 1 when a run failed, 2 when there is nothing to run.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fnmatch
 import json
-import os
 import re
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,13 +24,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.config import TrainerConfig, from_dict
+from benchmarks import runs
+from trainer.config import TrainerConfig, TrainingConfig, from_dict
 from trainer.flops import FORMULA, flops_per_sample
 from trainer.resolve import resolve
 
 WARM_STEPS = 8
+PEERS = ("bare", "megatron_lm")
 LONG_RUN = 10_000
 """Steps of the schedule; a run is ended after the timed ones, so that none waits for its last checkpoint."""
+
+ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "4"}
+"""What a job script sets beside the user's own variables."""
+
+FAILURES = (runs.RunError, OSError, ValueError)
+"""A program failed, or what it left cannot be read or has no figures; the cases that follow go on."""
 
 PEAK_TFLOPS = 989.0
 """Dense bf16 of an H100 or H200 (NVIDIA's data sheet); FP8 is counted against it too, to compare tokens/s."""
@@ -162,20 +166,24 @@ CASES = (
 
 def main() -> int:
     """Runs the cases one after another."""
-    arguments = parser().parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended, too
-    gpus = count_gpus()
+    options = parser()
+    arguments = options.parse_args()
+    runs.end_like_ctrl_c()
+    gpus = runs.count_gpus(options)
     chosen = [case for case in CASES if any(fnmatch.fnmatch(case.name, only) for only in arguments.only)]
     cases = [case for case in chosen if case.gpus <= gpus]
+    if not cases:
+        needs = ", ".join(f"{case.name} needs {case.gpus}" for case in chosen)
+        options.exit(2, f"{options.prog}: no case for {gpus} GPUs: {needs or 'none has such a name'}\n")
     results: list[dict[str, Any]] = []
     for case in cases:
-        with tempfile.TemporaryDirectory(dir=arguments.directory) as scratch:
-            results.append(measure(case, arguments, Path(scratch)))
+        with tempfile.TemporaryDirectory(dir=arguments.directory, ignore_cleanup_errors=True) as scratch:
+            results.append(measure(case, arguments, Path(scratch).resolve()))
         results[-1] |= share_of_one_gpu(case, results)
         print(line(results[-1]) if not arguments.json else json.dumps(results[-1]), flush=True)
     if not arguments.json:
         print(f"\n{FORMULA}; peak {PEAK_TFLOPS:g} TFLOP/s")
-    return int(not cases or any("error" in result for result in results))
+    return int(any("error" in name for result in results for name in result))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -193,36 +201,37 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def count_gpus() -> int:
-    """GPUs that torch would see."""
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def measure(case: Case, arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """The trainer's figures of a case, and those of its peers."""
-    config = configuration(case, arguments.corpus, scratch)
-    file = scratch / "config.json"
-    file.write_text(json.dumps(config))
-    plain = from_dict(TrainerConfig, config, where=case.name)
-    flops = flops_per_sample(resolve(plain)) * case.global_batch_size
+    """The trainer's figures of a case, and those of its peers; in place of those of one that failed, its error."""
+    config = configuration(case, arguments.corpus, scratch / "run")
+    flops = flops_per_sample(resolve(from_dict(TrainerConfig, config, where=case.name)))
     result: dict[str, Any] = {"case": case.name, "gpus": case.gpus, "goal_tflops": case.goal_tflops}
+
+    def tflops(step_s: float) -> float:
+        return flops * case.global_batch_size / step_s / case.gpus / 1e12
+
     try:
-        result |= run_trainer(case, file, scratch, arguments.steps)
-        result["tflops"] = flops / result["step_s"] / case.gpus / 1e12
-        if case.has_peers and not arguments.no_peers:
-            result["bare_step_s"] = run_bare_loop(case, file, arguments.steps)
-            result["bare_tflops"] = flops / result["bare_step_s"] / case.gpus / 1e12
-        if case.has_peers and arguments.megatron_lm:
-            step_s = run_megatron_lm(case, arguments, scratch)
-            result |= {
-                "megatron_lm_step_s": step_s,
-                "megatron_lm_tflops": flops / step_s / case.gpus / 1e12,
-            }
-    except RuntimeError as error:
-        result["error"] = str(error)
+        result |= run_trainer(case, config, arguments.steps)
+        result["tflops"] = tflops(result["step_s"])
+    except FAILURES as error:
+        return result | {"error": described(error)}
+    peers: dict[str, Callable[[], float]] = {}
+    if case.has_peers and not arguments.no_peers:
+        peers["bare"] = lambda: run_bare_loop(case, scratch, arguments.steps)
+    if case.has_peers and arguments.megatron_lm:
+        peers["megatron_lm"] = lambda: run_megatron_lm(case, arguments, scratch)
+    for name, run in peers.items():
+        try:
+            step_s = run()
+            result |= {f"{name}_step_s": step_s, f"{name}_tflops": tflops(step_s)}
+        except FAILURES as error:
+            result[f"{name}_error"] = described(error)
     return result
+
+
+def described(error: BaseException) -> str:
+    """An error of a run; one that is not the run's own says little without its type."""
+    return str(error) if isinstance(error, runs.RunError) else f"{type(error).__name__}: {error}"
 
 
 def share_of_one_gpu(case: Case, results: list[dict[str, Any]]) -> dict[str, float]:
@@ -231,36 +240,37 @@ def share_of_one_gpu(case: Case, results: list[dict[str, Any]]) -> dict[str, flo
     return {"of_one_gpu": results[-1]["tflops"] / single} if single and "tflops" in results[-1] else {}
 
 
-def configuration(case: Case, corpus: Path, scratch: Path) -> dict[str, Any]:
+def configuration(case: Case, corpus: Path, run_dir: Path) -> dict[str, Any]:
     """What `python -m trainer` is given: everything that a user has on is on."""
+    return runs.configuration(
+        case.name,
+        run_dir,
+        "cuda",
+        case.gpus,
+        model=case.model | {"padded_vocab_size": -(-case.model["vocab_size"] // 128) * 128},
+        parallelism=case.parallelism,
+        training=training_section(case),
+        optimizer={"lr": 1e-4, "lr_warmup_iters": 5},
+        data=runs.corpus_section(corpus),
+        checkpoint={"save_interval_minutes": 600} | case.checkpoint,
+        logging={"tensorboard": True},
+    ) | {"peak_tflops": PEAK_TFLOPS}
+
+
+def training_section(case: Case) -> dict[str, Any]:
+    """The batch, the length and what the case itself says."""
     return {
-        "name": case.name,
-        "run_dir": str(scratch / "run"),
-        "device": "cuda",
-        "world_size": case.gpus,
-        "peak_tflops": PEAK_TFLOPS,
-        "model": case.model | {"padded_vocab_size": -(-case.model["vocab_size"] // 128) * 128},
-        "parallelism": case.parallelism,
-        "training": {
-            "micro_batch_size": case.micro_batch_size,
-            "global_batch_size": case.global_batch_size,
-            "train_iters": LONG_RUN,
-            "eval_iters": 0,
-        }
-        | case.training,
-        "optimizer": {"lr": 1e-4, "lr_warmup_iters": 5},
-        "data": {"datasets": [{"prefix": str(corpus.resolve())}], "split": "1,0,0"},
-        "checkpoint": {"save_interval_minutes": 600} | case.checkpoint,
-        "logging": {"tensorboard": True},
-    }
+        "micro_batch_size": case.micro_batch_size,
+        "global_batch_size": case.global_batch_size,
+        "train_iters": LONG_RUN,
+    } | case.training
 
 
-def run_trainer(case: Case, config: Path, scratch: Path, steps: int) -> dict[str, Any]:
+def run_trainer(case: Case, config: dict[str, Any], steps: int) -> dict[str, Any]:
     """Medians of the timed steps, and how long the first one took to come."""
     started = time.time()
-    command = launch(case.gpus, "-m", "trainer", "--config", str(config))
-    lines = run_until(command, scratch, lambda lines: is_measured(lines, case, WARM_STEPS + steps))
-    all_steps = [each for each in lines if each["event"] == "step"]
+    lines = run_until(config, lambda lines: is_measured(lines, case, WARM_STEPS + steps))
+    all_steps = runs.steps(lines)
     timed = all_steps[WARM_STEPS : WARM_STEPS + steps]
 
     def median(name: str) -> float:
@@ -289,30 +299,23 @@ def is_measured(lines: list[dict[str, Any]], case: Case, steps: int) -> bool:
 
 
 def run_until(
-    command: list[str], scratch: Path, is_enough: Callable[[list[dict[str, Any]]], bool]
+    config: dict[str, Any], is_enough: Callable[[list[dict[str, Any]]], bool]
 ) -> list[dict[str, Any]]:
     """Runs the trainer until its record is enough, and ends it there; returns the record.
 
     Raises:
-        RuntimeError: it ended before; with the end of its output.
+        RunError: it ended before.
     """
-    log, metrics = scratch / "trainer.log", scratch / "run" / "metrics.jsonl"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command, env=environment(), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        while process.poll() is None:
-            text = metrics.read_text() if metrics.exists() else ""
-            lines = [json.loads(each) for each in text.splitlines(keepends=True) if each.endswith("\n")]
+    file = runs.write_config(config)
+    log = file.with_name("log")
+    command = ["-m", "trainer", "--config", str(file)]
+    with runs.started(command, log, config["world_size"], ENVIRONMENT) as ranks:
+        while (status := runs.status_of(ranks)) is None:
+            lines = runs.read_record(file.parent)
             if is_enough(lines):
                 return lines
             time.sleep(0.2)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    raise RuntimeError(f"the trainer ended with {process.returncode}:\n{log.read_text()[-3000:]}")
+    raise runs.failure(log, status)
 
 
 def save_cost(lines: list[dict[str, Any]], steps: list[dict[str, Any]], step_s: float) -> dict[str, Any]:
@@ -333,17 +336,20 @@ def save_cost(lines: list[dict[str, Any]], steps: list[dict[str, Any]], step_s: 
     }
 
 
-def run_bare_loop(case: Case, config: Path, steps: int) -> float:
-    """The median step of the bare loop in seconds."""
-    command = launch(case.gpus, "-m", "benchmarks.bare_loop", str(config), str(WARM_STEPS), str(steps))
-    times = json.loads(run(command, config.with_name("bare.log")).splitlines()[-1])
+def run_bare_loop(case: Case, scratch: Path, steps: int) -> float:
+    """The median step of the bare loop in seconds, which takes the trainer's configuration."""
+    config = scratch / "run" / "config.json"
+    command = ["-m", "benchmarks.bare_loop", str(config), str(WARM_STEPS), str(steps)]
+    output = runs.run(command, scratch / "bare.log", case.gpus, ENVIRONMENT)
+    times: list[float] = json.loads(output.strip().rpartition("\n")[2])
     return statistics.median(times)
 
 
 def run_megatron_lm(case: Case, arguments: argparse.Namespace, scratch: Path) -> float:
     """The median step of pretrain_gpt.py in seconds, from its log."""
-    script = [str(arguments.megatron_lm / "pretrain_gpt.py"), *megatron_lm_flags(case, arguments, scratch)]
-    log = run(launch(case.gpus, *script), scratch / "megatron-lm.log", arguments.megatron_lm)
+    checkout = arguments.megatron_lm.resolve()
+    command = [str(checkout / "pretrain_gpt.py"), *megatron_lm_flags(case, arguments, scratch)]
+    log = runs.run(command, scratch / "megatron-lm.log", case.gpus, ENVIRONMENT, checkout)
     times = [float(ms) / 1e3 for ms in re.findall(r"elapsed time per iteration \(ms\): ([\d.]+)", log)]
     return statistics.median(times[WARM_STEPS:])
 
@@ -378,8 +384,14 @@ def megatron_lm_flags(case: Case, arguments: argparse.Namespace, scratch: Path) 
     }
     switches = {"bf16", "use-mcore-models", "use-distributed-optimizer", "cross-entropy-loss-fusion"}
     switches |= {name.replace("_", "-") for name, value in layout.items() if value is True}
-    if case.training.get("fp8"):
-        flags |= {"fp8-format": case.training["fp8"], "fp8-recipe": case.training["fp8_recipe"]}
+    training = TrainingConfig(**training_section(case))
+    if training.fp8:
+        flags |= {
+            "fp8-format": training.fp8,
+            "fp8-recipe": training.fp8_recipe,
+            "fp8-amax-history-len": training.fp8_amax_history_len,
+            "fp8-amax-compute-algo": training.fp8_amax_compute_algo,
+        }
     if model.get("position_embedding_type") == "rope":
         flags |= {
             "position-embedding-type": "rope",
@@ -398,34 +410,6 @@ def megatron_lm_flags(case: Case, arguments: argparse.Namespace, scratch: Path) 
     return words + [f"--{name}" for name in sorted(switches)]
 
 
-def environment() -> dict[str, str]:
-    """What a job script sets beside the user's own variables."""
-    return dict(os.environ) | {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "4"}
-
-
-def launch(gpus: int, *program: str) -> list[str]:
-    """One process, or torchrun with one per GPU."""
-    if gpus == 1 and program[0] == "-m":
-        return [sys.executable, *program]
-    return ["torchrun", "--nproc-per-node", str(gpus), "--master-port", "29561", *program]
-
-
-def run(command: list[str], log: Path, directory: Path | None = None) -> str:
-    """Runs a program to its end; returns what it printed.
-
-    Raises:
-        RuntimeError: it failed; with the end of its output.
-    """
-    with log.open("w") as file:
-        status = subprocess.run(
-            command, cwd=directory, env=environment(), stdout=file, stderr=subprocess.STDOUT
-        ).returncode
-    output = log.read_text()
-    if status:
-        raise RuntimeError(f"{' '.join(command[:6])} ... ended with {status}:\n{output[-3000:]}")
-    return output
-
-
 def line(result: dict[str, Any]) -> str:
     """One case for a reader."""
     if "error" in result:
@@ -439,7 +423,7 @@ def line(result: dict[str, Any]) -> str:
         f"data wait {result['data_wait_share']:.2%}",
         f"first step after {result['first_step_s']:.0f} s",
     ]
-    for peer in ("bare", "megatron_lm"):
+    for peer in PEERS:
         if f"{peer}_tflops" in result:
             other = result[f"{peer}_tflops"]
             words.append(f"{peer} {other:.0f} ({result['tflops'] / other:.3f}x)")
@@ -452,7 +436,8 @@ def line(result: dict[str, Any]) -> str:
             f"save of {result['save_gb']:.1f} GB: {result['save_cost_share_of_15_steps']:.1%} of 15 steps, "
             f"stall {result['save_stall_s']:.2f} s, written in {result['save_write_s']:.1f} s"
         )
-    return ", ".join(words)
+    errors = [f"\n{peer}: {result[f'{peer}_error']}" for peer in PEERS if f"{peer}_error" in result]
+    return ", ".join(words) + "".join(errors)
 
 
 if __name__ == "__main__":

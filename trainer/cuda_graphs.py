@@ -8,10 +8,11 @@ graph, and memory, for each micro-batch of a step.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 from megatron.core.utils import get_model_config
 
 from trainer.config import TrainerConfig
+from trainer.errors import TrainerError
 from trainer.logging import Log
 from trainer.step import TrainingState
 
@@ -56,15 +58,8 @@ class LayerGraphs:
     """The graphs of this rank's layers; does nothing when the configuration asks for none."""
 
     def __init__(
-        self,
-        config: TrainerConfig,
-        state: TrainingState,
-        groups: ProcessGroupCollection,
-        log: Log,
-        become_alone: Callable[[], None],
+        self, config: TrainerConfig, state: TrainingState, groups: ProcessGroupCollection, log: Log
     ) -> None:
-        """`become_alone` returns when no other thread asks for memory that the GPU can reach, which spoils a record."""
-        self._become_alone = become_alone
         self._config, self._model, self._optimizer = config, state.model, state.optimizer
         self._groups, self._log = groups, log
         self._is_due_in = -1 if config.training.cuda_graph_impl == "none" else WARMUP_STEPS
@@ -90,12 +85,12 @@ class LayerGraphs:
             self._helper = None
 
     def _record(self) -> None:
-        self._become_alone()
         training = self._config.training
         gathers = self._config.parallelism.overlap_param_gather
         num_microbatches_calculator.unset_num_microbatches_calculator()
         num_microbatches_calculator.init_num_microbatches_calculator(
             rank=self._groups.dp_cp.rank(),
+            rampup_batch_size=None,
             global_batch_size=training.global_batch_size,
             micro_batch_size=training.micro_batch_size,
             data_parallel_size=self._groups.dp.size(),
@@ -103,18 +98,53 @@ class LayerGraphs:
         # Recording is no step: nothing may be gathered from within, and the gradients that it leaves are cleared.
         for chunk in self._model if gathers else ():
             chunk.disable_forward_pre_hook()
-        helper = TECudaGraphHelper(
+        self._helper = TECudaGraphHelper(
             self._model,
             get_model_config(self._model[0]),
             self._config.model.seq_length,
             training.micro_batch_size,
             optimizers=[self._optimizer],
         )
-        helper.create_cudagraphs()
+        if not self._helper.flattened_callables:
+            raise TrainerError(
+                f"training.cuda_graph_impl = {training.cuda_graph_impl}, and the model has no layer that can be "
+                "recorded: set it to none, or build the layers of Megatron-Core's TransformerLayer"
+            )
+        try:
+            with _only_this_thread_recorded():
+                self._helper.create_cudagraphs()
+        except RuntimeError as error:
+            if not _is_of_memory(error):
+                raise
+            raise TrainerError(
+                f"rank {torch.distributed.get_rank()}: no memory to record the layers as CUDA graphs ({error}); set "
+                "training.cuda_graph_impl: none, lower training.micro_batch_size, or cut the model further"
+            ) from error
         if gathers:
             for chunk in self._model:
                 chunk.enable_forward_pre_hook()
-            helper.cuda_graph_set_manual_hooks()
-        self._helper = helper
+            self._helper.cuda_graph_set_manual_hooks()
         gc.collect()
         gc.freeze()  # as before the first step; Core has undone that
+
+
+def _is_of_memory(error: BaseException | None) -> bool:
+    """Whether it is a want of GPU memory, or covers one: a record that is broken off raises an error of its own."""
+    return error is not None and (
+        isinstance(error, torch.OutOfMemoryError) or _is_of_memory(error.__context__)
+    )
+
+
+@contextlib.contextmanager
+def _only_this_thread_recorded() -> Iterator[None]:
+    """Graphs made in here may be recorded while other threads ask the driver for memory.
+
+    Transformer Engine takes torch's default, by which any thread's request spoils the record, that of the data
+    loader's for pinned memory among them. Core's own graphs are recorded in this mode.
+    """
+    usual = torch.cuda.graph
+    torch.cuda.graph = functools.partial(usual, capture_error_mode="thread_local")
+    try:
+        yield
+    finally:
+        torch.cuda.graph = usual

@@ -8,6 +8,7 @@ Shapes: b micro-batch, s tokens of the sequence on this context-parallel rank.
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from megatron.core.utils import get_attr_wrapped_model
 
 from trainer.batch_size import Batch
 from trainer.config import TrainerConfig
+from trainer.errors import TrainerError
 from trainer.sequence import zigzag_positions
 
 
@@ -91,7 +93,23 @@ def micro_batches(
     if config.device == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     for batch in loader:
+        _check_ids(batch, config.model.padded_vocab_size)
         yield _to_device(batch, positions if groups.cp.size() > 1 else None, device)
+
+
+def _check_ids(batch: dict[str, torch.Tensor], rows: int) -> None:
+    """Refuses what the embedding has no row for: on a GPU that would be an assertion in some kernel, later.
+
+    Raises:
+        TrainerError: on this rank alone.
+    """
+    largest = max(int(batch[name].max()) for name in ("tokens", "labels"))
+    if largest >= rows:
+        raise TrainerError(
+            f"rank {torch.distributed.get_rank()} on {socket.gethostname()}: the data holds the token id {largest}, "
+            f"and the embedding has {rows} rows (model.padded_vocab_size): it was made with another tokenizer, or is "
+            "damaged; `hpcgen data verify -c RUN.yaml` names the place"
+        )
 
 
 def _to_device(
@@ -106,5 +124,5 @@ def _to_device(
 
 def _outlive_stop_signals(worker: int) -> None:
     # Slurm can signal every process of the step, and the trainer needs its loaders to finish its own step.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

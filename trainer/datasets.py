@@ -22,8 +22,8 @@ from megatron.core.datasets.utils import Split
 from trainer.batch_size import total_samples
 from trainer.blend import SPLITS, Blend, Part, Say, plan_blends, reordered
 from trainer.config import BlendConfig, Dataset, TrainerConfig, TrainingConfig
-from trainer.distributed import from_rank_0
 from trainer.index_files import Index, complete
+from trainer.storage import at_rank_0
 
 PART_FILES = ("description.txt", "document_index.npy", "sample_index.npy", "shuffle_index.npy")
 """What the names of a GPTDataset's index files end with (the same in megatron-core 0.16.1 to 0.19)."""
@@ -70,7 +70,7 @@ def build_datasets(
 
     Raises:
         ConfigError: see `plan_blends`.
-        OSError: the index files cannot be written.
+        TrainerError: the index files cannot be written.
     """
 
     def build() -> dict[str, Blend]:
@@ -79,7 +79,7 @@ def build_datasets(
             _say_new_order(blends["train"], total_samples(earlier), config.model.seq_length, say)
         return blends
 
-    blends = from_rank_0(build)
+    blends = at_rank_0(build, cache_dir, "written")
     if not is_needed:
         return dict.fromkeys(blends)
     dataset_config = _dataset_config(config, vocab_size, cache_dir)

@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 import math
 import os
+import queue
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.storage import refused
 from trainer.run_directory import publish
+from trainer.storage import refused
+
+CLOSE_S = 5.0
+"""A storage that hangs does not keep a run from ending."""
 
 
 class JsonLines:
-    """Appends lines, each whole or, on a full disk, not at all as far as a reader can tell."""
+    """Appends lines, each whole or, on a full disk, not at all as far as a reader can tell.
+
+    A thread writes each as soon as the storage has taken those before it: a step never waits for the storage.
+    """
 
     def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
-        """`complain` is told once when the file cannot be written, which ends no training.
+        """`complain` is told once when the file cannot be written, which ends no training. The thread calls it.
 
         Raises:
             TrainerError: the file cannot be opened.
@@ -28,11 +36,32 @@ class JsonLines:
         except OSError as error:
             raise refused(error, path, "written") from error
         self._is_torn = self._has_complained = False
+        # Unbounded: a kilobyte a step is little for as long as a storage can hang before the run is ended for it.
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._keep_writing, name=path.name, daemon=True)
+        self._thread.start()
 
     def write(self, line: dict[str, Any]) -> None:
-        """Appends a line, at once. Numbers that JSON does not have become null."""
+        """Appends a line, soon. Numbers that JSON does not have become null."""
         text = json.dumps({name: _finite(value) for name, value in line.items()}) + "\n"
-        data = (b"\n" if self._is_torn else b"") + text.encode()
+        self._waiting.put(text.encode())
+
+    def close(self) -> None:
+        """Waits until all lines are in the file, but not for long."""
+        self._waiting.put(None)
+        self._thread.join(CLOSE_S)
+        # The one that the thread is writing is out of the queue, the end is in it: together the number of lines.
+        if self._thread.is_alive() and (left := self._waiting.qsize()):
+            lines = "the last line" if left == 1 else f"the last {left} lines"
+            self._complain(f"{self._path}: {lines} may be missing: not written within {CLOSE_S:g} s")
+
+    def _keep_writing(self) -> None:
+        with self._file:
+            while (line := self._waiting.get()) is not None:
+                self._append(line)
+
+    def _append(self, line: bytes) -> None:
+        data = (b"\n" if self._is_torn else b"") + line
         try:
             written = self._file.write(data)
         except OSError as error:
@@ -43,10 +72,6 @@ class JsonLines:
                 self._say_once("a line was written in part; is the disk full?")
             else:
                 self._is_torn = False
-
-    def close(self) -> None:
-        """Nothing is held back, so there is nothing to lose here."""
-        self._file.close()
 
     def _say_once(self, why: str) -> None:
         if not self._has_complained:

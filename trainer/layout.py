@@ -48,6 +48,10 @@ def check_layout(config: TrainerConfig) -> None:
 def _check_graphs(config: TrainerConfig) -> None:
     training, model = config.training, config.model
     for is_wrong, why in (
+        (
+            training.transformer_impl == "torch",
+            "transformer_impl = torch: Core records the layers of the other",
+        ),
         (training.precision != "bf16", f"precision = {training.precision}: Core records bf16"),
         (
             model.attention_dropout > 0 or model.hidden_dropout > 0,

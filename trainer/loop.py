@@ -89,7 +89,8 @@ class TrainingLoop:
         is_leaving = vote.stop or self._is_over()
         if is_leaving:
             self.stop.agreed()
-        if is_leaving or vote.save or (interval is not None and self.state.iteration % interval == 0):
+        is_due = interval is not None and self.state.iteration % interval == 0
+        if is_leaving or is_due or vote.save or self.checkpoints.is_owed:
             self.watch.beat("save")
             self.checkpoints.save(self.state, wait=is_leaving)
             self.watch.beat("train", self.state.iteration)

@@ -147,15 +147,16 @@ class Metrics:
         self._draw("checkpoint", iteration, {name: values[name] for name in ("stall_s", "write_s")})
 
     def stragglers(self, iteration: int, found: Sequence[Straggler]) -> None:
-        """Records ranks that compute more slowly than their like."""
+        """Records ranks that compute more slowly than their like; those that wait for each other in one event."""
         for straggler in found:
             self._write(
                 "straggler",
                 iteration,
                 {
-                    "rank": straggler.rank,
-                    "host": straggler.place.host,
-                    "local_rank": straggler.place.local_rank,
+                    "rank": straggler.ranks[0],
+                    "ranks": straggler.ranks,
+                    "host": ", ".join(straggler.hosts),
+                    "local_rank": straggler.places[0].local_rank,
                     "slowdown": straggler.slowdown,
                 },
             )

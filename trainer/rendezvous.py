@@ -113,4 +113,5 @@ def open_store(
         timeout=timeout,
         wait_for_workers=waits,
     )
-    return PrefixStore("trainer", store)
+    # The agent's store outlives the ranks that it starts again, and with it all that those before them said.
+    return PrefixStore(f"trainer/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

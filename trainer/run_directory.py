@@ -93,10 +93,14 @@ def set_aside(directory: Path) -> None:
 def publish(path: Path, text: str) -> None:
     """Writes a file so that a reader sees all of it or what was there before, even after a power cut."""
     private = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    with private.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with private.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        private.unlink(missing_ok=True)
+        raise
     private.replace(path)
     sync_directory(path.parent)
 

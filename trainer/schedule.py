@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from typing import Any
 
 from megatron.core.optimizer import MegatronOptimizer
@@ -11,6 +12,9 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from trainer import imports
 from trainer.config import OptimizerConfig
 from trainer.errors import TrainerError
+
+TRIED_RATES = 1000
+"""Iterations of a user's schedule that are tried before the first step."""
 
 
 class Schedule(OptimizerParamScheduler):
@@ -25,6 +29,7 @@ class Schedule(OptimizerParamScheduler):
 
         Raises:
             ConfigError: lr_schedule cannot be imported.
+            TrainerError: it gives something that is no rate, at one of TRIED_RATES iterations of the run.
         """
         self._config = config
         self._function: imports.Rate | None = None
@@ -45,23 +50,42 @@ class Schedule(OptimizerParamScheduler):
             wd_incr_steps=0,
             wd_incr_style="constant",
         )
+        if self._function is not None:
+            self._try_own_rates()
 
     def rate(self) -> float:
         """The learning rate of the next step, before any lr_mult.
 
         Raises:
-            TrainerError: lr_schedule gives something that is no rate.
+            TrainerError: lr_schedule gives something that is no rate, or raises an error.
         """
         is_warming_up = 0 < self.lr_warmup_steps >= self.num_steps
         if self._function is None or is_warming_up:
             return float(super().get_lr({}))
-        rate = self._function(self.num_steps, self._config)
+        return self._own_rate(self.num_steps)
+
+    def _own_rate(self, iteration: int) -> float:
+        assert self._function is not None
+        named = f"optimizer.lr_schedule = {self._config.lr_schedule!r}"
+        try:
+            rate = self._function(iteration, self._config)
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            raise TrainerError(
+                f"{named} raises {type(error).__name__} for iteration {iteration}: {error} "
+                f"({at.filename}:{at.lineno})"
+            ) from error
         if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
             raise TrainerError(
-                f"optimizer.lr_schedule = {self._config.lr_schedule!r} gives {rate!r} for iteration {self.num_steps}: "
-                "a rate is a number of at least 0"
+                f"{named} gives {rate!r} for iteration {iteration}: a rate is a number of at least 0"
             )
         return float(rate)
+
+    def _try_own_rates(self) -> None:
+        """Asks for rates of the whole run: a mistake after the warm-up would show when it has cost hours."""
+        first, last = self._config.lr_warmup_iters or 0, self._config.lr_decay_iters or 0
+        for iteration in range(first + 1, last + 1, max(1, (last - first) // TRIED_RATES)):
+            self._own_rate(iteration)
 
     def get_lr(self, param_group: dict[str, Any]) -> float:
         """The learning rate of a parameter group; Core asks for it after each step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,7 +101,11 @@ def train_step(
     overflowed = optimizer.prepare_grads()
     norm = totals.new_zeros(1) if overflowed else _as_tensor(optimizer.get_grad_norm(), totals)
     loss, grad_norm, agreed = _agree(totals, norm, vote())
-    _check_finite(loss, grad_norm, totals, state.iteration + 1, batch)
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        where = f"iteration {state.iteration + 1} (samples {batch.first} to {batch.first + batch.size - 1}"
+        raise NonFiniteError(
+            f"{_what_is_not_finite(loss, grad_norm, where, totals, optimizer)}); nothing of this step is saved"
+        )
     if overflowed and loss_scale <= (config.optimizer.loss_scale or config.optimizer.min_loss_scale):
         raise NonFiniteError(
             f"fp16 gradients overflow at the smallest loss scale allowed, {loss_scale:g}, at iteration "
@@ -171,25 +175,29 @@ def _as_tensor(norm: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(norm, dtype=like.dtype, device=like.device).reshape(1)
 
 
-def _check_finite(loss: float, grad_norm: float, totals: torch.Tensor, iteration: int, batch: Batch) -> None:
-    if math.isfinite(loss) and math.isfinite(grad_norm):
-        return
+def _what_is_not_finite(
+    loss: float, grad_norm: float, where: str, totals: torch.Tensor, optimizer: MegatronOptimizer
+) -> str:
+    """Names what is not a number, and the ranks. Every rank calls this, for all know the loss and the norm of all."""
     if math.isfinite(loss):
-        what, more = f"the gradient norm is {grad_norm}", f"loss {loss}"
+        gradients = (
+            gradient for part in _parts(optimizer) for gradient in part.get_main_grads_for_grad_norm()
+        )
+        is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
     else:
-        what, more = f"the loss is {loss}", f"on rank {_not_finite_on(totals)}"
-    raise NonFiniteError(
-        f"{what} at iteration {iteration} (samples {batch.first} to {batch.first + batch.size - 1}; {more}); "
-        "nothing of this step is saved"
-    )
-
-
-def _not_finite_on(totals: torch.Tensor) -> str:
-    """The ranks whose own sum of losses is not finite. Every rank calls this, for all know the loss of all."""
+        is_finite = bool(totals.isfinite().all())
     flags = torch.zeros(torch.distributed.get_world_size(), device=totals.device)
-    flags[torch.distributed.get_rank()] = not totals.isfinite().all()
+    flags[torch.distributed.get_rank()] = not is_finite
     torch.distributed.all_reduce(flags)
-    return ranges(rank for rank, flag in enumerate(flags.tolist()) if flag) or "none (the sum overflows)"
+    named = ranges(rank for rank, flag in enumerate(flags.tolist()) if flag) or "none (the sum overflows)"
+    if math.isfinite(loss):
+        # A data-parallel group has summed them, and each of its ranks holds a share, whoever computed it.
+        return f"the gradient norm is {grad_norm} at {where}; loss {loss}; in the share of rank {named}"
+    return f"the loss is {loss} at {where}; on rank {named}"
+
+
+def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
+    return getattr(optimizer, "chained_optimizers", (optimizer,))
 
 
 def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) -> None:

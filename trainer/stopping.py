@@ -47,6 +47,7 @@ class StopRequest:
         self._seen: Path | None = None
         self._agreed = threading.Event()
         signal.signal(signal.SIGUSR2, self._remember)
+        signal.signal(signal.SIGINT, self._interrupt)
         if stop_file is not None:
             # The loop does not look itself: where the storage hangs or fails, training goes on.
             threading.Thread(target=self._look_for, args=(stop_file,), daemon=True).start()
@@ -87,6 +88,12 @@ class StopRequest:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._signal = signal.Signals(number)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is signal.SIGINT:
+            leave(Exit.TERMINATED, "interrupted again: ends without saving")
+        self._remember(number, frame)
+        _say("interrupted: saves at the end of this step; Ctrl-C again ends at once")
 
     def _look_for(self, stop_file: Path) -> None:
         while self._seen is None:
@@ -140,7 +147,10 @@ def announce(error: TrainerError | ConfigError, run: RunDirectory | None) -> Non
     _say(str(error))
     if run is not None and getattr(error, "is_final", True):
         with contextlib.suppress(OSError):  # the log has it, and the run directory may be what is wrong
-            publish(run.failed, f"{error}\n")
+            try:
+                publish(run.failed, f"{error}\n")
+            except OSError:  # a full disk takes an empty file, which says as much to the batch script
+                run.failed.touch()
 
 
 def leave(status: int, line: str | None = None) -> NoReturn:

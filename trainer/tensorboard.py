@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,12 @@ from trainer.logging import Log
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import FileWriter
+
+CLOSE_S = 5.0
+"""A storage that hangs does not keep a run from ending."""
+
+UNBOUNDED = 0
+"""The library's queue of events. At its own size, 10, a step waits as soon as the storage has hung for ten."""
 
 
 class TensorBoard:
@@ -33,10 +40,21 @@ class TensorBoard:
             self._give_up(error)
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes what is left, for a limited time."""
+        if self._writer is not None:
+            # The library's own close waits for as long as the storage hangs.
+            thread = threading.Thread(target=self._close, args=(self._writer,), daemon=True)
+            self._writer = None
+            thread.start()
+            thread.join(CLOSE_S)
+            if thread.is_alive():
+                self._log.line(
+                    f"TensorBoard: the last points may be missing: not written within {CLOSE_S:g} s"
+                )
+
+    def _close(self, writer: FileWriter) -> None:
         try:
-            if self._writer is not None:
-                self._writer.close()
+            writer.close()
         except OSError as error:
             self._give_up(error)
 
@@ -56,7 +74,7 @@ def open_tensorboard(directory: Path, iteration: int, log: Log) -> TensorBoard |
     except ImportError as error:
         log.line(f"no TensorBoard files: {error}; install tensorboard, or set logging.tensorboard = false")
         return None
-    writer = FileWriter(str(directory))
+    writer = FileWriter(str(directory), max_queue=UNBOUNDED)
     writer.add_event(Event(step=iteration + 1, file_version="brain.Event:2"))
     writer.add_event(Event(step=iteration + 1, session_log=SessionLog(status=SessionLog.START)))
     return TensorBoard(writer, log)

@@ -127,7 +127,7 @@ def _train(
         run.checkpoints, config, groups, log, metrics.checkpoint, beat=lambda: watch.beat("save")
     )
     checkpoints.prepare(state)
-    graphs = cuda_graphs.LayerGraphs(config, state, groups, log, checkpoints.finish_preparing)
+    graphs = cuda_graphs.LayerGraphs(config, state, groups, log)
     instruments = Instruments(timers, Profiler(config, run, ranks.rank), graphs, stragglers)
     loop = TrainingLoop(state, datasets, config, groups, checkpoints, stop, watch, instruments, metrics, log)
     gc.collect()
@@ -141,6 +141,9 @@ def _train(
             _finish_save(checkpoints, log)
         metrics.stop(state.iteration, str(error))
         metrics.close()
+        raise
+    except Exception:
+        metrics.close()  # its lines are written by a thread
         raise
     watch.beat("end")
     metrics.close()

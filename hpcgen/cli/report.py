@@ -48,8 +48,10 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(summary) for summary in summaries], indent=1))
     elif str(output) != "-":
-        for run, summary in zip(runs, summaries, strict=True):
-            _show(run, summary)
+        from hpcgen.report.labels import labels
+
+        for label, run, summary in zip(labels(runs), runs, summaries, strict=True):
+            _show(label, run, summary)
     if output is not None or not as_json:
         from hpcgen.report.page import render_page
 
@@ -57,16 +59,18 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
         write_output(output or default, render_page(runs), mode=0o666)
 
 
-def _show(run: Run, summary: Summary) -> None:
+def _show(label: str, run: Run, summary: Summary) -> None:
     """The run in three lines."""
     from hpcgen.curve import Curve, draw_text
     from hpcgen.report.history import number_or_none
     from hpcgen.report.words import count_in_short, duration, figure, percent
 
-    colour = {"done": "green", "running": "cyan", "failed": "red"}.get(summary.state, "yellow")
+    colour = {"done": "green", "running": "cyan", "stopped": "yellow", "silent": "yellow"}.get(
+        summary.state, "red"
+    )
     of = f" of {summary.train_iters:,}" if summary.train_iters else ""
     click.echo(
-        f"{click.style(summary.name, bold=True)}: {click.style(summary.state, fg=colour)}, "
+        f"{click.style(label, bold=True)}: {click.style(summary.state, fg=colour)}, "
         f"iteration {summary.iteration:,}{of}" + (f": {summary.word}" if summary.word else "")
     )
     losses = {

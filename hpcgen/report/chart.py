@@ -36,15 +36,16 @@ class Series:
 
     @classmethod
     def line(cls, label: str, colour: int, buckets: Buckets, *, smooth: bool) -> Series:
-        """A thin line or a band of extremes; with `smooth` and enough steps a median over it."""
+        """A thin line or a band of extremes; over it, with `smooth` and enough steps, a median, else single values."""
         is_smooth = smooth and buckets.window > 1
+        values = np.where(np.isfinite(buckets.last), buckets.last, (buckets.low + buckets.high) / 2)
         return cls(
             label=label,
             colour=colour,
             x=buckets.x,
             low=buckets.low,
             high=buckets.high,
-            middle=buckets.middle if is_smooth else (buckets.low + buckets.high) / 2,
+            middle=buckets.middle if is_smooth else values,
             middle_label=f"median of {buckets.window:,} steps" if is_smooth else "",
         )
 

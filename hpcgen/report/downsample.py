@@ -26,6 +26,8 @@ class Buckets:
     """The last x of each bucket."""
     low: Column
     high: Column
+    last: Column
+    """The value at `x`."""
     middle: Column
     """The median of the steps around the bucket, `window` of them."""
     window: int
@@ -40,6 +42,7 @@ def downsample(x: Column, y: Column, most: int = MOST_BUCKETS) -> Buckets:
         x=x[last],
         low=np.fmin.reduceat(y, edges),
         high=np.fmax.reduceat(y, edges),
+        last=y[last],
         middle=_medians(y, (edges + last) // 2, window),
         window=window,
     )

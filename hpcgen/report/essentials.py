@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpcgen.report.run import Run
-from hpcgen.report.words import figure
 
 SHOWN: dict[str, tuple[str, ...]] = {
     "model": (
@@ -99,13 +98,9 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def text(value: Any) -> str:
-    """A value of a configuration on one line."""
+    """A value of a configuration on one line, as it can be pasted into another."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return figure(value, 6)
     if isinstance(value, list):
         return ", ".join(text(item) for item in value)
     return str(value)

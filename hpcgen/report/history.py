@@ -104,7 +104,8 @@ def read_history(metrics: Path) -> History:
         raise HpcgenError(f"{metrics}: no such file", hint) from None
     if not reader.iterations:
         what = "the run has started and has not done a step yet" if reader.lives else "it holds no step"
-        raise HpcgenError(f"{metrics}: there is nothing to show, {what}")
+        why = f": {passed_over}" if (passed_over := reader.passed_over()) else ""
+        raise HpcgenError(f"{metrics}: there is nothing to show, {what}{why}")
     return reader.history()
 
 
@@ -125,15 +126,28 @@ class _Reader:
         self.rare: dict[str, list[Event]] = {
             name: [] for name in ("evaluation", "spike", "checkpoint", "straggler")
         }
+        self.lines = 0
         self.unreadable = 0
+        self._first_unreadable: tuple[int, bytes] | None = None
+        self._is_torn = False
 
     def read(self, lines: Iterable[bytes]) -> None:
-        for line in lines:
+        for self.lines, line in enumerate(lines, 1):
             event = _decode(line)
             if event is not None:
                 self._take(event)
-            elif line.endswith(b"\n") and not line.isspace():
-                self.unreadable += 1
+            elif not line.isspace():
+                self._first_unreadable = self._first_unreadable or (self.lines, line)
+                self._is_torn = not line.endswith(b"\n")
+                self.unreadable += not self._is_torn
+
+    def passed_over(self) -> str:
+        """What is wrong with the first line that cannot be read, and how many there are; empty without any."""
+        if self._first_unreadable is None:
+            return ""
+        number, line = self._first_unreadable
+        what = "is no line of a trainer" if _is_json(line) else "is not JSON"
+        return f"line {number} {what}; {self.unreadable + self._is_torn} of {self.lines} lines passed over"
 
     def history(self) -> History:
         return History(
@@ -204,6 +218,14 @@ class _OpenLife:
             last_time=self._last_time,
             stop_reason=self._stop_reason,
         )
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _decode(line: bytes) -> Event | None:

@@ -14,6 +14,7 @@ from hpcgen.report import words
 from hpcgen.report.chart import Chart
 from hpcgen.report.essentials import differences, essentials
 from hpcgen.report.history import Event, number_or_none
+from hpcgen.report.labels import MOST_NAMED, heading, labels
 from hpcgen.report.panels import NamedHistory, draw_charts
 from hpcgen.report.run import Run
 from hpcgen.report.summary import LifeSummary, Summary, summarise
@@ -22,6 +23,8 @@ from hpcgen.version import __version__
 HERE = Path(__file__).parent
 MOST_ROWS = 25
 """Of a table; the newest, or the worst."""
+COLOURS = 8
+"""Of lines, in page.css and page.js."""
 MOST_CHARACTERS = 50_000
 """Of a configuration: one with thousands of corpora would be larger than the rest of the page."""
 
@@ -58,15 +61,16 @@ def render_page(runs: Sequence[Run]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = _distinct([run.name for run in runs])
+    names = labels(runs)
     summaries = [summarise(run) for run in runs]
     charts = draw_charts(
         [NamedHistory(name=name, history=run.history) for name, run in zip(names, runs, strict=True)]
     )
     is_one = len(runs) == 1
     return environment.get_template("page.html.j2").render(
-        title=" and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} others",
+        title=heading(names),
         names=names,
+        most_named=MOST_NAMED,
         summaries=summaries,
         ended=[_ended(summary) for summary in summaries],
         made=words.moment(runs[0].now),
@@ -79,6 +83,7 @@ def render_page(runs: Sequence[Run]) -> str:
         essentials=essentials(runs[0]) if is_one else [],
         configs=[(name, _as_json(run.config)) for name, run in zip(names, runs, strict=True) if run.config],
         formulas=list(_formulas(summaries)),
+        colour_class=_colour_class,
         words=words,
     )  # fmt: skip
 
@@ -239,7 +244,7 @@ def _spikes(events: Sequence[Event]) -> Table:
 
 def _comparison(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
     figures: list[tuple[str, list[str]]] = [
-        ("state", [_ended(each) for each in summaries]),
+        ("state", [_ended_how(each) for each in summaries]),
         ("iteration", [f"{each.iteration:,}" for each in summaries]),
         ("tokens read", [words.count_in_short(each.consumed_tokens) for each in summaries]),
         ("loss, last", [words.figure(each.loss) for each in summaries]),
@@ -272,13 +277,13 @@ def _formulas(summaries: Sequence[Summary]) -> Iterator[str]:
 
 
 def _ended(summary: Summary) -> str:
-    return {
-        "done": "done",
-        "stopped": "stopped, to go on",
-        "failed": "failed",
-        "running": "running",
-        "silent": "silent",
-    }[summary.state]
+    return "stopped, to go on" if summary.state == "stopped" else summary.state
+
+
+def _ended_how(summary: Summary) -> str:
+    """The state, and why a run that did not mean to end has ended."""
+    why = summary.word if summary.state in ("failed", "hung", "died") else ""
+    return f"{_ended(summary)}: {why}" if why else _ended(summary)
 
 
 def _hover_data(charts: Sequence[Chart]) -> dict[str, Any]:
@@ -296,9 +301,10 @@ def _as_json(config: dict[str, Any]) -> str:
     return f"{text[:MOST_CHARACTERS]}\n... and {left_out:,} more characters" if left_out > 0 else text
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """The names, numbered where two are the same."""
-    return [f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names, 1)]
+def _colour_class(number: int) -> str:
+    """The colours begin again after the last, with dashes, and then with dots."""
+    dash = min(number // COLOURS, 2)
+    return f"c{number % COLOURS}" + (f" d{dash}" if dash else "")
 
 
 def _rest(total: int, what: str, which: str = "") -> str:

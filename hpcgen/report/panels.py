@@ -133,19 +133,19 @@ def _of_one(run: NamedHistory) -> Iterator[Chart | None]:
 def _of_several(runs: Sequence[NamedHistory]) -> Iterator[Chart | None]:
     x_scale = _iterations(runs)
 
-    def lines(column: str) -> list[Series]:
-        return [_line(run, column, run.name, number) for number, run in enumerate(runs)]
+    def lines(column: str, *, smooth: bool = True) -> list[Series]:
+        return [_line(run, column, run.name, number, smooth=smooth) for number, run in enumerate(runs)]
 
     yield draw("loss", "Loss", lines("loss"), x_scale, Look(unit="nats per token", log_from=2.5))
     yield _recent_losses(runs)
     yield _loss_by_tokens(runs)
     yield _validation_losses(runs, x_scale)
     for panel in (GRADIENT_NORM, LEARNING_RATE, THROUGHPUT):
-        yield draw(panel.key, panel.title, lines(panel.column), x_scale, panel.look)
+        yield draw(panel.key, panel.title, lines(panel.column, smooth=panel.smooth), x_scale, panel.look)
     flops = Look(unit="TFLOP/s per device", from_zero=True)
     yield draw("flops", "Model FLOPs", lines("model_tflops_per_device"), x_scale, flops)
     for panel in (STEP_TIME, MEMORY):
-        yield draw(panel.key, panel.title, lines(panel.column), x_scale, panel.look)
+        yield draw(panel.key, panel.title, lines(panel.column, smooth=panel.smooth), x_scale, panel.look)
 
 
 def _loss_by_tokens(runs: Sequence[NamedHistory]) -> Chart | None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from hpcgen.report.history import Column, Event, History, Life, number_or_none
-from hpcgen.report.run import Run, State
+from hpcgen.report.run import Run
+from hpcgen.report.state import State
 
 RECENT_LINES = 100
 """What "now" means for throughput: the median of so many lines."""
@@ -182,6 +183,10 @@ def _end(run: Run, life: Life, *, is_last: bool) -> str:
         "done": "the last iteration is done",
         "stopped": stopped or "stopped and saved",
         "failed": f"failed: {run.word}",
+        "hung": f"hung: {run.word}",
+        "died": f"it said last: {life.stop_reason}"
+        if life.stop_reason
+        else "ended without a word: killed or a fault; its log says which",
         "running": stopped or "it runs",
         "silent": stopped or "nothing was heard of it since",
     }[run.state]

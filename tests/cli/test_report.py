@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
+import os
 import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -149,7 +155,7 @@ def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
         "checkpoints",
     ]
     for words in (
-        "The run failed. the loss is nan at iteration 161",
+        "The run failed: the loss is nan at iteration 161",
         "160 of 1,000",
         "MFU 13%",
         "61.5 GiB",
@@ -365,4 +371,206 @@ def test_runs_side_by_side(eventful: Path, tmp_path: Path) -> None:
     assert page.series("loss-by-tokens", 1)["x"][-1] == 50 * 256 * 2048
     ended = hpcgen("report", eventful, eventful)
     assert (ended.status, ended.stderr) == (0, "wrote report.html\n")
-    assert "gpt (1)" in Path("report.html").read_text(encoding="utf-8")
+    assert "eventful (1) and eventful (2)" in Page(Path("report.html").read_text(encoding="utf-8")).text
+
+
+def write_heartbeat(run: Path, pid: int, host: str | None = None) -> None:
+    beat = {
+        "time": time.time(),
+        "iteration": 3,
+        "phase": "train",
+        "host": host or socket.gethostname(),
+        "pid": pid,
+    }
+    (run / "heartbeat").write_text(json.dumps(beat))
+
+
+@pytest.fixture
+def ended_pid() -> int:
+    with subprocess.Popen(["true"]) as process:
+        pass
+    return process.pid
+
+
+def column(page: Page, *, row: str, number: int) -> str:
+    """A cell of the comparison."""
+    [cells] = re.findall(rf"<tr><td>{row}</td>(.*?)</tr>", page.source)
+    return html.unescape(re.findall("<td.*?>(.*?)</td>", cells)[number])
+
+
+def test_a_run_whose_process_is_gone_has_died(tmp_path: Path, eventful: Path, ended_pid: int) -> None:
+    run = write_run(tmp_path / "run", [start(), *steps(1, 4)])
+    write_heartbeat(run, ended_pid)
+    page = report(run)
+    assert re.search(
+        r"The run died: ended without a word: killed or a fault; the log says more; last sign of life \S+ s ago: "
+        rf"train on {re.escape(socket.gethostname())}, iteration 4",
+        page.text,
+    )
+    assert "running" not in page.text
+    assert "it runs" not in page.text
+    assert (
+        "ended without a word: killed or a fault; its log says which" in page.text
+    )  # in the table of its starts
+    terminal = hpcgen("report", run, eventful).stdout
+    assert (
+        "run: died, iteration 4 of 1,000: ended without a word: killed or a fault; the log says more"
+        in terminal
+    )
+    assert column(report(run, eventful), row="state", number=0).startswith(
+        "died: ended without a word: killed"
+    )
+
+
+@pytest.mark.parametrize("host", [None, "another-host"])
+def test_a_run_whose_process_may_be_there_is_running(
+    tmp_path: Path, ended_pid: int, host: str | None
+) -> None:
+    """Nothing is known of the processes of other machines."""
+    run = write_run(tmp_path / "run", [start(), *steps(1, 3)])
+    write_heartbeat(run, os.getpid() if host is None else ended_pid, host)
+    assert "gpt: running, iteration 3 of 1,000" in hpcgen("report", run).stdout
+
+
+def test_a_run_that_died_says_what_it_said_last(tmp_path: Path, ended_pid: int) -> None:
+    stop = {"event": "stop", "iteration": 3, "time": START + 7, "reason": "rank 1 on ndv5-002 is gone"}
+    run = write_run(tmp_path / "run", [start(), *steps(1, 3), stop])
+    write_heartbeat(run, ended_pid)
+    assert (
+        "gpt: died, iteration 3 of 1,000: it said last: rank 1 on ndv5-002 is gone;"
+        in hpcgen("report", run).stdout
+    )
+
+
+def write_stacks(run: Path, ranks: Iterable[int], at: str = "step.py:140 _agree") -> Path:
+    """Those of ranks on two hosts, as trainer.hang writes them."""
+    (run / "stacks").mkdir(exist_ok=True)
+    for rank in ranks:
+        seen = {
+            "rank": rank,
+            "host": f"ndv5-00{1 + rank // 8}",
+            "pid": 7,
+            "iteration": 3,
+            "at": at,
+            "quiet_s": 600.4,
+        }
+        path = run / "stacks" / f"rank-{rank:05d}.txt"
+        path.write_text(json.dumps(seen) + "\n\nMain thread (most recent call last):\n")
+    return run / "stacks"
+
+
+def test_a_run_that_hung_says_so_at_once_and_where(tmp_path: Path, eventful: Path, ended_pid: int) -> None:
+    run = write_run(tmp_path / "run", [start(), *steps(1, 3)])
+    write_heartbeat(run, ended_pid)
+    write_stacks(run, [*range(5), *range(6, 12), 13, 14, 15])
+    write_stacks(run, [12], at="sampler.py:31 read")
+    said = (
+        "nothing moved for 600 s; look first at rank 5, which did not report; "
+        "rank 12 on ndv5-002 stood after iteration 3 at sampler.py:31 read; "
+        "rank 0-4,6-11,13-15 stood after iteration 3 at step.py:140 _agree"
+    )
+    page = report(run)
+    assert f"The run hung: {said}" in page.text
+    assert f"hung: {said}" in page.text  # in the table of its starts
+    assert f"gpt: hung, iteration 3 of 1,000: {said}\n" in hpcgen("report", run).stdout
+    assert column(report(run, eventful), row="state", number=0) == f"hung: {said}"
+
+
+def test_stacks_of_before_the_last_step_are_no_hang_of_now(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [start(time=time.time()), step(1, time=time.time())])
+    stacks = write_stacks(run, [0, 1])
+    for path in stacks.iterdir():
+        os.utime(path, (START, START))
+    assert "gpt: running, iteration 1 of 1,000" in hpcgen("report", run).stdout
+    stacks.rename(run / "stacks.1")
+    assert (
+        f"The run hung in an earlier life: the stacks of its ranks lie in {run}: stacks.1."
+        in report(run).text
+    )
+
+
+def test_a_failed_run_says_why_beside_others(tmp_path: Path, eventful: Path, ended_pid: int) -> None:
+    run = write_run(tmp_path / "run", [start(), *steps(1, 3)])
+    write_heartbeat(run, ended_pid)
+    write_stacks(run, [0])
+    (run / "FAILED").write_text("the loss is nan at iteration 4\n")
+    assert column(report(run, eventful), row="state", number=0) == "failed: the loss is nan at iteration 4"
+    assert (
+        "run: failed, iteration 3 of 1,000: the loss is nan at iteration 4\n"
+        in hpcgen("report", run, eventful).stdout
+    )
+
+
+def test_rates_are_compared_as_they_were(tmp_path: Path) -> None:
+    """Not as medians: a schedule has no noise."""
+
+    def rates(count: int) -> list[dict[str, Any]]:
+        return [step(i, lr=3e-3 * min(i - 1, 20) / 20 if i < count else 0.0) for i in range(1, count + 1)]
+
+    for count in (300, 4000):
+        runs = [write_run(tmp_path / f"{name}-{count}", [start(name=name), *rates(count)]) for name in "ab"]
+        page = report(*runs)
+        series = page.series("lr", 1)
+        assert "middle_label" not in series
+        assert (max(series["middle"]), series["middle"][-1]) == (3e-3, 0)
+        assert series.get("low", series["middle"])[0] == 0
+        assert "middle_label" in page.series("loss", 1)
+        assert "middle_label" not in page.series("memory", 1)
+
+
+def test_runs_of_one_name_are_told_apart_by_their_directories(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"lr{n}" / "m", [start(name="m"), *steps(1, 3)], "m") for n in range(10)]
+    page = report(*runs[:2])
+    labels = ["lr0/m", "lr1/m"]
+    assert [series["label"] for series in page.values["charts"]["lr"]["series"]] == labels
+    assert "lr0/m and lr1/m" in page.text
+    assert re.findall(r"^(\S+): silent, ", hpcgen("report", *runs[:2]).stdout, re.MULTILINE) == labels
+    page = report(*runs)
+    [head] = re.findall(r"<h1>(.*?)</h1>", page.source)
+    assert re.sub("<.*?>", "", head) == "lr0/m, lr1/m and 8 others"
+    lines = [
+        str(a["class"]) for tag, a in page.tags if tag == "path" and str(a["class"]).startswith("smooth")
+    ]
+    assert lines[:10] == [*(f"smooth c{n}" for n in range(8)), "smooth c0 d1", "smooth c1 d1"]
+    legend = [str(a["class"]) for tag, a in page.tags if tag == "li"][:10]
+    assert len(set(legend)) == 10
+
+
+def test_a_label_is_no_other_run_s_name(tmp_path: Path) -> None:
+    named = {"one": "m", "two": "m", "three": "two"}
+    runs = [write_run(tmp_path / where, [start(name=name), step(1)], name) for where, name in named.items()]
+    labels = [f"{tmp_path.name}/one", f"{tmp_path.name}/two", "two"]
+    assert re.findall(r"^(\S+): silent, ", hpcgen("report", *runs).stdout, re.MULTILINE) == labels
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"garbage\nmore of it\n\0\xff\n", "it holds no step: line 1 is not JSON; 3 of 3 lines passed over"),
+        (b"garbage", "it holds no step: line 1 is not JSON; 1 of 1 lines passed over"),
+        (
+            b'{"event": "from-the-future", "iteration": 1}\n{"loss": 2}\n',
+            "line 2 is no line of a trainer; 1 of 2 lines",
+        ),
+        (
+            json.dumps(start()).encode() + b"\n{{\n",
+            "has not done a step yet: line 2 is not JSON; 1 of 2 lines passed",
+        ),
+    ],
+)
+def test_a_file_of_something_else_is_told_as_such(tmp_path: Path, content: bytes, said: str) -> None:
+    run = write_run(tmp_path / "run", [])
+    (run / "metrics.jsonl").write_bytes(content)
+    ended = hpcgen("report", run)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert said in ended.stderr
+
+
+def test_values_of_the_configuration_can_be_pasted(tmp_path: Path) -> None:
+    training = {"seed": 1234, "train_iters": 1_000_000}
+    one = write_run(tmp_path / "one", [start(), *steps(1, 3)], training=training, optimizer={"lr": 1.25e-5})
+    other = write_run(tmp_path / "other", [start(), *steps(1, 3)], training=training | {"seed": 12345678})
+    page = report(one)
+    for words in ("seed 1234", "train_iters 1000000", "lr 1.25e-05", "hidden_size 2048"):
+        assert words in page.text
+    assert "training.seed 1234 12345678" in report(one, other).text

@@ -339,6 +339,30 @@ def test_slow_storage_makes_saves_wait_for_each_other(
         assert_same_checkpoint(result.checkpoints / name, saved.run.checkpoints / name)
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_save_that_fails_for_a_moment_is_tried_once_more(
+    failures: int, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one rank of two, in the background: the GPUs hold a good state, so no step need be lost for it."""
+    monkeypatch.setenv("PYTHONPATH", HOOK)
+    monkeypatch.setenv("FAIL_RANK", "1")
+    monkeypatch.setenv("FAIL_SAVES", str(failures))
+    result = run(small_config(corpus, tmp_path / "run", save_interval=2) | {"world_size": 2})
+    [line] = [line for line in result.log.splitlines() if line.endswith("it is tried once more")]
+    assert re.search(r"could not be saved: rank 1 on \S+: .*/iter_0000002/.* \(errno 5\)", line)
+    complete = [
+        checkpoint.iteration for checkpoint in list_checkpoints(result.checkpoints) if checkpoint.flaw is None
+    ]
+    if failures == 1:
+        assert result.statuses == (Exit.DONE, Exit.DONE), result.log
+        assert {4, 6} < set(complete)
+        assert len(complete) == 3
+    else:
+        assert result.statuses == (Exit.NOT_SAVED, Exit.NOT_SAVED), result.log
+        assert complete == []
+        assert not (result.directory / "FAILED").exists()  # another life may do
+
+
 ON_A_SMALL_DISK = """
 import json, sys
 from tests.trainer.runs import run
@@ -347,25 +371,32 @@ print(json.dumps([result.statuses, result.log]))
 """
 
 
-def test_a_full_disk_fails_the_save_and_leaves_the_one_before(corpus: str, tmp_path: Path) -> None:
-    """On a file system that one checkpoint fits on, and not two: a tmpfs in a user namespace."""
+def on_a_small_disk(size: str, config: dict[str, Any], tmp_path: Path) -> tuple[list[int], str]:
+    """Statuses and log of a run, with a tmpfs at `disk`, in a user namespace; `left` is what it held at the end."""
     namespace = ["unshare", "--user", "--map-root-user", "--mount"]
     if not shutil.which("unshare") or subprocess.run([*namespace, "true"], check=False).returncode:
         pytest.skip("no user namespaces here")
     disk = tmp_path / "disk"
     disk.mkdir()
-    config = gpt_config(corpus, tmp_path / "run") | {"world_size": 2}
-    config["checkpoint"] = {"save_interval": 2, "save": str(disk), "keep_last": 1}
-    script = 'set -e; mount -t tmpfs -o size=7m none "$1"; "${@:3}"; cp -r "$1" "$2"'
+    script = 'set -e; mount -t tmpfs -o "size=$1" none "$2"; "${@:4}"; cp -r "$2" "$3"'
     program = [sys.executable, "-c", ON_A_SMALL_DISK, json.dumps(config)]
     done = subprocess.run(
-        [*namespace, "bash", "-c", script, "bash", str(disk), str(tmp_path / "left"), *program],
+        [*namespace, "bash", "-c", script, "bash", size, str(disk), str(tmp_path / "left"), *program],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
     statuses, log = json.loads(done.stdout)
+    return statuses, log
+
+
+def test_a_full_disk_fails_the_save_and_leaves_the_one_before(corpus: str, tmp_path: Path) -> None:
+    """On a file system that one checkpoint fits on, and not two."""
+    disk = tmp_path / "disk"
+    config = gpt_config(corpus, tmp_path / "run") | {"world_size": 2}
+    config["checkpoint"] = {"save_interval": 2, "save": str(disk), "keep_last": 1}
+    statuses, log = on_a_small_disk("7m", config, tmp_path)
     assert statuses == [Exit.NOT_SAVED] * 2, log
     assert log.count("a checkpoint could not be saved: rank ") == 1
     assert f"{disk}/iter_0000004/" in log
@@ -375,6 +406,31 @@ def test_a_full_disk_fails_the_save_and_leaves_the_one_before(corpus: str, tmp_p
     torn, whole = list_checkpoints(tmp_path / "left")
     assert (torn.iteration, torn.is_cut_off) == (4, True)
     assert (whole.iteration, checkpoint_files.problems(whole, hashes=True)) == (2, [])
+
+
+def test_a_full_disk_that_holds_the_run_directory_too_is_marked_as_final(corpus: str, tmp_path: Path) -> None:
+    """What the failed save wrote goes, so that there is room to say why."""
+    config = gpt_config(corpus, tmp_path / "disk" / "run") | {"world_size": 2}
+    config["checkpoint"] = {"save_interval": 2, "keep_last": 1}
+    statuses, log = on_a_small_disk("7m", config, tmp_path)
+    assert statuses == [Exit.NOT_SAVED] * 2, log
+    left = tmp_path / "left" / "run"
+    assert (left / "FAILED").exists()
+    assert not list(left.glob(".FAILED*"))
+    [torn] = [checkpoint for checkpoint in list_checkpoints(left / "checkpoints") if checkpoint.flaw]
+    assert not list(torn.path.glob("*.distcp"))
+
+
+def test_an_index_that_finds_no_room_says_so_in_a_line(corpus: str, tmp_path: Path) -> None:
+    config = gpt_config(corpus, tmp_path / "disk" / "run")
+    config["training"]["train_iters"] = 200_000
+    statuses, log = on_a_small_disk("1m", config, tmp_path)
+    assert statuses == [Exit.REFUSED], log
+    assert re.search(
+        r"^trainer: .*/index-cache.* cannot be written \(.*(disk full|No space left)", log, re.MULTILINE
+    )
+    assert "Traceback" not in log
+    assert (tmp_path / "left" / "run" / "FAILED").exists()
 
 
 @pytest.mark.parametrize(("minutes", "is_time"), [(1e-9, True), (1e9, False)])

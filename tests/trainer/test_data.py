@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
-from tests.trainer.runs import finished, run, write_corpus
+from tests.trainer.runs import finished, gpt_config, run, write_corpus
+from trainer import blend
 from trainer import config as configuration
 from trainer.batch_size import Batch
 from trainer.config import ConfigError, TrainerConfig
 from trainer.data import MicroBatchSampler
 from trainer.datasets import build_datasets
+from trainer.errors import Exit
 from trainer.sequence import zigzag_positions
 
 
@@ -153,3 +156,21 @@ def test_the_chunks_of_a_sequence_pair_early_with_late() -> None:
     assert zigzag_positions(8, 0, 2).tolist() == [0, 1, 6, 7]
     assert zigzag_positions(8, 1, 2).tolist() == [2, 3, 4, 5]
     assert zigzag_positions(8, 0, 1).tolist() == list(range(8))
+
+
+def test_an_id_without_a_row_beyond_the_beginning_of_a_corpus_ends_the_run_in_a_line(tmp_path: Path) -> None:
+    """The look at the start of a job goes no further than LOOKED_AT; a GPU would say it in an assertion of a kernel."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(f"{tmp_path}/c.bin", dtype=numpy.uint16)
+    for token in (7, 60_000):
+        builder.add_document(numpy.full(blend.LOOKED_AT, token), [blend.LOOKED_AT])
+    builder.finalize(f"{tmp_path}/c.idx")
+    config = gpt_config(f"{tmp_path}/c", tmp_path / "run")
+    config["data"]["split"] = "1,0,0"
+    result = run(config)
+    assert result.statuses == (Exit.REFUSED,), result.log
+    assert "Traceback" not in result.log
+    [line] = [line for line in result.log.splitlines() if line.startswith("trainer: ")]
+    assert "the data holds the token id 60000, and the embedding has 1024 rows" in line
+    assert "60000" in (result.directory / "FAILED").read_text()

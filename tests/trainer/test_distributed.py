@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
 from tests.trainer.runs import run
 from trainer.errors import TrainerError
-from trainer.rendezvous import find_ranks
+from trainer.rendezvous import Ranks, find_ranks, open_store
 
 EXPLICIT = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 BATCH_SHELL = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}
@@ -53,3 +55,19 @@ def test_another_number_of_ranks_than_planned_is_refused(config: dict[str, Any])
     result = run(config)
     assert result.statuses == (2,)
     assert "world_size = 1 is not a multiple of TP x PP x CP = 2 x 1 x 1" in result.log
+
+
+def test_a_life_that_torchrun_starts_again_hears_nothing_of_the_one_before() -> None:
+    """The agent's store goes on: an address of a dead rank, or its answer to SIGTERM, is not this life's."""
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environ = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(agent.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    ranks, timeout = Ranks(0, 0, 2, "torchrun"), datetime.timedelta(seconds=10)
+    first = open_store(ranks, environ | {"TORCHELASTIC_RESTART_COUNT": "0"}, timeout, waits=False)
+    first.set("terminated", "0 yes")
+    second = open_store(ranks, environ | {"TORCHELASTIC_RESTART_COUNT": "1"}, timeout, waits=False)
+    assert first.check(["terminated"])
+    assert not second.check(["terminated"])

@@ -100,7 +100,9 @@ def on(
         on(4, "gpt", {"tensor_model_parallel_size": 2} | CP2, "TP2xCP2"),
         on(4, "llama", TP2_PP2_SP, "TP2xPP2+SP"),
         on(4, "llama", TP2_SP | TP_OVERLAP | OVERLAP, "TP2xDP2+SP+tp_comm_overlap"),
+        on(2, "gpt", CP2, "CP2+graphs", GRAPHS),
         on(4, "gpt", TP2_PP2_SP, "TP2xPP2+SP+graphs", GRAPHS),
+        on(4, "gpt", VPP2 | OVERLAP, "VPP2xDP2+overlap+graphs", GRAPHS),
         on(4, "llama", TP2_SP | OVERLAP, "TP2xDP2+SP+overlap+graphs", GRAPHS),
     ],
 )
@@ -192,6 +194,23 @@ def test_deterministic_runs_are_equal_to_the_last_bit_through_a_background_save(
     again = finished(resumed)
     assert "iter_0000003" in again.log
     assert again.steps == undisturbed.steps
+
+
+@with_engine
+def test_graphs_live_with_evaluations_saves_and_profiles(corpus: str, tmp_path: Path) -> None:
+    config = on_gpus(corpus, tmp_path / "plain", 1, {}, LLAMA)
+    config["training"] |= {"eval_interval": 5, "eval_iters": 2}
+    config["checkpoint"] = {"save_interval": 4}
+    config["logging"] |= {"profile_step_start": 6}
+    plain = finished(config)
+    recorded = copy.deepcopy(config) | {"run_dir": str(tmp_path / "recorded")}
+    recorded["training"] |= GRAPHS
+    result = finished(recorded)
+    assert_alike(result, plain)
+    found, expected = ([loss for _, _, loss in each.evaluations] for each in (result, plain))
+    numpy.testing.assert_allclose(found, expected, rtol=0, atol=LOSS_TOLERANCE)
+    (result.checkpoints / "iter_0000012" / "COMPLETE").unlink()
+    assert_alike(finished(recorded), plain)
 
 
 @with_engine

@@ -19,6 +19,7 @@ from tests.trainer.runs import ROOT, environment, write_corpus
 from trainer import config as configuration
 from trainer.config import TrainerConfig
 from trainer.datasets import build_datasets, build_index
+from trainer.errors import TrainerError
 
 SAMPLES = 24
 
@@ -258,7 +259,7 @@ def test_when_rank_0_cannot_build_no_rank_waits(wanted: TrainerConfig, tmp_path:
     def rank(number: int) -> None:
         store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
         torch.distributed.init_process_group("gloo", store=store, rank=number, world_size=2)
-        with pytest.raises(FileExistsError):
+        with pytest.raises(TrainerError, match=r"cache cannot be written \(File exists\)"):
             build_datasets(wanted, tmp_path / "cache", 1000, True, lambda line: None)
         (tmp_path / f"rank-{number}").touch()
         torch.distributed.destroy_process_group()

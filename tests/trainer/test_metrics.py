@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import gzip
 import json
 import os
 import socket
+import struct
+import termios
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +18,17 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.runs import GPT, Run, finished, gpt_config
+from tests.trainer.runs import GPT, Run, finished, gpt_config, run
 from trainer import config as configuration
+from trainer import json_lines, tensorboard
 from trainer.batch_size import Batch
 from trainer.config import TrainerConfig
-from trainer.errors import TrainerError
+from trainer.errors import Exit, TrainerError
 from trainer.flops import flops_per_iteration
 from trainer.json_lines import JsonLines, drop_after
 from trainer.logging import Log, duration
 from trainer.metrics import Metrics
+from trainer.peers import within
 from trainer.resolve import resolve
 from trainer.run_directory import RunDirectory
 from trainer.step import StepResult, Vote
@@ -127,6 +133,55 @@ def test_a_full_disk_costs_lines_and_not_the_training() -> None:
     assert "No space left on device" in complaints[0]
 
 
+def hanging_file(path: Path) -> int:
+    """Makes `path` a file that takes a page and then nothing, as storage that hangs, until what is returned is read."""
+    pipe = path.with_name("pipe")
+    os.mkfifo(pipe)
+    pipe.replace(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(reader, True)
+    return reader
+
+
+def test_storage_that_hangs_holds_up_no_step_and_the_end_only_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_lines, "CLOSE_S", 0.5)
+    complaints: list[str] = []
+    reader = hanging_file(tmp_path / "lines")
+    lines = JsonLines(tmp_path / "lines", complaints.append)
+    entries = [{"event": "step", "iteration": iteration} for iteration in range(1000, 2000)]
+    within(10, lambda: [lines.write(entry) for entry in entries])
+    within(10, lines.close)
+    [taken] = struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, bytes(4)))
+    left = len(entries) - taken // len(json.dumps(entries[0]) + "\n")
+    assert 0 < left < len(entries)
+    assert complaints == [
+        f"{tmp_path / 'lines'}: the last {left} lines may be missing: not written within 0.5 s"
+    ]
+    with os.fdopen(reader) as file:  # it goes on
+        assert [json.loads(line) for line in file] == entries
+
+
+def test_tensorboard_s_files_on_storage_that_hangs_hold_up_no_step_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tensorboard, "CLOSE_S", 0.5)
+    board = open_tensorboard(tmp_path, 0, Log(is_rank_0=True, progress=False))
+    assert board is not None
+    [path] = tmp_path.iterdir()
+    reader = hanging_file(path)
+    within(10, lambda: [board.scalars(iteration, {"train/loss": 1.0}) for iteration in range(1, 1001)])
+    within(10, board.close)
+    assert "TensorBoard: the last points may be missing: not written within 0.5 s" in capsys.readouterr().out
+    written, end = b"", time.monotonic() + 10
+    while written.count(b"train/loss") < 1000:  # it goes on
+        assert time.monotonic() < end
+        written += os.read(reader, 4096)
+    os.close(reader)
+
+
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "lines", print)
     lines.write({"event": "evaluation", "iteration": 1, "loss": float("nan")})
@@ -164,6 +219,36 @@ def test_tensorboard_forgets_the_steps_that_a_life_walks_back_over(tmp_path: Pat
     assert read_tensorboard(tmp_path) == {"train/loss": {1: 1.0, 2: 2.0, 3: 3.0, 4: 14.0, 5: 15.0}}
 
 
+FAILING_LAYERS = """
+import dataclasses
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+class FailingLayer(TransformerLayer):
+    calls = 0
+
+    def forward(self, *args, **kwargs):
+        FailingLayer.calls += 1
+        if FailingLayer.calls > 3:
+            raise RuntimeError("a bug")
+        return super().forward(*args, **kwargs)
+
+def layers(core, vp_stage, usual):
+    return dataclasses.replace(
+        usual, layer_specs=[dataclasses.replace(layer, module=FailingLayer) for layer in usual.layer_specs]
+    )
+"""
+
+
+def test_a_fault_loses_no_line(config: dict[str, Any], tmp_path: Path) -> None:
+    layers = tmp_path / "failing_layers.py"
+    layers.write_text(FAILING_LAYERS)
+    config["model"] |= {"num_layers": 1, "layer_spec": f"{layers}:layers"}
+    config["training"]["global_batch_size"] = 1
+    result = run(config)
+    assert result.statuses == (Exit.FAULT,)
+    assert [event["event"] for event in result.events] == ["start", "step", "step", "step"]
+
+
 @pytest.fixture
 def metrics(tmp_path: Path) -> Iterator[Metrics]:
     """Of a run of ten steps with a line each two."""
@@ -192,15 +277,22 @@ def step_result(first: int, loss: float, **changes: Any) -> StepResult:
     return dataclasses.replace(usual, **changes)
 
 
-def read_events(tmp_path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+def read_events(tmp_path: Path, count: int) -> list[dict[str, Any]]:
+    """The events while the run goes on, once there are so many: they are written soon, not at once."""
+    end = time.monotonic() + 10
+    while True:
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+        if len(lines) == count and lines[-1].endswith("\n"):
+            return [json.loads(line) for line in lines]
+        assert time.monotonic() < end, lines
+        time.sleep(0.01)
 
 
 def test_a_spike_is_told_at_once_with_its_samples(
     metrics: Metrics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics.step(1, step_result(0, 9.0, spike=3.0, skipped=True))
-    [spike] = read_events(tmp_path)
+    [spike] = read_events(tmp_path, 1)
     assert spike.pop("time") > 0
     assert spike == {
         "event": "spike",
@@ -214,7 +306,7 @@ def test_a_spike_is_told_at_once_with_its_samples(
     assert "iteration 1: LOSS SPIKE" in (shown := capsys.readouterr().out)
     assert "samples 0 to 3 were left out of training" in shown
     metrics.step(2, step_result(4, 3.0))
-    step = read_events(tmp_path)[-1]
+    step = read_events(tmp_path, 2)[-1]
     assert (step["loss"], step["skipped"], step["consumed_samples"]) == (6.0, True, 8)
 
 
@@ -224,7 +316,7 @@ def test_an_overflow_has_no_norm(
     for iteration in (1, 2):
         overflow = step_result(4 * iteration, 5.0, grad_norm=None, skipped=True, loss_scale=4096.0)
         metrics.step(iteration, overflow)
-    step = read_events(tmp_path)[-1]
+    [step] = read_events(tmp_path, 1)
     assert (step["grad_norm"], step["loss_scale"], step["loss"]) == (None, 4096.0, 5.0)
     shown = capsys.readouterr().out
     assert "iteration 1: OVERFLOW: no update, the gradients are not finite at loss scale 4096" in shown

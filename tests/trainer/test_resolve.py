@@ -141,6 +141,7 @@ def test_every_batch_of_a_ramp_up_must_fit(
     ("section", "values", "message"),
     [
         ("training", {"precision": "fp16"}, "precision = fp16"),
+        ("training", {"transformer_impl": "torch"}, "transformer_impl = torch"),
         ("model", {"hidden_dropout": 0.1}, "dropout"),
         ("training", {"recompute_granularity": "full"}, "recompute_granularity = full"),
         ("training", {"rampup_batch_size": [2, 2, 8]}, "rampup_batch_size in a pipeline"),

@@ -105,6 +105,17 @@ def test_a_signal_to_any_rank_stops_all_of_them(number: signal.Signals, config: 
     assert int(result.saved_iteration) == result.steps[-1][0]
 
 
+def test_ctrl_c_saves_and_leaves(config: dict[str, Any]) -> None:
+    config["training"]["train_iters"] = 100_000
+    ranks = Ranks(config)
+    ranks.wait_for_step()
+    ranks.send(signal.SIGINT)
+    result = ranks.wait()
+    assert result.statuses == (0,), result.log
+    assert "interrupted: saves at the end of this step" in result.log
+    assert (result.directory / "STOPPED").read_text() == result.saved_iteration + "\n"
+
+
 def test_load_is_where_a_run_without_checkpoints_starts(
     config: dict[str, Any], single_gpt: Run, stopped_at_once: str, tmp_path: Path
 ) -> None:

@@ -108,10 +108,15 @@ def test_the_example_restarts_its_cosine() -> None:
 
 
 @pytest.mark.parametrize("returned", ["-1e-3", "float('nan')", "float('inf')", "None", "'0.1'"])
-def test_what_is_no_rate_ends_the_run(returned: str, tmp_path: Path) -> None:
+def test_what_is_no_rate_is_refused_before_the_first_step(returned: str, tmp_path: Path) -> None:
     file = tmp_path / f"wrong_rate_{abs(hash(returned))}.py"
     file.write_text(f"def rate(iteration, optimizer):\n    return {returned} if iteration == 12 else 1e-3\n")
-    made = schedule(lr_schedule=f"{file}:rate")
-    made.step(11)
     with pytest.raises(TrainerError, match=r"gives .* for iteration 12: a rate is a number of at least 0"):
-        made.step(1)
+        schedule(lr_schedule=f"{file}:rate")
+
+
+def test_a_schedule_that_fails_after_the_warm_up_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    file = tmp_path / "failing_rate.py"
+    file.write_text("def rate(iteration, optimizer):\n    return 1e-3 / abs(iteration - 60)\n")
+    with pytest.raises(TrainerError, match=r"raises ZeroDivisionError for iteration 60: .*failing_rate.py:2"):
+        schedule(lr_schedule=f"{file}:rate")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.trainer.runs import finished
+from tests.trainer.runs import Run, finished
 from trainer.stragglers import CHECK_INTERVAL, SHOWN, Place, find_stragglers
 
 SLOW_LAYERS = """
@@ -16,7 +17,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 class SlowLayer(TransformerLayer):
     def forward(self, *args, **kwargs):
-        if os.environ["RANK"] == "1":
+        if os.environ["RANK"] == os.environ["SLOW_RANK"]:
             time.sleep(0.2)  # many times a step, however busy the cores are
         return super().forward(*args, **kwargs)
 
@@ -28,18 +29,26 @@ def layers(core, vp_stage, usual):
 
 
 def places(*stages: int) -> list[Place]:
-    return [Place(f"node-{rank // 2}", rank % 2, stage) for rank, stage in enumerate(stages)]
+    return [Place(f"node-{rank // 2}", rank % 2, stage, (rank,)) for rank, stage in enumerate(stages)]
+
+
+def places_of_groups(num_groups: int, size: int, waiting: str) -> list[Place]:
+    """Groups of ranks that wait for each other, on nodes of eight ranks."""
+    groups = [tuple(range(first, first + size)) for first in range(0, num_groups * size, size)]
+    return [Place(f"node-{rank // 8}", rank % 8, 0, ranks, waiting) for ranks in groups for rank in ranks]
 
 
 def test_a_rank_is_compared_with_those_of_its_pipeline_stage() -> None:
     [slow] = find_stragglers([1.0, 1.05, 1.3, 2.0, 2.1, 2.0], places(0, 0, 0, 1, 1, 1))
-    assert (slow.rank, slow.place.host, slow.place.local_rank) == (2, "node-1", 0)
+    assert slow.ranks == (2,)
     assert slow.slowdown == pytest.approx(1.3 / 1.05)
-    assert "rank 2 (node-1, local rank 0)" in str(slow)
+    assert str(slow) == (
+        "rank 2 (node-1, local rank 0) computes 1.300 s a step, 1.24 times the median of pipeline stage 0 (1.050 s)"
+    )
 
 
 def test_of_two_the_slower_one_is_named_slowest_first_and_not_all_of_a_crowd() -> None:
-    assert [s.rank for s in find_stragglers([1.0, 3.0, 1.0, 2.0], places(0, 0, 1, 1))] == [1, 3]
+    assert [s.ranks for s in find_stragglers([1.0, 3.0, 1.0, 2.0], places(0, 0, 1, 1))] == [(1,), (3,)]
     crowd = find_stragglers([1.0] * 40 + [1.2] * 30, places(*[0] * 70))
     assert len(crowd) == SHOWN
 
@@ -49,17 +58,61 @@ def test_ranks_alike_are_no_stragglers(seconds: list[float]) -> None:
     assert find_stragglers(seconds, places(0, 0)) == []
 
 
-def test_the_slow_rank_of_a_run_is_named_in_its_log_and_its_record(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_slow_gpu_makes_one_line_of_all_that_wait_for_it_and_hides_no_other_node() -> None:
+    seconds = [1.0] * 64
+    seconds[16:24] = [1.3, 1.31, 1.3, 1.3, 1.3, 1.3, 1.3, 1.3]
+    seconds[40:48] = [1.25] * 8
+    first, second = find_stragglers(seconds, places_of_groups(8, 8, "tensor parallelism"))
+    assert (first.ranks, second.ranks) == (tuple(range(16, 24)), tuple(range(40, 48)))
+    assert str(first).startswith(
+        "rank 16-23 (node-2), which wait for each other in tensor parallelism, compute 1.310 s"
+    )
+    assert str(second) == (
+        "rank 40-47 (node-5), which wait for each other in tensor parallelism, compute 1.250 s a step, "
+        "1.25 times the median of pipeline stage 0 (1.000 s)"
+    )
+
+
+def test_a_group_is_named_with_all_of_its_nodes() -> None:
+    [slow] = find_stragglers(
+        [2.0] * 16 + [1.0] * 32, places_of_groups(3, 16, "tensor and context parallelism")
+    )
+    assert "rank 0-15 (node-0, node-1), which wait for each other in tensor and context" in str(slow)
+
+
+def slow_run(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int, slow_rank: int
+) -> Run:
     layers = tmp_path / "slow_layers.py"
     layers.write_text(SLOW_LAYERS)
-    config["world_size"] = 2
+    monkeypatch.setenv("SLOW_RANK", str(slow_rank))
+    config["world_size"] = world_size
     config["model"] |= {"num_layers": 1, "hidden_size": 16, "layer_spec": f"{layers}:layers"}
     config["training"] |= {"global_batch_size": 2, "train_iters": CHECK_INTERVAL}
     config["logging"]["log_interval"] = CHECK_INTERVAL
-    result = finished(config)
+    return finished(config)
+
+
+def test_the_slow_rank_of_a_run_is_named_in_its_log_and_its_record(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = slow_run(config, tmp_path, monkeypatch, world_size=2, slow_rank=1)
     [straggler] = [event for event in result.events if event["event"] == "straggler"]
     assert (straggler["rank"], straggler["local_rank"], straggler["iteration"]) == (1, 1, CHECK_INTERVAL)
+    assert (straggler["ranks"], straggler["host"]) == ([1], socket.gethostname())
     assert straggler["slowdown"] > 1.1
     assert f"iteration {CHECK_INTERVAL}: SLOW: rank 1 (" in result.log
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_a_slow_one_in_tensor_parallelism_are_one_line_and_one_event(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config["parallelism"] = {"tensor_model_parallel_size": 2}
+    result = slow_run(config, tmp_path, monkeypatch, world_size=4, slow_rank=3)
+    [straggler] = [event for event in result.events if event["event"] == "straggler"]
+    assert (straggler["rank"], straggler["ranks"], straggler["local_rank"]) == (2, [2, 3], 2)
+    [line] = [line for line in result.log.splitlines() if "SLOW: " in line]
+    assert (
+        f"rank 2-3 ({socket.gethostname()}), which wait for each other in tensor parallelism, compute" in line
+    )

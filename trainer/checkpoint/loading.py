@@ -21,10 +21,9 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer import checkpoint_files, hyperparameters, lock, megatron_lm
-from trainer.checkpoint import reading, storage
+from trainer import checkpoint_files, hyperparameters, lock, megatron_lm, storage
+from trainer.checkpoint import reading
 from trainer.checkpoint import state as contents
-from trainer.checkpoint.storage import at_rank_0
 from trainer.checkpoint_files import COMMON, FORMAT, METADATA, STARTED, TRACKER, Checkpoint
 from trainer.config import TrainerConfig
 from trainer.distributed import GLOO_ERRORS
@@ -33,6 +32,7 @@ from trainer.hyperparameters import Change
 from trainer.logging import Log
 from trainer.run_directory import publish
 from trainer.step import TrainingState
+from trainer.storage import at_rank_0
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from trainer import checkpoint_files
-from trainer.checkpoint import storage
+from trainer import checkpoint_files, storage
 from trainer.checkpoint_files import Checkpoint
 
 TURN_S = 2.0

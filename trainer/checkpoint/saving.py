@@ -21,9 +21,8 @@ import torch
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer import checkpoint_files, hyperparameters, megatron_lm
+from trainer import checkpoint_files, hyperparameters, megatron_lm, storage
 from trainer.checkpoint import state as contents
-from trainer.checkpoint import storage
 from trainer.checkpoint.planning import Plan, plan_save
 from trainer.checkpoint.writer import HostBuffer, Writing, Written
 from trainer.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
@@ -95,6 +94,9 @@ class Checkpoints:
         self._last_start = time.monotonic()
         self._buffer = HostBuffer()
         self._save: _Save | None = None
+        self._has_failed = False
+        self.is_owed = False
+        """A save in the background failed for a reason that may pass: the next is due now, and must not fail."""
         self._is_first = True
         self._removing = threading.Lock()
         self._removal: threading.Thread | None = None
@@ -104,10 +106,6 @@ class Checkpoints:
         if self._config.device == "cuda":
             size = contents.staged_bytes(state, self._groups)
             self._buffer.prepare(size, torch.cuda.current_device())
-
-    def finish_preparing(self) -> None:
-        """Waits until that memory is pinned."""
-        self._buffer.finish_preparing()
 
     def vote(self) -> Vote:
         """What this rank has to say about saves at the end of a step. The clock is that of rank 0."""
@@ -121,17 +119,33 @@ class Checkpoints:
         """Completes the save in progress when, by the step's `vote`, all ranks have written.
 
         Raises:
-            NotSavedError: on all ranks, as soon as one could not write; the checkpoints before it stay.
+            NotSavedError: on all ranks, as soon as one could not write; the checkpoints before it stay. Once, when
+                the reason may pass, a save `is_owed` in place of it.
         """
         if self._save is not None and (vote.failed or not vote.writing):
-            self._complete(self._save)
+            try:
+                self._complete(self._save)
+            except NotSavedError as error:
+                self._forgive(error)
+                self.is_owed = True
 
     def save(self, state: TrainingState, *, wait: bool) -> None:
         """Starts a save of the state as it is, after the one in progress; completes it too if `wait`.
 
         Raises:
-            NotSavedError: on all ranks, when this save or the one in progress cannot be written.
+            NotSavedError: on all ranks, when this save or the one in progress cannot be written, nor once more when
+                the reason may pass.
         """
+        self.is_owed = False
+        try:
+            self._begin(state, wait=wait)
+        except NotSavedError as error:
+            self._forgive(error)
+            self._begin(state, wait=wait)
+        if wait:
+            self._end_removals()
+
+    def _begin(self, state: TrainingState, *, wait: bool) -> None:
         if self._save is not None:
             waited_s = self._wait(self._save)
             if not wait and waited_s >= 1:
@@ -147,8 +161,13 @@ class Checkpoints:
         self._save = self._start(state, path, started)
         if wait or not self._config.checkpoint.async_save:
             self._wait(self._save)
-        if wait:
-            self._end_removals()
+
+    def _forgive(self, error: NotSavedError) -> None:
+        """Raises `error` again unless it may pass, all ranks know of it, and no save failed since the last complete."""
+        if error.is_final or not error.is_everywhere or self._has_failed:
+            raise error
+        self._has_failed = True
+        self._log.line(f"{error}; it is tried once more")
 
     def finish(self) -> None:
         """Completes the save in progress, if there is one.
@@ -203,8 +222,13 @@ class Checkpoints:
     def _complete(self, save: _Save) -> None:
         started = time.perf_counter()
         self._save = None
-        written = _gather(save.writing)
+        try:
+            written = _gather(save.writing)
+        except NotSavedError:
+            save.writing.discard()
+            raise
         refused = from_rank_0(lambda: _reporting(lambda: _publish(save, written)))
+        self._has_failed = False
         if torch.distributed.get_rank() != 0:
             return
         save.stall_s["completing"] = time.perf_counter() - started

@@ -50,15 +50,11 @@ class HostBuffer:
         self._preparing = threading.Thread(target=reserve, name="checkpoint-memory", daemon=True)
         self._preparing.start()
 
-    def finish_preparing(self) -> None:
-        """Waits for what `prepare` began."""
+    def copy(self, buckets: list[Bucket]) -> list[Bucket]:
+        """`buckets` with their tensors copied here, so that training may change the originals."""
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
-
-    def copy(self, buckets: list[Bucket]) -> list[Bucket]:
-        """`buckets` with their tensors copied here, so that training may change the originals."""
-        self.finish_preparing()
         tensors = [tensor for _, _, (_, pairs) in buckets for _, tensor in pairs]
         self._reserve(sum(map(_room, tensors)), pinned=any(tensor.is_cuda for tensor in tensors))
         copies, offset = [], 0
@@ -162,6 +158,12 @@ class Writing:
             )
         except BaseException as error:  # whatever it is, the step loop must hear of it
             self.error = error
+
+    def discard(self) -> None:
+        """Gives back the room of what is written, when it is no use: a full disk takes no word of why the run ends."""
+        for path, _, _ in self._buckets:
+            with contextlib.suppress(OSError):
+                Path(path).unlink(missing_ok=True)
 
     def _write_file(self, bucket: Bucket) -> tuple[str, dict[str, Any], list[WriteResult]]:
         path, name, (objects, tensors) = bucket

@@ -5,11 +5,13 @@ replace of the process, it copies the directory SNAPSHOT_OF to SNAPSHOT_TO/NUMBE
 A process that is killed there leaves just that: what it wrote into a buffer of its own is lost.
 SLEEP_AT_FSYNC makes a storage slow: each fsync takes so many seconds.
 HOLD_SAVE keeps the save of that number open, from its first tensors on: HELD then appears.
+FAIL_SAVES makes so many saves of the rank FAIL_RANK fail, each at its first tensors, as storage does for a moment.
 AT_LOAD is what becomes of the rank AT_LOAD_RANK where it reads its first tensors to load them: `die`, or an errno.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shutil
@@ -76,6 +78,19 @@ def _hold(number: int, held: Path) -> None:
     os.fsync = hold
 
 
+def _fail(number: int) -> None:
+    fsync, saves = os.fsync, set[Path]()
+
+    def fail(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.suffix == ".distcp" and (len(saves) < number or path.parent in saves):
+            saves.add(path.parent)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    os.fsync = fail
+
+
 def _strike_at_load(what: str) -> None:
     def strike(event: str, arguments: tuple[Any, ...]) -> None:
         # Other threads compare the files with the record, or write them.
@@ -93,6 +108,8 @@ def _is_main_thread() -> bool:
 
 if "HOLD_SAVE" in os.environ:
     _hold(int(os.environ["HOLD_SAVE"]), Path(os.environ["HELD"]))
+if os.environ.get("FAIL_RANK") == os.environ.get("RANK", ""):
+    _fail(int(os.environ["FAIL_SAVES"]))
 if os.environ.get("AT_LOAD_RANK") == os.environ.get("RANK", ""):
     _strike_at_load(os.environ["AT_LOAD"])
 if "SNAPSHOT_OF" in os.environ:

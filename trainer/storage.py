@@ -18,7 +18,14 @@ FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 def is_final(error: BaseException) -> bool:
     """Whether another try would be refused as well."""
-    return isinstance(error, OSError) and error.errno in FINAL_ERRORS
+    if not isinstance(error, OSError):
+        return False
+    return error.errno in FINAL_ERRORS or _is_short_write(error)
+
+
+def _is_short_write(error: OSError) -> bool:
+    """numpy says of a full disk how much it took, without a number."""
+    return error.errno is None
 
 
 def reason(error: OSError, path: Path | str = "storage") -> str:
@@ -28,7 +35,8 @@ def reason(error: OSError, path: Path | str = "storage") -> str:
 
 def refused(error: OSError, path: Path, be: str = "read") -> TrainerError:
     """A fault of the storage, which says nothing about a checkpoint, and may pass, unless it `is_final`."""
-    raised = TrainerError(f"{error.filename or path} cannot be {be} ({error.strerror or error})")
+    full = ": is the disk full?" if _is_short_write(error) else ""
+    raised = TrainerError(f"{error.filename or path} cannot be {be} ({error.strerror or error}{full})")
     raised.is_final = is_final(error)
     return raised
 

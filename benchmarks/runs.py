@@ -1,0 +1,222 @@
+"""What the benchmarks share: a run's configuration, its processes, and the record that they write."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).parents[1]
+TAIL = 4000
+"""Characters of a failed program's output that are shown, from its end."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_over = threading.Event()
+"""The benchmark has failed or is being ended, and what it runs in threads is to end, too."""
+
+
+class RunError(SystemExit):
+    """A program failed; where nobody catches it, the message is what the benchmark ends with."""
+
+
+# Before
+
+
+def end_like_ctrl_c() -> None:
+    """A signal ends this program as Ctrl-C does, and so with all that it started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
+def count_gpus(options: argparse.ArgumentParser) -> int:
+    """GPUs that torch sees; without any the program ends here and says so."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        options.exit(2, f"{options.prog}: needs a GPU, and torch sees none here\n")
+    return count
+
+
+def one_gpu(index: int) -> dict[str, str]:
+    """The environment in which this GPU, counted among those that are seen here, is the only one."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"CUDA_VISIBLE_DEVICES": seen.split(",")[index] if seen else str(index)}
+
+
+def configuration(
+    name: str, run_dir: Path, device: str, world_size: int = 1, **sections: dict[str, Any]
+) -> dict[str, Any]:
+    """What `python -m trainer` is given: these sections, without evaluation and TensorBoard unless they say so."""
+    base: dict[str, dict[str, Any]] = {
+        "parallelism": {},
+        "training": {"eval_iters": 0},
+        "logging": {"tensorboard": False},
+    }
+    merged = {key: base.get(key, {}) | sections.get(key, {}) for key in base | sections}
+    top = {"name": name, "run_dir": str(run_dir.resolve()), "device": device, "world_size": world_size}
+    return top | merged
+
+
+def corpus_section(prefix: Path, split: str = "1,0,0") -> dict[str, Any]:
+    """The section `data` for a .bin/.idx pair."""
+    return {"datasets": [{"prefix": str(prefix.resolve())}], "split": split}
+
+
+def write_config(config: dict[str, Any]) -> Path:
+    """Makes the run directory, with the configuration in it."""
+    file = Path(config["run_dir"]) / "config.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(config))
+    return file
+
+
+# Running
+
+
+def train(config: dict[str, Any], environment: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """Runs the trainer to its end, one process per rank; returns its steps.
+
+    Raises:
+        RunError: it failed.
+    """
+    file = write_config(config)
+    command = ["-m", "trainer", "--config", str(file)]
+    run(command, file.with_name("log"), config["world_size"], environment)
+    return steps(read_record(file.parent))
+
+
+def run(
+    command: list[str],
+    log: Path,
+    ranks: int = 1,
+    environment: dict[str, str] | None = None,
+    directory: Path = ROOT,
+) -> str:
+    """Runs `python COMMAND` as so many ranks to its end; returns what they printed.
+
+    Raises:
+        RunError: one failed, which ends the others; with the end of their output.
+    """
+    with started(command, log, ranks, environment, directory) as processes:
+        while (status := status_of(processes)) is None:
+            if _over.wait(0.1):
+                raise RunError(f"{log.parent.name}: ended, since the benchmark ends")
+    if status:
+        raise failure(log, status)
+    return log.read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def started(
+    command: list[str],
+    log: Path,
+    ranks: int = 1,
+    environment: dict[str, str] | None = None,
+    directory: Path = ROOT,
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The processes of `python COMMAND`, one per rank; at the end they and their children are killed.
+
+    In place of torchrun, whose ranks have sessions of their own and go on when it is killed.
+    """
+    common = {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        with log.open("w") as output:
+            for rank in range(ranks):
+                process = subprocess.Popen(
+                    [sys.executable, *command],
+                    cwd=directory,
+                    env=os.environ
+                    | common
+                    | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    | (environment or {}),
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                processes.append(process)
+        yield processes
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in processes:
+            process.wait()
+
+
+def free_port() -> int:
+    """A port of this host that nothing listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def status_of(processes: list[subprocess.Popen[bytes]]) -> int | None:
+    """None while all go on, the status of one that failed, or 0 when all are done."""
+    statuses = [process.poll() for process in processes]
+    return next((status for status in statuses if status), None if None in statuses else 0)
+
+
+def failure(log: Path, status: int) -> RunError:
+    """What is said of a program that ended with `status`."""
+    return RunError(f"status {status}, and the end of {log}:\n{log.read_text(errors='replace')[-TAIL:]}")
+
+
+def side_by_side(work: Callable[[Item, int], Result], items: Iterable[Item], places: int) -> list[Result]:
+    """`work(item, place)` of all, one at a time on each of so many places; when one fails, all end."""
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for place in range(places):
+        free.put(place)
+
+    def work_at_a_place(item: Item) -> Result:
+        place = free.get()
+        try:
+            return work(item, place)
+        finally:
+            free.put(place)
+
+    with ThreadPoolExecutor(places) as pool:
+        futures = [pool.submit(work_at_a_place, item) for item in items]
+        try:
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
+        except BaseException:
+            _over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
+
+
+# After
+
+
+def read_record(run_dir: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run's metrics.jsonl, which may still be written."""
+    metrics = run_dir / "metrics.jsonl"
+    text = metrics.read_text() if metrics.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def steps(record: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The optimizer steps among the events of a record."""
+    return [event for event in record if event["event"] == "step"]
