@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from hpcgen.cli.lazy import LazyGroup
-from hpcgen.errors import ConfigErrors, HpcgenError, JobFailed
+from hpcgen.errors import HpcgenError, JobFailed
 from hpcgen.version import __version__
 
 COMMANDS = {
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         status = cli.main(args=arguments, prog_name="hpcgen", standalone_mode=False, color=color)
     except HpcgenError as error:
-        messages = error.messages if isinstance(error, ConfigErrors) else (str(error),)
+        messages = error.mistakes
         for message in messages:
             click.secho(message, fg="red", err=True, color=color)
         if len(messages) > 1:

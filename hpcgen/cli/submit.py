@@ -12,6 +12,7 @@ import click
 
 from hpcgen.cli.options import StageChoice, run_options, templates_option, warn
 from hpcgen.config.stages import SUBMITTED_STAGES
+from hpcgen.errors import JobStopped
 
 if TYPE_CHECKING:
     from hpcgen.launchers.job import Job, Progress
@@ -56,8 +57,11 @@ def command(
         would = [_would_submit(stage, missing.get(stage.name)) for stage in plan.stages.values()]
         click.echo(f"would submit {', '.join(would)}; nothing was submitted", err=True)
         return
-    with _progress(plan) if launcher == "local" else contextlib.nullcontext() as on_progress:
-        jobs = api.submit(plan, launcher, templates, on_progress)
+    try:
+        with _progress(plan) if launcher == "local" else contextlib.nullcontext() as on_progress:
+            jobs = api.submit(plan, launcher, templates, on_progress)
+    except JobStopped:
+        raise SystemExit(130) from None
     if launcher == "slurm":
         _show_jobs(plan, jobs)
     if launcher == "local" and "train" in plan.stages:

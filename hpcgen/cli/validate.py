@@ -8,23 +8,30 @@ from pathlib import Path
 import click
 
 from hpcgen.cli.options import StageChoice, run_options, warn
+from hpcgen.errors import HpcgenError, in_parts
 
 
 @click.command("validate")
 @click.argument("stages", nargs=-1, type=StageChoice())
 @run_options
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, or the mistakes.")
 def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a run file for STAGES (train when none is named) and print what they would do."""
     from hpcgen import api
     from hpcgen.planning.summary import for_people, summarize
 
-    plan = api.plan(api.load_run(config, overrides), stages or ("train",))
+    try:
+        plan = api.plan(api.load_run(config, overrides), stages or ("train",))
+    except HpcgenError as error:
+        if as_json:
+            mistakes = [in_parts(message) for message in error.mistakes]
+            click.echo(json.dumps({"mistakes": mistakes, "warnings": []}, indent=1))
+        raise
     if not as_json:
         warn(plan.warnings)
     summary = summarize(plan)
     if as_json:
-        click.echo(json.dumps(summary, indent=1))
+        click.echo(json.dumps({**summary, "mistakes": []}, indent=1))
         return
     for heading, text in for_people(summary):
         click.echo(f"{heading:<15}  {text}")

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Generic, TypeVar, Union, cast
 
 from hpcgen.config.document import Document, constant
 from hpcgen.config.fields import constraint_problems
-from hpcgen.errors import ConfigErrors, Problem
+from hpcgen.errors import ConfigErrors, Mistake, Problem
 from trainer.config import ConfigError, field_hints, from_dict
 
 T = TypeVar("T")
@@ -85,8 +85,8 @@ def _without(value: Any, path: list[str]) -> Any:
     return {name: item for name, item in value.items() if name != key}
 
 
-def describe(problem: Problem, document: Document, resolved: object = None) -> str:
-    """One line: where the value comes from, its path and value, why it is wrong, what to do.
+def describe(problem: Problem, document: Document, resolved: object = None) -> Mistake:
+    """One line, and its parts: where the value comes from, its path and value, why it is wrong, what to do.
 
     A value that nobody wrote is looked up in `resolved`, the configuration with its defaults.
     """
@@ -99,10 +99,12 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> s
     shown = "" if is_silent else f" = {show(value)}"
     hint = f"; {problem.hint}" if problem.hint else ""
     if where.startswith("--") and not where.startswith("--set"):  # an option that stands for one key
-        return f"{where}{'' if is_silent else f' {show(value)}'} {problem.reason}{hint}"
+        line = f"{where}{'' if is_silent else f' {show(value)}'} {problem.reason}{hint}"
+        return Mistake.of(line, where, problem.path, problem.reason, problem.hint)
     path = problem.path if len(problem.path) <= 120 else problem.path[:117] + "..."
     path = path if path.isprintable() else ascii(path)
-    return f"{where}: {path or 'the file'}{shown} {problem.reason}{hint}"
+    line = f"{where}: {path or 'the file'}{shown} {problem.reason}{hint}"
+    return Mistake.of(line, where, problem.path, problem.reason, problem.hint)
 
 
 def show(value: object) -> str:

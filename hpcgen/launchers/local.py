@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcgen.errors import HpcgenError, JobFailed
+from hpcgen.errors import HpcgenError, JobFailed, JobStopped
 from hpcgen.files import write_text
 from hpcgen.launchers.corpus import check_corpus, missing_tasks
 from hpcgen.launchers.job import Job, Progress
+from hpcgen.launchers.metrics import Followed
 from hpcgen.launchers.process_tree import kill_tree
 from hpcgen.launchers.run_directory import make_run_directory, sharing
 from hpcgen.launchers.tasks import ModuleTask
@@ -35,12 +36,14 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
     """Runs the planned stages in their order and waits for each.
 
     Ctrl-C asks training for a checkpoint and waits for it; a second one ends it at once. It ends other stages,
-    and so does SIGTERM any: no process of theirs is left when this returns or raises.
+    and so does SIGTERM any, with PATIENCE_S for training to save: no process of theirs is left when this returns or
+    raises. Where training has saved and left, that is said.
 
     Raises:
         HpcgenError: a stage needs more than this machine: several nodes or a container; the corpus cannot be fetched
             or has no room.
         JobFailed: a stage failed; the message ends with the last lines of its log.
+        JobStopped: Ctrl-C, and training has saved.
     """
     for stage in plan.stages.values():
         if stage.allocation.nodes > 1 or stage.container is not None:
@@ -69,12 +72,14 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
         timeout_min=60 * 24 * 365,
         stderr_to_stdout=True,
     )
+    started = time.time()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_saved_is_said(run_dir, stage.name, started))
         with _children_ignore_ctrl_c(), _children_import_nothing_of_this_folder():
             submitted: Any = executor.submit(_task(plan, stage, job_dir))
             job = Job(stage.name, submitted.job_id, Path(submitted.paths.stdout), submitted)
             stack.enter_context(_ended(job))
-        _wait(job, stage.name, plan, job_dir / "stop", on_progress)
+        _wait(job, stage.name, plan, job_dir / "stop", on_progress, started)
     return job
 
 
@@ -94,11 +99,15 @@ def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask:
 
 
 def _wait(
-    job: Job, stage: str, plan: Plan, stop_file: Path, on_progress: Callable[[Progress], None] | None
+    job: Job,
+    stage: str,
+    plan: Plan,
+    stop_file: Path,
+    on_progress: Callable[[Progress], None] | None,
+    started: float,
 ) -> None:
-    metrics = Path(plan.config.paths.run_dir) / "metrics.jsonl"
+    metrics = Followed(Path(plan.config.paths.run_dir) / "metrics.jsonl", since=started)
     total = plan.trainer.training.train_iters if plan.trainer and stage == "train" else 0
-    started = time.time()
     asked_to_stop = False
     while True:
         try:
@@ -106,7 +115,7 @@ def _wait(
             if on_progress is not None and plan.stages[stage].allocation.array:
                 on_progress(_files_done(plan, stage, started))
             elif on_progress is not None:
-                last = _last_step(metrics, started) if total else {}
+                last = metrics.last_step() if total else {}
                 on_progress(Progress(stage, last.get("iteration", 0), total, last))
             if done:
                 break
@@ -120,12 +129,30 @@ def _wait(
             stop_file.touch()
             print("asked for a checkpoint; interrupt again to end at once", file=sys.stderr)
     _raise_failure(job, plan.stages[stage])
-    if asked_to_stop:
-        iteration = _last_step(metrics, started).get("iteration", 0)
-        print(
-            f"stopped at iteration {iteration}, saved; the same command goes on from there", file=sys.stderr
-        )
-        raise KeyboardInterrupt
+    if asked_to_stop and _stopped_at(Path(plan.config.paths.run_dir), started) is not None:
+        raise JobStopped
+
+
+@contextlib.contextmanager
+def _saved_is_said(run_dir: Path, stage: str, started: float) -> Iterator[None]:
+    """Says where training stopped and saved when the block is left because of Ctrl-C or SIGTERM."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        iteration = _stopped_at(run_dir, started) if stage == "train" else None
+        if iteration is not None:
+            line = f"stopped at iteration {iteration}, saved; the same command goes on from there"
+            print(line, file=sys.stderr)
+        raise
+
+
+def _stopped_at(run_dir: Path, started: float) -> int | None:
+    """The iteration that training saved and left at, after `started`; None when it did not."""
+    marker = run_dir / "STOPPED"
+    try:
+        return int(marker.read_text()) if marker.stat().st_mtime >= started else None
+    except (OSError, ValueError):
+        return None
 
 
 def _files_done(plan: Plan, stage: str, since: float) -> Progress:
@@ -166,24 +193,6 @@ def _succeeded(task: Any) -> bool:
     if not Path(task.paths.result_pickle).exists():
         return False
     return task.exception() is None
-
-
-def _last_step(metrics: Path, since: float) -> dict[str, Any]:
-    """The last step in metrics.jsonl, when it was written after `since`; the file is read from its end."""
-    try:
-        if metrics.stat().st_mtime < since:
-            return {}
-        with metrics.open("rb") as file:
-            file.seek(max(0, metrics.stat().st_size - 4096))
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return {}
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            entry = json.loads(line)
-            if entry.get("event") == "step":
-                return dict(entry)
-    return {}
 
 
 @contextlib.contextmanager

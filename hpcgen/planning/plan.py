@@ -21,6 +21,7 @@ from hpcgen.planning.container import container_problems, container_warnings
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems
+from hpcgen.planning.resuming import changed_hyperparameters, no_checkpoints, proof_of_checkpoints
 from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import plan_training
 from trainer.config import TrainerConfig
@@ -60,6 +61,8 @@ def plan(
     training = plan_training(run, config) if set(TRAINER_STAGES) & set(ordered) else None
     if training is not None:
         problems += training.errors
+        if training.trainer is not None and "train" in ordered:
+            problems += changed_hyperparameters(run.config, training.trainer)
     errors = [*run.mistakes, *_described(run, problems)]
     planned: dict[str, StagePlan] = {}
     for name in ordered:
@@ -69,8 +72,8 @@ def plan(
             if name not in ARRAY_STAGES or config.data.corpus is not None:
                 planned[name] = make_stage(name, run, config, trainer, lead_s)
         except HpcgenError as error:
-            errors.append(str(error))
-    missing, unsure = _missing_inputs(config, planned, exists)
+            errors += error.mistakes
+    missing, unsure = _missing_inputs(run, config, planned, exists)
     errors += missing
     if errors:
         raise ConfigErrors(list(dict.fromkeys(errors)))
@@ -124,7 +127,7 @@ def _section_problems(run: Run, stages: Sequence[str]) -> Iterator[Problem]:
 
 
 def _missing_inputs(
-    config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
+    run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
 ) -> tuple[list[str], list[str]]:
     """Files that are not there: errors, or warnings where not even the top of the path can be seen from here."""
     absent: dict[str, str] = {}
@@ -135,6 +138,7 @@ def _missing_inputs(
     unmade = [
         path for pair in pairs for path in (f"{pair.prefix}.idx", f"{pair.prefix}.bin") if path in absent
     ]
+    load = config.checkpoint.load
     errors, warnings = [], []
     for path, name in absent.items():
         if path in unmade:
@@ -144,6 +148,8 @@ def _missing_inputs(
         elif corpus and path == manifest_of(corpus):
             hint = "run hpcgen data plan with this run file first"
             errors.append(f"{path} is not there, and stage {name} works through what it lists; {hint}")
+        elif load and path == proof_of_checkpoints(load):
+            errors.append(_describe(run, no_checkpoints(load, exists)))
         else:
             errors.append(f"{path}: no such file, and stage {name} needs it")
     if unmade and not {"tokenize", "prepare"} & stages.keys():

@@ -117,6 +117,8 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
     model, asked = config.model, config.model.vocab_size
     if tokenizers.problems(config.data.tokenizer):
         return model, []  # said already
+    if asked is not None and config.data.mock:
+        return model, []  # its ids are made up, and come from no tokenizer
     try:
         known = tokenizers.vocab_size(config.data.tokenizer)
     except HpcgenError as error:

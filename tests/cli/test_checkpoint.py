@@ -189,6 +189,23 @@ def test_prune_by_other_rules(run: Path) -> None:
     assert names(run / "checkpoints") == ["iter_0000800"]
 
 
+def test_prune_names_where_each_rule_is_from(run: Path) -> None:
+    def rule(*options: object) -> str:
+        said = hpcgen("checkpoint", "prune", run, *options, "--dry-run").stderr.splitlines()[0]
+        return said.split(" stays" if " stays" in said else " stay", 1)[1]
+
+    file = run / "jobs/4711/trainer.json"
+    assert rule("--keep-last", 1) == (
+        f", and multiples of 500, and pinned ones (--keep-last 1, checkpoint.keep_every of {file})"
+    )
+    assert rule("--keep-every", 300) == (
+        f", and multiples of 300, and pinned ones (checkpoint.keep_last of {file}, --keep-every 300)"
+    )
+    assert rule("--keep-last", 3, "--keep-every", 0) == ", and pinned ones (--keep-last 3, --keep-every 0)"
+    shutil.rmtree(run / "jobs")
+    assert rule("--keep-last", 3) == ", and pinned ones (--keep-last 3)"
+
+
 def test_prune_never_takes_the_newest_whole_one_nor_a_pinned_one(run: Path) -> None:
     checkpoints = run / "checkpoints"
     (checkpoints / "iter_0000800/__0_0.distcp").write_bytes(b"cut")

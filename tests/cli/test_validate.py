@@ -28,6 +28,51 @@ def test_json_is_one_document(run_file):
     found = json.loads(hpcgen("validate", "-c", run_file, "--json").stdout)
     assert found["name"] == "big"
     assert found["layout"].startswith("TP4 PP8")
+    assert found["mistakes"] == []
+    assert any("cannot be seen from this machine" in warning for warning in found["warnings"])
+
+
+def test_json_of_a_run_with_mistakes(workplace):
+    run_file = write_yaml(workplace / "run.yaml", minimal_run(parallelism={"tensor_model_parallel_size": 3}))
+    line = next(n for n, text in enumerate(run_file.read_text().splitlines(), 1) if "_parallel_size" in text)
+    found = hpcgen("validate", "-c", run_file, "--json", "--set", "trainign.seed=1")
+    assert found.status == 2
+    document = json.loads(found.stdout)
+    assert document.keys() == {"mistakes", "warnings"}
+    unknown, tp = document["mistakes"]
+    assert unknown.pop("hint") == "did you mean training?"
+    nowhere = {"file": None, "line": None}
+    assert unknown == {"key": "trainign", "reason": "is not a known key", **nowhere}
+    assert (tp["key"], tp["file"], tp["line"]) == (
+        "parallelism.tensor_model_parallel_size",
+        str(run_file),
+        line,
+    )
+    assert tp["reason"]
+    assert [line.split(": ")[1].split(" ")[0] for line in found.stderr.splitlines()[:-1]] == [
+        "trainign",
+        "parallelism.tensor_model_parallel_size",
+    ]
+
+
+def test_json_of_a_file_that_cannot_be_read(workplace):
+    (workplace / "run.yaml").write_text("name: a\nname: [\n")
+    found = hpcgen("validate", "-c", "run.yaml", "--json")
+    assert found.status == 2
+    [mistake] = json.loads(found.stdout)["mistakes"]
+    assert (mistake["key"], mistake["file"], mistake["hint"]) == (None, "run.yaml", None)
+    assert mistake["reason"].startswith("not valid YAML")
+    [mistake] = json.loads(hpcgen("validate", "-c", "none.yaml", "--json").stdout)["mistakes"]
+    assert (mistake["file"], mistake["reason"]) == (None, "none.yaml: no such file")
+
+
+def test_made_up_samples_need_no_tokenizer(workplace):
+    run_file = write_yaml(workplace / "run.yaml", minimal_run())
+    small = ("--set", "model.vocab_size=1000")
+    assert hpcgen("validate", "-c", run_file, *small).status == 0
+    datasets = ("--set", "data.mock=false", "--set", "data.datasets=[{prefix: /x/y}]")
+    read = hpcgen("validate", "-c", run_file, *small, *datasets)
+    assert "model.vocab_size = 1000 has no rows for all ids of data.tokenizer (gpt2" in read.stderr
 
 
 def test_other_stages(workplace):

@@ -89,7 +89,7 @@ def _broken(where: Path) -> tuple[list[_Going], str]:
 def _outdated(
     where: Path, directory: Path, keep_last: int | None, keep_every: int | None
 ) -> tuple[list[_Going], str]:
-    """Those that retention does not keep, oldest first, and the rule in words with the file that it is from."""
+    """Those that retention does not keep, oldest first, and the rules in words with where they come from."""
     from hpcgen.checkpoints.listing import size_of
     from hpcgen.checkpoints.retention import prunable
 
@@ -98,8 +98,21 @@ def _outdated(
         _Going(checkpoint.path, checkpoint.iteration, size_of(checkpoint))
         for checkpoint in prunable(where, retention)
     ]
-    is_own = retention.source is not None and (keep_last is None or keep_every is None)
-    return going, f"{retention}" + (f" (as {retention.source} says)" if is_own else "")
+    return going, f"{retention} ({_sources(retention, keep_last, keep_every)})"
+
+
+def _sources(retention: Retention, keep_last: int | None, keep_every: int | None) -> str:
+    """Where each of the rules comes from: the command line, or the run's configuration."""
+    if keep_last is None and keep_every is None:
+        return f"as {retention.source} says"
+    sources = [
+        f"checkpoint.keep_last of {retention.source}" if keep_last is None else f"--keep-last {keep_last}"
+    ]
+    if keep_every is not None:
+        sources.append(f"--keep-every {keep_every}")
+    elif retention.keep_every is not None:
+        sources.append(f"checkpoint.keep_every of {retention.source}")
+    return ", ".join(sources)
 
 
 def _retention(directory: Path, keep_last: int | None, keep_every: int | None) -> Retention:

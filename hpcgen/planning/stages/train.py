@@ -8,6 +8,7 @@ from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.paths import import_files, trainer_data
+from hpcgen.planning.resuming import proof_of_checkpoints
 from hpcgen.planning.stages.node_check import node_check
 from hpcgen.planning.stages.work import Work
 from trainer.config import TrainerConfig, to_dict
@@ -20,7 +21,7 @@ def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerCo
     inputs = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
     inputs = (*inputs, *import_files(config))
     if checkpoint.load:
-        inputs = (*inputs, f"{checkpoint.load}/latest_checkpointed_iteration.txt")
+        inputs = (*inputs, proof_of_checkpoints(checkpoint.load))
     checkpoints = checkpoint.save or f"{config.paths.run_dir}/checkpoints"
     return Work(
         arguments=("-m", "trainer"),

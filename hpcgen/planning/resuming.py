@@ -1,0 +1,157 @@
+"""What a run goes on from, as far as this machine sees it: the trainer's own rules, before the job queues."""
+
+from __future__ import annotations
+
+import contextlib
+import os.path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcgen.config.run import RunConfig
+from hpcgen.config.validation import show
+from hpcgen.errors import Problem
+from trainer import checkpoint_files
+from trainer.checkpoint_files import COMPLETE, FORMAT, TRACKER, Checkpoint
+from trainer.config import TrainerConfig
+from trainer.errors import TrainerError
+from trainer.hyperparameters import OF_OPTIMIZER_STATE, check_changes, sections
+
+
+def proof_of_checkpoints(load: str) -> str:
+    """The file that shows that the directory `load` holds checkpoints: the tracker, or, as in an archive that has none,
+    the record of the newest checkpoint."""
+    tracker = Path(load, TRACKER)
+    with contextlib.suppress(OSError):
+        if not tracker.exists():
+            for path in checkpoint_files.list_paths(Path(load)):
+                if (path / COMPLETE).exists():
+                    return str(path / COMPLETE)
+    return str(tracker)
+
+
+def no_checkpoints(load: str, exists: Callable[[str], bool]) -> Problem:
+    """What to say of a directory `load` that holds none; one beside it may be meant."""
+    if exists(f"{load}/checkpoints"):
+        hint = f"did you mean {load}/checkpoints?"
+    elif exists(f"{load}/{COMPLETE}"):
+        hint = f"did you mean {os.path.dirname(load)}?"  # noqa: PTH120
+    else:
+        hint = "name the directory that holds iter_... directories"
+    why = f"has neither {TRACKER} nor iter_.../{COMPLETE}" if exists(load) else "is not there"
+    return Problem("checkpoint.load", f"holds no checkpoint for stage train: {load} {why}", hint)
+
+
+def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:
+    """What the trainer would refuse of the checkpoint that it finds first: what differs and may not, or is not named.
+
+    `config` is the run file, `trainer` what comes of it. Without a checkpoint, with one that cannot be read here, and
+    with Megatron-LM's, nothing is said: the trainer will.
+    """
+    try:
+        source = _source(trainer)
+    except OSError:
+        return []
+    return list(_problems(source, config, trainer)) if source else []
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The checkpoint that the trainer would start from."""
+
+    path: Path
+    record: dict[str, Any]
+    key: str
+    """Where its directory is named."""
+    weights_only: bool
+
+
+def _source(trainer: TrainerConfig) -> _Source | None:
+    """As trainer/checkpoint/loading.py finds it, by names and sizes: the hashes are left to the trainer."""
+    save, load = trainer.checkpoint.save, trainer.checkpoint.load
+    own = Path(save or f"{trainer.run_dir}/checkpoints")
+    key, directory = "checkpoint.save" if save else "paths.run_dir", own
+    if not checkpoint_files.ever_held_one(own):
+        if load is None:
+            return None
+        key, directory = "checkpoint.load", Path(load)
+    found = _newest_whole(directory)
+    if found is None or found.record is None or found.record.get("format", FORMAT) > FORMAT:
+        return None
+    is_done = directory is own and found.iteration == trainer.training.train_iters
+    if is_done and Path(trainer.run_dir, "DONE").exists():
+        return None  # the trainer has nothing to do, and ends before it looks
+    is_loaded = directory is not own
+    return _Source(found.path, found.record, key, is_loaded and trainer.checkpoint.finetune)
+
+
+def _newest_whole(directory: Path) -> Checkpoint | None:
+    for path in checkpoint_files.list_paths(directory):
+        checkpoint = checkpoint_files.describe(path)
+        if not checkpoint_files.problems(checkpoint, hashes=False):
+            return checkpoint
+    return None
+
+
+def _problems(source: _Source, config: RunConfig, trainer: TrainerConfig) -> Iterator[Problem]:
+    refused = [
+        change for change in _differing(source.record, trainer) if _is_refused(change, trainer, source)
+    ]
+    misfits = [change for change in refused if _is_refused(change, trainer, source, weights_only=True)]
+    named = (change.name for change in refused if change.name not in OF_OPTIMIZER_STATE)
+    names = ", ".join((*trainer.checkpoint.changed, *named))
+    for change in misfits or refused:
+        written = getattr(getattr(config, change.section), change.key)
+        here = "" if written not in (None, ()) else f"comes to {show(change.after)}, which "
+        back = f"set it to {show(change.before)}" if _is_short(change.before) else "set it back"
+        if misfits:
+            hint = f"it is another model: {back}, or name another {source.key}"
+        elif change.name in OF_OPTIMIZER_STATE:
+            hint = f"{back}, or take only the weights, with checkpoint.load and checkpoint.finetune: true"
+        else:
+            hint = f"if that is meant, write checkpoint.changed: [{names}]; else {back}"
+        reason = f"{here}differs from {show(change.before)} of the checkpoint {source.path}"
+        yield Problem(change.name, reason, hint)
+
+
+def _is_short(value: Any) -> bool:
+    """Whether a line shows all of it."""
+    return not show(value).endswith("...")
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A key whose value is another than the checkpoint's."""
+
+    section: str
+    key: str
+    before: Any
+    after: Any
+
+    @property
+    def name(self) -> str:
+        return f"{self.section}.{self.key}"
+
+
+def _differing(record: dict[str, Any], trainer: TrainerConfig) -> Iterator[_Change]:
+    for section, keys in sections(trainer).items():
+        saved = record.get(section)
+        for key, value in keys.items():
+            if isinstance(saved, dict) and key in saved and saved[key] != value:
+                yield _Change(section, key, saved[key], value)
+
+
+def _is_refused(
+    change: _Change, trainer: TrainerConfig, source: _Source, *, weights_only: bool = False
+) -> bool:
+    """The trainer's verdict on this key alone."""
+    try:
+        check_changes(
+            {change.section: {change.key: change.before}},
+            trainer,
+            weights_only=weights_only or source.weights_only,
+        )
+    except TrainerError:
+        return True
+    return False

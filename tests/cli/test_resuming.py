@@ -1,0 +1,157 @@
+"""What a run goes on from, as the commands see it before anything waits in a queue."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hpcgen import load_run, plan
+from tests.cli.command import Ended, hpcgen
+from tests.recorded_run import write_checkpoint
+from tests.runs import minimal_run, write_yaml
+from trainer import checkpoint_files
+from trainer.checkpoint_files import COMPLETE, METADATA, STARTED, TRACKER
+from trainer.hyperparameters import sections
+
+NOTHING_DONE = "nothing was written or submitted"
+
+
+@pytest.fixture
+def run_file(workplace: Path) -> Path:
+    """A run of 20 steps that has saved at 5 and 10, and its run file."""
+    training = {"micro_batch_size": 1, "global_batch_size": 4, "train_iters": 20, "precision": "fp32"}
+    values = minimal_run(paths={"run_dir": "run"}, training=training)
+    path = write_yaml(workplace / "run.yaml", values)
+    trainer = plan(load_run(path)).trainer
+    assert trainer is not None
+    for iteration in (5, 10):
+        write_checkpoint(workplace / "run/checkpoints", iteration, **sections(trainer))
+    return path
+
+
+def validated(run_file: Path, *values: str) -> Ended:
+    return hpcgen("validate", "-c", run_file, *(word for value in values for word in ("--set", value)))
+
+
+def archived(workplace: Path) -> str:
+    """A copy of a checkpoint by its name, as docs/checkpoints.md says."""
+    (workplace / "archive").mkdir()
+    shutil.copytree(workplace / "run/checkpoints/iter_0000005", workplace / "archive/iter_0000005")
+    return "checkpoint.load=archive"
+
+
+def test_an_archive_needs_no_tracker(workplace: Path, run_file: Path) -> None:
+    found = hpcgen(
+        "render", "train", "-c", run_file, "--set", archived(workplace), "--set", "paths.run_dir=new"
+    )
+    assert found.status == 0
+    assert f"{workplace}/archive/iter_0000005/{COMPLETE}" in found.stdout
+    assert f"archive/{TRACKER}" not in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("load", "hint"),
+    [
+        ("run", "{}/run/checkpoints?"),
+        ("run/checkpoints/iter_0000010", "{}/run/checkpoints?"),
+        ("nowhere", "is not there; name the directory that holds iter_... directories"),
+    ],
+)
+def test_what_holds_no_checkpoints_is_refused(workplace: Path, run_file: Path, load: str, hint: str) -> None:
+    found = validated(run_file, f"checkpoint.load={load}", "paths.run_dir=new")
+    assert (found.status, found.stdout) == (2, "")
+    begin = f"--set checkpoint.load: checkpoint.load = {load} holds no checkpoint for stage train: {workplace}/{load}"
+    assert found.stderr.startswith(begin)
+    assert found.stderr.rstrip().endswith(hint.format(workplace))
+
+
+@pytest.mark.parametrize("command", [("validate",), ("render", "train"), ("submit", "train", "--dry-run")])
+def test_every_command_names_what_differs_from_the_checkpoint(
+    workplace: Path, run_file: Path, command: tuple[str, ...]
+) -> None:
+    found = hpcgen(*command, "-c", run_file, "--set", "optimizer.lr=2e-3")
+    checkpoint = f"{workplace}/run/checkpoints/iter_0000010"
+    both = "if that is meant, write checkpoint.changed: [optimizer.lr, optimizer.min_lr]"
+    assert (found.status, found.stdout) == (2, "")
+    assert found.stderr.splitlines() == [
+        f"--set optimizer.lr: optimizer.lr = 0.002 differs from 0.001 of the checkpoint {checkpoint}; "
+        f"{both}; else set it to 0.001",
+        "default: optimizer.min_lr comes to 0.0002, which differs from 0.0001 of the checkpoint "
+        f"{checkpoint}; {both}; else set it to 0.0001",
+        f"2 mistakes; {NOTHING_DONE}",
+    ]
+
+
+def test_what_is_named_or_free_may_change(run_file: Path) -> None:
+    named = "checkpoint.changed=[optimizer.lr, optimizer.min_lr]"
+    assert validated(run_file, "optimizer.lr=2e-3", named).status == 0
+    assert validated(run_file, "training.eval_iters=3").status == 0
+
+
+def test_a_longer_run_names_the_schedule_that_it_moves(run_file: Path) -> None:
+    found = validated(run_file, "training.train_iters=40")
+    assert [line.split()[1] for line in found.stderr.splitlines()[:-1]] == [
+        "optimizer.lr_decay_iters",
+        "optimizer.lr_warmup_iters",
+    ]
+    kept = ("optimizer.lr_decay_iters=20", "optimizer.lr_warmup_iters=2")
+    assert validated(run_file, "training.train_iters=40", *kept).status == 0
+
+
+def test_another_model_is_said_before_all_else(run_file: Path) -> None:
+    values = ("model.ffn_hidden_size=128", "optimizer.lr=2e-3")
+    found = validated(run_file, *values)
+    assert found.status == 2
+    assert "model.ffn_hidden_size = 128 differs from 256 of the checkpoint" in found.stderr
+    assert "it is another model: set it to 256, or name another paths.run_dir" in found.stderr
+    assert "optimizer.lr" not in found.stderr
+    assert validated(run_file, *values, "paths.run_dir=new").status == 0
+    elsewhere = validated(run_file, *values, "paths.run_dir=new", "checkpoint.save=run/checkpoints")
+    assert "or name another checkpoint.save\n" in elsewhere.stderr
+
+
+def test_weights_alone_have_no_hyperparameters(workplace: Path, run_file: Path) -> None:
+    load = (archived(workplace), "paths.run_dir=new", "optimizer.lr=2e-3")
+    assert f"of the checkpoint {workplace}/archive/iter_0000005;" in validated(run_file, *load).stderr
+    assert validated(run_file, *load, "checkpoint.finetune=true").status == 0
+    shaped = validated(run_file, *load, "checkpoint.finetune=true", "model.num_layers=4")
+    assert "or name another checkpoint.load\n" in shaped.stderr
+
+
+def test_the_newest_whole_one_counts(workplace: Path, run_file: Path) -> None:
+    (workplace / "run/checkpoints/iter_0000010/__0_0.distcp").write_bytes(b"cut")
+    assert "run/checkpoints/iter_0000005;" in validated(run_file, "optimizer.lr=2e-3").stderr
+
+
+def test_what_cannot_be_compared_is_left_to_the_trainer(workplace: Path, run_file: Path) -> None:
+    checkpoints = workplace / "run/checkpoints"
+    for path in checkpoint_files.list_paths(checkpoints):
+        (path / COMPLETE).unlink()
+    assert validated(run_file, "optimizer.lr=2e-3").status == 0
+    (checkpoints / "iter_0000010" / STARTED).unlink()  # as Megatron-LM's
+    assert (checkpoints / "iter_0000010" / METADATA).exists()
+    assert validated(run_file, "optimizer.lr=2e-3").status == 0
+    shutil.rmtree(checkpoints)
+    checkpoints.write_text("no directory")
+    assert validated(run_file, "optimizer.lr=2e-3").status == 0
+
+
+def test_a_run_that_is_done_has_nothing_to_refuse(workplace: Path, run_file: Path) -> None:
+    values = ("optimizer.lr=2e-3", "training.train_iters=10")
+    assert validated(run_file, *values).status == 2
+    (workplace / "run/DONE").write_text("10\n")
+    assert validated(run_file, *values).status == 0
+
+
+def test_differences_are_in_the_json_too(workplace: Path, run_file: Path) -> None:
+    run_file.write_text(run_file.read_text().replace("0.001", "0.002"))
+    line = next(n for n, text in enumerate(run_file.read_text().splitlines(), 1) if "0.002" in text)
+    found = hpcgen("validate", "-c", run_file, "--json")
+    assert found.status == 2
+    mistake = json.loads(found.stdout)["mistakes"][0]
+    assert (mistake["key"], mistake["file"], mistake["line"]) == ("optimizer.lr", str(run_file), line)
+    assert mistake["reason"].startswith("differs from 0.001 of the checkpoint")
+    assert mistake["hint"].endswith("else set it to 0.001")

@@ -1,0 +1,80 @@
+"""Training on this machine as it ends early: what the command says, and whose progress it shows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runs import SHAPE, minimal_run, write_yaml
+
+pytest.importorskip("megatron.core")
+
+SUBMIT = [sys.executable, "-m", "hpcgen", "submit", "train", "--launcher", "local", "-c"]
+
+
+@pytest.fixture
+def run_file(workplace: Path) -> Path:
+    """More steps than a test waits for."""
+    training = {"micro_batch_size": 1, "global_batch_size": 1, "train_iters": 20_000, "precision": "fp32"}
+    values = minimal_run(
+        paths={"run_dir": "run"},
+        model={**SHAPE, "vocab_size": 1000},
+        training=training,
+        data={"mock": True, "num_workers": 0},
+    )
+    return write_yaml(workplace / "run.yaml", values)
+
+
+@contextlib.contextmanager
+def training(run_file: Path) -> Iterator[subprocess.Popen[str]]:
+    """`hpcgen submit train --launcher local`, at its first step or later."""
+    with subprocess.Popen(
+        [*SUBMIT, run_file], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            metrics = run_file.parent / "run/metrics.jsonl"
+            deadline = time.monotonic() + 120
+            while not (metrics.exists() and b'"step"' in metrics.read_bytes()):
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+
+
+def stopped_line(run_file: Path) -> str:
+    iteration = (run_file.parent / "run/STOPPED").read_text().strip()
+    return f"stopped at iteration {iteration}, saved; the same command goes on from there"
+
+
+def test_sigterm_says_where_it_stopped_and_another_command_shows_no_progress_of_it(run_file: Path) -> None:
+    with training(run_file) as process:
+        second = subprocess.run([*SUBMIT, run_file], capture_output=True, text=True, check=False, timeout=120)
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+    assert (process.returncode, said.splitlines()[-1]) == (143, stopped_line(run_file))
+    assert said.count("stopped at iteration") == 1
+    assert second.returncode == 1
+    assert "another process is training in" in second.stderr
+    assert "step" not in second.stderr.split("another process")[0]
+
+
+def test_ctrl_c_says_so_in_the_same_line_and_no_other(run_file: Path) -> None:
+    with training(run_file) as process:
+        os.killpg(process.pid, signal.SIGINT)  # a terminal's goes to all
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert said.splitlines()[-2:] == [
+        "asked for a checkpoint; interrupt again to end at once",
+        stopped_line(run_file),
+    ]
