@@ -57,6 +57,7 @@ def stopped_line(run_file: Path) -> str:
     return f"stopped at iteration {iteration}, saved; the same command goes on from there"
 
 
+@pytest.mark.slow  # the other shows the line; 20 s for a second command
 def test_sigterm_says_where_it_stopped_and_another_command_shows_no_progress_of_it(run_file: Path) -> None:
     with training(run_file) as process:
         second = subprocess.run([*SUBMIT, run_file], capture_output=True, text=True, check=False, timeout=120)

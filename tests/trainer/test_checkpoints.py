@@ -339,7 +339,7 @@ def test_slow_storage_makes_saves_wait_for_each_other(
         assert_same_checkpoint(result.checkpoints / name, saved.run.checkpoints / name)
 
 
-@pytest.mark.parametrize("failures", [1, 2])
+@pytest.mark.parametrize("failures", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_save_that_fails_for_a_moment_is_tried_once_more(
     failures: int, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
