@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks import runs
 
-TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2}
-"""Largest difference of a loss or a gradient norm; in bf16 each layout sums in another order."""
+TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
+"""Largest difference of a loss or a gradient norm, as a share of it; in bf16 each layout sums in another order."""
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {},
@@ -122,16 +122,18 @@ def configuration(layout: Layout, run_dir: Path, arguments: argparse.Namespace) 
             "train_iters": arguments.iterations,
             "precision": arguments.precision,
         },
-        optimizer={"lr": 1e-3, "lr_warmup_iters": 0},
+        # Steps that overshoot would make a large difference of each small one.
+        optimizer={"lr": 3e-4, "lr_warmup_iters": 5},
         data={"mock": True, "num_workers": 0},
     )
 
 
 def largest_difference(curve: list[tuple[float, float]], reference: list[tuple[float, float]]) -> float:
-    """Over all iterations, in loss and in gradient norm; a curve that is cut short is infinitely far."""
+    """Over all iterations, in loss and in gradient norm, as a share; a curve that is cut short is infinitely far."""
     if len(curve) != len(reference):
         return float("inf")
-    return max(abs(a - b) for pair in zip(curve, reference, strict=True) for a, b in zip(*pair, strict=True))
+    pairs = (pair for steps in zip(curve, reference, strict=True) for pair in zip(*steps, strict=True))
+    return max(abs(found / expected - 1) for found, expected in pairs)
 
 
 def print_table(curves: dict[str, list[tuple[float, float]]], differences: dict[str, float]) -> None:

@@ -158,7 +158,7 @@ CASES = (
         GPT_1_3B,
         8,
         32,
-        checkpoint={"save_interval": 15, "keep_last": 1},
+        checkpoint={"save_interval": 30, "keep_last": 1},
         has_peers=False,
     ),
 )
@@ -291,11 +291,11 @@ def run_trainer(case: Case, config: dict[str, Any], steps: int) -> dict[str, Any
 
 def is_measured(lines: list[dict[str, Any]], case: Case, steps: int) -> bool:
     """Whether the record holds all that a case needs."""
-    saves = [each["iteration"] for each in lines if each["event"] == "checkpoint"]
-    last_step = max((each["iteration"] for each in lines if each["event"] == "step"), default=0)
+    all_steps = runs.steps(lines)
     if "save_interval" in case.checkpoint:
-        return len(saves) >= 2 and last_step >= saves[1] + 15
-    return last_step >= steps
+        saves = background_saves(lines)
+        return len(saves) >= 2 and all_steps[-1]["time"] > saves[1]["time"]
+    return bool(all_steps) and all_steps[-1]["iteration"] >= steps
 
 
 def run_until(
@@ -318,19 +318,27 @@ def run_until(
     raise runs.failure(log, status)
 
 
+def background_saves(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The saves that became complete while training went on."""
+    return [each for each in lines if each["event"] == "checkpoint" and each["asynchronous"]]
+
+
 def save_cost(lines: list[dict[str, Any]], steps: list[dict[str, Any]], step_s: float) -> dict[str, Any]:
-    """What a background save adds to the steps from its start to its end, as a share of them; the last one waits."""
-    saves = [each for each in lines if each["event"] == "checkpoint" and each["asynchronous"]]
+    """What a background save adds to the steps from its start until it is complete, as a share of them.
+
+    Of the saves the median; the stall is the longest.
+    """
+    saves = background_saves(lines)
     if not saves:
         return {}
     costs = []
     for save in saves:
-        around = [each for each in steps if save["iteration"] <= each["iteration"] <= save["iteration"] + 15]
-        taken = around[-1]["time"] - around[0]["time"]
-        costs.append(taken / (step_s * (len(around) - 1)) - 1)
+        after = [each for each in steps if each["iteration"] >= save["iteration"]]
+        end = next(n for n, each in enumerate(after) if each["time"] > save["time"])
+        costs.append((after[end]["time"] - after[0]["time"]) / (step_s * end) - 1)
     return {
-        "save_cost_share_of_15_steps": statistics.median(costs),
-        "save_stall_s": statistics.median(each["stall_s"] for each in saves),
+        "save_cost_share": statistics.median(costs),
+        "save_stall_s": max(each["stall_s"] for each in saves),
         "save_write_s": statistics.median(each["write_s"] for each in saves),
         "save_gb": saves[-1]["bytes"] / 1e9,
     }
@@ -433,7 +441,7 @@ def line(result: dict[str, Any]) -> str:
         words.append(f"goal {result['goal_tflops']:g}")
     if "save_stall_s" in result:
         words.append(
-            f"save of {result['save_gb']:.1f} GB: {result['save_cost_share_of_15_steps']:.1%} of 15 steps, "
+            f"save of {result['save_gb']:.1f} GB: {result['save_cost_share']:.1%} of the steps beside it, "
             f"stall {result['save_stall_s']:.2f} s, written in {result['save_write_s']:.1f} s"
         )
     errors = [f"\n{peer}: {result[f'{peer}_error']}" for peer in PEERS if f"{peer}_error" in result]
