@@ -26,18 +26,11 @@ from benchmarks import runs
 START, BACK, LAST = 20, 120, 125
 LR, WARMUP, STD, SPLIT = 6e-4, 10, 0.02, "99,1,0"
 TOLERANCE = 1e-3
-DRIVER = Path(__file__).parents[1] / "tests" / "trainer" / "megatron_lm_driver.py"
-
-ON_GPU = """
-import os, queue, runpy, sys
-sys.path.append(sys.argv[1])
-from megatron.core.datasets import utils
-utils.compile_helpers = lambda: None  # the wheel has them compiled
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-filesystem_async._results_queue = queue.Queue()  # saves are waited for
-sys.argv = [os.path.join(sys.argv[1], "pretrain_gpt.py"), *sys.argv[2:]]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+DRIVERS = {
+    "cpu": [str(Path(__file__).parents[1] / "tests" / "trainer" / "megatron_lm_driver.py")],
+    "cuda": ["-m", "benchmarks.megatron_lm"],
+}
+"""What runs pretrain_gpt.py."""
 
 Losses = dict[int, float]
 """By step."""
@@ -137,8 +130,7 @@ def train(arguments: argparse.Namespace, name: str, load: Path | None = None, gp
 def pretrain_gpt(arguments: argparse.Namespace, load: Path, gpu: int = 0) -> Losses:
     """Megatron-LM's losses from `load` to LAST; saves at BACK."""
     directory = arguments.directory.resolve()
-    driver = ["-c", ON_GPU] if arguments.device == "cuda" else [str(DRIVER)]
-    words = [*driver, str(arguments.megatron_lm.resolve()), *flags(arguments, load)]
+    words = [*DRIVERS[arguments.device], str(arguments.megatron_lm.resolve()), *flags(arguments, load)]
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} | place(arguments, gpu)
     print("Megatron-LM: pretrain_gpt.py", file=sys.stderr)
     text = runs.run(words, directory / "megatron-lm.log", environment=environment)

@@ -105,14 +105,13 @@ def run(
     log: Path,
     ranks: int = 1,
     environment: dict[str, str] | None = None,
-    directory: Path = ROOT,
 ) -> str:
     """Runs `python COMMAND` as so many ranks to its end; returns what they printed.
 
     Raises:
         RunError: one failed, which ends the others; with the end of their output.
     """
-    with started(command, log, ranks, environment, directory) as processes:
+    with started(command, log, ranks, environment) as processes:
         while (status := status_of(processes)) is None:
             if _over.wait(0.1):
                 raise RunError(f"{log.parent.name}: ended, since the benchmark ends")
@@ -127,7 +126,6 @@ def started(
     log: Path,
     ranks: int = 1,
     environment: dict[str, str] | None = None,
-    directory: Path = ROOT,
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The processes of `python COMMAND`, one per rank; at the end they and their children are killed.
 
@@ -145,7 +143,7 @@ def started(
             for rank in range(ranks):
                 process = subprocess.Popen(
                     [sys.executable, *command],
-                    cwd=directory,
+                    cwd=ROOT,
                     env=os.environ
                     | common
                     | {"RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -355,9 +355,9 @@ def run_bare_loop(case: Case, scratch: Path, steps: int) -> float:
 
 def run_megatron_lm(case: Case, arguments: argparse.Namespace, scratch: Path) -> float:
     """The median step of pretrain_gpt.py in seconds, from its log."""
-    checkout = arguments.megatron_lm.resolve()
-    command = [str(checkout / "pretrain_gpt.py"), *megatron_lm_flags(case, arguments, scratch)]
-    log = runs.run(command, scratch / "megatron-lm.log", case.gpus, ENVIRONMENT, checkout)
+    program = ["-m", "benchmarks.megatron_lm", str(arguments.megatron_lm.resolve())]
+    command = [*program, *megatron_lm_flags(case, arguments, scratch)]
+    log = runs.run(command, scratch / "megatron-lm.log", case.gpus, ENVIRONMENT)
     times = [float(ms) / 1e3 for ms in re.findall(r"elapsed time per iteration \(ms\): ([\d.]+)", log)]
     return statistics.median(times[WARM_STEPS:])
 
