@@ -59,6 +59,7 @@ def start(iteration: int = 0, time: float = START, **others: Any) -> dict[str, A
         "train_iters": 1000,
         "checkpoint": None,
         "changed": [],
+        "passed_over": [],
         **others,
     }
 

@@ -82,7 +82,8 @@ class JsonLines:
 def drop_after(path: Path, iteration: int) -> None:
     """Drops what a life that goes on from `iteration` computes again, and torn lines.
 
-    That is every later iteration, and the evaluation of this one. The starts of all lives stay: they tell the story.
+    That is every later iteration, and the evaluation of this one. How each life started and ended stays: that is the
+    run's story.
 
     Raises:
         TrainerError: the file cannot be read or written. It is as it was.
@@ -107,7 +108,7 @@ def _outlives(line: str, iteration: int) -> bool:
         return False
     if not isinstance(at, int):  # nobody's line
         return False
-    return event == "start" or at < iteration or (at == iteration and event != "evaluation")
+    return event in {"start", "stop"} or at < iteration or (at == iteration and event != "evaluation")
 
 
 def _finite(value: Any) -> Any:

@@ -109,6 +109,7 @@ class Metrics:
                 "train_iters": config.training.train_iters,
                 "checkpoint": None if source is None else str(source.path),
                 "changed": [[c.name, c.before, c.after] for c in source.changes] if source else [],
+                "passed_over": list(source.passed_over) if source else [],
             },
         )
         against = (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.errors import HpcgenError
+from hpcgen.wording import counted
 
 if TYPE_CHECKING:
     from hpcgen.lint.check import Finding
@@ -121,7 +122,7 @@ def _show(finding: Finding) -> None:
 def _summarize(findings: list[Finding], num_scripts: int) -> None:
     counts = Counter(finding.severity for finding in findings)
     parts = [
-        f"{count} {severity}{'s' if count > 1 else ''}"
+        counted(count, severity)
         for severity in COLOURS
         if (count := counts[severity])  # type: ignore[index]
     ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.options import write_output
+from hpcgen.wording import counted
 
 if TYPE_CHECKING:
     from hpcgen.config.node_type import AllReduceThreshold, NodeType, Variable
@@ -163,7 +164,7 @@ def _node_range(threshold: AllReduceThreshold) -> str:
     first, last = threshold.min_nodes, threshold.max_nodes
     if last is None:
         return f"{first} or more nodes"
-    return f"{first} to {last} nodes" if last > first else f"{first} node{'s' if first > 1 else ''}"
+    return f"{first} to {last} nodes" if last > first else counted(first, "node")
 
 
 def _conditions(fact: Variable) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpcgen.data.sources.listing import counted
 from hpcgen.errors import HpcgenError
+from hpcgen.wording import counted
 
 
 def sample_sizes(counts: Mapping[str, int], total: int) -> dict[str, int]:

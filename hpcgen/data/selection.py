@@ -13,9 +13,9 @@ import msgspec
 from hpcgen.config.corpus import SPLITS, WHOLE, CorpusConfig, has_own_splits
 from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sampling import evenly_spread, sample_sizes
-from hpcgen.data.sources.listing import counted, few
 from hpcgen.data.unit import extracted_name
 from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.wording import counted, few
 
 SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
 """Of the files that are taken where no patterns say what to take."""

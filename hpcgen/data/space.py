@@ -16,7 +16,6 @@ from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.quota import Room, quotas
-from hpcgen.data.sources.listing import counted
 from hpcgen.data.unit import (
     DATA_STAGES,
     DataStage,
@@ -28,6 +27,7 @@ from hpcgen.data.unit import (
     units_of_task,
 )
 from hpcgen.errors import HpcgenError
+from hpcgen.wording import counted
 
 _EXPANSION = {".zst": (2.0, 8.0), ".gz": (1.8, 6.0)}
 """Bytes of JSON Lines for a compressed byte. SlimPajama (.zst) has 2.8, C4 (.gz) 2.6; source code (.zst) 5.2 to 6.5."""

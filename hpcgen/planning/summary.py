@@ -10,6 +10,7 @@ from hpcgen.planning import checkpointing
 from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
+from hpcgen.wording import counted
 from trainer.batch_size import total_samples
 
 
@@ -82,9 +83,9 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
     for name, stage in summary["stages"].items():
         container = f"container {stage['container_image']}" if stage["container_image"] else "no container"
         spares = f" and {stage['spare_nodes']} spare" if stage["spare_nodes"] else ""
-        size = f"{stage['nodes']}{spares} nodes x {stage['ntasks_per_node']} tasks"
+        size = f"{counted(stage['nodes'], 'node')}{spares} x {counted(stage['ntasks_per_node'], 'task')}"
         if stage["array_tasks"]:
-            size = f"array of {stage['array_tasks']} tasks, one node each"
+            size = f"array of {counted(stage['array_tasks'], 'task')}, one node each"
         lines.append((name, f"{size}, limit {slurm_time(stage['time_s'])}, {container}"))
     if "layout" not in summary:
         return lines

@@ -19,6 +19,7 @@ from hpcgen.report.panels import NamedHistory, draw_charts
 from hpcgen.report.run import Run
 from hpcgen.report.summary import LifeSummary, Summary, summarise
 from hpcgen.version import __version__
+from hpcgen.wording import counted
 
 HERE = Path(__file__).parent
 MOST_ROWS = 25
@@ -176,18 +177,21 @@ def _lives(summary: Summary) -> Table:
         for life in summary.lives
         for name, old, new in life.changed
     )
+    broken = " ".join(
+        f"Start {life.number} passed over {what}." for life in summary.lives for what in life.passed_over
+    )
     return Table(
         title="Starts",
         heads=("start", "when", "after a gap of", "from iteration", "to iteration", "ranks", "why it ended"),
         rows=rows,
         note=" ".join(
-            filter(None, (_rest(len(summary.lives), "starts"), changes and f"Changed: {changes}."))
+            filter(None, (_rest(len(summary.lives), "starts"), changes and f"Changed: {changes}.", broken))
         ),
     )
 
 
 def _on_hosts(count: int) -> str:
-    return f" on {count} host{'s' if count > 1 else ''}" if count else ""
+    return f" on {counted(count, 'host')}" if count else ""
 
 
 def _origin(life: LifeSummary) -> str:

@@ -33,6 +33,8 @@ class LifeSummary:
     hosts: tuple[str, ...]
     changed: tuple[tuple[str, Any, Any], ...]
     """Hyperparameters that differ from the checkpoint's: name, the checkpoint's value, the new one."""
+    passed_over: tuple[str, ...]
+    """Newer checkpoints that were not whole, each with what was wrong and what was done with it."""
     end: str
     """Why it ended, in words."""
 
@@ -161,6 +163,9 @@ def _life(run: Run, number: int) -> LifeSummary:
         world_size=start.get("world_size"),
         hosts=tuple(map(str, start["hosts"])) if isinstance(start.get("hosts"), list) else (),
         changed=tuple((str(name), old, new) for name, old, new in _changes(start)),
+        passed_over=tuple(map(str, start["passed_over"]))
+        if isinstance(start.get("passed_over"), list)
+        else (),
         end=_end(run, life, is_last=number == len(lives) - 1),
     )
 

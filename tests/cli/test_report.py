@@ -133,6 +133,7 @@ def eventful(tmp_path: Path) -> Path:
                 START + 900,
                 checkpoint="/runs/gpt/checkpoints/iter_0000122",
                 changed=[["optimizer.lr", 3e-4, 1e-4]],
+                passed_over=["/runs/gpt/checkpoints/iter_0000124: __0_0.distcp is missing. It was renamed"],
             ),
             *steps(123, 160),
         ],
@@ -166,6 +167,7 @@ def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
         "0: random weights",
         "5 min",  # from the last line of the first life to the second
         "start 3: optimizer.lr 0.0003 → 0.0001",
+        "Start 3 passed over /runs/gpt/checkpoints/iter_0000124: __0_0.distcp is missing. It was renamed.",
         "0.8 s 31 s beside training 112.0 GB /runs/gpt/checkpoints/iter_0000100",
         "30,720 to 30,975 left out",
         "13 ndv5-002 1 1.43 × the median",

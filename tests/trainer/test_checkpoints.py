@@ -154,9 +154,9 @@ def test_the_search_goes_back_as_far_as_it_must(
     source = checkpoint.find(directory, saved.config, Log(is_rank_0=True, progress=False), no_beat)
     assert source is not None
     assert source.path == directory / "iter_0000002"
-    assert capsys.readouterr().out == (
-        f"BROKEN CHECKPOINT {directory}/iter_0000004: common.pt is missing. It was renamed to iter_0000004.broken\n"
-    )
+    broken = f"{directory}/iter_0000004: common.pt is missing. It was renamed to iter_0000004.broken"
+    assert capsys.readouterr().out == f"BROKEN CHECKPOINT {broken}\n"
+    assert source.passed_over == (broken,)
 
 
 def test_a_run_that_ever_saved_does_not_start_from_the_beginning(saved: Saved, tmp_path: Path) -> None:

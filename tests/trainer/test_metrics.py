@@ -101,14 +101,16 @@ def test_flops_agree_with_megatron_lm(model: dict[str, Any], expected: float, tm
 def test_what_is_computed_again_is_dropped_and_so_are_torn_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"event": "step", "iteration": i}) + "\n" for i in range(1, 6)]
-    first, evaluation, second = (
+    first, evaluation, stop, second = (
         json.dumps({"event": event, "iteration": i}) + "\n"
-        for event, i in (("start", 0), ("evaluation", 3), ("start", 5))
+        for event, i in (("start", 0), ("evaluation", 3), ("stop", 5), ("start", 5))
     )
     torn = '{"event": "step", "iter\n{"event": "step", "iteration": null}\n{"event": "start", "iteration": "1"}\n'
-    path.write_text("".join([first, *lines[:3], evaluation, torn, *lines[3:], second]) + '{"event": "st')
+    path.write_text(
+        "".join([first, *lines[:3], evaluation, torn, *lines[3:], stop, second]) + '{"event": "st'
+    )
     drop_after(path, 3)
-    assert path.read_text() == "".join([first, *lines[:3], second])
+    assert path.read_text() == "".join([first, *lines[:3], stop, second])
     drop_after(tmp_path / "absent", 3)
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 

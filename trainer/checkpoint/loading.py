@@ -44,6 +44,8 @@ class Source:
     """Whether nothing but the weights is taken, at iteration 0: checkpoint.finetune."""
     changes: tuple[Change, ...]
     """The hyperparameters that differ from the checkpoint's, all of them allowed to."""
+    passed_over: tuple[str, ...]
+    """The newer ones that are not whole, each with what is wrong and what was done with it."""
     foreign: megatron_lm.Resumed | None = None
     """What Megatron-LM's checkpoint says; None when it is this trainer's."""
 
@@ -71,10 +73,11 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
     """
     at_rank_0(lambda: _take_possession(own), own, "locked")
     at_rank_0(lambda: checkpoint_files.sweep(own), own, "swept")
-    if (found := _newest_whole(own, log, beat, is_own=True)) is not None:
+    found, passed_over = _newest_whole(own, log, beat, is_own=True)
+    if found is not None:
         if refused := at_rank_0(lambda: _correct_tracker(found), own):
             log.line(refused)
-        return _source(found, config, weights_only=False)
+        return _source(found, config, passed_over, weights_only=False)
     if at_rank_0(lambda: checkpoint_files.ever_held_one(own), own):
         raise _everywhere(
             f"{own} held checkpoints, and none that is whole is left; put one back, or move the directory away to "
@@ -82,15 +85,18 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
         )
     if config.checkpoint.load is None:
         return None
-    if (found := _newest_whole(Path(config.checkpoint.load), log, beat, is_own=False)) is None:
+    found, passed_over = _newest_whole(Path(config.checkpoint.load), log, beat, is_own=False)
+    if found is None:
         raise _everywhere(
             f"checkpoint.load = {config.checkpoint.load!r} holds no checkpoint that is whole: name a directory of "
             "checkpoints, or leave it out to start from random weights"
         )
-    return _source(found, config, weights_only=config.checkpoint.finetune)
+    return _source(found, config, passed_over, weights_only=config.checkpoint.finetune)
 
 
-def _source(found: Checkpoint, config: TrainerConfig, *, weights_only: bool) -> Source:
+def _source(
+    found: Checkpoint, config: TrainerConfig, passed_over: tuple[str, ...], *, weights_only: bool
+) -> Source:
     """`found`, if `config` may go on from it; known before the model is built, which takes minutes when large."""
     record = found.record or {}
     if record.get("format", FORMAT) > FORMAT:
@@ -107,7 +113,7 @@ def _source(found: Checkpoint, config: TrainerConfig, *, weights_only: bool) -> 
             raise TrainerError(f"{found.path}: {error}") from error
 
     foreign, changes = at_rank_0(compare, found.path)
-    return Source(found, weights_only, changes, foreign)
+    return Source(found, weights_only, changes, passed_over, foreign)
 
 
 def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> megatron_lm.Resumed:
@@ -145,22 +151,27 @@ def _take_possession(directory: Path) -> None:
     lock.hold(directory / lock.SAVING, busy)
 
 
-def _newest_whole(directory: Path, log: Log, beat: Callable[[], None], *, is_own: bool) -> Checkpoint | None:
+def _newest_whole(
+    directory: Path, log: Log, beat: Callable[[], None], *, is_own: bool
+) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """And what is wrong with each newer one."""
+    passed_over: list[str] = []
     for path in at_rank_0(lambda: checkpoint_files.list_paths(directory), directory):
         beat()
         # One after the other: the records of all of them would be megabytes, of which every rank needs one.
         checkpoint = at_rank_0(partial(checkpoint_files.describe, path), path)
         problems = reading.problems(checkpoint, beat)
         if not problems:
-            return checkpoint
+            return checkpoint, tuple(passed_over)
         done = (
             at_rank_0(partial(_move_away, checkpoint), path, "moved away") if is_own else "It is passed over"
         )
         shown = "; ".join(problems[:SHOWN]) + (
             f"; and {len(problems) - SHOWN} more" if problems[SHOWN:] else ""
         )
-        log.line(f"BROKEN CHECKPOINT {checkpoint.path}: {shown}. {done}")
-    return None
+        passed_over.append(f"{checkpoint.path}: {shown}. {done}")
+        log.line(f"BROKEN CHECKPOINT {passed_over[-1]}")
+    return None, tuple(passed_over)
 
 
 def _move_away(checkpoint: Checkpoint) -> str:

@@ -11,8 +11,9 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from hpcgen.data.manifest import ManifestFile
-from hpcgen.data.sources.listing import UNSPLIT, Listing, few, url_reason
+from hpcgen.data.sources.listing import UNSPLIT, Listing, url_reason
 from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.wording import few
 
 _KEYS = "name, url or path, size, sha256"
 _MOST_MESSAGES = 20

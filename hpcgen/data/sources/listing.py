@@ -22,17 +22,6 @@ class Listing:
     files: Sequence[ManifestFile]
 
 
-def few(texts: Sequence[str], shown: int = 3) -> str:
-    """The first of many texts: "a, b, c and 12 more"."""
-    rest = len(texts) - shown
-    return ", ".join(texts[:shown]) + (f" and {rest:,} more" if rest > 0 else "")
-
-
-def counted(count: int, noun: str) -> str:
-    """1 file, 59,166 files."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def url_reason(url: str) -> str | None:
     """Why a file cannot be fetched from `url`, in words that follow it; None when it can."""
     if not url.isprintable() or " " in url or "\\" in url:

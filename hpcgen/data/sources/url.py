@@ -9,8 +9,9 @@ from urllib.parse import unquote, urlsplit
 from hpcgen.config.corpus import UrlSource
 from hpcgen.data.http import Gone, Patience, Web, authorization, shown
 from hpcgen.data.manifest import ManifestFile
-from hpcgen.data.sources.listing import UNSPLIT, Listing, counted, few, url_reason
+from hpcgen.data.sources.listing import UNSPLIT, Listing, url_reason
 from hpcgen.errors import HpcgenError
+from hpcgen.wording import counted, few
 
 _CONNECTIONS = 32
 PATIENCE = Patience(
