@@ -43,10 +43,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Files two at a time; those that run jobs on a cluster of their own come last, since they wait more than they work.
+# Files side by side; those that run jobs on a cluster of their own come last, since they wait more than they work.
 pytest: $(READY)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore=tests/slurm
-	$(BIN)/pytest --numprocesses 2 --dist loadfile tests/slurm
+	$(BIN)/pytest --numprocesses 3 --dist loadfile tests/slurm
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

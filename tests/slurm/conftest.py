@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,9 @@ training: {micro_batch_size: 2, global_batch_size: 8, train_iters: 8, precision:
 optimizer: {lr: 1.0e-3, lr_warmup_iters: 2, lr_decay_iters: 8}
 checkpoint: {save_interval: 4}
 """
+
+JOB_S = 240
+"""More than any job of a test takes."""
 
 TWO_RANKS = ("slurm.train.nodes=2", "slurm.train.ntasks_per_node=1")
 TWO_NODES = ("slurm.train.nodes=2", "slurm.train.ntasks_per_node=2")
@@ -113,3 +117,22 @@ def curve(run: Path) -> dict[int, tuple[float, float]]:
         "each step stands there once"
     )
     return {step["iteration"]: (step["loss"], step["grad_norm"]) for step in steps}
+
+
+def run_job(cluster: SlurmCluster, run: Path, *overrides: str) -> str:
+    """Pipes the rendered script into sbatch and waits for the job's success; its log."""
+    job_id = cluster.sbatch(render(run, *overrides), cwd=run.parent)
+    state = cluster.wait(job_id, timeout_s=JOB_S)
+    log = log_of(run, job_id)
+    assert state == "COMPLETED", log
+    return log
+
+
+def wait_for_steps(run: Path, count: int, timeout_s: float = 120) -> None:
+    """Waits until the metrics hold `count` steps."""
+    metrics, end = run.parent / "run" / "metrics.jsonl", time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if metrics.exists() and metrics.read_text().count('"event": "step"') >= count:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"{metrics} has no {count} steps after {timeout_s} s")

@@ -23,7 +23,7 @@ from hpcgen.planning.container import CONTAINER_NAME, Container
 from tests.enroot.registry import registry
 from tests.runs import write_yaml
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import CLUSTER, RUN, curve, hpcgen, log_of
+from tests.slurm.conftest import CLUSTER, JOB_S, RUN, curve, hpcgen, log_of, wait_for_steps
 from tests.slurm.containers import (
     PLUGIN,
     ROOT,
@@ -34,7 +34,6 @@ from tests.slurm.containers import (
     missing_containers,
     shown_of_host,
 )
-from tests.slurm.test_train import JOB_S, wait_for_steps
 
 pytestmark = pytest.mark.slow
 if (reason := missing_containers()) is not None:

@@ -20,8 +20,7 @@ from hpcgen.launchers.slurm import submitit_parameters, task_python
 from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.script import render_stage
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import HPCGEN, TP2_PP2, TWO_NODES, curve, hpcgen, log_of
-from tests.slurm.test_train import JOB_S, wait_for_steps
+from tests.slurm.conftest import HPCGEN, JOB_S, TP2_PP2, TWO_NODES, curve, hpcgen, log_of, wait_for_steps
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy
 
+from tests.trainer.forked import ForkedRank
+
 ROOT = Path(__file__).parents[2]
 
 GPT = {
@@ -77,17 +79,16 @@ class Ranks:
         config_file.write_text(json.dumps(config))
         self._log = self.directory / "log"
         port = free_port()
-        with self._log.open("a") as log:
-            self.processes = [
-                subprocess.Popen(
-                    [sys.executable, "-m", "trainer", "--config", str(config_file), *arguments],
-                    cwd=ROOT,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment(rank, config["world_size"], port),
-                )
-                for rank in range(config["world_size"])
-            ]
+        # A fork has imported everything: not for a GPU, nor with what PYTHONPATH brings.
+        start = new_process if config["device"] == "cuda" or "PYTHONPATH" in os.environ else ForkedRank
+        self.processes = [
+            start(
+                ["--config", str(config_file), *arguments],
+                environment(rank, config["world_size"], port),
+                self._log,
+            )
+            for rank in range(config["world_size"])
+        ]
 
     def wait(self) -> Run:
         try:
@@ -107,6 +108,13 @@ class Ranks:
 
     def send(self, number: signal.Signals, rank: int = 0) -> None:
         self.processes[rank].send_signal(number)
+
+
+def new_process(arguments: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """`python -m trainer ARGUMENTS`; what it prints is appended to `log`."""
+    command = [sys.executable, "-m", "trainer", *arguments]
+    with log.open("a") as output:
+        return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
 
 def free_port() -> str:

@@ -1,0 +1,152 @@
+"""What a training job does when something is wrong, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import SlurmCluster
+from tests.slurm.conftest import JOB_S, TP2_PP2, TWO_NODES, TWO_RANKS, log_of, render, run_job, wait_for_steps
+
+
+def test_a_trainer_that_cannot_be_imported_ends_the_job_with_one_clear_line(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    cluster = tiny_run.parent / "cluster.yaml"
+    cluster.write_text("extends: local\npython: /usr/bin/python3\nstartup_time_s: 1\n")
+    job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    last = log_of(tiny_run, job_id).splitlines()[-1]
+    assert "/usr/bin/python3 cannot run the trainer (above)" in last
+    assert "hpcgen install-code" in last
+
+
+def test_three_lives_without_progress_end_the_job(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
+    """A Python that imports the trainer and dies when it is to train, as a bug in the start-up would."""
+    python = tiny_run.parent / "python"
+    profile = tiny_run.parent / "cluster.yaml"
+    real = profile.read_text().splitlines()[1].removeprefix("python: ")
+    python.write_text(f'#!/bin/bash\n[[ "$*" == *--versions* ]] && exec {real} "$@"\necho broken\nexit 7\n')
+    python.chmod(0o755)
+    profile.write_text(f"extends: local\npython: {python}\nstartup_time_s: 1\n")
+    job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    log = log_of(tiny_run, job_id)
+    assert log.count("broken") == 3
+    assert "failed with status 7: three lives without progress beyond iteration 0; not requeued" in log
+
+
+def test_a_loss_that_is_not_a_number_ends_the_job_in_its_first_life(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    """Four ranks: the first that leaves has srun end the others, so the exit status tells nothing."""
+    diverging = (
+        "optimizer.lr=1e30",
+        "optimizer.min_lr=1e30",
+        "optimizer.lr_warmup_iters=0",
+        "checkpoint.save_interval=1",
+    )
+    job_id = slurm_cluster.sbatch(render(tiny_run, *TWO_NODES, *TP2_PP2, *diverging), cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    log = log_of(tiny_run, job_id)
+    assert "ERROR: not requeued, since it would fail again: the " in log
+    assert "is nan at iteration" in log
+    assert "back into the queue" not in log
+
+
+def test_a_second_job_in_the_same_run_directory_ends_at_once(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    script = render(tiny_run, "training.train_iters=100000", "optimizer.lr_decay_iters=100000")
+    first = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
+    wait_for_steps(tiny_run, 1)
+    second = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
+    assert slurm_cluster.wait(second, timeout_s=JOB_S) == "FAILED"
+    assert f"job {first} is training in" in log_of(tiny_run, second)
+    slurm_cluster.run("scancel", first)
+    slurm_cluster.wait(first, timeout_s=60)
+
+
+def test_directories_that_the_job_writes_to_are_made_before_a_container_would_mount_them(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    elsewhere = tiny_run.parent / "elsewhere" / "checkpoints"
+    run_job(
+        slurm_cluster,
+        tiny_run,
+        f"checkpoint.save={elsewhere}",
+        "training.train_iters=1",
+        "optimizer.lr_decay_iters=3",
+    )
+    assert (elsewhere / "latest_checkpointed_iteration.txt").read_text() == "1"
+    again = render(tiny_run, f"checkpoint.save={elsewhere}", "optimizer.lr_decay_iters=3")
+    assert f"make_striped {elsewhere}\n" in again
+
+
+def test_cancelling_saves_and_leaves_the_decision_to_slurm(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    """Both ranks get SIGTERM, on two nodes: each learns that the other one has it too."""
+    endless = ("training.train_iters=100000", "optimizer.lr_decay_iters=100000")
+    job_id = slurm_cluster.sbatch(render(tiny_run, *TWO_RANKS, *endless), cwd=tiny_run.parent)
+    wait_for_steps(tiny_run, 3)
+    slurm_cluster.run("scancel", job_id)
+    assert slurm_cluster.wait(job_id, timeout_s=60) == "CANCELLED"
+    log = log_of(tiny_run, job_id)
+    assert "asked to stop (SIGTERM)" in log
+    assert "requeueing is Slurm's decision" in log
+    assert (tiny_run.parent / "run" / "STOPPED").exists()
+
+
+def test_what_the_submitting_shell_leaks_is_unset_and_secrets_go_by_name(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    leaky = {"NCCL_IB_HCA": "mlx5_0:1", "PYTHONPATH": "/nowhere", "HF_TOKEN": "hf_planted_secret"}
+    script = render(tiny_run, "secrets=[HF_TOKEN]", "training.train_iters=1", "optimizer.lr_decay_iters=3")
+    job = slurm_cluster.run(
+        "env",
+        *(f"{name}={value}" for name, value in leaky.items()),
+        "sbatch",
+        "--parsable",
+        input=script,
+        cwd=tiny_run.parent,
+    )
+    job_id = job.stdout.strip()
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
+    log = log_of(tiny_run, job_id)
+    assert "unset what the submitting shell leaked: NCCL_IB_HCA PYTHONPATH" in log
+    written = [path for path in tiny_run.parent.rglob("*") if path.is_file()]
+    assert not [path for path in written if b"hf_planted_secret" in path.read_bytes()]
+
+
+def test_a_missing_secret_ends_the_job_before_it_trains(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
+    job_id = slurm_cluster.sbatch(render(tiny_run, "secrets=[WANDB_API_KEY]"), cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    assert "WANDB_API_KEY is not set: export it where you submit" in log_of(tiny_run, job_id)
+
+
+@pytest.mark.parametrize(
+    ("share", "file_mode", "directory_mode"), [("private", 0o600, 0o700), ("group", 0o660, 0o770)]
+)
+def test_what_the_run_writes_is_as_open_as_share_says(
+    slurm_cluster: SlurmCluster, tiny_run: Path, share: str, file_mode: int, directory_mode: int
+) -> None:
+    run_job(slurm_cluster, tiny_run, f"share={share}", "training.train_iters=1", "optimizer.lr_decay_iters=3")
+    run_dir = tiny_run.parent / "run"
+    for path in (run_dir, *run_dir.rglob("*")):
+        mode = path.stat().st_mode & 0o777
+        assert mode == (directory_mode if path.is_dir() else file_mode), path
+    if share == "group":
+        assert run_dir.stat().st_mode & 0o2000
+
+
+def test_the_script_needs_no_other_file(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
+    script = render(tiny_run, "training.train_iters=1", "optimizer.lr_decay_iters=3")
+    tiny_run.unlink()
+    (tiny_run.parent / "cluster.yaml").unlink()
+    job_id = slurm_cluster.sbatch(script, cwd=Path("/"))
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
+    [written] = (tiny_run.parent / "run" / "jobs" / job_id).glob("trainer.json")
+    assert json.loads(written.read_text())["training"]["train_iters"] == 1

@@ -1,0 +1,20 @@
+"""What a fork server of tests has imported: all that the trainer imports for a CPU."""
+
+import gc
+import os
+import sys
+
+SEARCHED = list(sys.path)
+"""Without what tests have added to theirs."""
+
+os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported; two ranks on two cores
+
+from trainer import device  # noqa: E402
+from trainer.logging import quiet_libraries  # noqa: E402
+
+quiet_libraries()
+device.prepare("cpu")
+
+import trainer.train  # noqa: E402, F401  # after the stand-ins
+
+gc.freeze()
