@@ -49,6 +49,9 @@ def estimate_memory(
         activations = _recomputed_activation_bytes(training, layout, in_flight, per_layer, layer_input)
     else:
         activations = int(in_flight * per_layer)
+    if training.cuda_graph_impl != "none":
+        # A mask of a byte per query and key for each layer in flight (transformer_layer.py, get_layer_static_inputs).
+        activations += int(in_flight * tokens * model.seq_length)
     assert model.padded_vocab_size
     if layout.pipeline_model_parallel_size == 1:
         # With more stages the logits are on the last one, which keeps the fewest microbatches.

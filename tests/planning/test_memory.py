@@ -12,6 +12,7 @@ from tests.planning.test_model_size import gpt3, llama3_8b
 from trainer.config import ParallelismConfig, TrainingConfig
 
 GPT = gpt3(24, 2048, 16)
+TP2_PP2 = {"micro": 4, "world_size": 4, "tp": 2, "pp": 2, "sp": True, "num_microbatches": 8}
 
 
 def estimate(
@@ -40,8 +41,14 @@ def estimate(
         (llama3_8b(16), {"micro": 1}, 87.47),
         (GPT, {"micro": 4, "world_size": 4}, 24.29),
         (GPT, {"micro": 2, "world_size": 4, "pp": 4, "num_microbatches": 16}, 13.56),
+        (GPT, TP2_PP2, 12.33),
+        (GPT, {"micro": 4, "world_size": 4, "cuda_graph_impl": "transformer_engine"}, 24.87),
+        (GPT, TP2_PP2 | {"cuda_graph_impl": "transformer_engine"}, 13.07),
     ],
-    ids=["GPT micro 4", "GPT micro 8", "Llama 8 layers", "Llama micro 2", "Llama 16 layers", "DP4", "PP4"],
+    ids=[
+        *("GPT micro 4", "GPT micro 8", "Llama 8 layers", "Llama micro 2", "Llama 16 layers", "DP4", "PP4"),
+        *("TP2 x PP2", "DP4, graphs", "TP2 x PP2, graphs"),
+    ],
 )
 def test_the_estimate_is_near_what_gpus_showed(model, run, peak_gib):
     assert estimate(model, **run).total_gib == pytest.approx(peak_gib, rel=0.06)
