@@ -60,6 +60,7 @@ def start(iteration: int = 0, time: float = START, **others: Any) -> dict[str, A
         "checkpoint": None,
         "changed": [],
         "passed_over": [],
+        "lost": None,
         **others,
     }
 
@@ -69,6 +70,7 @@ def step(iteration: int, **others: Any) -> dict[str, Any]:
         "event": "step",
         "iteration": iteration,
         "time": START + STEP_S * iteration,
+        "steps": 1,
         "loss": 2.0 + 9.0 * math.exp(-iteration / 50),
         "grad_norm": 0.5 + 1 / iteration,
         "lr": 3e-4,

@@ -79,35 +79,45 @@ class JsonLines:
             self._complain(f"{self._path}: {why}; lines are missing from here on, training goes on")
 
 
-def drop_after(path: Path, iteration: int) -> None:
+def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
     """Drops what a life that goes on from `iteration` computes again, and torn lines.
 
     That is every later iteration, and the evaluation of this one. How each life started and ended stays: that is the
-    run's story.
+    run's story. Returns the last line that was dropped of the iterations after this one.
 
     Raises:
         TrainerError: the file cannot be read or written. It is as it was.
     """
     try:
         if not path.exists():
-            return
+            return None
+        kept, lost = [], None
         with path.open(encoding="utf-8", errors="replace") as lines:
-            kept = [line for line in lines if _outlives(line, iteration)]
+            for line in lines:
+                if (entry := _entry(line)) is None:
+                    continue
+                if _outlives(entry, iteration):
+                    kept.append(line)
+                elif entry["iteration"] > iteration:
+                    lost = entry
         publish(path, "".join(kept))
     except OSError as error:
         raise refused(error, path, "written") from error
+    return lost
 
 
-def _outlives(line: str, iteration: int) -> bool:
-    if not line.endswith("\n"):
-        return False
+def _entry(line: str) -> dict[str, Any] | None:
+    """What a line holds; None of a torn one, and of nobody's."""
     try:
         entry = json.loads(line)
-        event, at = entry["event"], entry["iteration"]
+        is_one = line.endswith("\n") and isinstance(entry["iteration"], int) and "event" in entry
     except (ValueError, TypeError, KeyError):
-        return False
-    if not isinstance(at, int):  # nobody's line
-        return False
+        return None
+    return entry if is_one else None
+
+
+def _outlives(entry: dict[str, Any], iteration: int) -> bool:
+    event, at = entry["event"], entry["iteration"]
     return event in {"start", "stop"} or at < iteration or (at == iteration and event != "evaluation")
 
 

@@ -66,6 +66,8 @@ def choose(config: TrainerConfig) -> Kernels:
     wanted = training.transformer_impl
     if version is None:
         _refuse_what_needs_transformer_engine(config)
+    elif wanted == "torch":
+        _refuse_what_needs_its_layers(config)
     if config.device != "cuda":
         return Kernels(
             transformer_engine=None, adamw="torch", cross_entropy="native", weight_gradient=None, on_gpu=False
@@ -85,15 +87,13 @@ def choose(config: TrainerConfig) -> Kernels:
 
 
 def _refuse_what_needs_transformer_engine(config: TrainerConfig) -> None:
-    training, overlap = config.training, config.parallelism.tp_comm_overlap
+    training = config.training
     asked = {
         "training.transformer_impl": training.transformer_impl
         if training.transformer_impl != "torch"
         else None,
         "training.cross_entropy_fusion_impl": "te" if training.cross_entropy_fusion_impl == "te" else None,
-        "training.fp8": training.fp8,
-        "training.cuda_graph_impl": training.cuda_graph_impl if training.cuda_graph_impl != "none" else None,
-        "parallelism.tp_comm_overlap": overlap or None,
+        **_needs_its_layers(config),
     }
     for key, value in asked.items():
         if value is not None:
@@ -101,6 +101,25 @@ def _refuse_what_needs_transformer_engine(config: TrainerConfig) -> None:
                 f"{key} = {value} needs a GPU and Transformer Engine, which cannot be imported here; "
                 "use an image that has it (NVIDIA's PyTorch images do), or leave the key out"
             )
+
+
+def _refuse_what_needs_its_layers(config: TrainerConfig) -> None:
+    for key, value in _needs_its_layers(config).items():
+        if value is not None:
+            raise TrainerError(
+                f"{key} = {value} needs Transformer Engine's layers, and training.transformer_impl = 'torch' asks for "
+                "others: leave one of the two out"
+            )
+
+
+def _needs_its_layers(config: TrainerConfig) -> dict[str, object]:
+    """Keys that other layers would pass over in silence, and their values; None where nothing is asked for."""
+    training = config.training
+    return {
+        "training.fp8": training.fp8,
+        "training.cuda_graph_impl": training.cuda_graph_impl if training.cuda_graph_impl != "none" else None,
+        "parallelism.tp_comm_overlap": config.parallelism.tp_comm_overlap or None,
+    }
 
 
 def _cross_entropy(training: TrainingConfig, version: str | None) -> Literal["te", "native"]:

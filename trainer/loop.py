@@ -91,6 +91,7 @@ class TrainingLoop:
             self.stop.agreed()
         is_due = interval is not None and self.state.iteration % interval == 0
         if is_leaving or is_due or vote.save or self.checkpoints.is_owed:
+            self.metrics.catch_up(self.state.iteration)
             self.watch.beat("save")
             self.checkpoints.save(self.state, wait=is_leaving)
             self.watch.beat("train", self.state.iteration)

@@ -61,6 +61,7 @@ class Metrics:
         self._config, self._log, self._timers = config, log, timers
         self._flops = flops_per_sample(config)
         self._lines: JsonLines | None = None
+        self._lost: dict[str, Any] | None = None
         self._boards: list[Board] = []
         if is_rank_0:
             self._open(run, iteration)
@@ -69,7 +70,7 @@ class Metrics:
         self._last_time = time.perf_counter()
 
     def _open(self, run: RunDirectory, iteration: int) -> None:
-        drop_after(run.metrics, iteration)
+        self._lost = drop_after(run.metrics, iteration)
         self._lines = JsonLines(run.metrics, self._log.line)
         logging = self._config.logging
         boards = (
@@ -110,6 +111,7 @@ class Metrics:
                 "checkpoint": None if source is None else str(source.path),
                 "changed": [[c.name, c.before, c.after] for c in source.changes] if source else [],
                 "passed_over": list(source.passed_over) if source else [],
+                "lost": self._lost and {name: self._lost.get(name) for name in ("iteration", "time")},
             },
         )
         against = (
@@ -122,16 +124,23 @@ class Metrics:
         now = time.perf_counter()
         self._window.add(result, now - self._last_time)
         self._last_time = now
-        times = self._timers.totals()  # each step, so that its events can be used again
+        self._timers.totals()  # each step, so that its events can be used again
         if result.skipped or result.spike is not None:
             self._stands_out(iteration, result)
-        if iteration % self._config.logging.log_interval and iteration != self._config.training.train_iters:
+        if iteration % self._config.logging.log_interval == 0:
+            self.catch_up(iteration)
+
+    def catch_up(self, iteration: int) -> None:
+        """Records the steps since the last line: before a checkpoint too, for a life that goes on from it has none."""
+        if not len(self._window):
             return
-        values = self._window.values(self._config, self._flops, result)
+        times = self._timers.totals()
+        values = self._window.values(self._config, self._flops)
         values |= shares(times - self._times, len(self._window), values["step_time_s"])
         values["peak_memory_gib"] = peak_memory_gib(self._config.device)
+        steps = len(self._window)
         self._window, self._times = Window(), times
-        self._write("step", iteration, values)
+        self._write("step", iteration, {"steps": steps, **values})
         self._draw("train", iteration, values)
         self._log.step(iteration, values)
 
@@ -221,6 +230,7 @@ class Window:
         self._norms: list[float] = []
         self._samples = 0
         self._has_skipped = False
+        self._last: StepResult | None = None
 
     def __len__(self) -> int:
         return len(self._seconds)
@@ -233,9 +243,12 @@ class Window:
             self._norms.append(result.grad_norm)
         self._samples += result.batch.size
         self._has_skipped |= result.skipped
+        self._last = result
 
-    def values(self, config: TrainerConfig, flops: float, last: StepResult) -> dict[str, Any]:
-        """What a line says of the steps, of which `last` is the last; a sample takes `flops`."""
+    def values(self, config: TrainerConfig, flops: float) -> dict[str, Any]:
+        """What a line says of the steps, one at least; a sample takes `flops`."""
+        last = self._last
+        assert last is not None
         seconds = sum(self._seconds)
         tflops = flops * self._samples / seconds / config.world_size / 1e12
         values = {

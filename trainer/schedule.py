@@ -24,14 +24,14 @@ class Schedule(OptimizerParamScheduler):
     rate of a group is lr_mult times that.
     """
 
-    def __init__(self, config: OptimizerConfig, optimizer: MegatronOptimizer) -> None:
-        """`config` is resolved.
+    def __init__(self, config: OptimizerConfig, optimizer: MegatronOptimizer, train_iters: int) -> None:
+        """`config` is resolved; the run has `train_iters` steps.
 
         Raises:
             ConfigError: lr_schedule cannot be imported.
             TrainerError: it gives something that is no rate, at one of TRIED_RATES iterations of the run.
         """
-        self._config = config
+        self._config, self._last = config, train_iters - 1
         self._function: imports.Rate | None = None
         if config.lr_schedule is not None:
             self._function = imports.load(config.lr_schedule, "optimizer.lr_schedule")
@@ -62,7 +62,8 @@ class Schedule(OptimizerParamScheduler):
         is_warming_up = 0 < self.lr_warmup_steps >= self.num_steps
         if self._function is None or is_warming_up:
             return float(super().get_lr({}))
-        return self._own_rate(self.num_steps)
+        # Core asks after the last step too, for one that does not come and that the function need not know.
+        return self._own_rate(min(self.num_steps, self._last))
 
     def _own_rate(self, iteration: int) -> float:
         assert self._function is not None
@@ -83,9 +84,12 @@ class Schedule(OptimizerParamScheduler):
 
     def _try_own_rates(self) -> None:
         """Asks for rates of the whole run: a mistake after the warm-up would show when it has cost hours."""
-        first, last = self._config.lr_warmup_iters or 0, self._config.lr_decay_iters or 0
-        for iteration in range(first + 1, last + 1, max(1, (last - first) // TRIED_RATES)):
+        warmup, last = self._config.lr_warmup_iters or 0, self._last
+        first = warmup + 1 if warmup else 0
+        for iteration in range(first, last, max(1, (last - first) // TRIED_RATES)):
             self._own_rate(iteration)
+        if first <= last:
+            self._own_rate(last)
 
     def get_lr(self, param_group: dict[str, Any]) -> float:
         """The learning rate of a parameter group; Core asks for it after each step."""

@@ -180,9 +180,7 @@ def _what_is_not_finite(
 ) -> str:
     """Names what is not a number, and the ranks. Every rank calls this, for all know the loss and the norm of all."""
     if math.isfinite(loss):
-        gradients = (
-            gradient for part in _parts(optimizer) for gradient in part.get_main_grads_for_grad_norm()
-        )
+        gradients = (gradient for part in _parts(optimizer) for gradient in _gradients_of_the_norm(part))
         is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
     else:
         is_finite = bool(totals.isfinite().all())
@@ -194,6 +192,13 @@ def _what_is_not_finite(
         # A data-parallel group has summed them, and each of its ranks holds a share, whoever computed it.
         return f"the gradient norm is {grad_norm} at {where}; loss {loss}; in the share of rank {named}"
     return f"the loss is {loss} at {where}; on rank {named}"
+
+
+def _gradients_of_the_norm(part: MegatronOptimizer) -> list[torch.Tensor]:
+    """This rank's share of the gradients; megatron-core 0.19 has another name for it."""
+    names = ("get_grads_for_grad_norm", "get_main_grads_for_grad_norm")
+    gradients: list[torch.Tensor] = next(getattr(part, name) for name in names if hasattr(part, name))()
+    return gradients
 
 
 def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:

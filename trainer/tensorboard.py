@@ -64,7 +64,7 @@ class TensorBoard:
 
 
 def open_tensorboard(directory: Path, iteration: int, log: Log) -> TensorBoard | None:
-    """A new event file for the steps after `iteration`; None, with a line in the log, without the library.
+    """A new event file for the steps after `iteration`; None, with a line in the log, where there can be none.
 
     Earlier files stay. TensorBoard forgets what they hold of later steps when it reads where this one starts.
     """
@@ -74,7 +74,11 @@ def open_tensorboard(directory: Path, iteration: int, log: Log) -> TensorBoard |
     except ImportError as error:
         log.line(f"no TensorBoard files: {error}; install tensorboard, or set logging.tensorboard = false")
         return None
-    writer = FileWriter(str(directory), max_queue=UNBOUNDED)
-    writer.add_event(Event(step=iteration + 1, file_version="brain.Event:2"))
-    writer.add_event(Event(step=iteration + 1, session_log=SessionLog(status=SessionLog.START)))
+    try:
+        writer = FileWriter(str(directory), max_queue=UNBOUNDED)
+        writer.add_event(Event(step=iteration + 1, file_version="brain.Event:2"))
+        writer.add_event(Event(step=iteration + 1, session_log=SessionLog(status=SessionLog.START)))
+    except OSError as error:
+        log.line(f"no TensorBoard files, training goes on: {error}")
+        return None
     return TensorBoard(writer, log)

@@ -158,7 +158,9 @@ def _build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log
     model = build_model(config, groups, chosen)
     optimizer = build_optimizer(config, model)
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
-    return TrainingState(model, optimizer, Schedule(config.optimizer, optimizer), spikes)
+    return TrainingState(
+        model, optimizer, Schedule(config.optimizer, optimizer, config.training.train_iters), spikes
+    )
 
 
 def _open_datasets(

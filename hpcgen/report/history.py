@@ -21,6 +21,7 @@ Column = NDArray[np.float64]
 
 COLUMNS = (
     "time",
+    "steps",
     "loss",
     "grad_norm",
     "lr",
@@ -62,6 +63,22 @@ class Life:
         """The iteration that it went on from."""
         return int(self.start["iteration"])
 
+    @property
+    def lost_iteration(self) -> int | None:
+        """How far the life before had come when that is further; those steps are done again."""
+        found = self._lost.get("iteration")
+        return found if type(found) is int else None
+
+    @property
+    def lost_time(self) -> float | None:
+        """When it had come that far."""
+        return number_or_none(self._lost.get("time"))
+
+    @property
+    def _lost(self) -> Event:
+        found = self.start.get("lost")
+        return found if isinstance(found, dict) else {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class History:
@@ -84,8 +101,10 @@ class History:
 
     @property
     def weights(self) -> Column:
-        """Steps that each line is the mean of."""
-        return np.diff(self.iteration, prepend=self.lives[0].iteration if self.lives else 0).astype(float)
+        """Steps that each line is the mean of; where it does not say, those since the line before."""
+        since = np.diff(self.iteration, prepend=self.lives[0].iteration if self.lives else 0)
+        said = self.columns["steps"]
+        return np.where(np.isfinite(said), said, np.maximum(since, 1)).astype(float)
 
 
 def read_history(metrics: Path) -> History:

@@ -166,7 +166,7 @@ def _lives(summary: Summary) -> Table:
             words.moment(life.began),
             words.duration(life.waited_s) if life.waited_s is not None else "",
             f"{life.from_iteration:,}: {_origin(life)}",
-            f"{life.last_iteration:,}" if life.last_iteration > life.from_iteration else "none that counts",
+            _reached(life),
             f"{life.world_size or '?'}" + (_on_hosts(len(life.hosts))),
             life.end,
         )
@@ -188,6 +188,11 @@ def _lives(summary: Summary) -> Table:
             filter(None, (_rest(len(summary.lives), "starts"), changes and f"Changed: {changes}.", broken))
         ),
     )
+
+
+def _reached(life: LifeSummary) -> str:
+    counts = f"{life.last_iteration:,}" if life.last_iteration > life.from_iteration else "none that counts"
+    return f"{counts}; {counted(life.lost_steps, 'step')} lost" if life.lost_steps else counts
 
 
 def _on_hosts(count: int) -> str:

@@ -24,11 +24,13 @@ class LifeSummary:
     began: float | None
     """Unix seconds."""
     waited_s: float | None
-    """Between the last line of the life before and this start."""
+    """Between the last line of the life before, lost or not, and this start."""
     from_iteration: int
     checkpoint: str | None
     """What it went on from; None for random weights."""
     last_iteration: int
+    lost_steps: int
+    """It did so many more, after the checkpoint that the next life went on from."""
     world_size: int | None
     hosts: tuple[str, ...]
     changed: tuple[tuple[str, Any, Any], ...]
@@ -151,8 +153,9 @@ def summarise(run: Run) -> Summary:
 def _life(run: Run, number: int) -> LifeSummary:
     lives = run.history.lives
     life, before = lives[number], lives[number - 1] if number else None
-    began, ended = life.began, before.last_time if before else None
-    start = life.start
+    after = lives[number + 1] if number + 1 < len(lives) else None
+    start, lost = life.start, after.lost_iteration if after else None
+    began, ended = life.began, (life.lost_time or before.last_time) if before else None
     return LifeSummary(
         number=number + 1,
         began=began,
@@ -160,6 +163,7 @@ def _life(run: Run, number: int) -> LifeSummary:
         from_iteration=life.iteration,
         checkpoint=str(start["checkpoint"]) if start.get("checkpoint") else None,
         last_iteration=life.last_iteration,
+        lost_steps=max(0, lost - life.last_iteration) if lost is not None else 0,
         world_size=start.get("world_size"),
         hosts=tuple(map(str, start["hosts"])) if isinstance(start.get("hosts"), list) else (),
         changed=tuple((str(name), old, new) for name, old, new in _changes(start)),

@@ -133,6 +133,7 @@ def eventful(tmp_path: Path) -> Path:
                 START + 900,
                 checkpoint="/runs/gpt/checkpoints/iter_0000122",
                 changed=[["optimizer.lr", 3e-4, 1e-4]],
+                lost={"iteration": 124, "time": START + 560},
                 passed_over=["/runs/gpt/checkpoints/iter_0000124: __0_0.distcp is missing. It was renamed"],
             ),
             *steps(123, 160),
@@ -167,6 +168,8 @@ def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
         "0: random weights",
         "5 min",  # from the last line of the first life to the second
         "start 3: optimizer.lr 0.0003 → 0.0001",
+        "122; 2 steps lost",
+        "6 min",  # from the last line that was lost to the third life
         "Start 3 passed over /runs/gpt/checkpoints/iter_0000124: __0_0.distcp is missing. It was renamed.",
         "0.8 s 31 s beside training 112.0 GB /runs/gpt/checkpoints/iter_0000100",
         "30,720 to 30,975 left out",

@@ -47,7 +47,8 @@ class Training:
         model = build_model(self.config, self.groups, kernels.choose(self.config))
         optimizer = build_optimizer(self.config, model)
         spikes = SpikeWatch(self.config.training.loss_spike_factor, self.config.training.skip_loss_spikes)
-        self.state = TrainingState(model, optimizer, Schedule(self.config.optimizer, optimizer), spikes)
+        schedule = Schedule(self.config.optimizer, optimizer, self.config.training.train_iters)
+        self.state = TrainingState(model, optimizer, schedule, spikes)
         cache = Path(self.config.run_dir) / "index-cache"
         datasets = build_datasets(self.config, cache, self.config.model.padded_vocab_size, is_needed=True)
         batches = Batches(self.config.training)

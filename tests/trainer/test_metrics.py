@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import fcntl
 import gzip
 import json
 import os
 import socket
+import statistics
 import struct
 import termios
 import time
@@ -109,9 +111,10 @@ def test_what_is_computed_again_is_dropped_and_so_are_torn_lines(tmp_path: Path)
     path.write_text(
         "".join([first, *lines[:3], evaluation, torn, *lines[3:], stop, second]) + '{"event": "st'
     )
-    drop_after(path, 3)
+    assert drop_after(path, 3) == {"event": "step", "iteration": 5}
     assert path.read_text() == "".join([first, *lines[:3], stop, second])
-    drop_after(tmp_path / "absent", 3)
+    assert drop_after(path, 3) is None
+    assert drop_after(tmp_path / "absent", 3) is None
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
@@ -208,6 +211,23 @@ def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
     with gzip.open(profile) as trace:
         names = {event.get("name") for event in json.load(trace)["traceEvents"]}
     assert "aten::mm" in names
+
+
+def test_each_step_is_in_a_line_whatever_the_interval(config: dict[str, Any], tmp_path: Path) -> None:
+    """A life that goes on from a checkpoint has not seen the steps before it that no line holds yet."""
+    each = finished(copy.deepcopy(config))
+    config |= {"run_dir": str(tmp_path / "seldom"), "checkpoint": {"save_interval": 3}}
+    config["logging"] |= {"log_interval": 4}
+    lines = [event for event in finished(config).events if event["event"] == "step"]
+    assert [(line["iteration"], line["steps"]) for line in lines] == [(3, 3), (4, 1), (6, 2)]
+    assert lines[0]["loss"] == pytest.approx(statistics.fmean(step[1] for step in each.steps[:3]))
+
+
+def test_no_room_for_tensorboard_ends_no_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tensorboard").touch()
+    log = Log(is_rank_0=True, progress=False)
+    assert open_tensorboard(tmp_path / "tensorboard", 0, log) is None
+    assert "no TensorBoard files, training goes on: " in capsys.readouterr().out
 
 
 def test_tensorboard_forgets_the_steps_that_a_life_walks_back_over(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ class Layer(TransformerLayer):
         self.calls += 1
         # two micro-batches a step
         if self.training and os.environ["RANK"] == "1" and self.calls == 8:
-            hidden = hidden * float("nan")
+            POISON
         return hidden, context
 
 def layers(core, vp_stage, usual):
@@ -75,21 +76,34 @@ def test_poison_in_20_steps_on_random_ranks_changes_no_weight(
     assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(outputs)
 
 
+@pytest.mark.parametrize(
+    ("poison", "said"),
+    [
+        pytest.param(
+            'hidden = hidden * float("nan")',
+            r"the loss is nan at iteration 4 \(samples 12 to 15; on rank 1\)",
+            id="loss",
+        ),
+        pytest.param(
+            'hidden.register_hook(lambda gradient: gradient * float("nan"))',
+            # each rank has a share of what both have summed
+            r"the gradient norm is nan at iteration 4 \(samples 12 to 15; loss \d.*; in the share of rank 0-1\)",
+            id="gradient",
+        ),
+    ],
+)
 def test_a_rank_that_computes_nan_ends_the_run_and_its_step_is_not_saved(
-    config: dict[str, Any], tmp_path: Path
+    poison: str, said: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
     layers = tmp_path / "layers.py"
-    layers.write_text(LAYERS)
+    layers.write_text(LAYERS.replace("POISON", poison))
     config["world_size"] = 2
     config["model"]["layer_spec"] = f"{layers}:layers"
     config["checkpoint"] = {"save_interval": 1}
     result = run(config)
     assert result.statuses == (3, 3), result.log
-    assert (
-        "the loss is nan at iteration 4 (samples 12 to 15; on rank 1)"
-        in (result.directory / "FAILED").read_text()
-    )
-    assert result.log.count("the loss is nan") == 1
+    assert re.search(said, (result.directory / "FAILED").read_text())
+    assert len(re.findall(said, result.log)) == 1
     assert [step[0] for step in result.steps] == [1, 2, 3]
     assert not (result.checkpoints / "iter_0000004").exists()
     assert not (result.directory / "DONE").exists()

@@ -18,7 +18,7 @@ from trainer.schedule import Schedule
 PEAK, LEAST, WARMUP, END, TAIL = 1e-3, 1e-4, 10, 110, 20
 
 
-def schedule(groups: list[dict[str, Any]] | None = None, **changes: Any) -> Schedule:
+def schedule(groups: list[dict[str, Any]] | None = None, train_iters: int = 130, **changes: Any) -> Schedule:
     values = {
         "lr": PEAK,
         "min_lr": LEAST,
@@ -27,7 +27,8 @@ def schedule(groups: list[dict[str, Any]] | None = None, **changes: Any) -> Sche
         "lr_wsd_decay_iters": TAIL,
         "weight_decay": 0.1,
     }
-    return Schedule(OptimizerConfig(**(values | changes)), SimpleNamespace(param_groups=groups or [{}]))
+    optimizer = SimpleNamespace(param_groups=groups or [{}])
+    return Schedule(OptimizerConfig(**(values | changes)), optimizer, train_iters)
 
 
 def rates(steps: int = 130, **changes: Any) -> list[float]:
@@ -120,3 +121,23 @@ def test_a_schedule_that_fails_after_the_warm_up_is_refused_before_the_first_ste
     file.write_text("def rate(iteration, optimizer):\n    return 1e-3 / abs(iteration - 60)\n")
     with pytest.raises(TrainerError, match=r"raises ZeroDivisionError for iteration 60: .*failing_rate.py:2"):
         schedule(lr_schedule=f"{file}:rate")
+
+
+@pytest.mark.parametrize("warmup", [0, WARMUP])
+@pytest.mark.parametrize("train_iters", [60, 20_000])
+def test_a_schedule_need_not_know_a_step_that_does_not_come(
+    train_iters: int, warmup: int, tmp_path: Path
+) -> None:
+    """Core asks for the rate after the last one."""
+    file = tmp_path / f"to_zero_{train_iters}_{warmup}.py"
+    last = train_iters - 1
+    file.write_text(
+        f"def rate(iteration, optimizer):\n    return optimizer.lr * ({last} - iteration) / {last}\n"
+    )
+    own = {"lr_schedule": f"{file}:rate", "lr_warmup_iters": warmup}
+    made = schedule(train_iters=train_iters, **own)
+    made.step(last)
+    assert made.rate() == 0
+    made.step(1)
+    with pytest.raises(TrainerError, match=rf"gives -\S+ for iteration {train_iters}: a rate is a number"):
+        schedule(train_iters=train_iters + 1, **own)

@@ -1,0 +1,42 @@
+"""What the kernels refuse before anything is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.runs import gpt_config
+from trainer import config as configuration
+from trainer import kernels
+from trainer.config import TrainerConfig
+from trainer.errors import TrainerError
+from trainer.resolve import resolve
+
+NEEDS_ITS_LAYERS = [
+    ("training", {"fp8": "hybrid"}),
+    ("training", {"cuda_graph_impl": "transformer_engine"}),
+    ("parallelism", {"tp_comm_overlap": True}),
+]
+
+
+def on_a_gpu(tmp_path: Path, section: str, values: dict[str, Any], **training: Any) -> TrainerConfig:
+    document = gpt_config("x", tmp_path) | {"device": "cuda"}
+    document["training"] |= {"precision": "bf16"} | training
+    document[section] |= values
+    return resolve(configuration.from_dict(TrainerConfig, document, "test"))
+
+
+@pytest.mark.parametrize(("section", "values"), NEEDS_ITS_LAYERS)
+def test_what_other_layers_pass_over_is_refused(
+    section: str, values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = on_a_gpu(tmp_path, section, values, transformer_impl="torch")
+    [key] = values
+    monkeypatch.setattr(kernels, "transformer_engine_version", lambda: "2.16.1")
+    with pytest.raises(TrainerError, match=rf"{section}.{key} = \S+ needs Transformer Engine's layers"):
+        kernels.choose(config)
+    monkeypatch.setattr(kernels, "transformer_engine_version", lambda: None)
+    with pytest.raises(TrainerError, match=rf"{section}.{key} = \S+ needs a GPU and Transformer Engine"):
+        kernels.choose(config)
