@@ -287,6 +287,8 @@ DYING = """
 import sys, threading
 from pathlib import Path
 from torch.distributed import HashStore
+from trainer import device
+device.prepare("cpu")
 from trainer import watch
 from trainer.config import TrainingConfig
 from trainer.peers import Peers

@@ -6,7 +6,7 @@ import dataclasses
 from itertools import islice
 
 import pytest
-from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
+from megatron.core import num_microbatches_calculator
 
 from trainer.batch_size import (
     Batches,
@@ -25,12 +25,16 @@ def ramp(*rampup: int, last: int = 256, train_iters: int = 400) -> TrainingConfi
     )
 
 
+@pytest.mark.skipif(
+    not hasattr(num_microbatches_calculator, "RampupBatchsizeNumMicroBatchesCalculator"),
+    reason="megatron-core 0.19 has none",
+)
 @pytest.mark.parametrize(
     "rampup", [(16, 16, 10_000), (32, 32, 977), (64, 96, 5), (16, 48, 30_000), (248, 8, 1)]
 )
 def test_every_batch_of_a_run_is_megatron_lms(rampup: tuple[int, int, int]) -> None:
     training = ramp(*rampup)
-    theirs = RampupBatchsizeNumMicroBatchesCalculator(
+    theirs = num_microbatches_calculator.RampupBatchsizeNumMicroBatchesCalculator(
         global_batch_size=256,
         micro_batch_size=2,
         data_parallel_size=4,

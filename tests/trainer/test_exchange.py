@@ -299,7 +299,7 @@ def test_after_their_ramp_up_the_rates_are_theirs() -> None:
     assert (optimizer["lr_warmup_iters"], optimizer["lr_decay_iters"]) == (5, 18)
     assert there.sections["training"]["rampup_batch_size"] == [2, 2, 18]
 
-    ours = Schedule(OptimizerConfig(**optimizer), OneGroup())  # type: ignore[arg-type]
+    ours = Schedule(OptimizerConfig(**optimizer), OneGroup(), train_iters=18)  # type: ignore[arg-type]
     ours.step(there.iteration)
     for _ in range(10):
         assert ours.rate() == pytest.approx(theirs.get_lr({}), rel=1e-12)
