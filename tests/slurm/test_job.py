@@ -128,7 +128,8 @@ def test_a_missing_secret_ends_the_job_before_it_trains(slurm_cluster: SlurmClus
 
 
 @pytest.mark.parametrize(
-    ("share", "file_mode", "directory_mode"), [("private", 0o600, 0o700), ("group", 0o660, 0o770)]
+    ("share", "file_mode", "directory_mode"),
+    [pytest.param("private", 0o600, 0o700, marks=pytest.mark.slow), ("group", 0o660, 0o770)],
 )
 def test_what_the_run_writes_is_as_open_as_share_says(
     slurm_cluster: SlurmCluster, tiny_run: Path, share: str, file_mode: int, directory_mode: int
