@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -126,6 +127,26 @@ def run_job(cluster: SlurmCluster, run: Path, *overrides: str) -> str:
     log = log_of(run, job_id)
     assert state == "COMPLETED", log
     return log
+
+
+def program_first(cluster: SlurmCluster, directory: Path, name: str, text: str) -> str:
+    """The option of sbatch with which the job finds a program of this name and text before Slurm's own."""
+    directory.mkdir(exist_ok=True)
+    program = directory / name
+    program.write_text(text)
+    program.chmod(0o755)
+    return f"--export=ALL,PATH={directory}:{cluster.env['PATH']}"
+
+
+def slow_requeue(cluster: SlurmCluster, directory: Path) -> str:
+    """As `program_first`: a scontrol whose answer to a requeue comes after Slurm's SIGTERM, as on a busy controller."""
+    scontrol = shutil.which("scontrol", path=cluster.env["PATH"])
+    text = f"""\
+#!/bin/bash
+{scontrol} "$@" || exit
+[[ $1 != requeue ]] || sleep 2
+"""
+    return program_first(cluster, directory / "slow", "scontrol", text)
 
 
 def wait_for_steps(run: Path, count: int, timeout_s: float = 120) -> None:

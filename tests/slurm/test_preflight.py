@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.cluster import SlurmCluster, missing_slurm
-from tests.slurm.conftest import curve, log_of, make_run, render
+from tests.slurm.conftest import curve, log_of, make_run, render, slow_requeue
 
 HEALTH_COMMAND = """\
 #!/bin/bash
@@ -50,8 +50,8 @@ def checked_run(tmp_path: Path, byte_corpus: Path) -> Path:
     return run
 
 
-def submit(cluster: SlurmCluster, run: Path, *overrides: str) -> str:
-    return cluster.sbatch(render(run, *LAYOUT, *overrides), cwd=run.parent)
+def submit(cluster: SlurmCluster, run: Path, *overrides: str, options: Sequence[str] = ()) -> str:
+    return cluster.sbatch(render(run, *LAYOUT, *overrides), *options, cwd=run.parent)
 
 
 def trained_on(log: str) -> list[set[str]]:
@@ -67,15 +67,18 @@ def test_a_node_that_fails_its_check_is_excluded_and_the_job_goes_on_without_it(
     (checked_run.parent / "sick").write_text("ndv5-2")
     # a node that is known as bad and has left the cluster since: Slurm would refuse a list with its name
     (checked_run.parent / "run" / "excluded_nodes").write_text(f"ghost-7 {int(time.time()) + 3600}\n")
-    job_id = submit(three_nodes, checked_run, "preflight.node_health=true")
+    options = (slow_requeue(three_nodes, checked_run.parent), "--nodelist=ndv5-2")
+    job_id = submit(three_nodes, checked_run, "preflight.node_health=true", options=options)
     state = three_nodes.wait(job_id, timeout_s=JOB_S)
     log = log_of(checked_run, job_id)
     assert state == "COMPLETED", log
+    assert "dropping the request for ndv5-2" in log
     assert "GPU 3 fell off the bus" in log
     assert "back into the queue without ndv5-2 (exclusion 1 of at most 3)" in log
     assert trained_on(log) == [{"ndv5-1", "ndv5-3"}]
     shown = three_nodes.show(job_id)
-    assert (shown["ExcNodeList"], shown["Restarts"]) == ("ndv5-2", "1")
+    excluded, required = shown["ExcNodeList"], shown["ReqNodeList"]
+    assert (excluded, required, shown["Restarts"]) == ("ndv5-2", "(null)", "1")
     steps = curve(checked_run)
     assert steps.keys() == single_process_curve.keys()
     assert all(steps[i] == pytest.approx(expected, rel=1e-3) for i, expected in single_process_curve.items())

@@ -17,6 +17,7 @@ from tests.slurm.conftest import (
     make_run,
     render,
     run_job,
+    slow_requeue,
     wait_for_steps,
 )
 
@@ -54,7 +55,8 @@ def test_a_warned_job_requeues_itself_and_ends_on_the_identical_curve(
     slurm_cluster: SlurmCluster, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path
 ) -> None:
     """The signal that Slurm sends before the time limit, sent by hand; test_cluster.py waits for Slurm's."""
-    job_id = slurm_cluster.sbatch(render(tiny_run, *LONG), cwd=tiny_run.parent)
+    slow = slow_requeue(slurm_cluster, tiny_run.parent)
+    job_id = slurm_cluster.sbatch(render(tiny_run, *LONG), slow, cwd=tiny_run.parent)
     wait_for_steps(tiny_run, 3)
     slurm_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
     ends_on_the_undisturbed_curve(slurm_cluster, tiny_run, job_id, LONG, tmp_path_factory, byte_corpus)
@@ -84,6 +86,7 @@ def ends_on_the_undisturbed_curve(
     log = log_of(run, job_id)
     assert "warned: the time limit is near" in log
     assert "back into the queue (restart 1 of at most 100)" in log
+    assert "ERROR" not in log
     assert int(cluster.show(job_id)["Restarts"]) >= 1
     undisturbed = make_run(tmp_path_factory.mktemp("undisturbed"), corpus)
     options = [f"--set={each}" for each in sets]
