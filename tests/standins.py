@@ -7,6 +7,7 @@ are named by CUDA_VISIBLE_DEVICES, each node has its share of them, and NCCL_HOS
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -56,7 +57,7 @@ def batch(
     log_file = Path(log[1].replace("%j", str(job_id)).replace("%A_%a", f"{job_id}_{array_task}"))
     log_file.touch()  # a run directory that is missing fails here, as it does in Slurm
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PYTEST_"))}
-    done = subprocess.run(
+    job = subprocess.Popen(
         ["bash", str(path), *arguments],
         env={
             **kept,
@@ -73,11 +74,15 @@ def batch(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=timeout_s,
-        check=False,
+        start_new_session=True,
     )
-    log_file.write_text(done.stdout)
-    return Batch(done.returncode, done.stdout)
+    try:
+        log, _ = job.communicate(timeout=timeout_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # as Slurm ends the steps that a script leaves behind
+            os.killpg(job.pid, signal.SIGTERM)
+    log_file.write_text(log)
+    return Batch(job.returncode, log)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -327,6 +327,7 @@ def test_cancelling_saves_and_takes_the_container_away(container_cluster: SlurmC
     assert container_cluster.wait(job_id, timeout_s=60) == "CANCELLED"
     assert "requeueing is Slurm's decision" in log_of(run, job_id)
     assert (run.parent / "run" / "STOPPED").exists()
+    assert list((run.parent / "scratch").iterdir()) == []
     assert container_cluster.run("enroot", "list").stdout == ""
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import JOB_S, TP2_PP2, TWO_NODES, TWO_RANKS, log_of, render, run_job, wait_for_steps
+from tests.slurm.conftest import (
+    JOB_S,
+    TP2_PP2,
+    TWO_NODES,
+    TWO_RANKS,
+    log_of,
+    program_first,
+    render,
+    run_job,
+    wait_for_steps,
+)
 
 
 def test_a_trainer_that_cannot_be_imported_ends_the_job_with_one_clear_line(
@@ -69,6 +80,38 @@ def test_a_second_job_in_the_same_run_directory_ends_at_once(
     slurm_cluster.wait(first, timeout_s=60)
 
 
+@pytest.mark.parametrize(
+    ("failures", "last"),
+    [
+        (2, "NOT_EXPORTED is not set: export it where you submit"),
+        (99, "squeue cannot tell whether job 424242 is still training in"),
+    ],
+)
+def test_a_squeue_that_fails_is_asked_again_and_never_taken_for_a_no(
+    slurm_cluster: SlurmCluster, tiny_run: Path, failures: int, last: str
+) -> None:
+    """RUNNING names a job that Slurm does not know, as after a restart of the controller."""
+    programs, asked = tiny_run.parent / "programs", tiny_run.parent / "asked"
+    (tiny_run.parent / "run" / "RUNNING").write_text("424242\n")
+    squeue = shutil.which("squeue", path=slurm_cluster.env["PATH"])
+    fails = f"""\
+#!/bin/bash
+echo >>{asked}
+if (($(wc -l <{asked}) <= {failures})); then
+    echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2
+    exit 1
+fi
+exec {squeue} "$@"
+"""
+    program_first(slurm_cluster, programs, "sleep", "#!/bin/bash\n")
+    option = program_first(slurm_cluster, programs, "squeue", fails)
+    job_id = slurm_cluster.sbatch(render(tiny_run, "secrets=[NOT_EXPORTED]"), option, cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    log = log_of(tiny_run, job_id)
+    assert last in log.splitlines()[-1]
+    assert log.count("asking again in 30 s") == min(failures, 10)
+
+
 def test_directories_that_the_job_writes_to_are_made_before_a_container_would_mount_them(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
@@ -89,15 +132,21 @@ def test_cancelling_saves_and_leaves_the_decision_to_slurm(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
     """Both ranks get SIGTERM, on two nodes: each learns that the other one has it too."""
+    scratch = tiny_run.parent / "scratch"
+    scratch.mkdir()
+    with (tiny_run.parent / "cluster.yaml").open("a") as profile:
+        profile.write(f"scratch: {scratch}\n")
     endless = ("training.train_iters=100000", "optimizer.lr_decay_iters=100000")
     job_id = slurm_cluster.sbatch(render(tiny_run, *TWO_RANKS, *endless), cwd=tiny_run.parent)
     wait_for_steps(tiny_run, 3)
+    assert list(scratch.iterdir()) != []
     slurm_cluster.run("scancel", job_id)
     assert slurm_cluster.wait(job_id, timeout_s=60) == "CANCELLED"
     log = log_of(tiny_run, job_id)
     assert "asked to stop (SIGTERM)" in log
     assert "requeueing is Slurm's decision" in log
     assert (tiny_run.parent / "run" / "STOPPED").exists()
+    assert list(scratch.iterdir()) == []
 
 
 def test_what_the_submitting_shell_leaks_is_unset_and_secrets_go_by_name(
@@ -138,7 +187,10 @@ def test_what_the_run_writes_is_as_open_as_share_says(
     run_dir = tiny_run.parent / "run"
     for path in (run_dir, *run_dir.rglob("*")):
         mode = path.stat().st_mode & 0o777
-        assert mode == (directory_mode if path.is_dir() else file_mode), path
+        if run_dir / "jobs" in path.parents or path.name == "RUNNING":  # the job's own
+            assert not mode & 0o022, path
+        else:
+            assert mode == (directory_mode if path.is_dir() else file_mode), path
     if share == "group":
         assert run_dir.stat().st_mode & 0o2000
 
