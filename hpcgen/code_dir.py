@@ -100,12 +100,14 @@ def install_needs(tree: Path, python_version: str) -> None:
             alone.append(requirement)
         elif name not in LEFT_TO_IMAGE:
             together.append(requirement)
-    target = (f"--python-version={python_version}", *(f"--platform={platform}" for platform in PLATFORMS))
+    platforms = (f"--platform={platform}" for platform in PLATFORMS)
+    # pip before 23.1 takes --platform only together with --target, also in a dry run.
+    target = (f"--target={tree}", f"--python-version={python_version}", *platforms)
     resolved = pip_install("--dry-run", "--ignore-installed", "--report=-", *target, *together)
     found = [entry["metadata"] for entry in json.loads(resolved)["install"]]
     kept = [one for one in found if project_name(one["name"]) not in LEFT_TO_IMAGE]
     pinned = [f"{one['name']}=={one['version']}" for one in kept]
-    pip_install(f"--target={tree}", "--no-deps", "--no-compile", *target, *pinned, *alone)
+    pip_install("--no-deps", "--no-compile", *target, *pinned, *alone)
     # Scripts would start this machine's Python, and pip's records list them; the manifest takes their place.
     shutil.rmtree(tree / "bin", ignore_errors=True)
     for record in ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json"):

@@ -154,6 +154,20 @@ def test_the_same_content_is_the_same_directory(installed: Path) -> None:
     assert re.fullmatch(rf"hpcgen-{re.escape(version)}-[0-9a-f]{{12}}", installed.name)
 
 
+def test_an_older_pip_resolves_and_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip 23.0.1 comes with Debian 12's venv. It takes --platform only next to --target, also where it only resolves."""
+    get = (sys.executable, "-m", "pip", "install", "--quiet", f"--target={tmp_path / 'old'}", "pip==23.0.1")
+    subprocess.run(get, check=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "old"))
+    version = subprocess.run((sys.executable, "-m", "pip", "--version"), capture_output=True, text=True)
+    assert version.stdout.startswith("pip 23.0.1 ")
+    monkeypatch.setattr(code_dir, "own_requirements", lambda: ["psutil"])  # one package: all of them take a minute
+    monkeypatch.setattr(code_dir, "FURTHER_NEEDS", ())
+    (tmp_path / "tree").mkdir()
+    code_dir.install_needs(tmp_path / "tree", RUNNING)
+    assert distribution_names(tmp_path / "tree") == {"psutil", "submitit", "cloudpickle", "typing-extensions"}
+
+
 def test_another_python_gets_its_own_wheels(tmp_path: Path) -> None:
     other = "3.12" if RUNNING != "3.12" else "3.11"
     directory = code_dir.install_code(tmp_path / "new" / "folder", other)
