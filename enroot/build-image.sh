@@ -33,7 +33,8 @@ The image appears whole or not at all; what a killed build left behind is remove
   --doca VERSION          NVIDIA DOCA's user-space network packages, such as 2.9.1, over those of the image
   --topology FILE         NCCL topology file, which keeps its name and comes to /opt/microsoft (default: NDv5's,
                           from the folder topology beside this script; none adds none)
-  --need NAMES            what health_check.py must find in the image, separated by commas, of:
+  --need NAMES            what health_check.py must find in the image (default torch,te,apex,megatron-core,nccl,ucx;
+                          zstd, topology and trainer where the image gets them), separated by commas, of:
                           ${checks[*]:0:7}
                           ${checks[*]:7}
   --work DIR              node-local directory with about 80 GB of room (default \$TMPDIR, else /tmp)
@@ -97,7 +98,7 @@ read_options() {
 }
 
 check_options() {
-    local name
+    local name zstd=
     [[ -n $output ]] || refuse "--output is missing: name the .sqsh to make"
     [[ $output == *.sqsh ]] || refuse "--output '$output' must end in .sqsh"
     [[ -d $(dirname -- "$output") ]] || refuse "--output '$output': its directory does not exist"
@@ -115,9 +116,10 @@ check_options() {
     [[ ${packages[*]} != none ]] || packages=()
     for name in "${packages[@]}"; do
         [[ $name =~ ^[a-z0-9][a-z0-9.+-]+$ ]] || refuse "--package '$name' is not the name of a Debian package"
+        [[ $name != zstd ]] || zstd=,zstd
     done
     [[ $need =~ ^[a-z,-]*$ ]] || refuse "--need '$need' is no list of names with commas between them"
-    [[ -n $need ]] || need=torch,te,apex,megatron-core,nccl,ucx,zstd${topology:+,topology}${code:+,trainer}
+    [[ -n $need ]] || need=torch,te,apex,megatron-core,nccl,ucx$zstd${topology:+,topology}${code:+,trainer}
     for name in ${need//,/ }; do
         [[ " ${checks[*]} " == *" $name "* ]] || refuse "--need '$name' is none of: ${checks[*]}"
     done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from hpcgen.config.container import Image
 from hpcgen.config.fields import Text
@@ -18,6 +18,11 @@ ImageFile = Annotated[
     Text(rf"{_PLAIN}\.sqsh", "the absolute path of a .sqsh (letters, digits, . _ + @ = - /, without '..')"),
 ]
 CodePath = Annotated[str, Text(_PLAIN, "an absolute path of letters, digits and . _ + @ = - / without '..'")]
+Check = Literal[
+    *("driver", "gpu", "torch", "te", "apex", "megatron-core", "trainer"),
+    *("nccl", "ucx", "sharp", "infiniband", "zstd", "topology", "memlock"),
+]
+"""What enroot/health_check.py can look for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,5 +41,8 @@ class ImageConfig:
     """Megatron-Core for a wheel, from the package index; a directory of install-code brings its own."""
     packages: tuple[Package, ...] | None = None
     """Debian packages to add; null takes zstd, ibverbs-utils, infiniband-diags, perftest."""
+    need: tuple[Check, ...] | None = None
+    """What the image must have, or it is not made; null means torch, te, apex, megatron-core, trainer, nccl and ucx, with
+    zstd where it is one of the packages and topology where the node type has one. An image for CPUs lacks te, apex and ucx."""
     doca: Version | None = None
     """Version of NVIDIA DOCA's user-space network packages to put over the image's own; null leaves those."""

@@ -123,6 +123,13 @@ def test_only_packages_are_installed_as_the_root_of_the_namespace(stand_in_build
     assert "check torch,te,apex,megatron-core,nccl,ucx,zstd,topology,trainer" in started[2]
 
 
+def test_zstd_is_needed_where_it_is_installed(stand_in_build: ImageBuild) -> None:
+    assert stand_in_build.run("--package=none").returncode == 0
+    assert any(
+        "check torch,te,apex,megatron-core,nccl,ucx,topology,trainer" in call for call in stand_in_build.calls()
+    )
+
+
 def test_the_same_again_is_already_there(stand_in_build: ImageBuild) -> None:
     stand_in_build.run()
     before = stand_in_build.output.stat()

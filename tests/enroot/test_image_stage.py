@@ -9,10 +9,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from hpcgen.config.image import Check
 from hpcgen.errors import ConfigErrors
 from hpcgen.rendering.script import render_stage
 from tests.enroot.conftest import ENROOT, STAND_IN, ImageBuild, code_directory
@@ -72,6 +73,15 @@ def test_options_are_those_of_the_recipe(tmp_path: Path) -> None:
         '--work="$scratch"',
     ):
         assert f" {word}" in line
+
+
+def test_need_is_what_the_recipe_can_check(tmp_path: Path) -> None:
+    every = list(get_args(Check))
+    assert f"readonly checks=({' '.join(every)})" in (ENROOT / "build-image.sh").read_text()
+    line = launch_line(script(tmp_path, image={**IMAGE, "need": every}))
+    assert f"'--need={','.join(every)}'" in line
+    with pytest.raises(ConfigErrors, match=r"image.need = \[\] is empty"):
+        script(tmp_path, image={**IMAGE, "need": []})
 
 
 def test_no_packages_is_said(tmp_path: Path) -> None:

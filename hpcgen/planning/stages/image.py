@@ -35,6 +35,7 @@ def work(run: Run, config: RunConfig, allocation: Allocation) -> Work:
         "--code": code,
         "--megatron-core": image.megatron_core,
         "--doca": image.doca,
+        "--need": None if image.need is None else ",".join(image.need),
         # the script adds its own directory to a name
         "--topology": None if topology else "none",
     }
@@ -64,6 +65,8 @@ def _problems(run: Run, config: RunConfig) -> Iterator[Problem]:
     elif image.megatron_core and not code.endswith(".whl"):
         reason = f"is for a wheel, and the directory {code} brings its own Megatron-Core"
         yield Problem("image.megatron_core", reason, "leave it out")
+    if image.need == ():
+        yield Problem("image.need", "is empty", "name at least one check, such as torch, or leave it out")
 
 
 def _output(run: Run, config: RunConfig) -> str:
