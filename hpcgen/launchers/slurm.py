@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,10 @@ SINGLE_TASK = ("SLURM_ARRAY_JOB_ID=$SLURM_JOB_ID SLURM_ARRAY_TASK_ID=0",)
 since submitit in the job would too."""
 
 
+LEAKS_INTO_SBATCH = "PYXIS_CONTAINER_"
+"""pyxis takes variables of these names for options of sbatch: the batch script itself would run in that container."""
+
+
 def submit_stages(plan: Plan, site_directories: Sequence[Path]) -> list[Job]:
     """Queues the planned stages, each to start when the one before it has succeeded.
 
@@ -38,7 +44,7 @@ def submit_stages(plan: Plan, site_directories: Sequence[Path]) -> list[Job]:
     missing = missing_tasks(plan)
     for warning in check_corpus(plan, missing):
         print(f"warning: {warning}", file=sys.stderr)
-    with sharing(plan):
+    with sharing(plan), _without_leaks():
         run_dir = make_run_directory(plan)
         jobs: list[Job] = []
         for stage in plan.stages.values():
@@ -47,6 +53,21 @@ def submit_stages(plan: Plan, site_directories: Sequence[Path]) -> list[Job]:
                 after = jobs[-1] if jobs else None
                 jobs.append(_submit(plan, stage, scripts[stage.name], run_dir, after, tasks))
     return jobs
+
+
+@contextmanager
+def _without_leaks() -> Iterator[None]:
+    """Takes pyxis's variables out of this process's environment, which sbatch inherits, and says which."""
+    leaks = {name: value for name, value in os.environ.items() if name.startswith(LEAKS_INTO_SBATCH)}
+    if leaks:
+        names = ", ".join(sorted(leaks))
+        print(f"warning: not handed on to the jobs, which name their container themselves: {names}", file=sys.stderr)
+    for name in leaks:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(leaks)
 
 
 def _submit(

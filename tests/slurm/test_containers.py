@@ -58,6 +58,8 @@ if [[ "$*" != *--versions* ]]; then
         echo "scratch_is_written $(tries touch "$HOME/written" "$TMPDIR/written")"
     }} >"$seen.txt"
     env -0 >"$seen.env"
+else
+    : >{run}/asked-for-versions
 fi
 exec {python} "$@"
 """
@@ -238,6 +240,7 @@ def test_training_computes_what_one_process_does(
     trained: Trained, single_process_curve: dict[int, tuple[float, float]]
 ) -> None:
     assert "TP 2 x PP 1" in trained.log
+    assert not (trained.run.parent / "run/asked-for-versions").exists(), "that is a container of its own"
     found = curve(trained.run)
     assert found.keys() == single_process_curve.keys()
     for iteration, expected in single_process_curve.items():
@@ -332,8 +335,12 @@ def test_cancelling_saves_and_takes_the_container_away(container_cluster: SlurmC
 
 
 def test_submitit_trains_in_the_container_on_the_same_curve(
-    on_cluster: SlurmCluster, run: Path, single_process_curve: dict[int, tuple[float, float]]
+    on_cluster: SlurmCluster,
+    run: Path,
+    single_process_curve: dict[int, tuple[float, float]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("PYXIS_CONTAINER_IMAGE", "/nowhere.sqsh")
     sets = [f"--set={each}" for each in TP2]
     job_id = hpcgen("submit", "train", "-c", str(run), *sets, cwd=run.parent).split()[0]
     assert on_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(run, job_id)

@@ -152,7 +152,8 @@ def test_cancelling_saves_and_leaves_the_decision_to_slurm(
 def test_what_the_submitting_shell_leaks_is_unset_and_secrets_go_by_name(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
-    leaky = {"NCCL_IB_HCA": "mlx5_0:1", "PYTHONPATH": "/nowhere", "HF_TOKEN": "hf_planted_secret"}
+    leaky = {"NCCL_IB_HCA": "mlx5_0:1", "PYTHONPATH": "/nowhere", "PYXIS_CONTAINER_NAME": "other"}
+    leaky["HF_TOKEN"] = "hf_planted_secret"
     script = render(tiny_run, "secrets=[HF_TOKEN]", "training.train_iters=1", "optimizer.lr_decay_iters=3")
     job = slurm_cluster.run(
         "env",
@@ -165,7 +166,7 @@ def test_what_the_submitting_shell_leaks_is_unset_and_secrets_go_by_name(
     job_id = job.stdout.strip()
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
     log = log_of(tiny_run, job_id)
-    assert "unset what the submitting shell leaked: NCCL_IB_HCA PYTHONPATH" in log
+    assert "unset what the submitting shell leaked: NCCL_IB_HCA PYTHONPATH PYXIS_CONTAINER_NAME" in log
     written = [path for path in tiny_run.parent.rglob("*") if path.is_file()]
     assert not [path for path in written if b"hf_planted_secret" in path.read_bytes()]
 

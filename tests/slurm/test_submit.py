@@ -32,12 +32,20 @@ def on_cluster(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_submitting_from_python_trains_on_both_nodes_on_the_same_curve(
-    on_cluster: SlurmCluster, tiny_run: Path, single_process_curve: dict[int, tuple[float, float]]
+    on_cluster: SlurmCluster,
+    tiny_run: Path,
+    single_process_curve: dict[int, tuple[float, float]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("PYXIS_CONTAINER_IMAGE", "/nowhere.sqsh")  # pyxis would start the batch script in it
     plan = interface.plan(interface.load_run(tiny_run, [*TWO_NODES, *TP2_PP2]))
     [job] = interface.submit(plan)
     assert on_cluster.wait(job.job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job.job_id)
     assert job.submitit_job.results() == [None] * 4
+    assert "PYXIS_CONTAINER_IMAGE" in capsys.readouterr().err
+    assert "PYXIS_CONTAINER_IMAGE" not in job.log.read_text()
+    assert os.environ["PYXIS_CONTAINER_IMAGE"] == "/nowhere.sqsh"
     found = curve(tiny_run)
     assert found.keys() == single_process_curve.keys()
     for iteration, expected in single_process_curve.items():
