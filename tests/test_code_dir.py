@@ -155,13 +155,15 @@ def test_the_same_content_is_the_same_directory(installed: Path) -> None:
 
 
 def test_an_older_pip_resolves_and_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip 23.0.1 comes with Debian 12's venv. It takes --platform only next to --target, also where it only resolves."""
+    """pip 23.0.1 comes with Debian 12's venv. It takes --platform only next to --target, even in a dry run."""
     get = (sys.executable, "-m", "pip", "install", "--quiet", f"--target={tmp_path / 'old'}", "pip==23.0.1")
     subprocess.run(get, check=True)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "old"))
     version = subprocess.run((sys.executable, "-m", "pip", "--version"), capture_output=True, text=True)
     assert version.stdout.startswith("pip 23.0.1 ")
-    monkeypatch.setattr(code_dir, "own_requirements", lambda: ["psutil"])  # one package: all of them take a minute
+    monkeypatch.setattr(
+        code_dir, "own_requirements", lambda: ["psutil"]
+    )  # one package: all of them take a minute
     monkeypatch.setattr(code_dir, "FURTHER_NEEDS", ())
     (tmp_path / "tree").mkdir()
     code_dir.install_needs(tmp_path / "tree", RUNNING)

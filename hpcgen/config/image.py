@@ -19,8 +19,20 @@ ImageFile = Annotated[
 ]
 CodePath = Annotated[str, Text(_PLAIN, "an absolute path of letters, digits and . _ + @ = - / without '..'")]
 Check = Literal[
-    *("driver", "gpu", "torch", "te", "apex", "megatron-core", "trainer"),
-    *("nccl", "ucx", "sharp", "infiniband", "zstd", "topology", "memlock"),
+    "driver",
+    "gpu",
+    "torch",
+    "te",
+    "apex",
+    "megatron-core",
+    "trainer",
+    "nccl",
+    "ucx",
+    "sharp",
+    "infiniband",
+    "zstd",
+    "topology",
+    "memlock",
 ]
 """What enroot/health_check.py can look for."""
 
@@ -42,7 +54,7 @@ class ImageConfig:
     packages: tuple[Package, ...] | None = None
     """Debian packages to add; null takes zstd, ibverbs-utils, infiniband-diags, perftest."""
     need: tuple[Check, ...] | None = None
-    """What the image must have, or it is not made; null means torch, te, apex, megatron-core, trainer, nccl and ucx, with
-    zstd where it is one of the packages and topology where the node type has one. An image for CPUs lacks te, apex and ucx."""
+    """What the image must have, or it is not made. An image for CPUs lacks te, apex and ucx. Null means torch, te, apex,
+    megatron-core, trainer, nccl and ucx; zstd too where it is a package, topology where the node type has one."""
     doca: Version | None = None
     """Version of NVIDIA DOCA's user-space network packages to put over the image's own; null leaves those."""

@@ -61,7 +61,10 @@ def _without_leaks() -> Iterator[None]:
     leaks = {name: value for name, value in os.environ.items() if name.startswith(LEAKS_INTO_SBATCH)}
     if leaks:
         names = ", ".join(sorted(leaks))
-        print(f"warning: not handed on to the jobs, which name their container themselves: {names}", file=sys.stderr)
+        print(
+            f"warning: not handed on to the jobs, which name their container themselves: {names}",
+            file=sys.stderr,
+        )
     for name in leaks:
         del os.environ[name]
     try:

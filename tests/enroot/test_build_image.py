@@ -126,7 +126,8 @@ def test_only_packages_are_installed_as_the_root_of_the_namespace(stand_in_build
 def test_zstd_is_needed_where_it_is_installed(stand_in_build: ImageBuild) -> None:
     assert stand_in_build.run("--package=none").returncode == 0
     assert any(
-        "check torch,te,apex,megatron-core,nccl,ucx,topology,trainer" in call for call in stand_in_build.calls()
+        "check torch,te,apex,megatron-core,nccl,ucx,topology,trainer" in call
+        for call in stand_in_build.calls()
     )
 
 
