@@ -218,11 +218,11 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     planned_stage, config = found.stages[stage], found.config
     container, cluster = planned_stage.container, found.run.cluster
     job = "77_0" if planned_stage.allocation.array else "77"
-    made = ran.call("mkdir", f"{config.paths.run_dir}/jobs/{job}")
+    made = ran.call("mkdir", f"{config.paths.run_dir}/jobs")
     assert made[4:] == planned_stage.directories
     jobs, scratch = Path(config.paths.run_dir, "jobs", job), Path(cluster.scratch, "hpcgen-slurm-77")
     for name, text in planned_stage.files.items():
-        [written] = (scratch if stage == "image" else jobs).glob(f"{name}.77")
+        [written] = (scratch if stage == "image" else jobs).glob(f"{name}.77.*")
         assert written.read_text(encoding="utf-8").removesuffix("\n") == text.removesuffix("\n")
     for variable in planned_stage.environment:
         assert ran.environment[variable.name] == variable.value

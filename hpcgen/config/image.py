@@ -54,7 +54,7 @@ class ImageConfig:
     packages: tuple[Package, ...] | None = None
     """Debian packages to add; null takes zstd, ibverbs-utils, infiniband-diags, perftest."""
     need: tuple[Check, ...] | None = None
-    """What the image must have, or it is not made. An image for CPUs lacks te, apex and ucx. Null means torch, te, apex,
+    """What the image must have to be made. An image for CPUs lacks te, apex and ucx. Null means torch, te, apex,
     megatron-core, trainer, nccl and ucx; zstd too where it is a package, topology where the node type has one."""
     doca: Version | None = None
     """Version of NVIDIA DOCA's user-space network packages to put over the image's own; null leaves those."""
