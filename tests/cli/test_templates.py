@@ -127,7 +127,7 @@ def test_a_started_template_is_right_and_changes_nothing(name: str, workplace: P
 def test_a_started_template_with_blocks_renders_the_same_script(workplace: Path) -> None:
     before = hpcgen("render", "node-health", "--cluster", "local").stdout
     assert (
-        hpcgen("templates", "override", "node-health", "--block", "prologue", "--block", "launch").status == 0
+        hpcgen("templates", "override", "node-health", "--block", "scratch", "--block", "launch").status == 0
     )
     after = hpcgen("render", "node-health", "--cluster", "local").stdout
 

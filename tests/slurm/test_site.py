@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import curve, hpcgen, log_of
+from tests.slurm.cluster import FINAL_STATES, SlurmCluster
+from tests.slurm.conftest import JOB_S, curve, hpcgen, log_of
 
 MODULES = Path("/usr/share/modules/init/bash")  # where Debian's environment-modules puts it
 
@@ -87,6 +87,60 @@ def test_a_sites_templates_change_the_job(
     assert (site / "archived.jsonl").read_bytes() == (tiny_run.parent / "run" / "metrics.jsonl").read_bytes()
     assert f"{site}/slurm/train.sbatch.j2" in script
     assert curve(tiny_run)[8] == pytest.approx(single_process_curve[8], rel=1e-3)
+
+
+BROKEN = """\
+{% extends "hpcgen/slurm/train.sbatch.j2" %}
+
+{% block cleanup %}
+rm -rf -- "${SCRATCH_OF_SITE}"
+{% endblock %}
+
+{% block epilogue %}
+cp -- /nonexistent /tmp/
+[[ "$SITE_WEBHOK" ]] && say "never reached"
+{% endblock %}
+"""
+
+
+def test_broken_hooks_cost_neither_the_requeue_nor_the_conclusion(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    """A step that fails, then a cleanup and an epilogue with unset variables: the job still requeues itself."""
+    profile, python = tiny_run.parent / "cluster.yaml", tiny_run.parent / "python"
+    python.write_text('#!/bin/bash\n[[ "$*" == *--versions* ]] || exit 7\n')
+    python.chmod(0o755)
+    profile.write_text(f"extends: local\npython: {python}\nstartup_time_s: 1\n")
+    templates = tiny_run.parent / "site" / "slurm"
+    templates.mkdir(parents=True)
+    (templates / "train.sbatch.j2").write_text(BROKEN)
+    command = ("render", "train", "-c", str(tiny_run), "--templates", str(templates.parent))
+    job_id = slurm_cluster.sbatch(hpcgen(*command, cwd=tiny_run.parent), cwd=tiny_run.parent)
+    slurm_cluster.wait(job_id, states=FINAL_STATES | {"RUNNING"})
+    slurm_cluster.wait(job_id, timeout_s=JOB_S, states=FINAL_STATES | {"PENDING"})
+    restarts = int(slurm_cluster.show(job_id)["Restarts"])
+    slurm_cluster.run("scancel", job_id)
+    log = log_of(tiny_run, job_id)
+    assert restarts >= 1, log
+    assert "SCRATCH_OF_SITE: unbound variable" in log
+    assert "WARNING: block cleanup ended early with status 1" in log
+    assert "WARNING: block epilogue: status 1 of: cp -- /nonexistent /tmp/" in log
+    assert "SITE_WEBHOK: unbound variable" in log
+    assert "WARNING: block epilogue ended early with status 1" in log
+    assert "failed with status 7 at iteration 0 (began at 0): back into the queue" in log
+
+
+def test_a_broken_prologue_is_named(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
+    templates = tiny_run.parent / "site" / "slurm"
+    templates.mkdir(parents=True)
+    block = '{% block prologue %}\nset -e\nfalse || true\ncd "$SITE_DIRECTRY"\n{% endblock %}\n'
+    (templates / "train.sbatch.j2").write_text('{% extends "hpcgen/slurm/train.sbatch.j2" %}\n' + block)
+    command = ("render", "train", "-c", str(tiny_run), "--templates", str(templates.parent))
+    job_id = slurm_cluster.sbatch(hpcgen(*command, cwd=tiny_run.parent), cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    log = log_of(tiny_run, job_id)
+    assert "SITE_DIRECTRY: unbound variable" in log
+    assert log.rstrip().endswith("ERROR: block prologue ended the job (above)")
 
 
 def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(
