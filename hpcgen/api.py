@@ -11,9 +11,9 @@ from hpcgen.config.directories import configuration_directories, readable
 from hpcgen.config.loader import Run, load_run
 from hpcgen.config.stages import SUBMITTED_STAGES
 from hpcgen.errors import HpcgenError
+from hpcgen.launchers.checked_script import checked_script
 from hpcgen.launchers.pairs import check_pairs
 from hpcgen.planning.plan import Plan, plan
-from hpcgen.rendering.script import render_stage
 
 if TYPE_CHECKING:
     from hpcgen.launchers.job import Job, Progress
@@ -34,7 +34,7 @@ def render(plan: Plan, stage: str, templates: Sequence[str | Path] = ()) -> str:
     if stage not in plan.stages:
         raise HpcgenError(f"stage {stage!r} is not planned", f"planned are {', '.join(plan.stages)}")
     check_pairs(plan)
-    return render_stage(plan, stage, site_directories(templates)).text
+    return checked_script(plan, stage, site_directories(templates)).text
 
 
 def submit(

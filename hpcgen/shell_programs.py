@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,11 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from hpcgen.errors import HpcgenError
+from hpcgen.lint import syntax
 from hpcgen.rendering.contract import SYNTAX, Finding, Rule
+from hpcgen.rendering.script import Script
+from hpcgen.rendering.written import TemplateLines
 
 SHELLCHECK_WHY = "shellcheck reads scripts for mistakes that bash makes without a word"
 
@@ -34,6 +39,35 @@ def read_scripts(scripts: Sequence[str]) -> list[list[Finding]]:
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         findings = dict(zip(distinct, threads.map(_read, distinct), strict=True))
     return [findings[script] for script in scripts]
+
+
+def require_syntax(script: Script) -> None:
+    """Refuses a script that bash cannot read.
+
+    Raises:
+        HpcgenError: a site's template makes shell code with a syntax error; with the template's file and line,
+            where they can be told.
+    """
+    found = _bash(script.text)
+    if not found:
+        return
+    line, what = found[0].line, found[0].what
+    with contextlib.suppress(HpcgenError):  # shfmt is missing: bash's own line
+        try:
+            syntax.parse(script.text)
+        except syntax.ShellSyntaxError as error:
+            line, what = error.line, error.reason  # where a construct begins; bash names where it should end
+    where = _written_by(script, line) or f"line {line} of the script"
+    raise HpcgenError(f"{where}: bash cannot read the script: {what}", "repair the block's shell code")
+
+
+def _written_by(script: Script, line: int) -> str:
+    """FILE:LINE of the template that wrote the line, or the nearest line before it that can be told."""
+    lines, templates = script.text.split("\n"), TemplateLines()
+    for text in reversed(lines[:line]):
+        if place := templates.find(text.strip(), script.sources):
+            return f"{place[0]}:{place[1]}"
+    return ""
 
 
 def _read(script: str) -> list[Finding]:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.errors import HpcgenError
+from hpcgen.launchers.checked_script import checked_script
 from hpcgen.launchers.corpus import check_corpus, missing_tasks
 from hpcgen.launchers.job import Job
 from hpcgen.launchers.run_directory import make_run_directory, sharing
 from hpcgen.launchers.tasks import ModuleTask
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
-from hpcgen.rendering.script import Script, render_stage
+from hpcgen.rendering.script import Script
 
 SRUN_AS_A_STEP = ('srun() { ((terminated)) || launch "$@"; }',)
 """submitit's srun line then runs as the script's: in the background, so that traps work; not when cancelled."""
@@ -40,7 +41,7 @@ def submit_stages(plan: Plan, site_directories: Sequence[Path]) -> list[Job]:
         HpcgenError: a template is wrong, there is no Slurm here, Slurm refuses a job, or the corpus cannot be
             fetched or has no room.
     """
-    scripts = {name: render_stage(plan, name, site_directories) for name in plan.stages}
+    scripts = {name: checked_script(plan, name, site_directories) for name in plan.stages}
     missing = missing_tasks(plan)
     for warning in check_corpus(plan, missing):
         print(f"warning: {warning}", file=sys.stderr)

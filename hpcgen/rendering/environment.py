@@ -21,6 +21,8 @@ from hpcgen.resources import shipped
 
 # A site's slurm/train.sbatch.j2 extends "hpcgen/slurm/train.sbatch.j2"; its plain name is the site's own.
 SHIPPED_PREFIX = "hpcgen"
+SHIPPED = "shipped:"
+"""Begins the origin of a file that comes with hpcgen."""
 
 _COMMENT_IN_EXPANSION = re.compile(r"(?<!\{% raw %\})\$\{#")
 
@@ -138,7 +140,7 @@ def template_origins(environment: ShellEnvironment, name: str) -> tuple[str, ...
         except jinja2.TemplateNotFound:
             return  # an include with "ignore missing"; where it is a mistake, rendering says so
         path = Path(filename or "")
-        origin = f"shipped:{path.relative_to(ours).as_posix()}" if path.is_relative_to(ours) else str(path)
+        origin = f"{SHIPPED}{path.relative_to(ours).as_posix()}" if path.is_relative_to(ours) else str(path)
         if origin not in origins:
             origins.append(origin)
             for referenced in meta.find_referenced_templates(environment.parse(source, template, filename)):

@@ -16,7 +16,7 @@ from hpcgen.planning.environment import Variable
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.blocks import require_known_blocks
-from hpcgen.rendering.environment import make_environment, template_origins
+from hpcgen.rendering.environment import SHIPPED, ShellEnvironment, make_environment, template_origins
 from hpcgen.rendering.render import render_template
 from hpcgen.version import __version__
 
@@ -32,6 +32,10 @@ class Script:
     """A rendered batch script."""
 
     text: str
+    sources: tuple[Path, ...] = ()
+    """The template files that it was made of."""
+    is_of_site: bool = False
+    """Whether one of them is a site's."""
 
     def directives(self) -> tuple[str, ...]:
         """What follows #SBATCH, in order."""
@@ -68,7 +72,15 @@ def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) 
     if site_directories:
         require_known_blocks(environment, name)
     context = template_context(plan, stage, origins)
-    return Script(render_template(environment, name, context))
+    text = render_template(environment, name, context)
+    is_of_site = any(not origin.startswith(SHIPPED) for origin in origins)
+    return Script(text, template_sources(environment, origins), is_of_site)
+
+
+def template_sources(environment: ShellEnvironment, origins: Sequence[str]) -> tuple[Path, ...]:
+    """The files of `template_origins`."""
+    ours = environment.directories[-1]
+    return tuple(ours / origin.removeprefix(SHIPPED) for origin in origins)
 
 
 def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> dict[str, Any]:

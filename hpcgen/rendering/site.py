@@ -16,7 +16,8 @@ from hpcgen.rendering.environment import ShellEnvironment, make_environment, tem
 from hpcgen.rendering.inventory import TemplateFile, template_chain, template_file, unused_files
 from hpcgen.rendering.render import render_template
 from hpcgen.rendering.representative import Representative, plant, representatives, unquoted
-from hpcgen.rendering.script import template_context
+from hpcgen.rendering.script import template_context, template_sources
+from hpcgen.rendering.written import TemplateLines
 
 QUOTING = Rule(
     name="quoting",
@@ -158,9 +159,8 @@ def _prepare(environment: ShellEnvironment, stage: str) -> _Template | HpcgenErr
         chain = template_chain(environment, stage)
     except HpcgenError as error:
         return error
-    ours = environment.directories[-1]
-    sources = tuple(ours / origin.removeprefix("shipped:") for origin in origins)
-    shipped = frozenset(path for path in sources if path.is_relative_to(ours))
+    sources = template_sources(environment, origins)
+    shipped = frozenset(path for path in sources if path.is_relative_to(environment.directories[-1]))
     return _Template(chain=chain, origins=origins, sources=sources, shipped=shipped)
 
 
@@ -232,7 +232,7 @@ class _Collected:
 
     def __init__(self) -> None:
         self._found: dict[tuple[Rule, str, str, int], _Occurrences] = {}
-        self._sources: dict[Path, list[str]] = {}
+        self._templates = TemplateLines()
 
     def has(self, one: _Rendered) -> bool:
         """Whether something was found in this script."""
@@ -256,7 +256,7 @@ class _Collected:
         """
         lines = ["", *(in_script or one.script).split("\n")]
         text = lines[finding.line].strip()
-        written = self._written(text, one.template.sources) if text else None
+        written = self._templates.find(text, one.template.sources) if text else None
         if of_site_alone and (written is None or written[0] in one.template.shipped):
             return
         place = written or (None if text else _replaced(finding.block, one.template.chain))
@@ -280,28 +280,6 @@ class _Collected:
             for (_, _, file, _), one in self._found.items()
         ]
         return tuple(sorted(found, key=lambda one: (one.file == "", one.file, one.line)))
-
-    def _written(self, text: str, sources: Iterable[Path]) -> tuple[Path, int] | None:
-        """The template line that wrote a line of a script: the most literal one; None when several are."""
-        best: list[tuple[Path, int]] = []
-        most = 3
-        for path in sources:
-            if path not in self._sources:
-                self._sources[path] = path.read_text(encoding="utf-8").splitlines()
-            for number, line in enumerate(self._sources[path], 1):
-                literal = _literal(line.strip(), text)
-                if literal > most:
-                    best, most = [], literal
-                if literal == most:
-                    best.append((path, number))
-        return best[0] if len(best) == 1 else None
-
-
-def _literal(template_line: str, text: str) -> int:
-    """How many characters a template's line gives to a line of a script; 0 when it cannot have written it."""
-    literals = re.split(r"\{\{.*?\}\}|\{%.*?%\}", template_line)
-    could = re.fullmatch(".*".join(re.escape(literal) for literal in literals), text)
-    return len("".join(literals)) if could else 0
 
 
 def _replaced(block: str, chain: Iterable[TemplateFile]) -> tuple[Path, int] | None:

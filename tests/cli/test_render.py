@@ -130,6 +130,23 @@ def test_site_templates(workplace, run_file):
     assert "train.sbatch.j2:1" in found.stderr
 
 
+@pytest.mark.parametrize(
+    "command", [("render", "train", "-o", "job.sbatch"), ("submit", "train", "--dry-run")]
+)
+def test_a_template_that_bash_cannot_read_writes_nothing(workplace, run_file, command):
+    site = workplace / "site/slurm/base.sbatch.j2"
+    site.parent.mkdir(parents=True)
+    site.write_text(
+        '{% extends "hpcgen/slurm/base.sbatch.j2" %}\n'
+        "{% block prologue %}\nif [[ -e /shared ]]; then\n    say there\n{% endblock %}\n"
+    )
+    before = listing(workplace)
+    found = hpcgen(*command, "-c", run_file, "--templates", "site")
+    assert (found.status, found.stdout) == (2, "")
+    assert f"{site}:3: bash cannot read the script: `if` statement must end with `fi`" in found.stderr
+    assert listing(workplace) == before
+
+
 def test_a_reader_that_goes_away_is_no_traceback(run_file):
     """hpcgen render ... | head -1"""
     command = f"{sys.executable} -m hpcgen render train -c {run_file} | head -c 10"
