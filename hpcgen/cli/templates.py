@@ -176,8 +176,8 @@ def _make_directory(directory: Path) -> None:
     Raises:
         HpcgenError: it cannot be made, or others can write to it.
     """
+    from hpcgen.config.trust import require_safe_parents, require_trusted
     from hpcgen.errors import HpcgenError
-    from hpcgen.rendering.trust import require_safe_parents, require_trusted
 
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:

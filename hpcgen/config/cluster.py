@@ -84,7 +84,7 @@ class ClusterConfig:
     startup_time_s: Count = 300
     """Seconds from the start of a job to its first step: container, imports, index building, loading."""
     trusted_groups: tuple[GroupName, ...] = ()
-    """Groups that may write to a directory of site templates."""
+    """Groups that may write to a directory of site templates; none may write to a profile."""
 
 
 def cluster_rule_problems(cluster: ClusterConfig) -> Iterator[Problem]:

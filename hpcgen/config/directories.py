@@ -35,3 +35,15 @@ def names_in(directories: Iterable[Path]) -> list[str]:
         HpcgenError: as `readable`.
     """
     return sorted({path.stem for folder in readable(directories) for path in folder.glob("*.yaml")})
+
+
+def is_below(path: Path, directory: Path) -> bool:
+    """Whether a file lies in the directory, whatever links lead to either."""
+    return path.resolve().is_relative_to(directory.resolve())
+
+
+def origin(path: Path, shipped: Path) -> str:
+    """A file as a script's header names it: "shipped:clusters/local.yaml" for one that comes with hpcgen."""
+    if is_below(path, shipped):
+        return f"shipped:{shipped.name}/{path.resolve().relative_to(shipped.resolve()).as_posix()}"
+    return str(path.absolute())

@@ -10,16 +10,24 @@ from pathlib import Path
 
 from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig, cluster_rule_problems
-from hpcgen.config.directories import configuration_directories, names_in, readable
+from hpcgen.config.directories import configuration_directories, is_below, names_in, origin, readable
 from hpcgen.config.document import Document
 from hpcgen.config.fields import FilePath, constraint_problems
 from hpcgen.config.node_type import NodeType
-from hpcgen.config.node_types import find_node_type, load_node_type, ring, unknown_node_type
+from hpcgen.config.node_types import (
+    find_node_type,
+    load_node_type_and_files,
+    ring,
+    unknown_node_type,
+)
 from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.config.run import RunConfig
+from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, describe, did_you_mean
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+
+SHIPPED_CLUSTERS = Path(__file__).parent.parent / "clusters"
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,10 @@ class Run:
     cluster_document: Document
     directory: Path
     """Relative paths of the run file start here."""
+    cluster_files: tuple[str, ...] = ()
+    """The profile and what it extends, itself first; "shipped:clusters/local.yaml" for those of hpcgen."""
+    node_type_files: tuple[str, ...] = ()
+    """The same of the node type."""
     mistakes: tuple[str, ...] = ()
     """What is wrong in the run file, left out of `config`; planning refuses it together with broken rules."""
     unsure_sections: frozenset[str] = frozenset()
@@ -109,6 +121,8 @@ def _load(document: Document, directory: Path, overrides: Sequence[str]) -> Run:
         document=document,
         cluster_document=profile.document,
         directory=directory,
+        cluster_files=profile.files,
+        node_type_files=profile.node_type_files,
         mistakes=tuple(messages),
         unsure_sections=frozenset(re.split(r"[.\[]", problem.path)[0] for problem in problems),
     )
@@ -133,7 +147,7 @@ def cluster_directories() -> list[Path]:
     return [
         Path("clusters"),
         *configuration_directories("clusters"),
-        Path(__file__).parent.parent / "clusters",
+        SHIPPED_CLUSTERS,
     ]
 
 
@@ -168,6 +182,9 @@ class Profile:
     """What is left of it without the wrong values; None where that cannot stand."""
     node_type: NodeType | None
     mistakes: tuple[str, ...]
+    files: tuple[str, ...]
+    """As `Run.cluster_files`."""
+    node_type_files: tuple[str, ...] = ()
 
     def right(self) -> tuple[ClusterConfig, NodeType] | None:
         """Its two parts; None with any mistake."""
@@ -187,31 +204,33 @@ def read_profile(name: str, directory: Path | None = None) -> Profile:
 
 
 def _read_profile(name: str, asked: Document, directory: Path) -> Profile:
-    document = _cluster_document(name, asked, directory)
+    document, files = _cluster_document(name, asked, directory)
     built = build(ClusterConfig, document)
     config = built.config
     problems = [*built.problems, *(cluster_rule_problems(config) if config else ())]
     node_type, mistakes = None, []
+    node_type_files: tuple[str, ...] = ()
     named = document.get("node_type")
     if isinstance(named, str) and not any(problem.path == "node_type" for problem in problems):
         if find_node_type(named) is None:
             problems.append(unknown_node_type("node_type", named))
         else:
             try:
-                node_type = load_node_type(named)
+                node_type, node_type_files = load_node_type_and_files(named)
             except ConfigErrors as error:
                 mistakes = list(error.messages)
             except HpcgenError as error:
                 mistakes = [str(error)]
     described = (describe(problem, document) for problem in problems)
-    return Profile(document, config, node_type, (*described, *mistakes))
+    return Profile(document, config, node_type, (*described, *mistakes), files, node_type_files)
 
 
-def _cluster_document(name: str, asked: Document, directory: Path) -> Document:
-    """The profile with all that it extends, farthest ancestor lowest.
+def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Document, tuple[str, ...]]:
+    """The profile with all that it extends, farthest ancestor lowest, and the files, itself first.
 
     Raises:
-        ConfigErrors: one of them is not there or cannot be read, or they extend one another in a ring.
+        ConfigErrors: one of them is missing, cannot be read, or can be changed by strangers; or they extend one
+            another in a ring.
     """
     chain: list[Document] = []
     names: list[str] = []
@@ -221,9 +240,11 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> Document:
         path = _find_cluster(name, directory, seen)
         if path is None:
             known = _find_cluster(name, directory, ())
-            problem = ring(names[seen.index(known) :]) if known else unknown_cluster(key, name)
+            problem = ring(names[_index(known, seen) :]) if known else unknown_cluster(key, name)
             raise ConfigErrors([describe(problem, asked)])
         try:
+            if not is_below(path, SHIPPED_CLUSTERS):
+                require_trusted_file(path, looked_up=not _is_path(name))
             profile = documents.read(path)
         except HpcgenError as error:
             raise ConfigErrors([str(error)]) from error
@@ -237,7 +258,7 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> Document:
     merged = chain.pop()
     while chain:
         merged = documents.merge(merged, chain.pop())
-    return merged
+    return merged, tuple(origin(path, SHIPPED_CLUSTERS) for path in seen)
 
 
 def unknown_cluster(key: str, name: str) -> Problem:
@@ -247,11 +268,21 @@ def unknown_cluster(key: str, name: str) -> Problem:
     return Problem(key, "names no cluster profile", hint)
 
 
+def _is_path(name: str) -> bool:
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
 def _find_cluster(name: str, directory: Path, seen: Sequence[Path]) -> Path | None:
     """The first file that `name` can mean, but none of `seen`: ./clusters/azure-ndv5.yaml may extend azure-ndv5."""
-    if "/" in name or name.endswith((".yaml", ".yml")):
+    if _is_path(name):
         candidates = [directory / name]
     else:
         candidates = [folder / f"{name}.yaml" for folder in readable(cluster_directories())]
     # unlike Path.is_file, it answers for a name that is too long as well
-    return next((path for path in candidates if os.path.isfile(path) and path not in seen), None)  # noqa: PTH113
+    found = (path for path in candidates if os.path.isfile(path))  # noqa: PTH113
+    return next((path for path in found if not any(path.samefile(other) for other in seen)), None)
+
+
+def _index(path: Path, seen: Sequence[Path]) -> int:
+    """Where a file is in `seen`, perhaps under a relative path."""
+    return next(index for index, other in enumerate(seen) if path.samefile(other))

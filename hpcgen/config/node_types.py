@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcgen.config import document as documents
-from hpcgen.config.directories import configuration_directories, names_in, readable
+from hpcgen.config.directories import configuration_directories, is_below, names_in, origin, readable
 from hpcgen.config.document import Document
 from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_type_rules import node_type_problems
+from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, describe, did_you_mean, show
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.resources import shipped
@@ -43,26 +44,40 @@ def read_node_type(name: str) -> Document:
 
     Raises:
         ConfigErrors: it extends what is not a node type, or itself in a ring.
-        HpcgenError: there is none of that name, or a file that can't be read.
+        HpcgenError: there is none of that name, or a file that can't be read or that strangers could change.
     """
+    return _merged(_chain(name))
+
+
+def _merged(chain: Sequence[tuple[Path, Document]]) -> Document:
+    *children, (_, merged) = chain
+    for _, child in reversed(children):
+        merged = documents.merge(merged, child)
+    return merged
+
+
+def _chain(name: str) -> list[tuple[Path, Document]]:
     path = find_node_type(name)
     if path is None:
         problem = unknown_node_type("name", name)
         raise HpcgenError(f"{show(name)} {problem.reason}", problem.hint)
-    chain, names, seen = [documents.read(path)], [name], [path]
+    chain, names, seen = [_read(path)], [name], [path]
     while isinstance(parent := chain[-1].values.get("extends"), str):
         path = find_node_type(parent, seen)
         if path is None:
             known = find_node_type(parent)
             problem = ring(names[seen.index(known) :]) if known else unknown_node_type("extends", parent)
             raise ConfigErrors([describe(problem, chain[-1])])
-        chain.append(documents.read(path))
+        chain.append(_read(path))
         names.append(parent)
         seen.append(path)
-    merged = chain.pop()
-    while chain:
-        merged = documents.merge(merged, chain.pop())
-    return merged
+    return list(zip(seen, chain, strict=True))
+
+
+def _read(path: Path) -> Document:
+    if not is_below(path, shipped("topologies")):
+        require_trusted_file(path, looked_up=True)
+    return documents.read(path)
 
 
 def load_node_type(name: str) -> NodeType:
@@ -70,16 +85,26 @@ def load_node_type(name: str) -> NodeType:
 
     Raises:
         ConfigErrors: every mistake in its file.
-        HpcgenError: there is none of that name, or a file that can't be read.
+        HpcgenError: as `read_node_type`.
     """
-    document = read_node_type(name)
+    return load_node_type_and_files(name)[0]
+
+
+def load_node_type_and_files(name: str) -> tuple[NodeType, tuple[str, ...]]:
+    """The node type, and the files that it is made of, itself first, as a script's header names them.
+
+    Raises:
+        ConfigErrors, HpcgenError: as `load_node_type`.
+    """
+    chain = _chain(name)
+    document = _merged(chain)
     built = build(NodeType, document)
     problems = list(built.problems)
     if built.config is not None and not problems:
         problems = list(node_type_problems(built.config))
     if built.config is None or problems:
         raise ConfigErrors([describe(_placed(problem, document), document) for problem in problems])
-    return built.config
+    return built.config, tuple(origin(path, shipped("topologies")) for path, _ in chain)
 
 
 def unknown_node_type(key: str, name: str) -> Problem:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from hpcgen.config.document import Document
 from hpcgen.config.loader import Run
+from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import find_node_type, read_node_type
 from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import ARRAY_STAGES, GPU_STAGES
@@ -289,9 +290,7 @@ def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
 
         mistake = mistake_in(name, variable.value)
         if mistake and in_node_type:
-            facts = read_node_type(run.cluster.node_type)
-            where = facts.origin(f"environment.{name}") or facts.origin(f"sharp.{name}")
-            reason = f"sets {name} ({where}), which {mistake[0]}"
+            reason = f"sets {name} ({_written(run.cluster.node_type, name)}), which {mistake[0]}"
             yield Problem("node_type", reason, mistake[1], "cluster")
         elif mistake:
             yield _about(name, run, *mistake)
@@ -357,6 +356,21 @@ def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...
         yield from _secret_problems(f"secrets[{index}]", name, environment)
 
 
+def node_type_environment_problems(name: str, node_type: NodeType) -> Iterator[Problem]:
+    """The same of a node type's variables, told at the profile's key `node_type`."""
+    values = {**node_type.environment, **node_type.sharp}
+    for problem in environment_problems({name: fact.value for name, fact in values.items()}, ()):
+        variable = problem.path.removeprefix("environment.")
+        reason = f"sets {variable} ({_written(name, variable)}), which {problem.reason}"
+        yield Problem("node_type", reason, problem.hint, "cluster")
+
+
+def _written(node_type: str, variable: str) -> str | None:
+    """Where a node type's file sets a variable."""
+    facts = read_node_type(node_type)
+    return facts.origin(f"environment.{variable}") or facts.origin(f"sharp.{variable}")
+
+
 def _secret_problems(path: str, name: str, environment: Mapping[str, str]) -> Iterator[Problem]:
     if name in RESERVED or name.startswith(RESERVED_PREFIXES):
         yield Problem(path, "is not a secret: the script or Slurm sets it", "remove it")
@@ -374,6 +388,7 @@ def all_environment_problems(run: Run) -> Iterator[Problem]:
         yield from _secret_problems("data.corpus.source.token_variable", token, config.environment)
     for problem in environment_problems(run.cluster.environment, ()):
         yield dataclasses.replace(problem, file="cluster")
+    yield from node_type_environment_problems(run.cluster.node_type, run.node_type)
     if run.config.parallelism.use_sharp and not run.node_type.sharp:
         reason = (
             f"needs InfiniBand switches that compute, and node type {run.cluster.node_type} names no SHARP"

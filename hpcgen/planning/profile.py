@@ -14,7 +14,7 @@ from hpcgen.config.validation import build, describe
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
 from hpcgen.planning.container import container_problems
-from hpcgen.planning.environment import environment_problems
+from hpcgen.planning.environment import environment_problems, node_type_environment_problems
 
 ANY_RUN = {
     "name": "any",
@@ -43,6 +43,7 @@ def _planning_problems(cluster: ClusterConfig, profile: Profile) -> Iterator[Pro
     assert run is not None
     node_type = profile.node_type or load_node_type("cpu")
     found = [*environment_problems(cluster.environment, ()), *cluster_problems(cluster, node_type)]
+    found += node_type_environment_problems(cluster.node_type, node_type)
     in_both = [*container_problems(run, cluster)]
     for stage in STAGES:
         in_both += allocation_problems(stage, run, cluster, node_type)

@@ -12,11 +12,11 @@ from jinja2 import meta
 from jinja2.loaders import split_template_path
 from markupsafe import Markup
 
+from hpcgen.config.trust import require_safe_parents, require_trusted
 from hpcgen.errors import HpcgenError
 from hpcgen.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS, shell_word
 from hpcgen.rendering.template_check import CheckingCodeGenerator
 from hpcgen.rendering.template_errors import template_errors
-from hpcgen.rendering.trust import require_safe_parents, require_trusted
 from hpcgen.resources import shipped
 
 # A site's slurm/train.sbatch.j2 extends "hpcgen/slurm/train.sbatch.j2"; its plain name is the site's own.

@@ -155,9 +155,12 @@ def _header(plan: Plan, stage: StagePlan, context: dict[str, Any], origins: tupl
     lines = [
         f"{context['title']} on {plan.run.cluster_name} ({plan.run.node_type.description})",
         f"made by hpcgen {__version__}: hpcgen render {stage.name}",
+        f"profile: {', '.join(plan.run.cluster_files)}",
         f"templates: {', '.join(origins)}",
         f"inputs: sha256 {hashlib.sha256(inputs.encode()).hexdigest()}",
     ]
+    if not all(file.startswith(SHIPPED) for file in plan.run.node_type_files):
+        lines.insert(3, f"node type: {', '.join(plan.run.node_type_files)}")
     if plan.layout is not None and stage.name == "train":
         lines.insert(1, f"layout: {plan.layout}")
     return lines

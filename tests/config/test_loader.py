@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grp
+import os
 from pathlib import Path
 
 import pytest
@@ -284,3 +286,55 @@ def test_shipped_profiles_load(name):
 def test_examples_load(path, monkeypatch):
     monkeypatch.chdir(CHECKOUT)
     assert load_run(path).mistakes == ()
+
+
+def refused(name: str, directory: Path) -> str:
+    with pytest.raises(HpcgenError) as error:
+        load_cluster(name, directory)
+    return str(error.value)
+
+
+def test_a_profile_that_strangers_could_change_is_refused(tmp_path):
+    profile = write_yaml(tmp_path / "clusters/local.yaml", {"extends": "local", "python": "/evil/python"})
+    assert load_cluster("local")[0].python == "/evil/python"
+    profile.chmod(0o666)
+    assert "everybody can write to it" in refused("local", tmp_path)
+    assert "everybody can write to it" in refused("./clusters/local.yaml", tmp_path)
+    profile.chmod(0o644)
+    profile.parent.chmod(0o1777)
+    assert f"chmod o-w {profile.parent}" in refused("local", tmp_path)
+    # nobody can replace the user's own file there, and the run file names it
+    assert load_cluster("./clusters/local.yaml", tmp_path)[0].python == "/evil/python"
+    profile.parent.chmod(0o777)
+    assert "everybody can write to" in refused("./clusters/local.yaml", tmp_path)
+    profile.parent.chmod(0o755)
+    write_yaml(tmp_path / "mine.yaml", {"extends": "./clusters/local.yaml"})
+    profile.chmod(0o666)
+    assert str(profile) in refused("./mine.yaml", tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_strangers_profile_in_the_working_directory_is_refused(tmp_path):
+    profile = write_yaml(tmp_path / "clusters/local.yaml", {"extends": "local", "trusted_groups": ["adm"]})
+    os.chown(profile, 65534, grp.getgrnam("adm").gr_gid)
+    assert "another user (id 65534) owns it" in refused("local", tmp_path)
+    assert load_cluster("./clusters/local.yaml", tmp_path)[0].trusted_groups == ("adm",)
+    profile.chmod(0o664)
+    # the group that it names itself is not trusted with it
+    assert "the group adm can write to it" in refused("./clusters/local.yaml", tmp_path)
+
+
+def test_a_node_type_that_strangers_could_change_is_refused(tmp_path):
+    facts = write_yaml(tmp_path / "topologies/mine.yaml", {"extends": "cpu"})
+    write_yaml(tmp_path / "site.yaml", {"extends": "local", "node_type": "mine"})
+    load_cluster("./site.yaml", tmp_path)
+    facts.chmod(0o666)
+    assert "topologies/mine.yaml: everybody can write to it" in refused("./site.yaml", tmp_path)
+
+
+def test_a_run_knows_the_files_of_its_profile_and_node_type(tmp_path):
+    write_yaml(tmp_path / "topologies/mine.yaml", {"extends": "cpu"})
+    write_yaml(tmp_path / "site.yaml", {"extends": "local", "node_type": "mine"})
+    run = loaded(tmp_path, minimal_run(cluster="./site.yaml"))
+    assert run.cluster_files == (f"{tmp_path}/site.yaml", "shipped:clusters/local.yaml")
+    assert run.node_type_files == (f"{tmp_path}/topologies/mine.yaml", "shipped:topologies/cpu.yaml")

@@ -489,3 +489,12 @@ def test_a_download_that_may_not_ask_its_hub_is_a_warning(tmp_path):
     [warning] = warnings(run, "download")
     assert warning.startswith("environment.HF_HUB_OFFLINE keeps the download from its hub")
     assert warnings(run, "train") == []
+
+
+def test_a_node_type_may_not_set_them_either(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fact = {"value": "/evil.so", "why": "a test", "source": "us"}
+    write_yaml(tmp_path / "topologies/mine.yaml", {"extends": "ndv5", "environment": {"LD_PRELOAD": fact}})
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "node_type": "mine"})
+    with pytest.raises(ConfigErrors, match=r"mine sets LD_PRELOAD \(.*mine\.yaml:\d+\), which is set by"):
+        planned(tmp_path, big_run(cluster="./site.yaml"))

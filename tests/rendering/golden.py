@@ -32,7 +32,8 @@ rendered = functools.cache(render)
 
 
 def folded(script: str) -> str:
-    """The script as it stands in git: what the image stage carries from enroot/ is there already, once."""
+    """The script as it is in git: wherever the checkout is, and without what the image stage carries from enroot/."""
+    script = script.replace(str(GOLDEN), "tests/golden")
     enroot = shipped("enroot")
     for path in sorted(enroot.rglob("*")):
         if path.is_file() and len(text := path.read_text(encoding="utf-8")) > 500:
