@@ -40,7 +40,8 @@ class StageSettings:
     max_restarts: NonNegative | None = None
     """Times the job may put itself back into the queue; 100 when nobody says."""
     extra_directives: tuple[Directive, ...] | None = None
-    """More sbatch options, each as written after #SBATCH, such as --mail-type=FAIL."""
+    """More sbatch options, each as written after #SBATCH, such as --mail-type=FAIL. They follow the cluster's own, and
+    replace those of the same name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,7 +144,30 @@ def stage_settings(stage: str, config: RunConfig, cluster: ClusterConfig) -> Sta
     if stage in DEFAULT_TIMES:
         # a limit that is meant for training would let a short job wait for a long slot
         chosen["time"] = own.time or _default_time(stage, chosen["partition"], cluster)
+    chosen["extra_directives"] = tuple(option for _, option in _extra_directives(stage, config, cluster))
     return type(own)(**chosen)
+
+
+def _extra_directives(stage: str, config: RunConfig, cluster: ClusterConfig) -> Iterator[tuple[Place, str]]:
+    """The cluster's sbatch options, then the run's, each with its place.
+
+    Of two with one name sbatch takes the last, so the cluster's is left out where the run gives the same option.
+    """
+    name = "extra_directives"
+    own: StageSettings = getattr(config.slurm, section(stage))
+    of_run, where = own.extra_directives, Place(f"slurm.{section(stage)}.{name}")
+    if of_run is None:
+        of_run, where = config.slurm.defaults.extra_directives or (), Place(f"slurm.defaults.{name}")
+    given = {_option_name(option) for option in of_run}
+    for index, option in enumerate(cluster.slurm.extra_directives or ()):
+        if _option_name(option) not in given:
+            yield Place(f"slurm.{name}[{index}]", "cluster"), option
+    for index, option in enumerate(of_run):
+        yield Place(f"{where.path}[{index}]"), option
+
+
+def _option_name(directive: str) -> str:
+    return directive[2:].partition("=")[0]
 
 
 def _default_time(stage: str, partition: str | None, cluster: ClusterConfig) -> str:
@@ -239,21 +262,26 @@ def allocation_problems(
     yield from _partition_problems(allocation, cluster, place)
     yield from _task_problems(allocation, node_type, place)
     yield from _single_node_problems(stage, settings, place)
-    for index, directive in enumerate(settings.extra_directives or ()):
-        option = directive[2:].partition("=")[0]
+    yield from _directive_problems(stage, config, cluster)
+
+
+def _directive_problems(stage: str, config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+    """Extra options that hpcgen writes itself, that cannot work, or that are given twice."""
+    seen: set[str] = set()
+    for item, directive in _extra_directives(stage, config, cluster):
+        option = _option_name(directive)
         if option.startswith("container"):
-            where = place("extra_directives")
-            item = Place(f"{where.path}[{index}]", where.file)
             reason = "runs the batch script itself in a container, where no srun is"
             yield item.problem(reason, "use the section container, and remove this")
             continue
         # sbatch takes any beginning of an option for the option
         if own := next((name for name in sorted(OWN_OPTIONS) if name.startswith(option)), None):
-            where = place("extra_directives")
-            item = Place(f"{where.path}[{index}]", where.file)
             yield item.problem(
                 f"sets --{own}, which hpcgen writes itself", "use the key for it, and remove this"
             )
+        elif option in seen:
+            yield item.problem(f"gives --{option} again: sbatch takes the last one", "remove one of them")
+        seen.add(option)
 
 
 def _task_problems(

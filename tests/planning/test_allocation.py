@@ -148,9 +148,32 @@ def test_a_setting_comes_from_the_stage_then_the_defaults_then_the_cluster(tmp_p
     assert stage_settings("tokenize", run.config, run.cluster).account == "ours"
 
 
-def test_an_empty_list_is_a_choice(tmp_path):
-    run = run_of(tmp_path, train={"extra_directives": []}, slurm={"extra_directives": ["--no-kill"]})
-    assert stage_settings("train", run.config, run.cluster).extra_directives == ()
+def test_extra_directives_of_site_and_user_add_up(tmp_path):
+    """A user's --mail-type does not take the site's --switches away; of the same option, the user's holds."""
+    site = {"extra_directives": ["--switches=1", "--nice=10"]}
+    run = run_of(tmp_path, train={"extra_directives": ["--mail-type=FAIL", "--nice=5"]}, slurm=site)
+    found = stage_settings("train", run.config, run.cluster)
+    assert found.extra_directives == ("--switches=1", "--mail-type=FAIL", "--nice=5")
+    assert stage_settings("tokenize", run.config, run.cluster).extra_directives == tuple(
+        site["extra_directives"]
+    )
+
+
+def test_an_empty_list_is_a_choice_of_the_stage_against_the_defaults(tmp_path):
+    run = run_of(
+        tmp_path,
+        train={"extra_directives": []},
+        defaults={"extra_directives": ["--nice=5"]},
+        slurm={"extra_directives": ["--no-kill"]},
+    )
+    assert stage_settings("train", run.config, run.cluster).extra_directives == ("--no-kill",)
+
+
+def test_an_option_that_is_given_twice(tmp_path):
+    run = run_of(tmp_path, train={"time": "1:00", "extra_directives": ["--nice=5", "--nice=6"]})
+    [problem] = allocation_problems("train", run.config, run.cluster, run.node_type)
+    assert (problem.path, problem.file) == ("slurm.train.extra_directives[1]", "run")
+    assert "gives --nice again" in problem.reason
 
 
 def test_restarts(tmp_path):
