@@ -60,17 +60,21 @@ def show(name: str, as_json: bool) -> None:
     places = {path: profile.document.origin(path) or "default" for path in values}
     node_file = str(find_node_type(config.node_type))
     if as_json:
-        rows = {path: {"value": value, "origin": places[path]} for path, value in values.items()}
+        leaves = {path: {"value": value, "origin": places[path]} for path, value in values.items()}
         described = {"name": config.node_type, "file": node_file, "description": node_type.description}
         click.echo(
-            json.dumps({"name": name, "file": str(file), "values": rows, "node_type": described}, indent=1)
+            json.dumps({"name": name, "file": str(file), "values": leaves, "node_type": described}, indent=1)
         )
         return
     click.echo(click.style(name, bold=True) + f": {config.description}")
-    given = {path: value for path, value in values.items() if value not in (None, (), {}, "")}
-    width = max(map(len, given))
-    for path, value in given.items():
-        click.echo(f"{path:<{width}}  {_shown(value)}" + click.style(f"  [{places[path]}]", dim=True))
+    rows = {path: _shown(value) for path, value in values.items() if value not in (None, (), {}, "")}
+    for partition, limits in config.partitions.items():
+        if not any(dataclasses.astuple(limits)):
+            path = f"partitions.{partition}"
+            rows[path], places[path] = "no limits", profile.document.origin(path) or "default"
+    width = max(map(len, rows))
+    for path, text in rows.items():
+        click.echo(f"{path:<{width}}  {text}" + click.style(f"  [{places[path]}]", dim=True))
     click.echo(f"\n{click.style('node type', bold=True)} {config.node_type}: {node_type.description}")
     click.echo(click.style(node_file, dim=True))
 

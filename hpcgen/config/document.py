@@ -97,6 +97,21 @@ def merge(lower: Document, upper: Document) -> Document:
     return Document(lay(lower.values, upper.values, ""), origins, replaced)
 
 
+def without(document: Document, path: str) -> Document:
+    """The document without the value at a dotted `path` and everything in it."""
+
+    def cut(value: Any, keys: list[str]) -> Any:
+        key, *rest = keys
+        kept = {name: item for name, item in value.items() if rest or name != key}
+        return {**kept, key: cut(value[key], rest)} if rest else kept
+
+    return Document(
+        cut(document.values, path.split(".")),
+        {known: where for known, where in document.origins.items() if not _inside(known, path)},
+        {known: texts for known, texts in document.replaced.items() if not _inside(known, path)},
+    )
+
+
 TypedTexts = Literal["all", "all but null", "quoted"]
 """Which scalars are texts as they were typed: every one, all but null, or those that are texts in YAML as well."""
 

@@ -13,6 +13,7 @@ from hpcgen.config.cluster import ClusterConfig, cluster_rule_problems
 from hpcgen.config.directories import configuration_directories, is_below, names_in, origin, readable
 from hpcgen.config.document import Document
 from hpcgen.config.fields import FilePath, constraint_problems
+from hpcgen.config.inheritance import explain_removals, inherit
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import (
     find_node_type,
@@ -207,7 +208,8 @@ def _read_profile(name: str, asked: Document, directory: Path) -> Profile:
     document, files = _cluster_document(name, asked, directory)
     built = build(ClusterConfig, document)
     config = built.config
-    problems = [*built.problems, *(cluster_rule_problems(config) if config else ())]
+    problems = [*explain_removals(ClusterConfig, built.problems, document)]
+    problems += cluster_rule_problems(config) if config else ()
     node_type, mistakes = None, []
     node_type_files: tuple[str, ...] = ()
     named = document.get("node_type")
@@ -255,10 +257,7 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
         if not isinstance(parent, str):
             break
         name, asked, key, directory = parent, profile, "extends", path.absolute().parent
-    merged = chain.pop()
-    while chain:
-        merged = documents.merge(merged, chain.pop())
-    return merged, tuple(origin(path, SHIPPED_CLUSTERS) for path in seen)
+    return inherit(ClusterConfig, chain), tuple(origin(path, SHIPPED_CLUSTERS) for path in seen)
 
 
 def unknown_cluster(key: str, name: str) -> Problem:

@@ -12,6 +12,7 @@ from hpcgen.config import document as documents
 from hpcgen.config.directories import configuration_directories, is_below, names_in, origin, readable
 from hpcgen.config.document import Document
 from hpcgen.config.fields import Name, constraint_problems
+from hpcgen.config.inheritance import explain_removals, inherit
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_type_rules import node_type_problems
 from hpcgen.config.trust import require_trusted_file
@@ -46,14 +47,7 @@ def read_node_type(name: str) -> Document:
         ConfigErrors: it extends what is not a node type, or itself in a ring.
         HpcgenError: there is none of that name, or a file that can't be read or that strangers could change.
     """
-    return _merged(_chain(name))
-
-
-def _merged(chain: Sequence[tuple[Path, Document]]) -> Document:
-    *children, (_, merged) = chain
-    for _, child in reversed(children):
-        merged = documents.merge(merged, child)
-    return merged
+    return inherit(NodeType, [document for _, document in _chain(name)])
 
 
 def _chain(name: str) -> list[tuple[Path, Document]]:
@@ -97,9 +91,9 @@ def load_node_type_and_files(name: str) -> tuple[NodeType, tuple[str, ...]]:
         ConfigErrors, HpcgenError: as `load_node_type`.
     """
     chain = _chain(name)
-    document = _merged(chain)
+    document = inherit(NodeType, [facts for _, facts in chain])
     built = build(NodeType, document)
-    problems = list(built.problems)
+    problems = list(explain_removals(NodeType, built.problems, document))
     if built.config is not None and not problems:
         problems = list(node_type_problems(built.config))
     if built.config is None or problems:

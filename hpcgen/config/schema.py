@@ -52,6 +52,11 @@ def _describe(section: type, schema: dict[str, Any]) -> None:
         schema["description"] = " ".join(section.__doc__.split())
     for name, field in schema["properties"].items():
         field["description"] = docs[name]
+        if (
+            section is ClusterConfig and typing.get_origin(hints[name]) is dict
+        ):  # null removes what is inherited
+            entry = field["additionalProperties"]
+            field["additionalProperties"] = {"anyOf": [entry, {"type": "null"}]}
         for place in (field, *field.get("anyOf", ())):
             for constraint in _constraints(hints[name]):
                 place.update(_keywords(constraint, place.get("type")))

@@ -54,7 +54,7 @@ def carry_directives(job: Job, launch: Launch, carried: Carried, node_type: Node
             carried.put("slurm.defaults.time", minutes)
         else:
             carried.leave(job.script.option_line("time"), f"--time={time}", "it is no time limit")
-    extra = []
+    extra: dict[str, str] = {}
     for directive in job.script.directives:
         text = f"--{directive.name}" + (f"={directive.value}" if directive.value is not None else "")
         if not directive.effective:
@@ -68,11 +68,11 @@ def carry_directives(job: Job, launch: Launch, carried: Carried, node_type: Node
             and _fits(Directive, text)
             and not directive.name.startswith("container")
         ):
-            extra.append(text)
+            extra[directive.name] = text  # of two, sbatch takes the last
         elif directive.name not in OF_HPCGEN:
             carried.leave(directive.line, text, "a run file cannot say it")
     if extra:
-        carried.put("slurm.defaults.extra_directives", list(dict.fromkeys(extra)))
+        carried.put("slurm.defaults.extra_directives", list(extra.values()))
 
 
 def _fits(hint: object, value: str) -> bool:

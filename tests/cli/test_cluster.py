@@ -65,6 +65,10 @@ def test_show_has_every_value_with_its_place(profiles):
     assert "\nnode type ndv5: Azure ND96isr_H100_v5" in found.stdout
 
 
+def test_show_lists_partitions_without_limits():
+    assert "partitions.hpc" in hpcgen("cluster", "show", "azure-ndv5").stdout
+
+
 def test_show_as_json(profiles):
     shown = json.loads(hpcgen("cluster", "show", "site", "--json").stdout)
     assert shown["file"] == "clusters/site.yaml"

@@ -338,3 +338,18 @@ def test_a_run_knows_the_files_of_its_profile_and_node_type(tmp_path):
     run = loaded(tmp_path, minimal_run(cluster="./site.yaml"))
     assert run.cluster_files == (f"{tmp_path}/site.yaml", "shipped:clusters/local.yaml")
     assert run.node_type_files == (f"{tmp_path}/topologies/mine.yaml", "shipped:topologies/cpu.yaml")
+
+
+def test_null_removes_what_a_profile_inherits(tmp_path):
+    write_yaml(tmp_path / "team.yaml", {"extends": "azure-ndv5", "environment": {"A": "1", "B": "2"}})
+    own = {"environment": {"A": None, "C": "3"}, "partitions": {"hpc": None, "gpu": {}}}
+    write_yaml(tmp_path / "mine.yaml", {"extends": "./team.yaml", **own})
+    cluster, _ = load_cluster("./mine.yaml", tmp_path)
+    assert cluster.environment == {"B": "2", "C": "3"}
+    assert list(cluster.partitions) == ["gpu"]
+    write_yaml(tmp_path / "mine.yaml", {"extends": "./team.yaml", "environment": {"AA": None}})
+    assert "environment.AA removes nothing: no file that this one extends has it; " in refused(
+        "./mine.yaml", tmp_path
+    )
+    write_yaml(tmp_path / "mine.yaml", {"extends": "./team.yaml", "environment": None})
+    assert load_cluster("./mine.yaml", tmp_path)[0].environment == {}

@@ -122,6 +122,33 @@ def test_a_site_changes_a_shipped_type_for_itself():
     assert find_node_type("ndv5") == Path("topologies/ndv5.yaml")
 
 
+def test_null_removes_an_inherited_variable():
+    write("topologies/mine.yaml", "extends: ndv5\nenvironment: {NCCL_TOPO_FILE: null}\ntopology_file: null\n")
+    node_type = load_node_type("mine")
+    assert "NCCL_TOPO_FILE" in load_node_type("ndv5").environment
+    assert "NCCL_TOPO_FILE" not in node_type.environment
+    assert node_type.topology_file is None
+    [mistake] = mistakes("extends: ndv5\nenvironment:\n  NCCL_TOPO_FIEL: null\n")
+    assert mistake.startswith(
+        "mine.yaml:3: environment.NCCL_TOPO_FIEL removes nothing: no file that this one extends has it; "
+        "did you mean NCCL_TOPO_FILE"
+    )
+
+
+def test_a_changed_fact_does_not_keep_the_source_of_the_old_one():
+    text = (
+        "extends: ndv5\nvm_sizes: [p5.48xlarge]\nhealth: {nvme_disks: 9}\ngpu_memory_gib: 80\n"
+        "environment: {NCCL_PXN_DISABLE: {value: '0'}}\nsources: {gpu_memory_gib: nvidia-smi}\n"
+    )
+    write("topologies/mine.yaml", text)
+    mine, ndv5 = load_node_type("mine"), load_node_type("ndv5")
+    assert mine.sources["vm_sizes"] == "topologies/mine.yaml:2"
+    assert mine.sources["health"] == f"topologies/mine.yaml:3; the rest: {ndv5.sources['health']}"
+    assert mine.sources["gpu_memory_gib"] == "nvidia-smi"
+    assert mine.sources["gpus"] == ndv5.sources["gpus"]
+    assert mine.environment["NCCL_PXN_DISABLE"].source == "topologies/mine.yaml:5"
+
+
 def test_types_of_the_users_configuration():
     write("xdg/hpcgen/topologies/mine.yaml", "extends: cpu\ndescription: mine\n")
     assert node_type_names() == sorted([*SHIPPED, "mine"])

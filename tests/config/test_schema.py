@@ -56,6 +56,11 @@ def test_starters_are_valid(run_schema, preset):
     assert list(run_schema.iter_errors(document.parse(text, "f").values)) == []
 
 
+def test_null_removes_entries_of_a_profile(cluster_schema):
+    values = {"extends": "x", "environment": {"A": None}, "partitions": {"hpc": None, "gpu": {}}}
+    assert list(cluster_schema.iter_errors(values)) == []
+
+
 @pytest.mark.parametrize("path", [*PACKAGE.glob("clusters/*.yaml")], ids=lambda path: path.name)
 def test_shipped_profiles_are_valid(cluster_schema, path):
     assert list(cluster_schema.iter_errors(document.read(path).values)) == []
