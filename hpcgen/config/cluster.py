@@ -67,6 +67,8 @@ class ClusterConfig:
     """Container defaults; the run file's values win and its mounts are added."""
     environment: dict[EnvironmentName, str] = field(default_factory=dict)
     """Environment variables of every job, over those of the node type."""
+    library_path: tuple[MountPath, ...] = ()
+    """Directories that the tasks of GPU stages have in LD_LIBRARY_PATH, in front of the image's own."""
     max_array_size: Count = 1001
     """MaxArraySize of slurm.conf: job arrays have at most this many tasks."""
     scratch: MountPath = "/tmp"

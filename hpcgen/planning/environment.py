@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.document import Document
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
@@ -42,6 +43,11 @@ OF_BASH = (
 )
 # fmt: on
 """Change what bash does with the script, or are not to be set."""
+
+LOADS_CODE = frozenset(
+    ("PYTHONSTARTUP", "PERL5OPT", "PERL5LIB", "RUBYOPT", "NODE_OPTIONS", "GIT_SSH_COMMAND", "GIT_SSH")
+)
+"""Name code that Python, Perl, Ruby, Node.js or git runs besides what it is asked to."""
 
 RESERVED = frozenset(
     (
@@ -238,6 +244,11 @@ def uses_gpus(stage: str, run: Run) -> bool:
     return stage in GPU_STAGES and run.node_type.device == "cuda"
 
 
+def library_path(stage: str, cluster: ClusterConfig) -> tuple[str, ...]:
+    """Directories in front of LD_LIBRARY_PATH in a stage's tasks."""
+    return cluster.library_path if stage in GPU_STAGES else ()
+
+
 def stage_secrets(stage: str, config: RunConfig) -> tuple[str, ...]:
     """Names of the variables that a stage takes from the submitting shell: the run's, and the source's token."""
     corpus = config.data.corpus
@@ -255,6 +266,7 @@ def environment_warnings(stage: str, run: Run, environment: Iterable[Variable]) 
     config = run.config
     environment = tuple(environment)
     yield from _unread(environment, run)
+    yield from _risky(environment, run)
     given = {v.name: v.value for v in environment if v.layer in ("cluster", "run file", "override")}
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         if stage == "download" and given.get(name, "0").lower() in ("1", "on", "yes", "true"):
@@ -294,6 +306,23 @@ def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
             yield Problem("node_type", reason, mistake[1], "cluster")
         elif mistake:
             yield _about(name, run, *mistake)
+
+
+def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
+    """Variables by which programs load other code than the job names, from the batch script to the tasks."""
+    for variable in environment:
+        if variable.name == "LD_LIBRARY_PATH":
+            reason = "replaces the image's own, and changes srun and the other programs of the batch script"
+            hint = "remove it, and name the directories in library_path of the cluster profile"
+        elif variable.name in LOADS_CODE:
+            reason, hint = "lets programs of the job run code that nothing else names", "remove it"
+        else:
+            continue
+        if variable.layer == "node type":
+            reason = f"sets {variable.name} ({_written(run.cluster.node_type, variable.name)}), which {reason}"
+            yield Problem("node_type", reason, hint, "cluster")
+        else:
+            yield _about(variable.name, run, reason, hint)
 
 
 def _interface_warnings(stage: str, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from hpcgen.planning.environment import (
     Variable,
     all_environment_problems,
     environment_warnings,
+    library_path,
     stage_environment,
     stage_secrets,
     uses_gpus,
@@ -42,6 +43,7 @@ COMPUTED = {
     "HF_HOME": "SCRATCH/hpcgen-CLUSTER-JOBID/huggingface, for the tasks alone",
     "TRITON_CACHE_DIR": "SCRATCH/hpcgen-CLUSTER-JOBID/triton, for the tasks alone",
     "TORCHINDUCTOR_CACHE_DIR": "SCRATCH/hpcgen-CLUSTER-JOBID/inductor, for the tasks alone",
+    "LD_LIBRARY_PATH": "the profile's library_path, then the image's own value, for the tasks alone",
     "CHECK_MEMLOCK": "1, so that nodes warn where InfiniBand cannot pin memory (ulimit -l)",
     "ENROOT_DATA_PATH": "SCRATCH/hpcgen-CLUSTER-JOBID/enroot/data",
     "ENROOT_CACHE_PATH": "SCRATCH/hpcgen-CLUSTER-JOBID/enroot/cache",
@@ -198,6 +200,8 @@ def _computed(stage: str, run: Run, config: RunConfig) -> Iterator[str]:
     """Names that the script of the stage sets in the job, as the templates do."""
     yield from SET_BY_THE_SCRIPT.get(stage, ())
     yield from ON_SCRATCH
+    if library_path(stage, run.cluster):
+        yield "LD_LIBRARY_PATH"
     if uses_gpus(stage, run):
         yield "CHECK_MEMLOCK"
     if stage != "image" and runtime(config, run.cluster) == "enroot":

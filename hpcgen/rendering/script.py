@@ -12,7 +12,7 @@ from typing import Any
 from hpcgen.config.stages import GPU_STAGES
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.container import CONTAINER_NAME
-from hpcgen.planning.environment import Variable
+from hpcgen.planning.environment import Variable, library_path
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.blocks import require_known_blocks
@@ -117,6 +117,7 @@ def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> d
         "copy_image": container is not None and container.copy_image,
         "container_words": container.words() if container else (),
         "container_name": CONTAINER_NAME,
+        "library_path": ":".join(library_path(stage.name, cluster)),
         "step_options": stage.allocation.srun_options(),
         "python": stage.python,
         "arguments": stage.arguments,

@@ -498,3 +498,12 @@ def test_a_node_type_may_not_set_them_either(tmp_path, monkeypatch):
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "node_type": "mine"})
     with pytest.raises(ConfigErrors, match=r"mine sets LD_PRELOAD \(.*mine\.yaml:\d+\), which is set by"):
         planned(tmp_path, big_run(cluster="./site.yaml"))
+
+
+@pytest.mark.parametrize("name", ["LD_LIBRARY_PATH", "PYTHONSTARTUP", "PERL5OPT", "GIT_SSH_COMMAND"])
+def test_a_variable_that_makes_programs_load_other_code_is_a_warning(tmp_path, name):
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "environment": {name: "/opt/x"}})
+    found = planned(tmp_path, big_run(cluster="./site.yaml")).warnings
+    [warning] = [text for text in found if f"environment.{name}" in text]
+    assert re.search(r"site\.yaml:\d+: ", warning)
+    assert ("library_path of the cluster profile" in warning) == (name == "LD_LIBRARY_PATH")
