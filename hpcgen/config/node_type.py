@@ -199,7 +199,8 @@ class NodeType:
     cpus_per_node: Count | None = None
     """CPUs as Slurm counts them; null when it differs from node to node."""
     cpu_masks: tuple[Mask, ...] = ()
-    """CPUs of each local rank when every GPU has one task; empty leaves binding to Slurm."""
+    """CPUs of each local rank when every GPU has one task with all of its mask's CPUs and the job has whole nodes; else,
+    and when empty, binding is left to Slurm."""
     processor: Processor | None = None
     """The CPU's model; the topology file needs it."""
     numa_nodes: tuple[NumaNode, ...] = ()

@@ -13,6 +13,7 @@ def node_type_problems(node_type: NodeType) -> Iterator[Problem]:
     """Every contradiction; what is not given contradicts nothing."""
     yield from _counts(node_type)
     yield from _numa_nodes(node_type)
+    yield from _cpu_counts(node_type)
     yield from _pci(node_type)
     yield from _masks(node_type)
 
@@ -39,6 +40,26 @@ def _numa_nodes(node_type: NodeType) -> Iterator[Problem]:
             reason = f"shares CPUs {cpus.ranges(shared)} with another NUMA node"
             yield Problem(f"numa_nodes[{index}].cpus", reason)
         taken |= mask
+
+
+def _cpu_counts(node_type: NodeType) -> Iterator[Problem]:
+    """cpus_per_node beside what names single CPUs. Slurm may count cores, and so fewer than the NUMA nodes have."""
+    total = node_type.cpus_per_node
+    if total is None:
+        return
+    named = 0
+    for numa in node_type.numa_nodes:
+        named |= cpus.listed(numa.cpus)
+    if named and total > named.bit_count():
+        reason = f"is more than the {named.bit_count()} CPUs of numa_nodes ({cpus.ranges(named)})"
+        yield Problem("cpus_per_node", reason, "correct the one that is wrong")
+    share = total // len(node_type.cpu_masks) if node_type.cpu_masks else 0
+    for index, text in enumerate(node_type.cpu_masks):
+        if 0 < (size := int(text, 16).bit_count()) < share:
+            reason = f"holds {size} CPUs, and a rank's share of cpus_per_node = {total} is {share}"
+            hint = "write masks of all CPUs, or cpu_masks: [] to leave binding to Slurm"
+            yield Problem(f"cpu_masks[{index}]", reason, hint)
+            return  # the other masks are usually as large
 
 
 def _pci(node_type: NodeType) -> Iterator[Problem]:

@@ -207,16 +207,18 @@ def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_
     single = stage in SINGLE_TASK_STAGES
     spares = config.preflight.spare_nodes if stage == "train" else 0
     tasks = 1 if single else settings.ntasks_per_node or gpus or 1
+    cpus = settings.cpus_per_task or _cpus_per_task(stage, tasks, node_type)
+    exclusive = node_type.exclusive and not _shares_node(stage, settings)
     return Allocation(
         nodes=1 if single else settings.nodes or 1,
         ntasks_per_node=tasks,
-        cpus_per_task=settings.cpus_per_task or _cpus_per_task(stage, tasks, node_type),
+        cpus_per_task=cpus,
         gpus_per_node=0 if cluster.gres == "none" else gpus,
         gres=cluster.gres,
-        exclusive=node_type.exclusive and not _shares_node(stage, settings),
+        exclusive=exclusive,
         time_s=seconds(settings.time) if settings.time else 0,
         settings=settings,
-        cpu_masks=node_type.cpu_masks if gpus and tasks == len(node_type.cpu_masks) else (),
+        cpu_masks=_cpu_masks(node_type, tasks, cpus) if gpus and exclusive else (),
         spare_nodes=spares,
         no_kill=spares > 0 or stage == "node-health",
         array=make_array(stage, config, cluster),
@@ -230,6 +232,16 @@ def _cpus_per_task(stage: str, tasks: int, node_type: NodeType) -> int | None:
         return None
     share = max(1, node_type.cpus_per_node // tasks)
     return min(DOWNLOAD_CPUS, share) if stage == "download" else share
+
+
+def _cpu_masks(node_type: NodeType, tasks: int, cpus_per_task: int | None) -> tuple[str, ...]:
+    """The masks of a node's ranks where the step has all of their CPUs; srun refuses a mask with others.
+
+    `--cpus-per-task` limits the step to that many CPUs a task (srun: it implies --exact).
+    """
+    masks = node_type.cpu_masks
+    fits = all(cpus_per_task in (None, int(mask, 16).bit_count()) for mask in masks)
+    return masks if len(masks) == tasks and fits else ()
 
 
 def _shares_node(stage: str, settings: StageSettings) -> bool:

@@ -319,7 +319,9 @@ def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
         else:
             continue
         if variable.layer == "node type":
-            reason = f"sets {variable.name} ({_written(run.cluster.node_type, variable.name)}), which {reason}"
+            reason = (
+                f"sets {variable.name} ({_written(run.cluster.node_type, variable.name)}), which {reason}"
+            )
             yield Problem("node_type", reason, hint, "cluster")
         else:
             yield _about(variable.name, run, reason, hint)

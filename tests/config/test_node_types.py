@@ -212,6 +212,7 @@ NODE = """\
 description: a node
 device: cuda
 gpus_per_node: 2
+cpus_per_node: 8
 processor: {arch: x86_64, vendor: GenuineIntel, family: 6, model: 143}
 numa_nodes: [{cpus: 0-3}, {cpus: 4-7}]
 pci_link: {speed_gt_s: 32, width: 16}
@@ -249,6 +250,16 @@ def test_a_small_node_is_right():
         ('"0002:00:00.0", numa: 1', '"0002:00:00.0", numa: 2', r"gpus\[1\].numa = 2 is no NUMA node"),
         ('"0xf0"', '"0xf8"', r"cpu_masks\[1\] = 0xf8 shares CPUs 3 with another rank"),
         ('"0xf0"', '"0xf00"', r"cpu_masks\[1\] = 0xf00 holds CPUs 8-11 outside the NUMA node of GPU 1"),
+        (
+            "cpus_per_node: 8",
+            "cpus_per_node: 16",
+            r"cpus_per_node = 16 is more than the 8 CPUs of numa_nodes \(0-7\)",
+        ),
+        (
+            '"0xf0"',
+            '"0x30"',
+            r"cpu_masks\[1\] = 0x30 holds 2 CPUs, and a rank's share of cpus_per_node = 8 is 4",
+        ),
         ('"0xf0"', '"0x0"', r"cpu_masks\[1\] = 0x0 holds no CPU"),
     ],
 )

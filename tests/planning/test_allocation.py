@@ -128,6 +128,16 @@ def test_fewer_tasks_than_gpus_are_not_bound_to_the_masks_of_eight(tmp_path):
     assert (found.ntasks_per_node, found.cpus_per_task, found.cpu_masks) == (4, 24, ())
 
 
+def test_masks_name_only_cpus_that_the_step_has(tmp_path, monkeypatch):
+    """srun refuses a mask with CPUs outside of the step's allocation."""
+    assert allocation(tmp_path, train={"time": "1:00", "cpus_per_task": 12}).cpu_masks
+    assert allocation(tmp_path, train={"time": "1:00", "cpus_per_task": 4}).cpu_masks == ()
+    monkeypatch.chdir(tmp_path)
+    write_yaml(tmp_path / "topologies/shared.yaml", {"extends": "ndv5", "exclusive": False})
+    found = allocation(tmp_path, train={"time": "1:00"}, node_type="shared")
+    assert (found.exclusive, found.cpus_per_task, found.cpu_masks) == (False, 12, ())
+
+
 def test_a_shared_node_leaves_memory_and_cpus_to_slurm(tmp_path):
     run = loaded(tmp_path, minimal_run())
     options = make_allocation("train", run.config, run.cluster, run.node_type).resource_options()
