@@ -82,14 +82,19 @@ def show(name: str, as_json: bool) -> None:
 @command.command("check")
 @_name_argument
 def check(name: str) -> None:
-    """Say everything that is wrong with profile NAME and its node type; status 2 when something is."""
+    """Say everything that is wrong with profile NAME and its node type; status 2 when something is.
+
+    Warnings are those of the scripts that are rendered for it.
+    """
+    from hpcgen.cli.options import warn
     from hpcgen.errors import ConfigErrors
-    from hpcgen.planning.profile import profile_mistakes
+    from hpcgen.planning.profile import profile_mistakes, profile_warnings
 
     file, profile = _read(name)
     if mistakes := profile_mistakes(profile):
         raise ConfigErrors(mistakes)
     assert profile.config is not None
+    warn(profile_warnings(name, Path.cwd()))
     click.echo(f"{name} is right: {file}, node type {profile.config.node_type}")
 
 

@@ -59,9 +59,10 @@ def command(
     from hpcgen.config.presets import PRESETS
     from hpcgen.config.run import RunConfig
     from hpcgen.config.schema import json_schema
-    from hpcgen.config.starter import run_file, starter
+    from hpcgen.config.starter import TIME, run_file, starter
     from hpcgen.config.validation import check_text, did_you_mean
     from hpcgen.files import is_special, require_directory, write_output
+    from hpcgen.planning.allocation import within_limit
 
     if preset is not None and preset not in PRESETS:
         hint = did_you_mean(preset, PRESETS) or f"use one of {', '.join(PRESETS)}"
@@ -87,6 +88,7 @@ def command(
             PRESETS.get(preset or ""),
             f"./{schema.name}",
             gpus_per_node=node_type.gpus_per_node,
+            time=within_limit(TIME, profile.slurm.partition, profile),
             file_name=path.name,
         )
     else:

@@ -64,7 +64,7 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         HpcgenError: a file that can't be read.
     """
     path = Path(path)
-    return _load(documents.read(path), path.absolute().parent, overrides)
+    return load_document(documents.read(path), path.absolute().parent, overrides)
 
 
 def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) -> Run:
@@ -85,10 +85,15 @@ def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) 
     document = documents.constant(values, "the command line")
     options = {"name": "--cluster", "cluster": "--cluster", "paths.run_dir": "--run-dir"}
     document = Document(values, {**document.origins, **options})
-    return _load(document, Path.cwd(), overrides)
+    return load_document(document, Path.cwd(), overrides)
 
 
-def _load(document: Document, directory: Path, overrides: Sequence[str]) -> Run:
+def load_document(document: Document, directory: Path, overrides: Sequence[str] = ()) -> Run:
+    """The run that a document describes; its relative paths start at `directory`.
+
+    Raises:
+        ConfigErrors, HpcgenError: as `load_run`.
+    """
     for assignment in [overrides] if isinstance(overrides, str) else overrides:
         document = documents.merge(document, override(RunConfig, assignment))
     messages: list[str] = []

@@ -199,8 +199,8 @@ class NodeType:
     cpus_per_node: Count | None = None
     """CPUs as Slurm counts them; null when it differs from node to node."""
     cpu_masks: tuple[Mask, ...] = ()
-    """CPUs of each local rank when every GPU has one task with all of its mask's CPUs and the job has whole nodes; else,
-    and when empty, binding is left to Slurm."""
+    """CPUs of each local rank. Used when every GPU has one task, with as many CPUs as its mask, and the job has whole
+    nodes; otherwise binding is left to Slurm."""
     processor: Processor | None = None
     """The CPU's model; the topology file needs it."""
     numa_nodes: tuple[NumaNode, ...] = ()

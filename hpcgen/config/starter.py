@@ -21,6 +21,8 @@ WIDTH = 110
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024}
 NOT_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 """Texts that some YAML readers take for another type."""
+TIME = "1-00:00:00"
+"""Time limit of a job, where the partition allows that much."""
 BATCH = {"micro_batch_size": 4, "global_batch_size": 256, "train_iters": 1000}
 
 
@@ -32,6 +34,7 @@ def starter(
     schema: str,
     *,
     gpus_per_node: int = 0,
+    time: str = TIME,
     file_name: str = "run.yaml",
 ) -> str:
     """The text of a run file; `schema` is the path of its JSON Schema, for editors."""
@@ -43,7 +46,7 @@ def starter(
         "name": name,
         "cluster": cluster,
         "paths": {"run_dir": run_dir},
-        "slurm": {"defaults": {"time": "1-00:00:00"}, "train": _tasks(preset, gpus_per_node)},
+        "slurm": {"defaults": {"time": time}, "train": _tasks(preset, gpus_per_node)},
         "data": {"split": split, "tokenizer": {"kind": "gpt2"}, "corpus": corpus},
     }
     if preset is not None:

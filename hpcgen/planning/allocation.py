@@ -143,7 +143,7 @@ def stage_settings(stage: str, config: RunConfig, cluster: ClusterConfig) -> Sta
         chosen[field.name] = next((value for value in given if value is not None), None)
     if stage in DEFAULT_TIMES:
         # a limit that is meant for training would let a short job wait for a long slot
-        chosen["time"] = own.time or _default_time(stage, chosen["partition"], cluster)
+        chosen["time"] = own.time or within_limit(DEFAULT_TIMES[stage], chosen["partition"], cluster)
     chosen["extra_directives"] = tuple(option for _, option in _extra_directives(stage, config, cluster))
     return type(own)(**chosen)
 
@@ -170,11 +170,11 @@ def _option_name(directive: str) -> str:
     return directive[2:].partition("=")[0]
 
 
-def _default_time(stage: str, partition: str | None, cluster: ClusterConfig) -> str:
-    """The stage's usual limit, or the most that its partition allows."""
+def within_limit(time: str, partition: str | None, cluster: ClusterConfig) -> str:
+    """A time limit, or the longest that the partition allows where that is less."""
     asked = [cluster.partitions.get(name) for name in (partition or "").split(",")]
     limits = [limits.max_time for limits in asked if limits is not None and limits.max_time]
-    return min((DEFAULT_TIMES[stage], *limits), key=seconds)
+    return min((time, *limits), key=seconds)
 
 
 @dataclass(frozen=True)

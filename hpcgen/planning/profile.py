@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.loader import Profile
+from hpcgen.config.loader import Profile, load_document
 from hpcgen.config.node_types import load_node_type
 from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import STAGES
 from hpcgen.config.validation import build, describe
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
-from hpcgen.planning.container import container_problems
-from hpcgen.planning.environment import environment_problems, node_type_environment_problems
+from hpcgen.planning.container import container_problems, container_warnings
+from hpcgen.planning.environment import (
+    environment_problems,
+    environment_warnings,
+    node_type_environment_problems,
+    stage_environment,
+)
+from hpcgen.planning.paths import absolute_paths
 
 ANY_RUN = {
     "name": "any",
@@ -36,6 +43,20 @@ def profile_mistakes(profile: Profile) -> tuple[str, ...]:
     problems = [] if config is None else _planning_problems(config, profile)
     described = (describe(problem, profile.document, config) for problem in problems)
     return tuple(dict.fromkeys((*profile.mistakes, *described)))
+
+
+def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
+    """What rendering any stage would warn about in a profile without mistakes and in its node type."""
+    values = {**ANY_RUN, "cluster": name, "slurm": {"train": {"nodes": 2}}}
+    run = load_document(documents.constant(values, "any run"), directory)
+    config = absolute_paths(run.config, run.directory)
+    found = [*container_warnings(config, run.cluster)]
+    for stage in STAGES:
+        found += environment_warnings(stage, run, stage_environment(stage, run, config))
+    of_profile = (problem for problem in found if problem.file == "cluster")
+    return tuple(
+        dict.fromkeys(describe(problem, run.cluster_document, run.cluster) for problem in of_profile)
+    )
 
 
 def _planning_problems(cluster: ClusterConfig, profile: Profile) -> Iterator[Problem]:

@@ -185,6 +185,12 @@ PARTS = (
         why="NCCL_*, UCX_* and Python's variables of whoever submits would change the job",
     ),
     Part(
+        block="nodes",
+        what="the function each_node",
+        pattern=r"^each_node\(\)",
+        why="prepare_nodes and what follows it call it: no node would be prepared, and the job would end",
+    ),
+    Part(
         block="rendezvous",
         what="the export of MASTER_ADDR, MASTER_PORT and WORLD_SIZE",
         pattern=r"\bexport MASTER_ADDR MASTER_PORT WORLD_SIZE\b",

@@ -11,10 +11,10 @@ from typing import Any
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.container import Runtime
-from hpcgen.config.fields import seconds
 from hpcgen.config.loader import Run, load_cluster_run
 from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import STAGES
+from hpcgen.planning.allocation import within_limit
 from hpcgen.planning.plan import Plan, plan
 from hpcgen.rendering.script_lines import script_lines
 
@@ -79,20 +79,15 @@ def _config(run: Run, runtime: Runtime, preflight: bool) -> RunConfig:
     is_startable = image.endswith(".sqsh") or (runtime == "pyxis" and image)
     stand_in = None if is_startable or runtime == "none" else IMAGE_FILE
     spare_nodes = 1 if preflight and _has_room(profile) else 0
-    defaults = dataclasses.replace(config.slurm.defaults, time=_time(profile))
+    defaults = dataclasses.replace(
+        config.slurm.defaults, time=within_limit("1-00:00:00", profile.slurm.partition, profile)
+    )
     return dataclasses.replace(
         config,
         container=dataclasses.replace(config.container, runtime=runtime, image=stand_in),
         slurm=dataclasses.replace(config.slurm, defaults=defaults),
         preflight=dataclasses.replace(config.preflight, node_health=preflight, spare_nodes=spare_nodes),
     )
-
-
-def _time(profile: ClusterConfig) -> str:
-    """A day, or as long as the default partition lets a job run."""
-    partition = profile.partitions.get(profile.slurm.partition or "")
-    limits = ["1-00:00:00", *([partition.max_time] if partition and partition.max_time else [])]
-    return min(limits, key=seconds)
 
 
 def _has_room(profile: ClusterConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import jinja2
 
+from hpcgen.config.validation import did_you_mean
 from hpcgen.errors import HpcgenError
 from hpcgen.rendering.filters import UnwritableValue
 
@@ -31,7 +33,9 @@ def template_errors(directories: Sequence[Path], name: str, values: Collection[s
         where = _where(error, directories)
         raise HpcgenError(f"{where}there is no template {error.name!r} in {searched}") from error
     except jinja2.UndefinedError as error:
-        hint = f"the values here are {', '.join(sorted(values)) or 'none'}"
+        undefined = re.match(r"'(\w+)' is undefined", str(error.message))
+        hint = undefined and did_you_mean(undefined[1], values)
+        hint = hint or "templates/README.md lists the variables of each stage"
         raise HpcgenError(f"{_where(error, directories)}{error.message}", hint) from error
     except UnwritableValue as error:
         raise HpcgenError(f"{_where(error, directories)}{error}") from error

@@ -87,6 +87,18 @@ def test_the_shipped_ones_are_right(name):
     assert hpcgen("cluster", "check", name).status == 0
 
 
+def test_check_warns_as_render_would(workplace):
+    profile = "extends: azure-ndv5\nnode_type: quad\nenvironment:\n  NCCL_SOCKET_IFNAM: eth0\n"
+    facts = "description: 4 GPUs\ndevice: cuda\ngpus_per_node: 4\n"
+    for path, text in (("clusters/quad.yaml", profile), ("topologies/quad.yaml", facts)):
+        (workplace / path).parent.mkdir(exist_ok=True)
+        (workplace / path).write_text(text)
+    found = hpcgen("cluster", "check", "quad")
+    assert found.status == 0
+    assert "quad.yaml:4: environment.NCCL_SOCKET_IFNAM is read by nothing; did you mean" in found.stderr
+    assert found.stderr.count("leaves NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME open") == 1
+
+
 def test_check_says_everything_at_once(profiles):
     (profiles / "wrong.yaml").write_text(WRONG)
     found = hpcgen("cluster", "check", "wrong")

@@ -26,6 +26,13 @@ def test_what_it_writes_can_be_rendered_at_once(preset):
     assert found.status == 0, found.stderr
 
 
+def test_the_time_limit_fits_the_partition(workplace):
+    profile = "extends: local\npartitions: {short: {max_time: '4:00:00'}}\nslurm: {partition: short}\n"
+    (workplace / "short.yaml").write_text(profile)
+    assert hpcgen("init", "--cluster", "./short.yaml", "--preset", "tiny").status == 0
+    assert 'time: "4:00:00"' in (workplace / "run.yaml").read_text()
+
+
 def test_tiny_belongs_on_this_machine():
     assert hpcgen("init", "mini.yaml", "--preset", "tiny", "--cluster", "local", "--name", "t").status == 0
     assert hpcgen("render", "train", "-c", "mini.yaml").status == 0

@@ -168,7 +168,7 @@ def test_a_template_without_permission_is_not_passed_over(site: Path) -> None:
 
 MISTAKES = {
     "{% if %}\n": r"it\.j2:1: Expected an expression",
-    "a\n{{ nodse }}\n": r"it\.j2:2: `\{\{ nodse \}\}`: 'nodse' is undefined; the values here are nodes",
+    "a\n{{ nodse }}\n": r"it\.j2:2: `\{\{ nodse \}\}`: 'nodse' is undefined; did you mean nodes\?",
     "{{ nodes.x }}\n": r"it\.j2:1: .*no attribute 'x'",
     "{{ nodes | comment.x }}\n": r"it\.j2:1: ",
     "{% for x in nodes %}\n{% endfor %}\n": r"it\.j2:1: .*not iterable",

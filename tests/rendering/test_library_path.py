@@ -48,8 +48,8 @@ def test_a_task_has_the_directories_in_front_of_the_images(
     task = 'srun "${container[@]}" env A=1 printenv LD_LIBRARY_PATH'
     (tmp_path / "enroot").write_text(ENROOT)
     (tmp_path / "enroot").chmod(0o755)
-    text = f"PATH={tmp_path}:$PATH; unset LD_LIBRARY_PATH\nimage=x ENROOT_DATA_PATH={tmp_path} SLURM_STEP_ID=0 SLURM_LOCALID=0\n"
-    text += f"export ENROOT_DATA_PATH SLURM_STEP_ID SLURM_LOCALID\n{stand_in}{lines}\n{task}\n"
+    text = f"unset LD_LIBRARY_PATH\nPATH={tmp_path}:$PATH image=x\n"
+    text += f"export ENROOT_DATA_PATH={tmp_path} SLURM_STEP_ID=0 SLURM_LOCALID=0\n{stand_in}{lines}\n{task}\n"
     found = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False, timeout=30)
     assert (found.stdout, found.stderr) == (f"{expected}\n", "")
 

@@ -140,6 +140,7 @@ BAD = {
         ("directive-order", 3),
     ),
     "no rendezvous": (one_block("train", "rendezvous", "true"), ("part-lost", 2)),
+    "no each_node": (one_block("base", "nodes"), ("part-lost", 2)),
     "a trace": (one_block("base", "prologue", "module purge", "set -x"), ("no-trace", 4)),
     "a dump": (one_block("base", "epilogue", "printenv | sort"), ("no-environment-dump", 3)),
     "a secret": (one_block("train", "prologue", "WANDB_API_KEY=0123abcd"), ("no-secret", 3)),
@@ -157,7 +158,7 @@ BAD = {
     "a misspelt block": (one_block("train", "prolog", "true"), ("template", 2)),
     "a mistake of Jinja": (one_block("train", "prologue", "{% if device == %}"), ("template", 3)),
     "quotes around a value": (one_block("train", "prologue", 'cd "{{ run_dir }}"'), ("template", 3)),
-    "no such variable": (one_block("train", "prologue", "cd {{ run_directory }}"), ("template", 3)),
+    "no such variable": (one_block("base", "prologue", "cd {{ run_directory }}"), ("template", 3)),
 }
 
 
