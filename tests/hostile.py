@@ -98,7 +98,10 @@ def nothing_read_twice() -> Iterator[None]:
     """Node types and templates do not change during a test: read and compiled once, not for each string."""
     ours = templates.make_environment()
     with (
-        mock.patch("hpcgen.config.loader.load_node_type", functools.cache(node_types.load_node_type)),
+        mock.patch(
+            "hpcgen.config.loader.load_node_type_and_files",
+            functools.cache(node_types.load_node_type_and_files),
+        ),
         mock.patch("hpcgen.rendering.script.make_environment", return_value=ours),
         mock.patch("hpcgen.rendering.script.template_origins", functools.cache(templates.template_origins)),
     ):

@@ -20,6 +20,8 @@ import pytest
 
 from hpcgen.config import document
 from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.inheritance import inherit
+from hpcgen.config.loader import SHIPPED_CLUSTERS
 from hpcgen.config.validation import build
 from hpcgen.data.sample import write_sample
 from tests.recorded_run import write_recorded_runs
@@ -184,15 +186,13 @@ def test_every_program_runs(page: str, reader: Path) -> None:
     assert done.returncode == 0, f"{page}:\n{done.stderr}"
 
 
-def test_the_profile_in_the_admins_guide_is_one(tmp_path: Path) -> None:
-    [profile] = [block.text for block in blocks("docs/admins.md") if block.language == "yaml"]
-    assert (
-        build(
-            ClusterConfig,
-            document.merge(document.parse("node_type: ndv5", "x"), document.parse(profile, "x")),
-        ).problems
-        == ()
-    )
+def test_the_profiles_in_the_admins_guide_are_right() -> None:
+    shipped = document.read(SHIPPED_CLUSTERS / "azure-ndv5.yaml")
+    profiles = [block.text for block in blocks("docs/admins.md") if block.language == "yaml"]
+    for profile in profiles:
+        whole = inherit(ClusterConfig, [document.parse(profile, "x"), shipped])
+        assert build(ClusterConfig, whole).problems == ()
+    assert len(profiles) == 2
 
 
 @pytest.mark.parametrize("page", PAGES)
