@@ -131,7 +131,7 @@ def test_the_shells_own_library_path_is_left_alone(run_file):
     setting = "environment.LD_LIBRARY_PATH=/opt/x"
     found = hpcgen("env", "-c", run_file, "--set", setting)
     assert "LD_LIBRARY_PATH" not in found.stdout
-    assert found.stderr.startswith("warning: LD_LIBRARY_PATH (--set environment.LD_LIBRARY_PATH) is left out")
+    assert "\nwarning: LD_LIBRARY_PATH (--set environment.LD_LIBRARY_PATH) is left out" in found.stderr
     form = as_json("-c", run_file, "--set", setting)
     assert "LD_LIBRARY_PATH" not in {*form["environment"], *form["container_env"]}
 
