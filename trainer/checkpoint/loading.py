@@ -22,7 +22,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer import checkpoint_files, hyperparameters, lock, megatron_lm, storage
-from trainer.checkpoint import reading
+from trainer.checkpoint import reading, unpickling
 from trainer.checkpoint import state as contents
 from trainer.checkpoint_files import COMMON, FORMAT, METADATA, STARTED, TRACKER, Checkpoint
 from trainer.config import TrainerConfig
@@ -126,6 +126,7 @@ def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> mega
     try:
         common = dist_checkpointing.load_common_state_dict(str(path))
     except (Exception, CheckpointException) as error:
+        _refuse_code(error, path)
         if not (path / COMMON).exists():
             raise TrainerError(
                 f"megatron-core {megatron.core.__version__} cannot read it, for it has no {COMMON}: use the "
@@ -235,9 +236,10 @@ def let_pass(error: BaseException, path: Path) -> None:
     """Raises what is behind an error of loading, when that says nothing about the checkpoint `path`.
 
     Raises:
-        TrainerError: the storage refused a file, which may pass.
+        TrainerError: the storage refused a file, which may pass; or a file names code, which is not run.
         RuntimeError: another rank is gone, or the memory is full; as it was raised.
     """
+    _refuse_code(error, path)
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, MemoryError | torch.OutOfMemoryError) or _is_of_the_machine(cause):
@@ -245,6 +247,17 @@ def let_pass(error: BaseException, path: Path) -> None:
     for cause in causes:
         if isinstance(cause, OSError):
             raised = storage.refused(cause, path)
+            raised.is_everywhere = isinstance(error, CheckpointException)
+            raise raised from error
+
+
+def _refuse_code(error: BaseException, path: Path) -> None:
+    """Raises an error of loading the checkpoint `path` again as a TrainerError, if a file of it names code."""
+    for cause in _causes(error):
+        if reason := unpickling.forbidden(cause):
+            raised = TrainerError(
+                f"{path}: {reason}. Nothing of it was run. Do not load this checkpoint; find out who wrote its files"
+            )
             raised.is_everywhere = isinstance(error, CheckpointException)
             raise raised from error
 

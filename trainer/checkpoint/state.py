@@ -10,6 +10,7 @@ from megatron.core.utils import unwrap_model
 
 from trainer import parameter_groups
 from trainer.checkpoint import optimizer_state
+from trainer.checkpoint.unpickling import checked_extra_state
 from trainer.checkpoint_files import MARK
 from trainer.step import TrainingState
 
@@ -85,7 +86,11 @@ def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) ->
     """Takes over what was loaded. Rates, betas and epsilon stay those of the configuration."""
     for index, chunk in enumerate(state.model):
         module = unwrap_model(chunk)  # what wraps it for bf16 would not say what was absent
-        absent, unknown = module.load_state_dict(loaded[_chunk_name(state, index)], strict=False)
+        weights = {
+            name: checked_extra_state(value) if EXTRA_STATE in name else value
+            for name, value in loaded[_chunk_name(state, index)].items()
+        }
+        absent, unknown = module.load_state_dict(weights, strict=False)
         if absent := [name for name in absent if EXTRA_STATE not in name] or unknown:
             raise KeyError(", ".join(absent))
     if weights_only:

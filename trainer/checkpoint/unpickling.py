@@ -1,0 +1,155 @@
+"""Has torch and Megatron-Core read checkpoints without running code that their files may name.
+
+A checkpoint's checksums say that it is as it was written, not who wrote it. Tensors and `common.pt` are read by
+torch.load with weights_only, which is safe. Three other pickles are not, in torch 2.13 and megatron-core 0.16 to 0.19:
+
+- `.metadata`, which FileSystemReader.read_metadata unpickles;
+- objects in the tensors' files (Core's extra states, and since megatron-core 0.19 the common state), which
+  DefaultLoadPlanner.load_bytes loads with weights_only=False;
+- the bytes of an extra state, which Transformer Engine unpickles: FP8's scales.
+
+Importing this module replaces the first two for this process, whichever way Core gets at them. `checked_extra_state`
+is for the third. In each case the checked values themselves, or bytes made of them, are what torch gets: nothing is
+read twice.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem
+
+from trainer import checkpoint_index
+from trainer.checkpoint_index import INDEX, CheckpointIndex, ForbiddenError, StoredTensor
+
+RECIPES = "transformer_engine.common.recipe"
+"""Module of Transformer Engine's FP8 recipes, which an extra state holds one of."""
+
+REBUILDERS = frozenset({("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict")})
+"""What a pickled tensor names, apart from its storage."""
+
+ALLOW_CHECKED = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
+"""Without it, Transformer Engine 2.18 and later refuse every pickled extra state."""
+
+
+def checked_extra_state(value: Any) -> Any:
+    """An extra state as Transformer Engine 2 takes it, pickled again from values that are plain data.
+
+    Anything that holds no pickle is returned as it is.
+
+    Raises:
+        ForbiddenError: it names code that no extra state needs.
+        pickle.UnpicklingError: it is damaged, or torch refuses it.
+    """
+    if isinstance(value, io.BytesIO):  # Transformer Engine 1
+        value.seek(0)
+        state = torch.load(value, map_location="cpu", weights_only=True)
+    elif isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.numel() > 0:
+        state = _ExtraState(io.BytesIO(value.cpu().numpy().tobytes())).load()
+    else:
+        return value
+    os.environ[ALLOW_CHECKED] = "1"
+    return torch.frombuffer(bytearray(pickle.dumps(state)), dtype=torch.uint8)
+
+
+class _ExtraState(pickle.Unpickler):
+    """Allows tensors, plain values and Transformer Engine's recipes."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if (module_name, global_name) == ("torch.storage", "_load_from_bytes"):
+            return _storage
+        if (module_name, global_name) in REBUILDERS:
+            return super().find_class(module_name, global_name)
+        if module_name == RECIPES and global_name.isidentifier():
+            found = super().find_class(module_name, global_name)
+            if isinstance(found, type) and found.__module__ == RECIPES:
+                return found
+        raise ForbiddenError(
+            f"an extra state names {module_name}.{global_name}, which no extra state needs: it may be there to run "
+            "code where it is loaded"
+        )
+
+
+def _storage(data: bytes) -> Any:
+    """What torch.storage._load_from_bytes does, with weights_only."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def forbidden(error: BaseException) -> str | None:
+    """What an error of loading says about code in the file; None when it is of another kind."""
+    if isinstance(error, ForbiddenError):
+        return str(error)
+    if isinstance(error, pickle.UnpicklingError) and (
+        name := re.search(r"(?:GLOBAL|function) (\S+)", str(error))
+    ):
+        return f"it names {name[1]}, which is not data: it may be there to run code where it is loaded"
+    return None
+
+
+def _read_metadata(reader: FileSystemReader, *args: Any, **kwargs: Any) -> Metadata:
+    """FileSystemReader.read_metadata, without unpickling."""
+    rank = kwargs.get("rank")
+    path = reader.fs.concat_path(reader.path, INDEX if rank is None else f"__{rank}{INDEX}")
+    with reader.fs.create_stream(path, "rb") as file:
+        index = checkpoint_index.parse(file.read())
+    metadata = _metadata(index)
+    metadata.storage_meta = StorageMeta(load_id=reader.load_id)
+    return metadata
+
+
+def _metadata(index: CheckpointIndex) -> Metadata:
+    entries: dict[str, Any] = {name: _entry(tensor) for name, tensor in index.tensors.items()}
+    entries |= {name: BytesStorageMetadata() for name in index.objects}
+    places = {
+        MetadataIndex(place.name, place.offsets, place.number): _StorageInfo(
+            place.file, place.first, place.length
+        )
+        for place in index.places
+    }
+    metadata = Metadata(state_dict_metadata=entries, storage_data=places)
+    if index.version is not None:
+        metadata.version = index.version
+    return metadata
+
+
+def _entry(tensor: StoredTensor) -> TensorStorageMetadata:
+    dtype = getattr(torch, tensor.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{tensor.dtype!r} is no type of tensors in torch {torch.__version__}")
+    chunks = [
+        ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in tensor.chunks
+    ]
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(tensor.shape), chunks)
+
+
+_original_load_bytes = DefaultLoadPlanner.load_bytes
+
+
+def _load_bytes(planner: DefaultLoadPlanner, read_item: ReadItem, value: io.BytesIO) -> None:
+    """DefaultLoadPlanner.load_bytes, of an object that holds data alone."""
+    checked = io.BytesIO()
+    torch.save(torch.load(value, weights_only=True), checked)
+    checked.seek(0)
+    _original_load_bytes(planner, read_item, checked)
+
+
+FileSystemReader.read_metadata = _read_metadata
+DefaultLoadPlanner.load_bytes = _load_bytes
+# It would have torch.load run what common.pt names.
+os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
