@@ -328,12 +328,6 @@ def sweep(directory: Path) -> None:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def ever_held_one(directory: Path) -> bool:
-    """Whether a complete checkpoint was ever saved in `directory`, whatever became of it."""
-    records = directory.glob(f"iter_*/{COMPLETE}")
-    return (directory / TRACKER).exists() or any(True for _ in records)
-
-
 def set_aside(path: Path) -> Path:
     """Renames a broken checkpoint, which stays to be looked at, to `NAME.broken`, or `-2` and so on after it."""
     names = [f"{path.name}.broken", *(f"{path.name}.broken-{number}" for number in range(2, 1000))]

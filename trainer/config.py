@@ -306,6 +306,8 @@ class CheckpointConfig:
     """Checkpoints of iterations that are a multiple of this stay for good, as pinned ones do."""
     changed: tuple[str, ...] = ()
     """Hyperparameters that may differ from the checkpoint's, by name, as optimizer.lr; others are refused."""
+    discard_up_to: NonNegative | None = None
+    """Starts over when no checkpoint is left of a run that saved no later iteration than this. Null: refuses."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import queue
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.run_directory import publish
+from trainer.run_directory import next_number, publish
 from trainer.storage import refused
 
 CLOSE_S = 5.0
@@ -85,6 +87,8 @@ def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
     That is every later iteration, and the evaluation of this one. How each life started and ended stays: that is the
     run's story. Returns the last line that was dropped of the iterations after this one.
 
+    From iteration 0, all numbers of the run would be dropped: a copy of the file stays under the next number.
+
     Raises:
         TrainerError: the file cannot be read or written. It is as it was.
     """
@@ -100,10 +104,26 @@ def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
                     kept.append(line)
                 elif entry["iteration"] > iteration:
                     lost = entry
-        publish(path, "".join(kept))
+        with _copy_of(path) if lost and iteration == 0 else contextlib.nullcontext():
+            publish(path, "".join(kept))
     except OSError as error:
         raise refused(error, path, "written") from error
     return lost
+
+
+@contextlib.contextmanager
+def _copy_of(path: Path) -> Iterator[None]:
+    """Keeps a file that is about to be replaced, under the next number, unless that fails."""
+    copy = next_number(path)
+    try:
+        os.link(path, copy)
+    except PermissionError:  # a file system without links
+        shutil.copyfile(path, copy)
+    try:
+        yield
+    except OSError:
+        copy.unlink()
+        raise
 
 
 def _entry(line: str) -> dict[str, Any] | None:

@@ -84,10 +84,15 @@ class RunDirectory:
 def set_aside(directory: Path) -> None:
     """Leaves an empty directory of this name; what it held stays beside it under the next number."""
     if directory.exists() and any(directory.iterdir()):
-        numbers = (path.suffix[1:] for path in directory.parent.glob(f"{directory.name}.*"))
-        last = max((int(number) for number in numbers if number.isdigit()), default=0)
-        directory.rename(directory.with_name(f"{directory.name}.{last + 1}"))
+        directory.rename(next_number(directory))
     directory.mkdir(exist_ok=True)
+
+
+def next_number(path: Path) -> Path:
+    """The name under which `path` is set aside: NAME.1, or one more than the last."""
+    numbers = (other.suffix[1:] for other in path.parent.glob(f"{path.name}.*"))
+    last = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    return path.with_name(f"{path.name}.{last + 1}")
 
 
 def publish(path: Path, text: str) -> None:

@@ -108,6 +108,7 @@ def _train(
         return
 
     source = checkpoint.find(run.checkpoints, config, log, lambda: watch.beat("start"))
+    distributed.from_rank_0(lambda: run.done.unlink(missing_ok=True))  # `find` takes it as evidence
     state = _build_state(config, groups, log)
     if source is not None:
         watch.beat("load")
@@ -192,7 +193,7 @@ def _open(run: RunDirectory, last: int) -> bool:
     busy = f"another process is training in {run.root}; wait for it, or name another run_dir"
     lock.hold(run.root / lock.RUN, busy)
     is_done = run.done.exists() and checkpoint_files.newest_complete(run.checkpoints) == last
-    for marker in (run.stopped, run.failed) if is_done else (run.done, run.stopped, run.failed):
+    for marker in (run.stopped, run.failed):
         marker.unlink(missing_ok=True)
     set_aside(run.stacks)
     return is_done

@@ -21,7 +21,12 @@ from hpcgen.planning.container import container_problems, container_warnings
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems
-from hpcgen.planning.resuming import changed_hyperparameters, no_checkpoints, proof_of_checkpoints
+from hpcgen.planning.resuming import (
+    changed_hyperparameters,
+    discarded_training,
+    no_checkpoints,
+    proof_of_checkpoints,
+)
 from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import plan_training
 from trainer.config import TrainerConfig
@@ -63,6 +68,7 @@ def plan(
         problems += training.errors
         if training.trainer is not None and "train" in ordered:
             problems += changed_hyperparameters(run.config, training.trainer)
+            problems += discarded_training(training.trainer)
     errors = [*run.mistakes, *_described(run, problems)]
     planned: dict[str, StagePlan] = {}
     for name in ordered:

@@ -12,7 +12,7 @@ from typing import Any
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import show
 from hpcgen.errors import Problem
-from trainer import checkpoint_files
+from trainer import checkpoint_files, evidence
 from trainer.checkpoint_files import COMPLETE, FORMAT, TRACKER, Checkpoint
 from trainer.config import TrainerConfig
 from trainer.errors import TrainerError
@@ -69,14 +69,12 @@ class _Source:
 
 def _source(trainer: TrainerConfig) -> _Source | None:
     """As trainer/checkpoint/loading.py finds it, by names and sizes: the hashes are left to the trainer."""
-    save, load = trainer.checkpoint.save, trainer.checkpoint.load
-    own = Path(save or f"{trainer.run_dir}/checkpoints")
-    key, directory = "checkpoint.save" if save else "paths.run_dir", own
-    if not checkpoint_files.ever_held_one(own):
-        if load is None:
-            return None
+    load = trainer.checkpoint.load
+    key, own = _own(trainer)
+    directory, found = own, _newest_whole(own)
+    if found is None and load is not None:
         key, directory = "checkpoint.load", Path(load)
-    found = _newest_whole(directory)
+        found = _newest_whole(directory)
     if found is None or found.record is None or found.record.get("format", FORMAT) > FORMAT:
         return None
     is_done = directory is own and found.iteration == trainer.training.train_iters
@@ -84,6 +82,37 @@ def _source(trainer: TrainerConfig) -> _Source | None:
         return None  # the trainer has nothing to do, and ends before it looks
     is_loaded = directory is not own
     return _Source(found.path, found.record, key, is_loaded and trainer.checkpoint.finetune)
+
+
+def _own(trainer: TrainerConfig) -> tuple[str, Path]:
+    """The key that names the directory of the run's own checkpoints, and the directory."""
+    save = trainer.checkpoint.save
+    return (
+        ("checkpoint.save", Path(save)) if save else ("paths.run_dir", Path(trainer.run_dir, "checkpoints"))
+    )
+
+
+def discarded_training(trainer: TrainerConfig) -> list[Problem]:
+    """What the trainer would refuse because the run would begin before training that it has saved.
+
+    Nothing is said where this machine does not see the directory of the checkpoints.
+    """
+    key, own = _own(trainer)
+    keys = trainer.checkpoint
+    try:
+        if not (own.is_dir() if keys.save else Path(trainer.run_dir).is_dir()) or _newest_whole(own):
+            return []
+        found = _newest_whole(Path(keys.load)) if keys.load and not keys.finetune else None
+        refusal = evidence.refusal(
+            Path(trainer.run_dir),
+            own,
+            keys.load,
+            begins_at=found.iteration if found else 0,
+            discard_up_to=keys.discard_up_to,
+        )
+    except OSError:
+        return []
+    return [Problem(key, f"loses training: {refusal.reason}", refusal.hint)] if refusal else []
 
 
 def _newest_whole(directory: Path) -> Checkpoint | None:

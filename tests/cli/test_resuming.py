@@ -155,3 +155,19 @@ def test_differences_are_in_the_json_too(workplace: Path, run_file: Path) -> Non
     assert (mistake["key"], mistake["file"], mistake["line"]) == ("optimizer.lr", str(run_file), line)
     assert mistake["reason"].startswith("differs from 0.001 of the checkpoint")
     assert mistake["hint"].endswith("else set it to 0.001")
+
+
+def test_training_that_would_be_given_up_is_named_before_the_job_queues(
+    workplace: Path, run_file: Path
+) -> None:
+    (workplace / "run/checkpoints").rename(workplace / "away")
+    event = {"event": "checkpoint", "iteration": 10, "path": f"{workplace}/run/checkpoints/iter_0000010"}
+    (workplace / "run/metrics.jsonl").write_text(json.dumps(event) + "\n")
+    found = validated(run_file)
+    assert found.status == 2
+    assert f"paths.run_dir = run loses training: {workplace}/run/checkpoints holds no valid" in found.stderr
+    assert "write checkpoint.discard_up_to: 10, or name another run_dir" in found.stderr
+    assert validated(run_file, "checkpoint.discard_up_to=9").status == 2
+    assert validated(run_file, "checkpoint.discard_up_to=10").status == 0
+    # What this machine does not see, the trainer will.
+    assert validated(run_file, "checkpoint.save=/not/mounted/here").status == 0

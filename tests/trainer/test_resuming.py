@@ -158,7 +158,7 @@ def test_a_run_that_saved_once_never_starts_from_zero(config: dict[str, Any], st
     second = run(config)
     assert second.statuses == (2,)
     assert "iter_0000001" in second.log
-    assert "none that is whole is left" in second.log
+    assert "write checkpoint.discard_up_to: 1, or name another run_dir" in second.log
     assert second.steps == first.steps
     assert not (second.directory / "DONE").exists()
 

@@ -1,7 +1,7 @@
 """Finds the newest checkpoint that is whole, and fills the state of all ranks from it.
 
-Broken ones are passed over, one line each, back to the newest that is as it was written. A directory that
-ever held a checkpoint never leads to random weights: when none is left, the run does not start.
+Broken ones are passed over, one line each, back to the newest that is as it was written. A run that has saved training
+never begins before it: when no checkpoint of it is left, the run does not start (`trainer.evidence`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer import checkpoint_files, hyperparameters, lock, megatron_lm, storage
+from trainer import checkpoint_files, evidence, hyperparameters, lock, megatron_lm, storage
 from trainer.checkpoint import reading, unpickling
 from trainer.checkpoint import state as contents
 from trainer.checkpoint_files import COMMON, FORMAT, METADATA, STARTED, TRACKER, Checkpoint
@@ -67,8 +67,8 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
     checkpoints are renamed. In checkpoint.load nothing is touched.
 
     Raises:
-        TrainerError: there were checkpoints, and none is whole; the storage refuses what is needed; or the newest is
-            of another model or of other hyperparameters.
+        TrainerError: the run has saved training, and no checkpoint of it is whole; the storage refuses what is needed;
+            or the newest is of another model or of other hyperparameters.
         RunDirectoryBusyError: another process saves in `own`.
     """
     at_rank_0(lambda: _take_possession(own), own, "locked")
@@ -78,12 +78,8 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
         if refused := at_rank_0(lambda: _correct_tracker(found), own):
             log.line(refused)
         return _source(found, config, passed_over, weights_only=False)
-    if at_rank_0(lambda: checkpoint_files.ever_held_one(own), own):
-        raise _everywhere(
-            f"{own} held checkpoints, and none that is whole is left; put one back, or move the directory away to "
-            "start from the beginning"
-        )
     if config.checkpoint.load is None:
+        _check_evidence(own, config, begins_at=0)
         return None
     found, passed_over = _newest_whole(Path(config.checkpoint.load), log, beat, is_own=False)
     if found is None:
@@ -91,7 +87,22 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
             f"checkpoint.load = {config.checkpoint.load!r} holds no checkpoint that is whole: name a directory of "
             "checkpoints, or leave it out to start from random weights"
         )
-    return _source(found, config, passed_over, weights_only=config.checkpoint.finetune)
+    weights_only = config.checkpoint.finetune
+    _check_evidence(own, config, begins_at=0 if weights_only else found.iteration)
+    return _source(found, config, passed_over, weights_only=weights_only)
+
+
+def _check_evidence(own: Path, config: TrainerConfig, *, begins_at: int) -> None:
+    """Raises TrainerError on all ranks when the run would begin before training that it has saved."""
+
+    def refusal() -> evidence.Refusal | None:
+        keys = config.checkpoint
+        return evidence.refusal(
+            Path(config.run_dir), own, keys.load, begins_at=begins_at, discard_up_to=keys.discard_up_to
+        )
+
+    if reason := at_rank_0(refusal, own):
+        raise _everywhere(str(reason))
 
 
 def _source(
