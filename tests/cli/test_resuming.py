@@ -123,20 +123,20 @@ def test_weights_alone_have_no_hyperparameters(workplace: Path, run_file: Path) 
 
 def test_the_newest_whole_one_counts(workplace: Path, run_file: Path) -> None:
     (workplace / "run/checkpoints/iter_0000010/__0_0.distcp").write_bytes(b"cut")
-    assert "run/checkpoints/iter_0000005;" in validated(run_file, "optimizer.lr=2e-3").stderr
+    assert "run/checkpoints/iter_0000005;" in validated(run_file, "optimizer.lr=2e-3", "checkpoint.discard_up_to=10").stderr
 
 
 def test_what_cannot_be_compared_is_left_to_the_trainer(workplace: Path, run_file: Path) -> None:
     checkpoints = workplace / "run/checkpoints"
     for path in checkpoint_files.list_paths(checkpoints):
         (path / COMPLETE).unlink()
-    assert validated(run_file, "optimizer.lr=2e-3").status == 0
+    assert validated(run_file, "optimizer.lr=2e-3", "checkpoint.discard_up_to=10").status == 0
     (checkpoints / "iter_0000010" / STARTED).unlink()  # as Megatron-LM's
     assert (checkpoints / "iter_0000010" / METADATA).exists()
-    assert validated(run_file, "optimizer.lr=2e-3").status == 0
+    assert validated(run_file, "optimizer.lr=2e-3", "checkpoint.discard_up_to=10").status == 0
     shutil.rmtree(checkpoints)
     checkpoints.write_text("no directory")
-    assert validated(run_file, "optimizer.lr=2e-3").status == 0
+    assert validated(run_file, "optimizer.lr=2e-3", "checkpoint.discard_up_to=10").status == 0
 
 
 def test_a_run_that_is_done_has_nothing_to_refuse(workplace: Path, run_file: Path) -> None:
