@@ -15,7 +15,7 @@ class Exit(enum.IntEnum):
     REFUSED = 2
     """The configuration, the data, the ranks or a checkpoint are not what the run needs."""
     NOT_FINITE = 3
-    """The loss or the gradient norm is not a number."""
+    """The loss, the gradient norm or what a checkpoint would hold is not finite."""
     HUNG = 4
     """Nothing moved for the timeout; the stacks are in the run directory."""
     LOST_PEERS = 5
@@ -48,7 +48,7 @@ class RunDirectoryBusyError(TrainerError):
 
 
 class NonFiniteError(TrainerError):
-    """The loss or the gradient norm is not a number."""
+    """The loss, the gradient norm or what a checkpoint would hold is not finite."""
 
     exit_code = Exit.NOT_FINITE
     is_everywhere = True

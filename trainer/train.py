@@ -26,7 +26,7 @@ from trainer.batch_size import batch_size_at, covering
 from trainer.config import ConfigError, TrainerConfig
 from trainer.data import num_microbatches, reads_samples
 from trainer.datasets import build_datasets
-from trainer.errors import NotSavedError, TrainerError
+from trainer.errors import TrainerError
 from trainer.hang import keep_flight_records
 from trainer.heartbeat import Heartbeat
 from trainer.instruments import Instruments
@@ -183,7 +183,7 @@ def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:
     """Completes what was being saved when the run failed; should that fail too, the first failure is the reason."""
     try:
         checkpoints.finish()
-    except NotSavedError as error:
+    except TrainerError as error:
         log.line(str(error))
 
 

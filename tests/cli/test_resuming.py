@@ -123,7 +123,7 @@ def test_weights_alone_have_no_hyperparameters(workplace: Path, run_file: Path) 
 
 def test_the_newest_whole_one_counts(workplace: Path, run_file: Path) -> None:
     (workplace / "run/checkpoints/iter_0000010/__0_0.distcp").write_bytes(b"cut")
-    assert "run/checkpoints/iter_0000005;" in validated(run_file, "optimizer.lr=2e-3", "checkpoint.discard_up_to=10").stderr
+    assert "run/checkpoints/iter_0000005;" in validated(run_file, "optimizer.lr=2e-3").stderr
 
 
 def test_what_cannot_be_compared_is_left_to_the_trainer(workplace: Path, run_file: Path) -> None:

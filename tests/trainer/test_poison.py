@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -10,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.trainer.runs import ROOT, environment, free_port, run
+from tests.trainer.runs import ROOT, environment, finished, free_port, run
+from trainer import checkpoint_files
+from trainer.checkpoint_files import COMPLETE, list_checkpoints
 from trainer.spikes import FEWEST, WINDOW, SpikeWatch
 
 LAYERS = '''
@@ -107,6 +112,82 @@ def test_a_rank_that_computes_nan_ends_the_run_and_its_step_is_not_saved(
     assert [step[0] for step in result.steps] == [1, 2, 3]
     assert not (result.checkpoints / "iter_0000004").exists()
     assert not (result.directory / "DONE").exists()
+
+
+UPDATE = '''
+import dataclasses, itertools, math, os, torch
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+class Layer(TransformerLayer):
+    """A mask among its buffers is infinite on purpose."""
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.register_buffer("mask", torch.full((4, 4), -math.inf))
+
+updates = itertools.count(1)
+
+def poison(optimizer, *_):
+    """The update of step 4 leaves one number that is none, in the share of rank 1."""
+    if next(updates) == 4 and os.environ["RANK"] == "1":
+        optimizer.param_groups[0]["params"][0].data.view(-1)[0] = math.nan
+
+if "POISONED" in os.environ:
+    register_optimizer_step_post_hook(poison)
+
+def layers(core, vp_stage, usual):
+    specs = [dataclasses.replace(layer, module=Layer) for layer in usual.layer_specs]
+    return dataclasses.replace(usual, layer_specs=specs)
+'''
+
+
+@pytest.mark.parametrize("train_iters", [4, 6])
+def test_a_checkpoint_with_nan_is_never_complete(
+    train_iters: int, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "layers.py").write_text(UPDATE)
+    config["world_size"] = 2
+    config["model"]["layer_spec"] = f"{tmp_path}/layers.py:layers"
+    config["training"]["train_iters"] = train_iters
+    config["checkpoint"] = {"save_interval": 2, "keep_last": 1}
+    monkeypatch.setenv("POISONED", "1")
+    result = run(config)
+    assert result.statuses == (3, 3), result.log
+    said = r"a checkpoint would hold numbers that are not finite: rank \d on \S+: 1 of [\d,]+ numbers of \S+ are not"
+    assert re.search(said, result.log), result.log
+    if train_iters == 4:  # else the loss of the next step comes first
+        assert re.search(said, (result.directory / "FAILED").read_text())
+    assert "Traceback" not in result.log
+    [complete] = [path for path in list_checkpoints(result.checkpoints) if path.is_complete]
+    assert complete.iteration == 2
+    monkeypatch.delenv("POISONED")
+    assert "continues from" in finished(config).log
+
+
+def test_a_checkpoint_that_holds_nan_is_named_when_it_is_loaded(config: dict[str, Any]) -> None:
+    config["optimizer"]["lr_decay_iters"] = 8
+    path = finished(config).checkpoints / "iter_0000006"
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    name = "optimizer.state.param.decoder.final_layernorm.weight"  # fp32: the weight itself, loaded last
+    place = next(where for what, where in metadata.storage_data.items() if what.fqn == name)
+    file = path / place.relative_path
+    data = bytearray(file.read_bytes())
+    values, changed = torch.load(io.BytesIO(data[place.offset :][: place.length])), io.BytesIO()
+    values[0] = torch.nan
+    torch.save(values, changed)
+    data[place.offset : place.offset + place.length] = changed.getvalue()
+    file.write_bytes(data)
+    record = checkpoint_files.read_record(path)
+    record["files"][file.name] = checkpoint_files.describe_file(file)
+    (path / COMPLETE).write_text(checkpoint_files.record_text(record))
+    config["training"]["train_iters"] = 8
+    result = run(config)
+    assert result.statuses == (3,), result.log
+    assert f"{path} is as it was written, and holds numbers that are not finite: rank 0 on " in result.log
+    assert (
+        "decoder.final_layernorm.weight; rename it, for example to iter_0000006.bad, to go on from the one before"
+        in result.log
+    )
 
 
 def watch(*losses: float, factor: float | None = 2.0, allowance: int = 0) -> SpikeWatch:

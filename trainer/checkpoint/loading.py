@@ -213,6 +213,7 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
     The learning rates, betas and weight decay of the configuration win over those of the checkpoint.
 
     Raises:
+        NonFiniteError: on all ranks, when it holds numbers that are not finite.
         TrainerError: it cannot be loaded. That is no reason to take an older one: it is as it was written. Or the
             storage refuses a file of it, which may pass.
         RuntimeError: as gloo, NCCL, the store and CUDA raise it: another rank is gone, or the memory is full.
@@ -239,7 +240,9 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
         )
         raised.is_everywhere = isinstance(error, CheckpointException)
         raise raised from error
-    if absent:
+    if not absent:
+        contents.check_loaded(state, source.path)
+    else:
         raise _everywhere(f"{source.path} is of another model: it has no {', '.join(sorted(absent)[:SHOWN])}")
 
 

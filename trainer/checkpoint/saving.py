@@ -24,11 +24,11 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from trainer import checkpoint_files, hyperparameters, megatron_lm, storage
 from trainer.checkpoint import state as contents
 from trainer.checkpoint.planning import Plan, plan_save
-from trainer.checkpoint.writer import HostBuffer, Writing, Written
+from trainer.checkpoint.writer import HostBuffer, NotFiniteError, Writing, Written
 from trainer.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
 from trainer.config import CheckpointConfig, TrainerConfig, to_dict
 from trainer.distributed import from_rank_0
-from trainer.errors import NotSavedError
+from trainer.errors import NotSavedError, TrainerError
 from trainer.logging import Log
 from trainer.run_directory import publish, sync_directory
 from trainer.step import TrainingState, Vote
@@ -119,6 +119,7 @@ class Checkpoints:
         """Completes the save in progress when, by the step's `vote`, all ranks have written.
 
         Raises:
+            NonFiniteError: on all ranks, when what was to be saved is not finite; the checkpoints before it stay.
             NotSavedError: on all ranks, as soon as one could not write; the checkpoints before it stay. Once, when
                 the reason may pass, a save `is_owed` in place of it.
         """
@@ -133,6 +134,7 @@ class Checkpoints:
         """Starts a save of the state as it is, after the one in progress; completes it too if `wait`.
 
         Raises:
+            NonFiniteError: on all ranks, when what was to be saved is not finite.
             NotSavedError: on all ranks, when this save or the one in progress cannot be written, nor once more when
                 the reason may pass.
         """
@@ -173,6 +175,7 @@ class Checkpoints:
         """Completes the save in progress, if there is one.
 
         Raises:
+            NonFiniteError: on all ranks, when what was to be saved is not finite.
             NotSavedError: on all ranks, when it cannot be written.
         """
         if self._save is not None:
@@ -189,7 +192,9 @@ class Checkpoints:
         plan = plan_save(weights | optimizer | common, path, self._groups, is_first=self._is_first)
         self._is_first = False
         planned = time.perf_counter()
-        writing = Writing(self._buffer.copy(plan.take_buckets()))
+        buckets = plan.take_buckets()
+        unchecked = contents.buffer_names(state, buckets)
+        writing = Writing(self._buffer.copy(buckets), unchecked)
         stall_s = {"planning": planned - started, "copying": time.perf_counter() - planned}
         return _Save(
             path, state.iteration, _record(state, self._config, self._versions), plan, writing, stall_s
@@ -224,7 +229,7 @@ class Checkpoints:
         self._save = None
         try:
             written = _gather(save.writing)
-        except NotSavedError:
+        except TrainerError:
             save.writing.discard()
             raise
         refused = from_rank_0(lambda: _reporting(lambda: _publish(save, written)))
@@ -305,12 +310,18 @@ def _gather(writing: Writing) -> list[Written]:
     """What all ranks wrote, on rank 0; nothing elsewhere.
 
     Raises:
+        NonFiniteError: on all ranks, naming the first one that had numbers to write that are not finite.
         NotSavedError: on all ranks, naming the first that failed.
     """
     world_size = torch.distributed.get_world_size()
     error = writing.error
     failures: list[tuple[str, bool] | None] = [None] * world_size
     torch.distributed.all_gather_object(failures, error and (_failure(error), storage.is_final(error)))
+    contents.raise_not_finite(
+        str(error) if isinstance(error, NotFiniteError) else None,
+        "a checkpoint would hold numbers that are not finite",
+        "it is not kept, and the complete ones before it stay",
+    )
     failed = [failure for failure in failures if failure is not None]
     if failed:
         message, is_final = failed[0]

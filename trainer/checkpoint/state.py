@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import unwrap_model
@@ -11,7 +15,9 @@ from megatron.core.utils import unwrap_model
 from trainer import parameter_groups
 from trainer.checkpoint import optimizer_state
 from trainer.checkpoint.unpickling import checked_extra_state
+from trainer.checkpoint.writer import Bucket, not_finite
 from trainer.checkpoint_files import MARK
+from trainer.errors import NonFiniteError
 from trainer.step import TrainingState
 
 CHECKPOINT_VERSION = 3.0
@@ -70,6 +76,51 @@ def common_state(state: TrainingState, metadata: dict[str, Any]) -> dict[str, An
         "consumed_samples": state.consumed_samples,
         "spikes": state.spikes.state_dict(),
     }
+
+
+def buffer_names(state: TrainingState, buckets: list[Bucket]) -> frozenset[str]:
+    """Names of the tensors to be saved that are a module's buffers: a mask may well hold infinities."""
+    buffers = {buffer.data_ptr() for chunk in state.model for buffer in chunk.module.buffers()}
+    return frozenset(
+        item.index.fqn
+        for _, _, (_, tensors) in buckets
+        for item, tensor in tensors
+        if tensor.data_ptr() in buffers
+    )
+
+
+def check_loaded(state: TrainingState, path: Path) -> None:
+    """Checks that the weights and the optimizer's state, as loaded from the checkpoint `path`, are finite.
+
+    Raises:
+        NonFiniteError: on all ranks.
+    """
+    bad = next((name for name, tensor in _trained(state) if not_finite(tensor)), None)
+    raise_not_finite(
+        bad,
+        f"{path} is as it was written, and holds numbers that are not finite",
+        f"rename it, for example to {path.name}.bad, to go on from the one before it",
+    )
+
+
+def raise_not_finite(what: str | None, problem: str, consequence: str) -> None:
+    """Raises NonFiniteError on all ranks when any of them has `what`, where it is not finite."""
+    found: list[str | None] = [None] * torch.distributed.get_world_size()
+    here = what and f"rank {torch.distributed.get_rank()} on {socket.gethostname()}: {what}"
+    torch.distributed.all_gather_object(found, here)
+    if named := [each for each in found if each]:
+        others = f" (and on {len(named) - 1} other ranks)" if len(named) > 1 else ""
+        raise NonFiniteError(f"{problem}: {named[0]}{others}; {consequence}")
+
+
+def _trained(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
+    """What training changes on this rank."""
+    for chunk in state.model:
+        yield from chunk.named_parameters()
+    for part in getattr(state.optimizer, "chained_optimizers", (state.optimizer,)):
+        yield from (("the optimizer's fp32 weights", weight) for weight in part.get_parameters())
+        for moments in part.optimizer.state.values():
+            yield from ((f"the optimizer's {name}", m) for name, m in moments.items() if torch.is_tensor(m))
 
 
 def staged_bytes(state: TrainingState, groups: ProcessGroupCollection) -> int:

@@ -12,6 +12,7 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,18 @@ ALIGNMENT = 512
 
 SYNC_EVERY = 2**30
 """Bytes of a file after which they are sent to the disk: all at the end would look like storage that hangs."""
+
+
+class NotFiniteError(ValueError):
+    """A tensor that was to be written holds numbers that are not finite; the message names it."""
+
+
+def not_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds NaN or an infinity, in one pass: `aminmax` propagates NaN. FP8 is not looked at."""
+    if not tensor.is_floating_point() or tensor.element_size() == 1 or tensor.numel() == 0:
+        return False
+    return not bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+
 
 Bucket = tuple[str, str, tuple[list[tuple[WriteItem, Any]], list[tuple[WriteItem, torch.Tensor]]]]
 """What Core's writer makes of one file: its path, its name, and the objects and tensors in it."""
@@ -122,8 +135,9 @@ class Written:
 class Writing:
     """The background write of one rank's files: done, or failed, when `is_done`."""
 
-    def __init__(self, buckets: list[Bucket]) -> None:
-        self._buckets = buckets
+    def __init__(self, buckets: list[Bucket], unchecked: Collection[str] = ()) -> None:
+        """Tensors but those named in `unchecked` must be finite: else `error` is a NotFiniteError."""
+        self._buckets, self._unchecked = buckets, unchecked
         self._streams: list[_HashedFile] = []
         self._outcome: Written | None = None
         self.error: BaseException | None = None
@@ -171,13 +185,22 @@ class Writing:
             with Path(path).open("wb") as file:
                 stream = _HashedFile(file)
                 self._streams.append(stream)
-                results = [_write_item(stream, name, item, data) for item, data in (*objects, *tensors)]
+                results = []
+                for item, data in (*objects, *tensors):
+                    self._check(item.index.fqn, data)
+                    results.append(_write_item(stream, name, item, data))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             error.filename = path
             raise
         return name, stream.entry(), results
+
+    def _check(self, name: str, data: Any) -> None:
+        # Here, and not before the copy: training does not wait for it.
+        if isinstance(data, torch.Tensor) and name not in self._unchecked and not_finite(data):
+            count = data.numel() - int(data.isfinite().sum())
+            raise NotFiniteError(f"{count:,} of {data.numel():,} numbers of {name} are not finite")
 
 
 def _write_item(stream: _HashedFile, name: str, item: WriteItem, data: Any) -> WriteResult:
