@@ -6,6 +6,7 @@ and loads their tensors is `trainer.checkpoint`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from trainer import record_shape
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """Names the newest complete checkpoint to Megatron-LM. Here it is only written: `COMPLETE` is what counts."""
@@ -180,7 +183,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """What COMPLETE in the checkpoint `path` holds.
 
     Raises:
-        RecordError: it is missing, or its text is not what was written.
+        RecordError: it is missing, its text is not what was written, or a value has a type that no record has.
         OSError: it cannot be read.
     """
     try:
@@ -195,6 +198,8 @@ def read_record(path: Path) -> dict[str, Any]:
         raise RecordError(f"{COMPLETE} is not JSON ({error})") from None
     if not isinstance(record, dict) or record.pop("checksum", None) != _checksum(record):
         raise RecordError(f"{COMPLETE} is not as it was written: its checksum differs")
+    if reason := record_shape.problem(record, FORMAT):
+        raise RecordError(f"{COMPLETE} is no record of this trainer: {reason}")
     return record
 
 
@@ -323,9 +328,12 @@ def remove(path: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Ends the removals in `directory` that were cut off."""
+    """Removes what a save or a removal that was cut off left in `directory`, which this process has locked."""
     for hidden in directory.glob(f".iter_*{_REMOVING}"):
         shutil.rmtree(hidden, ignore_errors=True)
+    for unpublished in directory.glob(f".{TRACKER}.*"):
+        with contextlib.suppress(OSError):
+            unpublished.unlink()
 
 
 def set_aside(path: Path) -> Path:

@@ -144,6 +144,49 @@ def test_a_later_format_is_said_to_be_one(tmp_path: Path) -> None:
     assert states(tmp_path) == {100: ("complete", "the newest")}
 
 
+FILE = {"bytes": 1, "sha256": "0" * 64}
+CONFIGURED = {"seq_length": 8, "train_iters": 8, "global_batch_size": 8, "micro_batch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"files": None}, "files is None, not an object"),
+        ({"files": []}, "files is [], not an object"),
+        ({"files": {"x": 3}}, "files['x'] is 3, not an object"),
+        ({"files": {"x": {}}}, "files['x'].bytes is None, not a whole number of at least 0"),
+        ({"files": {"x": FILE | {"bytes": -1}}}, "files['x'].bytes is -1, not a whole number of at least 0"),
+        ({"files": {"../x": FILE}}, "files names '../x', which is no file of a checkpoint"),
+        ({"time": "x"}, "time is 'x', not a time in Unix seconds"),
+        ({"time": 1e300}, "time is 1e+300, not a time in Unix seconds"),
+        ({"time": float("nan")}, "time is nan, not a time in Unix seconds"),
+        ({"world_size": True}, "world_size is True, not a whole number of at least 0"),
+        ({"format": None}, "format is None, not a whole number of at least 0"),
+        ({"model": None}, "model is None, not an object"),
+        ({"model": {}}, "model.seq_length is None, not a whole number of at least 0"),
+        ({"training": CONFIGURED | {"rampup_batch_size": 3}}, "training.rampup_batch_size is 3, not a list"),
+        ({"layout": 3}, "layout is 3, not an object"),
+        ({"consumed_samples": 10**4000}, f"consumed_samples is {str(10**4000)[:37]}..., not a whole"),
+        ({"versions": {"torch": []}}, "versions.torch is [], not text"),
+        ({"data": {"datasets": [3]}}, "data.datasets[...] is 3, not an object"),
+    ],
+)
+def test_a_record_of_odd_values_is_damaged_and_the_others_are_as_they_are(
+    record: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, 700)
+    odd = write_checkpoint(tmp_path, 800, **record)
+    assert states(tmp_path) == {800: ("damaged", "not complete"), 700: ("complete", "the newest")}
+    assert (
+        f"    COMPLETE is no record of this trainer: {reason}"
+        in hpcgen("checkpoint", "list", tmp_path).stdout
+    )
+    for options in ((), ("--json",), ("--verify",)):
+        ended = hpcgen("checkpoint", "inspect", odd, *options)
+        assert (ended.status, ended.stderr) == (1, "")
+        assert json.dumps(reason)[1:-1] in ended.stdout
+
+
 class _Planted:
     """A pickle that runs a command where it is loaded as pickle loads."""
 

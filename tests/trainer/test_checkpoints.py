@@ -180,6 +180,15 @@ def test_a_second_broken_one_of_the_same_name_is_kept_too(saved: Saved, tmp_path
         assert (directory / f"iter_0000006.broken{suffix}").is_dir()
 
 
+def test_a_tracker_that_was_never_published_is_swept(saved: Saved, tmp_path: Path) -> None:
+    directory = saved.copy(tmp_path / "checkpoints")
+    left = directory / f".{TRACKER}.ndv5-001.4711"
+    left.write_text("6")
+    saved.find(directory)
+    assert not left.exists()
+    assert (directory / TRACKER).read_text() == "6"
+
+
 def test_the_directory_to_start_from_is_left_as_it_is(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "there")
     lose(directory / "iter_0000006" / ".metadata", random.Random(0))
