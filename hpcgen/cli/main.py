@@ -12,6 +12,7 @@ import click
 from hpcgen.cli.lazy import LazyGroup
 from hpcgen.errors import HpcgenError, JobFailed
 from hpcgen.version import __version__
+from hpcgen.wording import harmless
 
 COMMANDS = {
     "init": "hpcgen.cli.init",
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except HpcgenError as error:
         messages = error.mistakes
         for message in messages:
-            click.secho(message, fg="red", err=True, color=color)
+            click.secho(harmless(message, keep="\n\t"), fg="red", err=True, color=color)
         if len(messages) > 1:
             click.echo(f"{len(messages)} mistakes; nothing was written or submitted", err=True)
         sys.exit(2)

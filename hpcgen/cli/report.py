@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.options import write_output
+from hpcgen.wording import harmless
 
 if TYPE_CHECKING:
     from hpcgen.report.run import Run
@@ -70,8 +71,8 @@ def _show(label: str, run: Run, summary: Summary) -> None:
     )
     of = f" of {summary.train_iters:,}" if summary.train_iters else ""
     click.echo(
-        f"{click.style(label, bold=True)}: {click.style(summary.state, fg=colour)}, "
-        f"iteration {summary.iteration:,}{of}" + (f": {summary.word}" if summary.word else "")
+        f"{click.style(harmless(label), bold=True)}: {click.style(summary.state, fg=colour)}, "
+        f"iteration {summary.iteration:,}{of}" + (f": {harmless(summary.word)}" if summary.word else "")
     )
     losses = {
         int(iteration): float(loss)
@@ -79,7 +80,7 @@ def _show(label: str, run: Run, summary: Summary) -> None:
         if loss == loss
     }
     latest = {
-        str(event.get("split")): {event["iteration"]: loss}
+        harmless(str(event.get("split"))): {event["iteration"]: loss}
         for event in run.history.evaluations
         if (loss := number_or_none(event.get("loss"))) is not None
     }

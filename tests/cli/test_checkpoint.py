@@ -378,3 +378,20 @@ def test_paths_are_completed(run: Path) -> None:
         [sys.executable, "-m", "hpcgen"], env=environment, capture_output=True, text=True, check=True
     )
     assert completed.stdout.split() == [f"plain,{run}/checkpoints/iter_0000700"]
+
+
+HOSTILE = "\x1b]0;owned\x07\u2028\nsize        1 B\u202e"
+SPELLED = r"\x1b]0;owned\x07\u2028\nsize        1 B\u202e"
+
+
+def test_what_a_checkpoint_says_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 800, versions={HOSTILE: "1"}, precision=HOSTILE)
+    started = write_checkpoint(tmp_path, 900)
+    (started / STARTED).write_text(HOSTILE)
+    (started / COMPLETE).unlink()
+    (tmp_path / TRACKER).unlink()
+    for arguments in (("inspect", path), ("list", tmp_path)):
+        ended = hpcgen("checkpoint", *arguments)
+        assert SPELLED in ended.stdout
+        assert not set("\x1b\x07\u202e\u2028") & set(ended.stdout + ended.stderr)
+        assert "\nsize        1 B" not in ended.stdout

@@ -205,6 +205,16 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert [tag for tag, _ in page.tags if tag in ("script", "img")] == ["script", "script"]
 
 
+def test_what_a_run_says_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    hostile = "a\x1b]0;owned\x07\u202eb"
+    evaluation = {"event": "evaluation", "iteration": 3, "time": 1.0, "split": hostile, "loss": 2.0}
+    run = write_run(tmp_path / "run", [start(name=hostile), *steps(1, 3), evaluation], hostile)
+    (run / "FAILED").write_text(f"{hostile}\n")
+    shown = hpcgen("report", run).stdout
+    assert shown.count(r"a\x1b]0;owned\x07\u202eb") == 3
+    assert not set("\x1b\x07\u202e") & set(shown)
+
+
 def test_half_a_million_steps_fit_into_a_small_file_with_their_extremes(tmp_path: Path) -> None:
     count = 500_000
     loss = np.full(count, 2.0)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cli.command import hpcgen
 from tests.trainer.runs import GPT, Run, finished, gpt_config, run
 from trainer import checkpoint_files, checkpoint_index
 from trainer.checkpoint import unpickling
@@ -126,6 +127,18 @@ def test_the_index_names_files_of_its_own_directory(saved: Run) -> None:
     next(iter(metadata.storage_data.values())).relative_path = "../elsewhere"
     with pytest.raises(ValueError, match=r"'\.\./elsewhere' is no name of a file in the checkpoint"):
         checkpoint_index.parse(pickle.dumps(metadata))
+
+
+def test_the_name_of_a_tensor_does_not_steer_the_terminal(saved: Run, tmp_path: Path) -> None:
+    path = tmp_path / "iter_0000002"
+    shutil.copytree(saved.checkpoints / path.name, path)
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    tensors = metadata.state_dict_metadata
+    tensors["\x1b[2Ja\nb"] = tensors.pop("decoder.final_layernorm.weight")
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    shown = hpcgen("checkpoint", "inspect", path, "--tensors").stdout
+    assert "\\x1b[2Ja\\nb " in shown
+    assert "\x1b" not in shown
 
 
 def test_what_is_read_of_the_index_is_what_torch_reads(saved: Run) -> None:

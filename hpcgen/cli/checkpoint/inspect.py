@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.checkpoint.paths import path_argument
+from hpcgen.wording import harmless
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.index import Tensor
@@ -70,7 +71,7 @@ def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json
         click.echo(json.dumps(_inspection_json(checkpoint, problems, found, verify, tensors), indent=1))
     else:
         for title, text in _lines(checkpoint, size_of(checkpoint)):
-            click.echo(f"{click.style(f'{title:<12}', bold=True)}{text}")
+            click.echo(f"{click.style(f'{title:<12}', bold=True)}{harmless(text)}")
         if tensors:
             _print_tensors(found)
         _print_problems(checkpoint, problems, verify)
@@ -162,17 +163,18 @@ def _data(data: dict[str, Any]) -> str:
 
 def _print_tensors(found: Sequence[Tensor]) -> None:
     weights = sum(tensor.elements for tensor in found if tensor.is_weight)
-    width = max((len(tensor.name) for tensor in found), default=0)
-    for tensor in found:
+    names = [harmless(tensor.name) for tensor in found]
+    width = max(map(len, names), default=0)
+    for name, tensor in zip(names, found, strict=True):
         shape = " x ".join(map(str, tensor.shape)) or "one number"
-        click.echo(f"{tensor.name:<{width}}  {tensor.dtype:<8}  {shape}")
+        click.echo(f"{name:<{width}}  {harmless(tensor.dtype):<8}  {shape}")
     click.echo(f"{len(found):,} tensors, {weights:,} weights", err=True)
 
 
 def _print_problems(checkpoint: Checkpoint, problems: Sequence[str], verify: bool) -> None:
     """What is wrong to stdout, as a finding; else in a word that nothing is."""
     for problem in problems[:SHOWN_PROBLEMS]:
-        click.secho(problem, fg="red")
+        click.secho(harmless(problem), fg="red")
     if len(problems) > SHOWN_PROBLEMS:
         click.echo(f"and {len(problems) - SHOWN_PROBLEMS} more (--json lists them all)")
     if not problems and checkpoint.record is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.checkpoint.paths import directory_argument
+from hpcgen.wording import harmless
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.listing import Entry
@@ -68,7 +69,7 @@ def _print_entries(entries: Sequence[Entry]) -> None:
     for entry, row in zip(entries, rows, strict=True):
         click.echo(_row(row, widths, COLOURS.get(entry.state)))
         if entry.problem is not None:
-            click.echo(f"    {entry.problem}")
+            click.echo(f"    {harmless(entry.problem)}")
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], state_colour: str | None = None) -> str:

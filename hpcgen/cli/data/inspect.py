@@ -12,6 +12,7 @@ import click
 
 from hpcgen.cli.data.pairs import read_pairs, run_file_option
 from hpcgen.errors import HpcgenError
+from hpcgen.wording import harmless
 
 if TYPE_CHECKING:
     from hpcgen.config.tokenizer import TokenizerConfig
@@ -133,16 +134,8 @@ def _show_document(document: Document, whole: bool) -> None:
         )
         return
     text = document.text if whole else document.text[:SHOWN_CHARACTERS]
-    click.echo(_harmless(text) + _rest(len(document.text) - len(text), "characters"))
+    click.echo(harmless(text, keep="\n\t") + _rest(len(document.text) - len(text), "characters"))
 
 
 def _rest(count: int, what: str) -> str:
     return click.style(f" ... and {count:,} more {what} (--whole)", dim=True) if count else ""
-
-
-def _harmless(text: str) -> str:
-    """The text with control characters spelled out: a document must not steer the terminal of its reader."""
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1]
-        for character in text
-    )
