@@ -164,10 +164,14 @@ def _is_marked(common: Path) -> bool:
         return False
 
 
-def newest_complete(directory: Path) -> int | None:
-    """The iteration of the newest complete checkpoint in `directory`, by its record alone; None without one."""
-    complete = (checkpoint.iteration for checkpoint in list_checkpoints(directory) if checkpoint.is_complete)
-    return next(complete, None)
+def newest_complete(directory: Path) -> Checkpoint | None:
+    """The newest complete checkpoint in `directory`, by its record alone; None without one.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    found = map(describe, list_paths(directory))
+    return next((checkpoint for checkpoint in found if checkpoint.is_complete), None)
 
 
 def tracked_iteration(directory: Path) -> int | None:

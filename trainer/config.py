@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import types
 import typing
@@ -385,6 +386,11 @@ def to_dict(config: Any) -> dict[str, Any]:
     """The plain data of a configuration, as `json.dumps` takes it and `from_dict` reads it back."""
     result: dict[str, Any] = dataclasses.asdict(config)
     return result
+
+
+def fingerprint(config: TrainerConfig) -> str:
+    """SHA-256 of every value of `config`: equal for a resolved configuration and what is read of its JSON."""
+    return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
 def from_dict(cls: type[T], document: Any, where: str) -> T:

@@ -89,7 +89,7 @@ def _of_checkpoints(directory: Path) -> Iterator[Evidence]:
 def _of_run(run_dir: Path, load: str | None) -> Iterator[Evidence]:
     done, metrics = run_dir / "DONE", run_dir / "metrics.jsonl"
     if done.exists():
-        text = done.read_text(encoding="utf-8", errors="replace").strip()
+        text = done.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         yield Evidence(
             int(text) if text.isdecimal() else 0, f"{done} says that iteration {text!r} was the last"
         )

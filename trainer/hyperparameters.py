@@ -92,6 +92,10 @@ NAMES = tuple(
 """The hyperparameters: what `checkpoint.changed` may name."""
 
 
+ANOTHER_RUN = "Name another run_dir for another experiment"
+"""What to do about a finished run that is in the way."""
+
+
 @dataclass(frozen=True)
 class Change:
     """A hyperparameter that differs from the checkpoint's."""
@@ -141,6 +145,47 @@ def check_changes(
     if unnamed:
         raise TrainerError(_unnamed(unnamed, config))
     return tuple(changes)
+
+
+def check_finished(
+    saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig, *, where: str, others: Sequence[str] = ()
+) -> None:
+    """Checks that the resolved `config` asks for what the finished run at `where` has done.
+
+    Nothing may differ but what is free, named in `checkpoint.changed` or not: there is no step left for a change to
+    act on. `others` are further differences, each a line such as "data.datasets: PAIR was rebuilt".
+
+    Raises:
+        TrainerError: something differs; one message lists all.
+    """
+    differing = [change for change in _differing(saved, sections(config)) if change.name not in FREE]
+    if not differing and not others:
+        return
+    found = "; ".join((*map(str, differing), *others))
+    message = f"{where} is finished, and this configuration asks for another run: {found}. {ANOTHER_RUN}"
+    if not any(change.name in _fixed(config) | OF_OPTIMIZER_STATE for change in differing):
+        changed = dict.fromkeys(
+            (*(change.name for change in differing), *(other.partition(":")[0] for other in others))
+        )
+        message += (
+            "; or, to train on with this configuration, set a larger train_iters and checkpoint.changed: "
+            f"[{', '.join(changed)}]"
+        )
+    raise TrainerError(message)
+
+
+def check_iteration(iteration: int, config: TrainerConfig) -> None:
+    """Checks that a run that goes on from `iteration` ends no earlier.
+
+    Raises:
+        TrainerError: train_iters is less.
+    """
+    last = config.training.train_iters
+    if iteration > last:
+        raise TrainerError(
+            f"it is of iteration {iteration}, and training.train_iters = {last} ends before it. Set train_iters to "
+            f"{iteration} or more; for a shorter run, name another run_dir"
+        )
 
 
 def earlier_reading(record: Mapping[str, Any] | None) -> TrainingConfig | None:

@@ -64,7 +64,7 @@ class RunDirectory:
 
     @property
     def done(self) -> Path:
-        """There when the run is complete; holds the last iteration."""
+        """There when the run is complete; holds the last iteration, then the fingerprint of the configuration."""
         return self.root / "DONE"
 
     @property

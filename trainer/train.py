@@ -14,16 +14,16 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer import (
     checkpoint,
-    checkpoint_files,
     cuda_graphs,
     distributed,
+    finished,
     hyperparameters,
     kernels,
     lock,
     rendezvous,
 )
 from trainer.batch_size import batch_size_at, covering
-from trainer.config import ConfigError, TrainerConfig
+from trainer.config import ConfigError, TrainerConfig, fingerprint
 from trainer.data import num_microbatches, reads_samples
 from trainer.datasets import build_datasets
 from trainer.errors import TrainerError
@@ -102,13 +102,12 @@ def _train(
 ) -> None:
     """What `train` does once the ranks have met."""
     last = config.training.train_iters
-    if distributed.from_rank_0(lambda: _open(run, last)):
+    if distributed.from_rank_0(lambda: _open(run, config)):
         log.line(f"{config.name}: iteration {last} is done, nothing to do")
-        _finish(run, last, last)
+        _finish(run, last, config)
         return
 
     source = checkpoint.find(run.checkpoints, config, log, lambda: watch.beat("start"))
-    distributed.from_rank_0(lambda: run.done.unlink(missing_ok=True))  # `find` takes it as evidence
     state = _build_state(config, groups, log)
     if source is not None:
         watch.beat("load")
@@ -120,6 +119,8 @@ def _train(
     timers = Timers(config.device)
     timers.attach(state.model, state.optimizer)
     places = gather_places(ranks, groups)
+    if ranks.rank == 0:
+        run.done.unlink(missing_ok=True)  # of a run that trains on; nothing can refuse it any more
     stragglers = StragglerWatch(timers, places, ranks.rank, config.device)
     metrics = Metrics(config, run, log, timers, state.iteration, ranks.rank == 0)
     metrics.start(state.iteration, places, source)
@@ -149,7 +150,7 @@ def _train(
     watch.beat("end")
     metrics.close()
     log.close()
-    _finish(run, state.iteration, last)
+    _finish(run, state.iteration, config)
 
 
 def _build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log) -> TrainingState:
@@ -187,21 +188,30 @@ def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:
         log.line(str(error))
 
 
-def _open(run: RunDirectory, last: int) -> bool:
-    """Makes the run directory and takes back earlier lives' marks. Returns whether the run was done."""
+def _open(run: RunDirectory, config: TrainerConfig) -> bool:
+    """Makes the run directory and removes the markers of earlier attempts, but not DONE. Returns whether it is done.
+
+    Raises:
+        TrainerError: the run is finished, and `config` asks for another one.
+        RunDirectoryBusyError: another process is training in it.
+    """
     run.root.mkdir(parents=True, exist_ok=True)
     busy = f"another process is training in {run.root}; wait for it, or name another run_dir"
     lock.hold(run.root / lock.RUN, busy)
-    is_done = run.done.exists() and checkpoint_files.newest_complete(run.checkpoints) == last
     for marker in (run.stopped, run.failed):
         marker.unlink(missing_ok=True)
+    is_done = finished.is_done(run, config)
     set_aside(run.stacks)
     return is_done
 
 
-def _finish(run: RunDirectory, iteration: int, last: int) -> None:
+def _finish(run: RunDirectory, iteration: int, config: TrainerConfig) -> None:
     """Marks what the run came to, once every rank is through."""
-    distributed.from_rank_0(lambda: publish(run.done if iteration >= last else run.stopped, f"{iteration}\n"))
+    if iteration >= config.training.train_iters:
+        marker, text = run.done, f"{iteration}\n{fingerprint(config)}\n"
+    else:
+        marker, text = run.stopped, f"{iteration}\n"
+    distributed.from_rank_0(lambda: publish(marker, text))
     distributed.finalize()
 
 

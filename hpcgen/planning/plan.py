@@ -25,6 +25,7 @@ from hpcgen.planning.resuming import (
     changed_hyperparameters,
     discarded_training,
     no_checkpoints,
+    nothing_to_do,
     proof_of_checkpoints,
 )
 from hpcgen.planning.stage import StagePlan, make_stage
@@ -91,6 +92,8 @@ def plan(
         warnings += environment_warnings(stage.name, run, stage.environment)
     if training is not None:
         warnings += training.warnings
+        if training.trainer is not None and "train" in ordered:
+            warnings += nothing_to_do(training.trainer)
     warnings = list(dict.fromkeys(warnings))
     return Plan(
         run=run,

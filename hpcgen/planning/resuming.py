@@ -16,7 +16,9 @@ from trainer import checkpoint_files, evidence
 from trainer.checkpoint_files import COMPLETE, FORMAT, TRACKER, Checkpoint
 from trainer.config import TrainerConfig
 from trainer.errors import TrainerError
-from trainer.hyperparameters import OF_OPTIMIZER_STATE, check_changes, sections
+from trainer.finished import last_checkpoint
+from trainer.hyperparameters import FREE, OF_OPTIMIZER_STATE, check_changes, sections
+from trainer.run_directory import RunDirectory
 
 
 def proof_of_checkpoints(load: str) -> str:
@@ -53,7 +55,19 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
         source = _source(trainer)
     except OSError:
         return []
-    return list(_problems(source, config, trainer)) if source else []
+    if source is None:
+        return []
+    return [*_early_end(source, trainer), *_problems(source, config, trainer)]
+
+
+def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
+    """A warning where the run is finished already; its configuration has passed `changed_hyperparameters`."""
+    try:
+        last = last_checkpoint(RunDirectory.of(trainer), trainer)
+    except OSError:
+        return []
+    reason = f"is reached: the run in {trainer.run_dir} is finished, and there is nothing to train"
+    return [Problem("training.train_iters", reason, "set more to train on")] if last else []
 
 
 @dataclass(frozen=True)
@@ -65,10 +79,19 @@ class _Source:
     key: str
     """Where its directory is named."""
     weights_only: bool
+    is_finished: bool = False
+    """Whether the run ended with it and `trainer` leaves nothing to train."""
 
 
 def _source(trainer: TrainerConfig) -> _Source | None:
-    """As trainer/checkpoint/loading.py finds it, by names and sizes: the hashes are left to the trainer."""
+    """As the trainer finds it (trainer/finished.py, trainer/checkpoint/loading.py), by names and sizes alone.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    if (last := last_checkpoint(RunDirectory.of(trainer), trainer)) is not None:
+        assert last.record is not None
+        return _Source(last.path, last.record, "paths.run_dir", weights_only=False, is_finished=True)
     load = trainer.checkpoint.load
     key, own = _own(trainer)
     directory, found = own, _newest_whole(own)
@@ -77,9 +100,6 @@ def _source(trainer: TrainerConfig) -> _Source | None:
         found = _newest_whole(directory)
     if found is None or found.record is None or found.record.get("format", FORMAT) > FORMAT:
         return None
-    is_done = directory is own and found.iteration == trainer.training.train_iters
-    if is_done and Path(trainer.run_dir, "DONE").exists():
-        return None  # the trainer has nothing to do, and ends before it looks
     is_loaded = directory is not own
     return _Source(found.path, found.record, key, is_loaded and trainer.checkpoint.finetune)
 
@@ -123,18 +143,30 @@ def _newest_whole(directory: Path) -> Checkpoint | None:
     return None
 
 
+def _early_end(source: _Source, trainer: TrainerConfig) -> Iterator[Problem]:
+    iteration = source.record["iteration"]
+    if not source.weights_only and iteration > trainer.training.train_iters:
+        reason = f"ends before iteration {iteration}, which the checkpoint {source.path} is of"
+        hint = f"use {iteration} or more; for a shorter run, name another paths.run_dir"
+        yield Problem("training.train_iters", reason, hint)
+
+
 def _problems(source: _Source, config: RunConfig, trainer: TrainerConfig) -> Iterator[Problem]:
     refused = [
         change for change in _differing(source.record, trainer) if _is_refused(change, trainer, source)
     ]
     misfits = [change for change in refused if _is_refused(change, trainer, source, weights_only=True)]
     named = (change.name for change in refused if change.name not in OF_OPTIMIZER_STATE)
-    names = ", ".join((*trainer.checkpoint.changed, *named))
+    names = ", ".join(dict.fromkeys((*trainer.checkpoint.changed, *named)))
     for change in misfits or refused:
         written = getattr(getattr(config, change.section), change.key)
         here = "" if written not in (None, ()) else f"comes to {show(change.after)}, which "
         back = f"set it to {show(change.before)}" if _is_short(change.before) else "set it back"
-        if misfits:
+        if source.is_finished:
+            hint = f"the run is finished: {back}, or name another paths.run_dir"
+            if not misfits and not any(each.name in OF_OPTIMIZER_STATE for each in refused):
+                hint += f"; to train on with it, set a larger training.train_iters and checkpoint.changed: [{names}]"
+        elif misfits:
             hint = f"it is another model: {back}, or name another {source.key}"
         elif change.name in OF_OPTIMIZER_STATE:
             hint = f"{back}, or take only the weights, with checkpoint.load and checkpoint.finetune: true"
@@ -175,6 +207,8 @@ def _is_refused(
     change: _Change, trainer: TrainerConfig, source: _Source, *, weights_only: bool = False
 ) -> bool:
     """The trainer's verdict on this key alone."""
+    if source.is_finished and not weights_only:
+        return change.name not in FREE
     try:
         check_changes(
             {change.section: {change.key: change.before}},

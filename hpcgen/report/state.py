@@ -21,7 +21,8 @@ SILENT_S = 900.0
 """A run that has written nothing for so long hangs, waits in the queue, or is gone: a collective may take 600 s."""
 SILENT_STEPS = 20.0
 """Nor is a run silent before so many of its steps would have fitted into the time."""
-_MARKERS: dict[str, State] = {"FAILED": "failed", "STOPPED": "stopped", "DONE": "done"}
+_MARKERS: dict[str, State] = {"DONE": "done", "FAILED": "failed", "STOPPED": "stopped"}
+"""DONE first: FAILED next to it is of an attempt that asked a finished run for something else."""
 
 
 def state_of(directory: Path, history: History, now: float) -> tuple[State, str]:

@@ -139,11 +139,68 @@ def test_what_cannot_be_compared_is_left_to_the_trainer(workplace: Path, run_fil
     assert validated(run_file, "optimizer.lr=2e-3", "checkpoint.discard_up_to=10").status == 0
 
 
-def test_a_run_that_is_done_has_nothing_to_refuse(workplace: Path, run_file: Path) -> None:
-    values = ("optimizer.lr=2e-3", "training.train_iters=10")
-    assert validated(run_file, *values).status == 2
+FINISHED = ("training.train_iters=10", "optimizer.lr_decay_iters=20", "optimizer.lr_warmup_iters=2")
+"""The configuration that the run has finished, where DONE says so: its checkpoints are of one with 20 steps."""
+
+
+@pytest.mark.parametrize(
+    "command", [("validate",), ("render", "train"), ("submit", "train", "--launcher", "local")]
+)
+def test_a_finished_run_does_not_answer_for_another_experiment(
+    workplace: Path, run_file: Path, command: tuple[str, ...]
+) -> None:
     (workplace / "run/DONE").write_text("10\n")
-    assert validated(run_file, *values).status == 0
+    options = [
+        word for value in (*FINISHED, "optimizer.lr=5e-2", "training.seed=7") for word in ("--set", value)
+    ]
+    # Naming them changes nothing: there is no step left to train with them.
+    named = "checkpoint.changed=[optimizer.lr, optimizer.min_lr]"
+    found = hpcgen(*command, "-c", run_file, *options, "--set", named)
+    assert (found.status, found.stdout) == (2, "")
+    assert found.stderr.splitlines()[0] == (
+        f"--set training.seed: training.seed = 7 differs from 1234 of the checkpoint "
+        f"{workplace}/run/checkpoints/iter_0000010; the run is finished: set it to 1234, or name another "
+        "paths.run_dir; to train on with it, set a larger training.train_iters and checkpoint.changed: "
+        "[optimizer.lr, optimizer.min_lr, training.seed]"
+    )
+    assert "--set optimizer.lr: optimizer.lr = 0.05 differs from 0.001 of the checkpoint" in found.stderr
+    assert not (workplace / "run/jobs").exists()
+
+
+def test_a_finished_run_of_another_model_is_refused(workplace: Path, run_file: Path) -> None:
+    (workplace / "run/DONE").write_text("10\n")
+    found = validated(run_file, *FINISHED, "model.ffn_hidden_size=128")
+    assert found.status == 2
+    assert found.stderr.splitlines()[0].endswith(
+        "the run is finished: set it to 256, or name another paths.run_dir"
+    )
+
+
+def test_a_finished_run_with_its_own_configuration_has_nothing_to_do(workplace: Path, run_file: Path) -> None:
+    (workplace / "run/DONE").write_text("10\n")
+    found = validated(run_file, *FINISHED)
+    assert found.status == 0
+    assert "training.train_iters = 10 is reached" in found.stderr
+
+
+def test_fewer_steps_than_are_done_are_refused(workplace: Path, run_file: Path) -> None:
+    values = ("training.train_iters=7", *FINISHED[1:])
+    for done in (False, True):
+        found = validated(run_file, *values)
+        assert found.status == 2
+        assert "training.train_iters = 7 ends before iteration 10" in found.stderr
+        if not done:
+            (workplace / "run/DONE").write_text("10\n")
+
+
+def test_a_finished_run_whose_checkpoints_are_gone_is_refused(workplace: Path, run_file: Path) -> None:
+    (workplace / "run/DONE").write_text("10\n")
+    (workplace / "run/checkpoints").rename(workplace / "archived")
+    found = validated(run_file, *FINISHED)
+    assert found.status == 2
+    assert "holds no valid checkpoint" in found.stderr
+    assert f"{workplace}/run/DONE says that iteration '10' was the last" in found.stderr
+    assert validated(run_file, "checkpoint.load=archived").status == 0  # trains on from the archive
 
 
 def test_differences_are_in_the_json_too(workplace: Path, run_file: Path) -> None:

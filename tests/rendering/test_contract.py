@@ -211,7 +211,8 @@ def test_every_part_is_missed_and_its_block_named(
 
 
 def test_the_check_of_done_stands_before_the_launch(found: Callable[[Change], list[Finding]]) -> None:
-    lost = found(replaced('if (($(read_number "$run_dir/DONE") >= train_iters)); then', "if false; then"))
+    check = 'if (($(read_number "$run_dir/DONE") >= train_iters)) && [[ $(sed -n 2p -- "$run_dir/DONE")'
+    lost = found(replaced(check, "if [[ no"))
     assert [finding.what for finding in lost] == ["the check of $run_dir/DONE is lost"]
 
 

@@ -68,13 +68,17 @@ def tiny_run(tmp_path: Path, byte_corpus: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def single_process_curve(
-    tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path
-) -> dict[int, tuple[float, float]]:
-    """What one process computes for the tiny run, without Slurm."""
+def single_process_run(tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path) -> Path:
+    """The run file of a tiny run that one process has finished, without Slurm."""
     run = make_run(tmp_path_factory.mktemp("single"), byte_corpus)
     hpcgen("submit", "train", "-c", str(run), "--launcher=local", cwd=run.parent)
-    return curve(run)
+    return run
+
+
+@pytest.fixture(scope="session")
+def single_process_curve(single_process_run: Path) -> dict[int, tuple[float, float]]:
+    """What one process computes for the tiny run."""
+    return curve(single_process_run)
 
 
 def make_run(directory: Path, corpus: Path) -> Path:

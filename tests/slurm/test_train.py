@@ -94,8 +94,21 @@ def ends_on_the_undisturbed_curve(
     assert curve(run) == curve(undisturbed)
 
 
-def test_a_done_run_is_not_trained_again(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
-    (tiny_run.parent / "run" / "DONE").write_text("8\n")
-    log = run_job(slurm_cluster, tiny_run)
+def test_a_done_run_is_not_trained_again(slurm_cluster: SlurmCluster, single_process_run: Path) -> None:
+    log = run_job(slurm_cluster, single_process_run)
     assert "done already" in log
     assert "iteration 1/8" not in log
+
+
+def test_a_done_run_does_not_answer_for_a_script_of_another_experiment(
+    slurm_cluster: SlurmCluster, single_process_run: Path, tmp_path: Path
+) -> None:
+    """The script was rendered before the run in its directory was finished."""
+    directory = single_process_run.parent
+    script = render(single_process_run, "optimizer.lr=2e-3", f"paths.run_dir={tmp_path}/new")
+    job_id = slurm_cluster.sbatch(script.replace(f"{tmp_path}/new", f"{directory}/run"), cwd=directory)
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    log = log_of(single_process_run, job_id)
+    assert "asks for another run: optimizer.lr: 0.001 -> 0.002" in log
+    assert "not requeued, since it would fail again" in log
+    assert "hpcgen: done" not in log

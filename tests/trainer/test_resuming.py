@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def test_a_stopped_run_goes_on_as_if_undisturbed(
     second = finished(config)
     assert second.steps == undisturbed.steps
     assert second.evaluations == undisturbed.evaluations
-    assert (second.directory / "DONE").read_text() == second.saved_iteration + "\n" == "6\n"
+    assert (second.directory / "DONE").read_text().split()[0] == second.saved_iteration == "6"
     assert not (second.directory / "STOPPED").exists()
     assert_same_checkpoint(second.checkpoints / "iter_0000006", undisturbed.checkpoints / "iter_0000006")
 
@@ -114,6 +115,41 @@ def test_ctrl_c_saves_and_leaves(config: dict[str, Any]) -> None:
     assert result.statuses == (0,), result.log
     assert "interrupted: saves at the end of this step" in result.log
     assert (result.directory / "STOPPED").read_text() == result.saved_iteration + "\n"
+
+
+def test_a_finished_run_refuses_another_experiment(config: dict[str, Any], single_gpt: Run) -> None:
+    shutil.copytree(single_gpt.directory, config["run_dir"])
+    config["optimizer"]["lr"] = 5e-2
+    config["checkpoint"] = {"changed": ["optimizer.lr"]}
+    other = run(config)
+    assert other.statuses == (2,)
+    assert "is finished, and this configuration asks for another run: optimizer.lr: 0.01 -> 0.05" in other.log
+    assert "set a larger train_iters and checkpoint.changed: [optimizer.lr, optimizer.min_lr]" in other.log
+    config["model"]["num_layers"] = 2
+    assert "Name another run_dir for another experiment\n" in run(config).log
+    assert other.steps == single_gpt.steps
+    assert (other.directory / "DONE").exists()
+
+
+def test_fewer_steps_than_are_done_are_refused(config: dict[str, Any], single_gpt: Run) -> None:
+    shutil.copytree(single_gpt.directory, config["run_dir"])
+    config["training"]["train_iters"] = 4
+    config["optimizer"]["lr_decay_iters"] = 6
+    shorter = run(config)
+    assert shorter.statuses == (2,)
+    assert "it is of iteration 6, and training.train_iters = 4 ends before it" in shorter.log
+    assert (shorter.directory / "DONE").exists()
+
+
+def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(
+    config: dict[str, Any], single_gpt: Run
+) -> None:
+    shutil.copytree(single_gpt.directory, config["run_dir"])
+    shutil.rmtree(Path(config["run_dir"]) / "checkpoints")
+    again = run(config)
+    assert again.statuses == (2,)
+    assert "DONE says that iteration '6' was the last" in again.log
+    assert again.steps == single_gpt.steps
 
 
 def test_load_is_where_a_run_without_checkpoints_starts(

@@ -118,6 +118,8 @@ def _source(
     def compare() -> tuple[megatron_lm.Resumed | None, tuple[Change, ...]]:
         try:
             foreign = _read_foreign(found.path, config, weights_only) if found.is_foreign else None
+            if not weights_only:
+                hyperparameters.check_iteration(found.iteration, config)
             saved = foreign.sections if foreign else record
             return foreign, hyperparameters.check_changes(saved, config, weights_only=weights_only)
         except TrainerError as error:

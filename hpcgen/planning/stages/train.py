@@ -11,7 +11,7 @@ from hpcgen.planning.paths import import_files, trainer_data
 from hpcgen.planning.resuming import proof_of_checkpoints
 from hpcgen.planning.stages.node_check import node_check
 from hpcgen.planning.stages.work import Work
-from trainer.config import TrainerConfig, to_dict
+from trainer.config import TrainerConfig, fingerprint, to_dict
 
 
 def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None) -> Work:
@@ -32,6 +32,7 @@ def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerCo
         files=_files(trainer),
         values={
             "train_iters": config.training.train_iters,
+            "fingerprint": "" if trainer is None else fingerprint(trainer),
             "max_restarts": allocation.max_restarts,
             "checkpoints": checkpoints,
             "preflight": config.preflight.node_health or config.preflight.spare_nodes > 0,

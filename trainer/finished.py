@@ -1,0 +1,39 @@
+"""Finished runs: whether a configuration asks for what is done already; standard library only, for hpcgen asks too."""
+
+from __future__ import annotations
+
+from trainer import checkpoint_files, hyperparameters
+from trainer.checkpoint_files import Checkpoint
+from trainer.config import TrainerConfig
+from trainer.run_directory import RunDirectory
+
+
+def is_done(run: RunDirectory, config: TrainerConfig) -> bool:
+    """Whether `run` is finished and the resolved `config` asks for nothing else.
+
+    False also where the run trains on: to a larger train_iters, or from an older checkpoint.
+
+    Raises:
+        TrainerError: it is finished, and other hyperparameters are asked for.
+        OSError: the checkpoints cannot be read.
+    """
+    newest = last_checkpoint(run, config)
+    if newest is None:
+        return False
+    assert newest.record is not None
+    hyperparameters.check_finished(newest.record, config, where=f"{run.root} (iteration {newest.iteration})")
+    return True
+
+
+def last_checkpoint(run: RunDirectory, config: TrainerConfig) -> Checkpoint | None:
+    """The checkpoint that the finished `run` ended with; None where there is something left to train.
+
+    Also None when no checkpoint is left: then `trainer.evidence` decides whether the run may begin again.
+
+    Raises:
+        OSError: the checkpoints cannot be read.
+    """
+    if not run.done.exists():
+        return None
+    newest = checkpoint_files.newest_complete(run.checkpoints)
+    return newest if newest is not None and newest.iteration == config.training.train_iters else None
