@@ -57,6 +57,13 @@ class RunDirectory:
         """Traces and memory snapshots, one of each rank and recording."""
         return self.root / "profile"
 
+    TRAINED_WITH: ClassVar[str] = "trained-with.json"
+
+    @property
+    def trained_with(self) -> Path:
+        """The resolved configuration of the newest attempt that trained, which a refused or idle one leaves alone."""
+        return self.root / self.TRAINED_WITH
+
     @property
     def wandb_id(self) -> Path:
         """The id of the Weights & Biases run that all lives of this one log to."""

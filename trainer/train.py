@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import gc
+import json
 import os
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from trainer import (
     rendezvous,
 )
 from trainer.batch_size import batch_size_at, covering
-from trainer.config import ConfigError, TrainerConfig, fingerprint
+from trainer.config import ConfigError, TrainerConfig, fingerprint, to_dict
 from trainer.data import num_microbatches, reads_samples
 from trainer.datasets import build_datasets
 from trainer.errors import TrainerError
@@ -45,6 +46,7 @@ from trainer.schedule import Schedule
 from trainer.spikes import SpikeWatch
 from trainer.step import TrainingState
 from trainer.stopping import StopRequest, announce
+from trainer.storage import at_rank_0
 from trainer.stragglers import StragglerWatch, gather_places
 from trainer.timers import Timers
 from trainer.watch import Watch
@@ -119,8 +121,7 @@ def _train(
     timers = Timers(config.device)
     timers.attach(state.model, state.optimizer)
     places = gather_places(ranks, groups)
-    if ranks.rank == 0:
-        run.done.unlink(missing_ok=True)  # of a run that trains on; nothing can refuse it any more
+    at_rank_0(lambda: _accept(run, config), run.root, "written")
     stragglers = StragglerWatch(timers, places, ranks.rank, config.device)
     metrics = Metrics(config, run, log, timers, state.iteration, ranks.rank == 0)
     metrics.start(state.iteration, places, source)
@@ -203,6 +204,12 @@ def _open(run: RunDirectory, config: TrainerConfig) -> bool:
     is_done = finished.is_done(run, config)
     set_aside(run.stacks)
     return is_done
+
+
+def _accept(run: RunDirectory, config: TrainerConfig) -> None:
+    """Records that this attempt trains: nothing can refuse its configuration any more."""
+    run.done.unlink(missing_ok=True)
+    publish(run.trained_with, json.dumps(to_dict(config), indent=1) + "\n")
 
 
 def _finish(run: RunDirectory, iteration: int, config: TrainerConfig) -> None:

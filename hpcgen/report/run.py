@@ -9,7 +9,7 @@ from typing import Any
 from hpcgen.errors import HpcgenError
 from hpcgen.report.history import History, read_history
 from hpcgen.report.state import State, state_of
-from hpcgen.run_config import read_run_config
+from hpcgen.run_config import read_trained_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Run:
     name: str
     history: History
     config: dict[str, Any]
-    """The trainer's configuration in its newest form; empty where none lies in the directory."""
+    """The trainer's configuration of the newest attempt that trained; empty where the directory holds none."""
     state: State
     word: str
     """Why it failed, hung or died, or the last sign of life of a run that goes on; empty when it left neither."""
@@ -54,7 +54,7 @@ def _read_run(directory: Path, now: float) -> Run:
     if not directory.exists():
         raise HpcgenError(f"{directory}: no such directory", "name the directory of a run (paths.run_dir)")
     history = read_history(directory / "metrics.jsonl")
-    config, _ = read_run_config(directory)
+    config = read_trained_config(directory)
     state, word = state_of(directory, history, now)
     return Run(
         directory=directory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 import subprocess
@@ -38,6 +39,23 @@ def test_a_report_of_a_real_run(single_gpt: Run, tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for chart in ("loss", "grad-norm", "lr", "tokens", "flops", "shares", "memory", "checkpoints"):
         assert f'<figure class="card" id="{chart}">' in page
+
+
+def test_a_report_shows_the_configuration_that_trained(single_gpt: Run, tmp_path: Path) -> None:
+    """In the second copy a job came later that asked for another model, and was refused."""
+    copies = [tmp_path / name / "run" for name in ("first", "second")]
+    for copy in copies:
+        shutil.copytree(single_gpt.directory, copy)
+    other = json.loads((copies[1] / "config.json").read_text())
+    other["model"]["num_layers"], other["optimizer"]["lr"] = 2, 5e-2
+    later = copies[1] / "jobs" / "local-2" / "trainer.json"
+    later.parent.mkdir(parents=True)
+    later.write_text(json.dumps(other))
+    hpcgen("report", *copies, "-o", tmp_path / "report.html")
+    page = html.unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert '"num_layers": 4' in page
+    assert '"num_layers": 2' not in page
+    assert "Where the configurations differ" not in page
 
 
 def test_a_real_checkpoint(single_gpt: Run, tmp_path: Path) -> None:
