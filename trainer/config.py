@@ -306,7 +306,7 @@ class CheckpointConfig:
     keep_every: Count | None = None
     """Checkpoints of iterations that are a multiple of this stay for good, as pinned ones do."""
     changed: tuple[str, ...] = ()
-    """Hyperparameters that may differ from the checkpoint's, by name, as optimizer.lr; others are refused."""
+    """Hyperparameters that may differ from the checkpoint's, by name, as optimizer.lr; so may the files they name."""
     discard_up_to: NonNegative | None = None
     """Starts over when no checkpoint is left of a run that saved no later iteration than this. Null: refuses."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer import checkpoint_files, hyperparameters
+from trainer import checkpoint_files, hyperparameters, provenance
 from trainer.checkpoint_files import Checkpoint
 from trainer.config import TrainerConfig
 from trainer.run_directory import RunDirectory
@@ -21,7 +21,9 @@ def is_done(run: RunDirectory, config: TrainerConfig) -> bool:
     if newest is None:
         return False
     assert newest.record is not None
-    hyperparameters.check_finished(newest.record, config, where=f"{run.root} (iteration {newest.iteration})")
+    files = provenance.examine(config, newest.record)
+    where = f"{run.root} (iteration {newest.iteration})"
+    hyperparameters.check_finished(files.saved, config, where=where, contents=files.changes)
     return True
 
 

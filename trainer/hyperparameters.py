@@ -105,6 +105,8 @@ class Change:
     before: Any
     """The checkpoint's value, as JSON has it."""
     after: Any
+    is_content: bool = False
+    """Whether the value is the same, and the content of a file that it names differs: before and after say how."""
 
     def __str__(self) -> str:
         return f"{self.name}: {_show(self.before)} -> {_show(self.after)}"
@@ -118,11 +120,16 @@ def sections(config: TrainerConfig) -> dict[str, dict[str, Any]]:
 
 
 def check_changes(
-    saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig, *, weights_only: bool = False
+    saved: Mapping[str, Mapping[str, Any]],
+    config: TrainerConfig,
+    *,
+    weights_only: bool = False,
+    contents: Sequence[Change] = (),
 ) -> tuple[Change, ...]:
     """The hyperparameters of the resolved `config` that differ from the `saved` sections, all of them named.
 
-    Keys that either side does not know (another version's) are not compared. With `weights_only`, for
+    `contents` are files that differ from the checkpoint's, which must be named as well (`trainer.provenance`). Keys
+    that either side does not know (another version's) are not compared. With `weights_only`, for
     `checkpoint.finetune`, only what must fit the weights is, and the result is empty.
 
     Raises:
@@ -140,7 +147,7 @@ def check_changes(
             f"the checkpoint's optimizer state is grouped in another way: {_list(misfits)}; keep its groups, or take "
             "only its weights, with checkpoint.load and checkpoint.finetune: true"
         )
-    changes = [change for change in differing if change.name not in FREE]
+    changes = [*(change for change in differing if change.name not in FREE), *contents]
     unnamed = [change for change in changes if change.name not in config.checkpoint.changed]
     if unnamed:
         raise TrainerError(_unnamed(unnamed, config))
@@ -148,25 +155,29 @@ def check_changes(
 
 
 def check_finished(
-    saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig, *, where: str, others: Sequence[str] = ()
+    saved: Mapping[str, Mapping[str, Any]],
+    config: TrainerConfig,
+    *,
+    where: str,
+    contents: Sequence[Change] = (),
 ) -> None:
     """Checks that the resolved `config` asks for what the finished run at `where` has done.
 
     Nothing may differ but what is free, named in `checkpoint.changed` or not: there is no step left for a change to
-    act on. `others` are further differences, each a line such as "data.datasets: PAIR was rebuilt".
+    act on. `contents` are files that differ from the checkpoint's (`trainer.provenance`).
 
     Raises:
         TrainerError: something differs; one message lists all.
     """
     differing = [change for change in _differing(saved, sections(config)) if change.name not in FREE]
-    if not differing and not others:
+    differing += contents
+    if not differing:
         return
-    found = "; ".join((*map(str, differing), *others))
-    message = f"{where} is finished, and this configuration asks for another run: {found}. {ANOTHER_RUN}"
+    message = (
+        f"{where} is finished, and this configuration asks for another run: {_list(differing)}. {ANOTHER_RUN}"
+    )
     if not any(change.name in _fixed(config) | OF_OPTIMIZER_STATE for change in differing):
-        changed = dict.fromkeys(
-            (*(change.name for change in differing), *(other.partition(":")[0] for other in others))
-        )
+        changed = dict.fromkeys(change.name for change in differing)
         message += (
             "; or, to train on with this configuration, set a larger train_iters and checkpoint.changed: "
             f"[{', '.join(changed)}]"
@@ -249,10 +260,15 @@ def _differing(
 
 def _unnamed(unnamed: Sequence[Change], config: TrainerConfig) -> str:
     names = list(dict.fromkeys((*config.checkpoint.changed, *(change.name for change in unnamed))))
-    keep = ", ".join(f"{change.name} = {_show(change.before)}" for change in unnamed)
+    values = [f"{change.name} = {_show(change.before)}" for change in unnamed if not change.is_content]
+    instead = [f"set {', '.join(values)}"] if values else []
+    if len(values) < len(unnamed):
+        instead.append(
+            "put the files back as they were (pairs with their modification times: cp -p, rsync -t)"
+        )
     return (
         f"these differ from the checkpoint's: {_list(unnamed)}. If that is meant, write "
-        f"checkpoint.changed: [{', '.join(names)}]; else set {keep}"
+        f"checkpoint.changed: [{', '.join(names)}]; else {' and '.join(instead)}"
     )
 
 

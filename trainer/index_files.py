@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from typing import Any, BinaryIO
 
 from trainer.blend import Say
 from trainer.errors import TrainerError
+from trainer.provenance import identify
 from trainer.run_directory import sync_directory
 
 FORMAT = 1
@@ -108,7 +108,7 @@ def fault(index: Index, directory: Path) -> str | None:
         return _NOT_THERE
     if record is None:
         return "has a record that cannot be read"
-    if index.source is not None and not _same(_source(index.source, record["source"]), record["source"]):
+    if index.source is not None and not _same(identify(index.source, record["source"]), record["source"]):
         return f"was made of another {index.source}"
     for name in index.names:
         try:
@@ -134,14 +134,14 @@ def _build_all(indices: Sequence[Index], directory: Path, say: Say) -> None:
 
 
 def _build(index: Index, directory: Path) -> None:
-    source = index.source and _source(index.source)
+    source = index.source and identify(index.source)
     with _private_directory(directory) as private:
         index.build(private)
         files = {}
         for name in index.names:
             _sync(private / name)
             files[name] = _identity(private / name)
-        if index.source is not None and not _same(_source(index.source, source), source):
+        if index.source is not None and not _same(identify(index.source, source), source):
             raise TrainerError(
                 f"{index.source} changed while its index was built; start again when it is at rest"
             )
@@ -169,23 +169,6 @@ def _read_record(path: Path) -> dict[str, Any] | None:
         return None
     is_ours = isinstance(record, dict) and record.keys() == {"format", "source", "files"}
     return record if is_ours and record["format"] == FORMAT and isinstance(record["files"], dict) else None
-
-
-def _source(path: Path, known: Any = None) -> dict[str, Any]:
-    """The identity of an .idx file; its hash is taken from `known` while size and time are the same."""
-    status = path.stat()
-    if isinstance(known, dict) and (known.get("size"), known.get("modified_ns")) == (
-        status.st_size,
-        status.st_mtime_ns,
-    ):
-        return known
-    return {**_source_content(path, status.st_size, status.st_mtime_ns), "modified_ns": status.st_mtime_ns}
-
-
-@functools.lru_cache(maxsize=4096)
-def _source_content(path: Path, size: int, modified_ns: int) -> dict[str, Any]:
-    """An .idx of this size and time is read once, whatever the number of splits that are made of it."""
-    return _identity(path)
 
 
 def _same(one: dict[str, Any], other: Any) -> bool:

@@ -65,6 +65,11 @@ class RunDirectory:
         return self.root / self.TRAINED_WITH
 
     @property
+    def code(self) -> Path:
+        """Copies of the files of users' functions that trained; each name begins with its SHA-256."""
+        return self.root / "code"
+
+    @property
     def wandb_id(self) -> Path:
         """The id of the Weights & Biases run that all lives of this one log to."""
         return self.root / "wandb-run-id"

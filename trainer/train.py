@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import gc
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -21,6 +22,7 @@ from trainer import (
     hyperparameters,
     kernels,
     lock,
+    provenance,
     rendezvous,
 )
 from trainer.batch_size import batch_size_at, covering
@@ -110,6 +112,7 @@ def _train(
         return
 
     source = checkpoint.find(run.checkpoints, config, log, lambda: watch.beat("start"))
+    origins = source.origins if source else at_rank_0(lambda: provenance.examine(config).origins, run.root)
     state = _build_state(config, groups, log)
     if source is not None:
         watch.beat("load")
@@ -127,7 +130,7 @@ def _train(
     metrics.start(state.iteration, places, source)
     log.start(state.iteration, last)
     checkpoints = checkpoint.Checkpoints(
-        run.checkpoints, config, groups, log, metrics.checkpoint, beat=lambda: watch.beat("save")
+        run.checkpoints, config, groups, log, metrics.checkpoint, lambda: watch.beat("save"), origins
     )
     checkpoints.prepare(state)
     graphs = cuda_graphs.LayerGraphs(config, state, groups, log)
@@ -210,6 +213,13 @@ def _accept(run: RunDirectory, config: TrainerConfig) -> None:
     """Records that this attempt trains: nothing can refuse its configuration any more."""
     run.done.unlink(missing_ok=True)
     publish(run.trained_with, json.dumps(to_dict(config), indent=1) + "\n")
+    for file in provenance.code_files(config).values():
+        run.code.mkdir(exist_ok=True)
+        content = file.read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        publish(
+            run.code / f"{sha256[: provenance.SHOWN]}-{file.name}", content.decode("utf-8", errors="replace")
+        )
 
 
 def _finish(run: RunDirectory, iteration: int, config: TrainerConfig) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os.path
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from typing import Any
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import show
 from hpcgen.errors import Problem
-from trainer import checkpoint_files, evidence
+from trainer import checkpoint_files, evidence, provenance
 from trainer.checkpoint_files import COMPLETE, FORMAT, TRACKER, Checkpoint
 from trainer.config import TrainerConfig
 from trainer.errors import TrainerError
 from trainer.finished import last_checkpoint
-from trainer.hyperparameters import FREE, OF_OPTIMIZER_STATE, check_changes, sections
+from trainer.hyperparameters import FREE, OF_OPTIMIZER_STATE, Change, check_changes, sections
 from trainer.run_directory import RunDirectory
 
 
@@ -57,7 +58,19 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
         return []
     if source is None:
         return []
-    return [*_early_end(source, trainer), *_problems(source, config, trainer)]
+    contents: list[Change] = []
+    if not source.weights_only:
+        with contextlib.suppress(OSError):
+            files = provenance.examine(trainer, source.record, thorough=False)
+            source, contents = (
+                dataclasses.replace(source, record={**source.record, **files.saved}),
+                files.changes,
+            )
+    return [
+        *_early_end(source, trainer),
+        *_problems(source, config, trainer),
+        *_content_problems(source, trainer, contents),
+    ]
 
 
 def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
@@ -173,6 +186,22 @@ def _problems(source: _Source, config: RunConfig, trainer: TrainerConfig) -> Ite
         else:
             hint = f"if that is meant, write checkpoint.changed: [{names}]; else {back}"
         reason = f"{here}differs from {show(change.before)} of the checkpoint {source.path}"
+        yield Problem(change.name, reason, hint)
+
+
+def _content_problems(
+    source: _Source, trainer: TrainerConfig, contents: Sequence[Change]
+) -> Iterator[Problem]:
+    """Files of the same name with other content than the checkpoint was trained with."""
+    for change in contents:
+        if source.is_finished:
+            hint = "the run is finished: put the file back as it was, or name another paths.run_dir"
+        elif change.name in trainer.checkpoint.changed:
+            continue
+        else:
+            names = ", ".join((*trainer.checkpoint.changed, change.name))
+            hint = f"if that is meant, write checkpoint.changed: [{names}]; else put it back as it was"
+        reason = f"is not what the checkpoint {source.path} was trained with: {change.before} is now {change.after}"
         yield Problem(change.name, reason, hint)
 
 

@@ -12,7 +12,7 @@ from hpcgen import load_run, plan
 from tests.cli.command import Ended, hpcgen
 from tests.recorded_run import write_checkpoint
 from tests.runs import minimal_run, write_yaml
-from trainer import checkpoint_files
+from trainer import checkpoint_files, provenance
 from trainer.checkpoint_files import COMPLETE, METADATA, STARTED, TRACKER
 from trainer.hyperparameters import sections
 
@@ -201,6 +201,25 @@ def test_a_finished_run_whose_checkpoints_are_gone_is_refused(workplace: Path, r
     assert "holds no valid checkpoint" in found.stderr
     assert f"{workplace}/run/DONE says that iteration '10' was the last" in found.stderr
     assert validated(run_file, "checkpoint.load=archived").status == 0  # trains on from the archive
+
+
+def test_edited_code_is_refused_before_the_job_queues(workplace: Path, run_file: Path) -> None:
+    mine = workplace / "rates.py"
+    mine.write_text("def rate(iteration, optimizer):\n    return 1e-3\n")
+    schedule = "optimizer.lr_schedule=rates.py:rate"
+    trainer = plan(load_run(run_file, [schedule, "paths.run_dir=new"])).trainer
+    assert trainer is not None
+    record = {**sections(trainer), "origins": provenance.examine(trainer).origins}
+    write_checkpoint(workplace / "run/checkpoints", 15, **record)
+    assert validated(run_file, schedule).status == 0
+    shutil.copy(mine, workplace / "moved.py")  # another file with the same content is no change
+    assert validated(run_file, "optimizer.lr_schedule=moved.py:rate").status == 0
+    mine.write_text("def rate(iteration, optimizer):\n    return 5e-2\n")
+    found = validated(run_file, schedule)
+    assert found.status == 2
+    assert f"{mine} (SHA-256 " in found.stderr
+    assert "if that is meant, write checkpoint.changed: [optimizer.lr_schedule]" in found.stderr
+    assert validated(run_file, schedule, "checkpoint.changed=[optimizer.lr_schedule]").status == 0
 
 
 def test_differences_are_in_the_json_too(workplace: Path, run_file: Path) -> None:

@@ -453,7 +453,7 @@ def test_a_save_is_asked_for_when_its_minutes_are_over(
     keys = dataclasses.replace(saved.config.checkpoint, save_interval_minutes=minutes)
     config = dataclasses.replace(saved.config, checkpoint=keys)
     log = Log(is_rank_0=False, progress=False)
-    checkpoints = checkpoint.Checkpoints(tmp_path, config, None, log, lambda *_: None, lambda: None)
+    checkpoints = checkpoint.Checkpoints(tmp_path, config, None, log, lambda *_: None, lambda: None, {})
     assert checkpoints.vote().save == is_time
 
 

@@ -21,7 +21,7 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer import checkpoint_files, evidence, hyperparameters, lock, megatron_lm, storage
+from trainer import checkpoint_files, evidence, hyperparameters, lock, megatron_lm, provenance, storage
 from trainer.checkpoint import reading, unpickling
 from trainer.checkpoint import state as contents
 from trainer.checkpoint_files import COMMON, FORMAT, METADATA, STARTED, TRACKER, Checkpoint
@@ -46,6 +46,8 @@ class Source:
     """The hyperparameters that differ from the checkpoint's, all of them allowed to."""
     passed_over: tuple[str, ...]
     """The newer ones that are not whole, each with what is wrong and what was done with it."""
+    origins: dict[str, Any]
+    """The files that this attempt is made of, as its own checkpoints record them (`trainer.provenance`)."""
     foreign: megatron_lm.Resumed | None = None
     """What Megatron-LM's checkpoint says; None when it is this trainer's."""
 
@@ -77,7 +79,7 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
     if found is not None:
         if refused := at_rank_0(lambda: _correct_tracker(found), own):
             log.line(refused)
-        return _source(found, config, passed_over, weights_only=False)
+        return _source(found, config, passed_over, log, beat, weights_only=False)
     if config.checkpoint.load is None:
         _check_evidence(own, config, begins_at=0)
         return None
@@ -89,7 +91,7 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
         )
     weights_only = config.checkpoint.finetune
     _check_evidence(own, config, begins_at=0 if weights_only else found.iteration)
-    return _source(found, config, passed_over, weights_only=weights_only)
+    return _source(found, config, passed_over, log, beat, weights_only=weights_only)
 
 
 def _check_evidence(own: Path, config: TrainerConfig, *, begins_at: int) -> None:
@@ -106,7 +108,13 @@ def _check_evidence(own: Path, config: TrainerConfig, *, begins_at: int) -> None
 
 
 def _source(
-    found: Checkpoint, config: TrainerConfig, passed_over: tuple[str, ...], *, weights_only: bool
+    found: Checkpoint,
+    config: TrainerConfig,
+    passed_over: tuple[str, ...],
+    log: Log,
+    beat: Callable[[], None],
+    *,
+    weights_only: bool,
 ) -> Source:
     """`found`, if `config` may go on from it; known before the model is built, which takes minutes when large."""
     record = found.record or {}
@@ -114,19 +122,43 @@ def _source(
         raise _everywhere(
             f"{found.path} was written by a later trainer (format {record['format']}): use that one"
         )
+    files = _examine(found, config, log, beat, weights_only)
 
     def compare() -> tuple[megatron_lm.Resumed | None, tuple[Change, ...]]:
         try:
             foreign = _read_foreign(found.path, config, weights_only) if found.is_foreign else None
             if not weights_only:
                 hyperparameters.check_iteration(found.iteration, config)
-            saved = foreign.sections if foreign else record
-            return foreign, hyperparameters.check_changes(saved, config, weights_only=weights_only)
+            saved = foreign.sections if foreign else files.saved or record
+            return foreign, hyperparameters.check_changes(
+                saved, config, weights_only=weights_only, contents=files.changes
+            )
         except TrainerError as error:
             raise TrainerError(f"{found.path}: {error}") from error
 
     foreign, changes = at_rank_0(compare, found.path)
-    return Source(found, weights_only, changes, passed_over, foreign)
+    return Source(found, weights_only, changes, passed_over, files.origins, foreign)
+
+
+def _examine(
+    found: Checkpoint, config: TrainerConfig, log: Log, beat: Callable[[], None], weights_only: bool
+) -> provenance.Examination:
+    """Compares the files of `config` with those that `found` was trained with; all ranks read what must be read.
+
+    Only weights may come from a run of any data and code, and Megatron-LM's checkpoints say nothing about theirs.
+    """
+    record = None if weights_only or found.is_foreign else found.record
+    files = at_rank_0(lambda: provenance.examine(config, record), found.path)
+    if files.to_hash:
+        size = sum(file["bytes"] for file in files.to_hash.values())
+        log.line(
+            f"data: reading {len(files.to_hash)} pairs ({size / 1e9:,.2f} GB): their times differ from those that "
+            f"{found.path} was trained with; their SHA-256 tells whether they are the same"
+        )
+        problems = reading.file_problems(Path("/"), files.to_hash, beat)
+        differing = [path for path in files.to_hash if any(each.startswith(f"{path} ") for each in problems)]
+        files.refute(differing, provenance.pairs_key(config))
+    return files
 
 
 def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> megatron_lm.Resumed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,22 +27,24 @@ def problems(checkpoint: Checkpoint, beat: Callable[[], None]) -> list[str]:
     """
     if checkpoint.record is None:
         return checkpoint_files.problems(checkpoint, hashes=True)
-    files = checkpoint.record["files"]
+    return file_problems(checkpoint.path, checkpoint.record["files"], beat)
+
+
+def file_problems(path: Path, files: Mapping[str, Mapping[str, Any]], beat: Callable[[], None]) -> list[str]:
+    """`problems` of `files` below `path`, which have their bytes and sha256 as a record lists them."""
     by_size = sorted(files, key=lambda name: (-files[name]["bytes"], name))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     share = {name: files[name] for name in by_size[rank::world_size]}
-    return _of_all_ranks(_Reading(checkpoint, share, hashes=False), beat) or _of_all_ranks(
-        _Reading(checkpoint, share, hashes=True), beat
+    return _of_all_ranks(_Reading(path, share, hashes=False), beat) or _of_all_ranks(
+        _Reading(path, share, hashes=True), beat
     )
 
 
 class _Reading:
-    """Looks at some files of a checkpoint, in a thread."""
+    """Looks at some files below `path`, in a thread."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, share: Mapping[str, Mapping[str, Any]], *, hashes: bool
-    ) -> None:
-        self.path, self._share, self._hashes = checkpoint.path, share, hashes
+    def __init__(self, path: Path, share: Mapping[str, Mapping[str, Any]], *, hashes: bool) -> None:
+        self.path, self._share, self._hashes = path, share, hashes
         self._counting = threading.Lock()
         self.num_bytes = 0
         """So many were read."""

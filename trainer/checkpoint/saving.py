@@ -81,16 +81,19 @@ class Checkpoints:
         log: Log,
         on_complete: Callable[[int, SaveEvent], None],
         beat: Callable[[], None],
+        origins: dict[str, Any],
     ) -> None:
         """`on_complete` is told on rank 0 of each checkpoint that became complete, with its iteration.
 
-        `beat` is called while training waits for storage that takes what is written. Nothing is written, and no file
+        `origins` are the files that this attempt is made of (`trainer.provenance`), for the records. `beat` is called
+        while training waits for storage that takes what is written. Nothing is written, and no file
         touched, before the first `save`; the directory is that which `find` has locked.
         """
         self._directory, self._config, self._groups, self._log = directory, config, groups, log
         self._on_complete, self._beat = on_complete, beat
         self._interval_s = interval_s(config.checkpoint)
         self._versions = versions()
+        self._origins = origins
         self._last_start = time.monotonic()
         self._buffer = HostBuffer()
         self._save: _Save | None = None
@@ -197,7 +200,12 @@ class Checkpoints:
         writing = Writing(self._buffer.copy(buckets), unchecked)
         stall_s = {"planning": planned - started, "copying": time.perf_counter() - planned}
         return _Save(
-            path, state.iteration, _record(state, self._config, self._versions), plan, writing, stall_s
+            path,
+            state.iteration,
+            _record(state, self._config, self._versions, self._origins),
+            plan,
+            writing,
+            stall_s,
         )
 
     def _wait(self, save: _Save) -> float:
@@ -363,7 +371,9 @@ def _sync(path: Path) -> dict[str, Any]:
     return checkpoint_files.describe_file(path)
 
 
-def _record(state: TrainingState, config: TrainerConfig, versions: dict[str, str]) -> dict[str, Any]:
+def _record(
+    state: TrainingState, config: TrainerConfig, versions: dict[str, str], origins: dict[str, Any]
+) -> dict[str, Any]:
     """What COMPLETE is to hold beside the files."""
     return {
         "format": checkpoint_files.FORMAT,
@@ -375,6 +385,7 @@ def _record(state: TrainingState, config: TrainerConfig, versions: dict[str, str
         "precision": config.training.precision,
         **hyperparameters.sections(config),
         "versions": versions,
+        "origins": origins,
     }
 
 

@@ -1,0 +1,246 @@
+"""Files that changed between two attempts: code and pairs that were edited, overwritten, rebuilt, copied or moved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.runs import Run, finished, gpt_config, run, write_corpus
+from trainer import checkpoint_files, provenance
+from trainer import config as configuration
+from trainer.checkpoint_files import COMPLETE
+from trainer.config import TrainerConfig
+from trainer.errors import TrainerError
+from trainer.hyperparameters import check_changes, sections
+from trainer.resolve import resolve
+
+SCHEDULE = "def rate(iteration, optimizer):\n    return {rate}\n"
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> dict[str, Any]:
+    """A run with a corpus and a schedule of its own, which has stopped after one step."""
+    config = gpt_config(write_corpus(tmp_path / "own", documents=60), tmp_path / "run")
+    (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1e-3"))
+    config["optimizer"] |= {"lr_schedule": f"{tmp_path}/rates.py:rate", "lr_warmup_iters": 0}
+    config["training"]["train_iters"] = 3
+    (tmp_path / "stop").touch()
+    finished(config, "--stop-file", str(tmp_path / "stop"))
+    return config
+
+
+def overwrite(prefix: str) -> None:
+    """Other tokens of the same length."""
+    size = Path(f"{prefix}.bin").stat().st_size
+    Path(f"{prefix}.bin").write_bytes(b"\7\0" * (size // 2))
+
+
+def refused(config: dict[str, Any]) -> str:
+    ended = run(config)
+    assert ended.statuses == (2,), ended.log
+    return ended.log
+
+
+def test_edited_code_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_path: Path) -> None:
+    copies = tmp_path / "run" / "code"
+    [first] = copies.iterdir()
+    assert first.read_text() == SCHEDULE.format(rate="1e-3")
+    (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="5e-2"))
+    log = refused(stopped)
+    assert f"differ from the checkpoint's: optimizer.lr_schedule: {tmp_path}/rates.py (SHA-256 " in log
+    assert "write checkpoint.changed: [optimizer.lr_schedule]; else put the files back as they were" in log
+    assert list(copies.iterdir()) == [first]
+    stopped["checkpoint"] = {"changed": ["optimizer.lr_schedule"]}
+    assert [lr for *_, lr in finished(stopped).steps] == [1e-3, 5e-2, 5e-2]
+    assert len(list(copies.iterdir())) == 2
+    (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1e-1"))
+    log = refused(stopped)  # the finished run, which a named change does not continue
+    assert "is finished, and this configuration asks for another run: optimizer.lr_schedule" in log
+
+
+def test_an_overwritten_pair_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_path: Path) -> None:
+    overwrite(f"{tmp_path}/own")
+    log = refused(stopped)
+    assert f"data.datasets: {tmp_path}/own.bin (" in log
+    assert "its SHA-256 is not known, so the content may be another" in log
+    assert "write checkpoint.changed: [data.datasets]" in log
+    stopped["checkpoint"] = {"changed": ["data.datasets"]}
+    assert "with data.datasets: " in finished(stopped).log
+
+
+def test_a_rebuilt_pair_is_refused(stopped: dict[str, Any], tmp_path: Path) -> None:
+    """The same documents in another order: the .bin is as long as it was, and so is the .idx."""
+    rebuild_backwards(tmp_path / "own")
+    assert f"data.datasets: {tmp_path}/own.idx (" in refused(stopped)
+
+
+def rebuild_backwards(prefix: Path) -> None:
+    from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+
+    documents = [document.copy() for document in IndexedDataset(str(prefix))]
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=documents[0].dtype.type)
+    for document in reversed(documents):
+        builder.add_document(document, [len(document)])
+    builder.finalize(f"{prefix}.idx")
+
+
+def describe_as_hpcgen_does(prefix: Path) -> None:
+    """The record that hpcgen leaves next to a pair."""
+    outputs = [
+        {
+            "name": f"tokenized/{prefix.name}{suffix}",
+            "size": Path(f"{prefix}{suffix}").stat().st_size,
+            "sha256": hashlib.sha256(Path(f"{prefix}{suffix}").read_bytes()).hexdigest(),
+            "modified_ns": Path(f"{prefix}{suffix}").stat().st_mtime_ns,
+        }
+        for suffix in (".bin", ".idx")
+    ]
+    Path(f"{prefix}.record.json").write_text(json.dumps({"outputs": outputs}))
+
+
+def test_a_copied_corpus_is_read_by_all_ranks_and_goes_on(tmp_path: Path) -> None:
+    prefix = tmp_path / "own"
+    write_corpus(prefix, documents=60)
+    describe_as_hpcgen_does(prefix)
+    config = gpt_config(str(prefix), tmp_path / "run") | {"world_size": 2}
+    config["training"]["train_iters"] = 2
+    (tmp_path / "stop").touch()
+    finished(config, "--stop-file", str(tmp_path / "stop"))
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for suffix in (".bin", ".idx"):
+        shutil.copyfile(f"{prefix}{suffix}", copied / f"own{suffix}")
+    config["data"]["datasets"] = [{"prefix": str(copied / "own")}]
+    intact = (copied / "own.bin").read_bytes()
+    (copied / "own.bin").write_bytes(intact[:-2] + b"\7\0")
+    log = refused_by_all(config)
+    assert f"data.datasets: {copied}/own.bin (SHA-256 " in log
+    assert ") -> another content" in log
+    (copied / "own.bin").write_bytes(intact)
+    second = finished(config)
+    assert "data: reading 1 pairs (0.00 GB): their times differ" in second.log
+    third = provenance.examine(trainer_config(config), newest_record(second))
+    assert (third.to_hash, third.changes) == (
+        {},
+        [],
+    )  # the hash was carried over, and the time is the new one
+
+
+def refused_by_all(config: dict[str, Any]) -> str:
+    ended = run(config)
+    assert 2 in ended.statuses, ended.log
+    assert 0 not in ended.statuses
+    return ended.log
+
+
+def trainer_config(config: dict[str, Any]) -> TrainerConfig:
+    return resolve(configuration.from_dict(TrainerConfig, config, "test"))
+
+
+def newest_record(ended: Run) -> dict[str, Any]:
+    newest = checkpoint_files.newest_complete(ended.checkpoints)
+    assert newest is not None
+    assert newest.record is not None
+    return newest.record
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> dict[str, Any]:
+    """The configuration of a run with a corpus and a schedule of its own, which is not trained."""
+    config = gpt_config(write_corpus(tmp_path / "own", documents=9), tmp_path / "run")
+    (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1e-3"))
+    config["optimizer"]["lr_schedule"] = f"{tmp_path}/rates.py:rate"
+    return config
+
+
+def recorded(config: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint of the configuration records."""
+    trainer = trainer_config(config)
+    return {**sections(trainer), "origins": provenance.examine(trainer).origins}
+
+
+def accepted(config: dict[str, Any], record: dict[str, Any]) -> bool:
+    """Whether a run with such a checkpoint goes on, without reading a .bin."""
+    trainer = trainer_config(config)
+    files = provenance.examine(trainer, record)
+    assert not files.to_hash
+    try:
+        return not check_changes(files.saved, trainer, contents=files.changes)
+    except TrainerError:
+        return False
+
+
+def move(config: dict[str, Any], directory: Path) -> None:
+    directory.mkdir()
+    for path in Path(config["run_dir"]).parent.glob("*.*"):
+        path.rename(directory / path.name)
+    config["data"]["datasets"][0]["prefix"] = str(directory / "own")
+    config["optimizer"]["lr_schedule"] = f"{directory}/rates.py:rate"
+
+
+def test_what_is_moved_or_left_alone_goes_on(own: dict[str, Any], tmp_path: Path) -> None:
+    record = recorded(own)
+    assert accepted(own, record)
+    move(own, tmp_path / "elsewhere")
+    assert accepted(own, record)
+    os.utime(tmp_path / "elsewhere" / "own.idx")  # its own content tells
+    assert accepted(own, record)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda path: rebuild_backwards(path / "own"), id="rebuilt"),
+        pytest.param(lambda path: overwrite(f"{path}/own"), id="overwritten"),
+        pytest.param(lambda path: write_corpus(path / "own", documents=8), id="shorter"),
+        pytest.param(lambda path: (path / "rates.py").write_text("def rate(*_): return 1\n"), id="edited"),
+    ],
+)
+def test_what_is_moved_and_changed_is_refused(
+    change: Callable[[Path], object], own: dict[str, Any], tmp_path: Path
+) -> None:
+    record = recorded(own)
+    move(own, tmp_path / "elsewhere")
+    change(tmp_path / "elsewhere")
+    assert not accepted(own, record)
+
+
+def test_a_module_is_compared_by_its_file(
+    own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rates_of_mine").mkdir()
+    (tmp_path / "rates_of_mine" / "__init__.py").touch()
+    shutil.copy(tmp_path / "rates.py", tmp_path / "rates_of_mine" / "flat.py")
+    own["optimizer"]["lr_schedule"] = "rates_of_mine.flat:rate"
+    record = recorded(own)
+    assert accepted(own, record)
+    (tmp_path / "rates_of_mine" / "flat.py").write_text(SCHEDULE.format(rate="1"))
+    assert not accepted(own, record)
+
+
+def test_a_record_of_hpcgens_that_is_older_than_the_pair_says_nothing(
+    own: dict[str, Any], tmp_path: Path
+) -> None:
+    describe_as_hpcgen_does(tmp_path / "own")
+    [pair] = recorded(own)["origins"]["pairs"]["data.datasets"]
+    assert pair["bin"]["sha256"] == hashlib.sha256((tmp_path / "own.bin").read_bytes()).hexdigest()
+    overwrite(f"{tmp_path}/own")
+    [pair] = recorded(own)["origins"]["pairs"]["data.datasets"]
+    assert pair["bin"]["sha256"] is None
+
+
+def test_a_checkpoint_without_a_record_of_files_goes_on(stopped: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run" / "checkpoints" / "iter_0000001"
+    record = checkpoint_files.read_record(path)
+    del record["origins"]
+    (path / COMPLETE).write_text(checkpoint_files.record_text(record))
+    overwrite(f"{tmp_path}/own")
+    assert finished(stopped).saved_iteration == "3"
