@@ -12,7 +12,7 @@ from hpcgen.config.loader import Run, load_run
 from hpcgen.config.stages import SUBMITTED_STAGES
 from hpcgen.errors import HpcgenError
 from hpcgen.launchers.checked_script import checked_script
-from hpcgen.launchers.pairs import check_pairs
+from hpcgen.launchers.pairs import check_pairs, require_pairs
 from hpcgen.planning.plan import Plan, plan
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def submit(
     any has no job.
 
     Raises:
-        HpcgenError: nothing could be submitted, or is: pairs of the corpus are not those of the run.
+        HpcgenError: nothing could be submitted, or is: pairs of the corpus are not made, or not those of the run.
         JobFailed: a local stage failed.
     """
     if launcher not in ("slurm", "local"):
@@ -70,7 +70,7 @@ def submit(
         raise HpcgenError(
             f"secrets name {', '.join(unset)}, which this environment does not have", "export them"
         )
-    check_pairs(plan)
+    require_pairs(plan)
     if launcher == "local":
         from hpcgen.launchers.local import run_stages
 

@@ -46,12 +46,14 @@ def command(
     """
     from hpcgen import api
     from hpcgen.launchers.corpus import check_corpus, missing_tasks
+    from hpcgen.launchers.pairs import require_pairs
 
     plan = api.plan(api.load_run(config, overrides), stages)
     warn(plan.warnings)
     if launcher == "slurm":
         warn(tuple(_unused_launch_blocks(plan, templates)))
     if dry_run:
+        require_pairs(plan)
         missing = missing_tasks(plan)
         warn(tuple(check_corpus(plan, missing)))
         for stage in plan.stages:

@@ -47,7 +47,7 @@ def starter(
         "cluster": cluster,
         "paths": {"run_dir": run_dir},
         "slurm": {"defaults": {"time": time}, "train": _tasks(preset, gpus_per_node)},
-        "data": {"split": split, "tokenizer": {"kind": "gpt2"}, "corpus": corpus},
+        "data": {"split": split, "tokenizer": _tokenizer(preset), "corpus": corpus},
     }
     if preset is not None:
         chosen["preset"] = preset.name
@@ -84,6 +84,13 @@ def _model_parallel_size(preset: Preset | None) -> int:
     parallelism = preset.sections.get("parallelism", {}) if preset else {}
     sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     return math.prod(parallelism.get(name, 1) for name in sizes)
+
+
+def _tokenizer(preset: Preset | None) -> dict[str, str]:
+    """GPT-2's; a preset with a vocabulary of its own needs its tokenizer.json, which a person has to fetch."""
+    if preset is None or "vocab_size" not in preset.sections["model"]:
+        return {"kind": "gpt2"}
+    return {"kind": "huggingface", "tokenizer_file": "tokenizer.json", "eod_token": "<|end_of_text|>"}
 
 
 def _tasks(preset: Preset | None, gpus_per_node: int) -> dict[str, int]:

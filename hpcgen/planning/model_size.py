@@ -1,4 +1,4 @@
-"""Sizes that follow from the shape of a model alone: parameters, and bytes of a checkpoint."""
+"""What follows from the shape of a model alone: its parameters, how many there are, and bytes of a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,3 +38,31 @@ def _norm_parameter_count(model: ModelConfig) -> int:
 def checkpoint_bytes(model: ModelConfig, precision: str) -> int:
     """Bytes of one checkpoint of the resolved `model`: weights and optimizer state."""
     return CHECKPOINT_BYTES_PER_PARAMETER[precision] * parameter_count(model)
+
+
+def parameter_names(model: ModelConfig, *, transformer_engine: bool = False) -> list[str]:
+    """Global names of the parameters of the resolved `model`, as Megatron-Core's GPTModel has them.
+
+    Transformer Engine's layers hold the norm before a matrix product together with it.
+    """
+    biases = ("bias",) if model.add_bias_linear else ()
+    norm = ("weight", "bias") if model.normalization == "LayerNorm" else ("weight",)
+    modules = {"self_attention.linear_proj": ("weight", *biases), "mlp.linear_fc2": ("weight", *biases)}
+    for product, own_norm in (
+        ("self_attention.linear_qkv", "input_layernorm"),
+        ("mlp.linear_fc1", "pre_mlp_layernorm"),
+    ):
+        if transformer_engine:
+            modules[product] = ("weight", *biases, *(f"layer_norm_{name}" for name in norm))
+        else:
+            modules[product] = ("weight", *biases)
+            modules[own_norm] = norm
+    layer = [f"{module}.{name}" for module, names in modules.items() for name in names]
+    names = ["embedding.word_embeddings.weight"]
+    if model.position_embedding_type == "learned_absolute":
+        names.append("embedding.position_embeddings.weight")
+    names += [f"decoder.layers.{number}.{name}" for number in range(model.num_layers) for name in layer]
+    names += [f"decoder.final_layernorm.{name}" for name in norm]
+    if model.untie_embeddings_and_output_weights:
+        names.append("output_layer.weight")
+    return names

@@ -14,6 +14,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation, Place, make_allocation, place_of
+from hpcgen.planning.functions import function_problems
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.model_size import checkpoint_bytes
 from hpcgen.planning.paths import trainer_data
@@ -23,6 +24,8 @@ from trainer.config import ModelConfig, TrainerConfig
 from trainer.resolve import resolve
 
 MUCH_SPACE_TB = 10
+MUCH_LARGER = 1.25
+"""Times the tokenizer's ids that model.vocab_size may be without a warning."""
 LARGE_CHECKPOINT_GB = 100
 WANDB_KEY = "WANDB_API_KEY"
 SHIPPED_PROFILES = "/hpcgen/clusters/"
@@ -62,8 +65,10 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         device_memory_gib=run.node_type.gpu_memory_gib,
     )
     errors, warnings = check(facts)
-    errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems
-    warnings = [_in_file(problem, nodes) for problem in warnings] + _batch_warning(config)
+    function_errors, function_warnings = function_problems(config)
+    errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems + function_errors
+    warnings = [_in_file(problem, nodes) for problem in warnings] + _batch_warning(config) + function_warnings
+    warnings += _vocabulary_warning(config, model)
     layout = facts.layout
     # Without a vocabulary the tokenizer is wrong, and plan() says so.
     if errors or layout is None or facts.resolved_model.padded_vocab_size is None:
@@ -132,6 +137,29 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
         reason = f"has no rows for all ids of data.tokenizer ({config.data.tokenizer.kind}, {known} ids)"
         return model, [Problem("model.vocab_size", reason, f"leave it out, or use at least {known}")]
     return dataclasses.replace(model, vocab_size=asked or known), []
+
+
+def _vocabulary_warning(config: RunConfig, model: ModelConfig) -> list[Problem]:
+    """A vocabulary far larger than the tokenizer's, as when a preset of Llama 3 meets GPT-2's tokenizer.
+
+    A few rows more than ids are usual: 50,257 ids are padded to 50,304 rows, and tokenizers reserve ids.
+    """
+    asked = config.model.vocab_size
+    if asked is None or config.data.mock or tokenizers.problems(config.data.tokenizer):
+        return []
+    try:
+        known = tokenizers.vocab_size(config.data.tokenizer)
+    except HpcgenError:
+        return []
+    if asked <= MUCH_LARGER * known:
+        return []
+    rows = (asked - known) * model.hidden_size * (2 if model.untie_embeddings_and_output_weights else 1)
+    reason = (
+        f"is far more than the {known:,} ids of data.tokenizer ({config.data.tokenizer.kind}): "
+        f"{rows:,} parameters would belong to no token"
+    )
+    hint = f"name the tokenizer that the model is meant for (data.tokenizer), or set vocab_size to {known}"
+    return [Problem("model.vocab_size", reason, hint)]
 
 
 def _batch_warning(config: RunConfig) -> list[Problem]:

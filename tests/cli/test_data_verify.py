@@ -88,6 +88,7 @@ def test_a_pair_made_with_other_settings_or_without_a_record():
 
 
 TRAINING = [
+    ("validate",),
     ("render", "train"),
     ("render", "index-cache"),
     ("submit", "train", "--dry-run"),
@@ -98,7 +99,7 @@ TRAINING = [
 @pytest.mark.parametrize("command", TRAINING, ids=" ".join)
 def test_training_does_not_begin_with_pairs_of_other_settings_or_files(command):
     told = hpcgen(*command, "-c", "run.yaml", "--set", "data.corpus.drop_empty=true")
-    stages = " ".join(word for word in command if word in ("train", "index-cache"))
+    stages = " ".join(word for word in command if word in ("train", "index-cache")) or "train"
     assert (told.status, told.stdout) == (2, "")
     assert (
         "corpus-00000-of-00002 (and 1 more of 2 pairs): made with other settings than the run file's"
@@ -110,6 +111,20 @@ def test_training_does_not_begin_with_pairs_of_other_settings_or_files(command):
     told = hpcgen(*command, "-c", "run.yaml")
     assert told.status == 2
     assert "corpus-00000-of-00002: made of other files than the manifest has for it" in told.stderr
+
+
+@pytest.mark.parametrize("command", TRAINING[3:], ids=" ".join)
+def test_training_does_not_begin_without_pairs(command):
+    """No nodes are taken for what is not made. `validate` and `render`, which people run before that, only warn."""
+    Path("data/tokens/corpus-00001-of-00002.idx").unlink()
+    told = hpcgen(*command, "-c", "run.yaml")
+    assert (told.status, told.stdout) == (2, "")
+    assert "corpus-00001-of-00002.idx is not made yet, and stage " in told.stderr
+    assert "hpcgen submit prepare " in told.stderr
+    for early in (("validate",), ("render", "train")):
+        checked = hpcgen(*early, "-c", "run.yaml")
+        assert checked.status == 0
+        assert "corpus-00001-of-00002.idx is not there yet" in checked.stderr
 
 
 def test_training_begins_with_the_pairs_of_the_corpus(made):

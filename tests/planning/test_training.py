@@ -123,3 +123,72 @@ def test_a_growing_batch_reads_fewer_tokens(tmp_path):
 )
 def test_the_schedule_in_a_line(tmp_path, overrides, line):
     assert lines(planned(tmp_path, minimal_run(), overrides=overrides))["learning rate"] == line
+
+
+def mistakes(tmp_path, *overrides: str, **sections) -> str:
+    from hpcgen import plan
+    from hpcgen.errors import ConfigErrors
+
+    with pytest.raises(ConfigErrors) as error:
+        plan(loaded(tmp_path, minimal_run(**sections), overrides))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("key", ["model.layer_spec", "model.model_provider", "optimizer.lr_schedule"])
+def test_a_function_that_its_file_does_not_define_is_an_error(tmp_path, key):
+    (tmp_path / "mine.py").write_text("import os\nraise SystemExit  # never imported\ndef rates(): pass\n")
+    found = mistakes(tmp_path, f"{key}=mine.py:rate")
+    assert f"names rate, which {tmp_path}/mine.py does not define; did you mean rates?" in found
+
+
+def test_what_a_file_defines_in_other_ways_is_found(tmp_path):
+    text = "try:\n    from a.b import c as rate\nexcept ImportError:\n    rate = None\nif True:\n    spec: int = 1\n"
+    (tmp_path / "mine.py").write_text(text)
+    planned(
+        tmp_path,
+        minimal_run(),
+        overrides=["optimizer.lr_schedule=mine.py:rate", "model.layer_spec=mine.py:spec"],
+    )
+    for text in ("from a import *\n", "def __getattr__(name): ...\n", "globals()['rate'] = 1\n"):
+        (tmp_path / "mine.py").write_text(text)
+        planned(tmp_path, minimal_run(), overrides=["optimizer.lr_schedule=mine.py:rate"])
+    (tmp_path / "mine.py").write_text("def rate(:\n")
+    found = planned(tmp_path, minimal_run(), overrides=["optimizer.lr_schedule=mine.py:rate"])
+    assert [w for w in found.warnings if f"this Python cannot parse {tmp_path}/mine.py:1" in w]
+
+
+@pytest.mark.parametrize("lr", ["3", "10", "0.3"])
+def test_an_absurd_learning_rate_is_an_error(tmp_path, lr):
+    assert "is no rate that AdamW can train with" in mistakes(tmp_path, f"optimizer.lr={lr}")
+
+
+def test_a_learning_rate_far_above_the_published_is_a_warning(tmp_path):
+    def said(lr: str, *more: str) -> list[str]:
+        found = planned(tmp_path, big_run(preset="1.3b"), overrides=[f"optimizer.lr={lr}", *more])
+        return [warning for warning in found.warnings if "optimizer.lr" in warning]
+
+    [warning] = said("3e-3")
+    assert "is 15 times the rate of about 0.0002 that is published for models of this size" in warning
+    assert said("6e-4") == []
+    assert said("3", "optimizer.lr_schedule=mine.rates:rate")  # which may scale it
+
+
+def test_a_vocabulary_far_larger_than_the_tokenizers_is_a_warning(tmp_path):
+    found = planned(tmp_path, big_run(preset="llama3-8b"))
+    [warning] = [warning for warning in found.warnings if "model.vocab_size" in warning]
+    assert "128256 is far more than the 50,257 ids of data.tokenizer (gpt2)" in warning
+    padded = planned(tmp_path, minimal_run(), overrides=["model.vocab_size=50304"])
+    assert not [warning for warning in padded.warnings if "model.vocab_size" in warning]
+
+
+def test_a_group_that_matches_no_parameter_is_an_error(tmp_path):
+    def groups(*patterns: str) -> str:
+        return f"optimizer.parameter_groups={json.dumps([{'match': pattern} for pattern in patterns])}"
+
+    found = mistakes(tmp_path, groups("*.bias", "decoder.layer.*"))
+    assert "has 'decoder.layer.*', which matches no parameter" in found
+    assert "decoder.layers.0.self_attention.linear_qkv.weight" in found
+    assert "has '*.bias', which" in mistakes(tmp_path, groups("*", "*.bias"))
+    planned(tmp_path, minimal_run(), overrides=[groups("*.bias", "decoder.layers.1.*", "embedding.*")])
+    elsewhere = ["model.model_provider=installed.model:Mine", groups("mine.*")]
+    planned(tmp_path, minimal_run(), overrides=elsewhere)

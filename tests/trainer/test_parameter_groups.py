@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from trainer.config import ConfigError, ParameterGroup
+from hpcgen.planning.model_size import parameter_names
+from tests.trainer.runs import GPT, LLAMA, gpt_config, run
+from trainer.config import ConfigError, ModelConfig, ParameterGroup
 from trainer.parameter_groups import give_rates, global_names, overrides
+from trainer.resolve import resolve_model
 
 
 class Layer(torch.nn.Module):
@@ -112,3 +117,13 @@ def test_a_checkpoints_groups_take_the_configured_rates_of_their_multipliers() -
     unknown = [usual | {"wd_mult": 0.5, "max_lr": 1e-2}]
     give_rates(unknown, [usual | {"max_lr": 5e-3}])
     assert unknown[0]["max_lr"] == 1e-2
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_hpcgen_knows_the_names_of_the_parameters(shape: dict[str, Any], corpus: str, tmp_path: Path) -> None:
+    config = gpt_config(corpus, tmp_path / "run", shape)
+    config["optimizer"]["parameter_groups"] = [{"match": "nothing"}]
+    ended = run(config)
+    assert ended.statuses == (2,)
+    [listed] = re.findall("the model has (.*)", ended.log)
+    assert listed.split(", ") == sorted(parameter_names(resolve_model(ModelConfig(**shape))))

@@ -12,6 +12,7 @@ from hpcgen.planning.rules import (
     data,
     logging,
     model,
+    optimizer,
     parallelism,
     precision,
     recompute,
@@ -26,6 +27,7 @@ ERRORS: tuple[Rule, ...] = (
     *batch.RULES,
     *recompute.RULES,
     *schedule.RULES,
+    *optimizer.RULES,
     *data.RULES,
     *precision.RULES,
     *cuda_graphs.RULES,
@@ -34,7 +36,7 @@ ERRORS: tuple[Rule, ...] = (
 )
 """Rules that a run must obey. Causes stand before their consequences: the first to object is reported."""
 
-WARNINGS: tuple[Rule, ...] = (*resources.RULES, *precision.WARNINGS)
+WARNINGS: tuple[Rule, ...] = (*resources.RULES, *precision.WARNINGS, *optimizer.WARNINGS)
 """Rules that a run may break: it works, but is slow, or may run out of memory."""
 
 Key = tuple[str, str]
