@@ -34,6 +34,7 @@ exec env LD_LIBRARY_PATH=/image/lib "$@"
         ("enroot", PLAIN, "/opt/efa/lib:/opt/ofi/lib:/image/lib"),
         ("none", PLAIN, "/opt/efa/lib:/opt/ofi/lib"),
     ],
+    ids=["pyxis", "enroot", "none"],
 )
 def test_a_task_has_the_directories_in_front_of_the_images(
     tmp_path: Path, runtime: str, stand_in: str, expected: str
