@@ -192,6 +192,59 @@ def wrong_range(handler: Handler, content: bytes) -> None:
     handler.answer(206, {"Content-Range": f"bytes 1-{len(content) - 1}/{len(content)}"}, content[1:])
 
 
+def short_range(length: int, *, names_total: bool, sends: bool = True) -> Behaviour:
+    """At most `length` bytes from where it was asked for, as a server may choose (RFC 9110, 15.3.7)."""
+
+    def behaviour(handler: Handler, content: bytes) -> None:
+        wanted = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range", ""))
+        if wanted is None or int(wanted[1]) >= len(content):
+            serve(handler, content)
+            return
+        first, etag = int(wanted[1]), handler.state.etag(handler.file)
+        body = content[first : first + length]
+        total = len(content) if names_total else "*"
+        headers = {"Content-Range": f"bytes {first}-{first + len(body) - 1}/{total}"}
+        handler.answer(206, headers | ({"ETag": etag} if etag else {}), body if sends else b"")
+
+    return behaviour
+
+
+def short_chunks(length: int, *, ends: bool) -> Behaviour:
+    """The first `length` bytes in chunks; with `ends`, as if that were all, as a proxy does that loses its server."""
+
+    def behaviour(handler: Handler, content: bytes) -> None:
+        etag = handler.state.etag(handler.file)
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        if etag:
+            handler.send_header("ETag", etag)
+        handler.end_headers()
+        handler.wfile.write(b"%x\r\n%s\r\n" % (length, content[:length]) + (b"0\r\n\r\n" if ends else b""))
+        handler.drop()
+
+    return behaviour
+
+
+def other_length(length: int) -> Behaviour:
+    """The first `length` bytes, as if that were all of the same content."""
+
+    def behaviour(handler: Handler, content: bytes) -> None:
+        etag = handler.state.etag(handler.file)
+        handler.answer(200, {"ETag": etag} if etag else {}, content[:length])
+
+    return behaviour
+
+
+def endless(handler: Handler, content: bytes) -> None:
+    """A body in chunks that goes on until the client has enough."""
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    block = b'{"text": "and on"}\n' * 4096
+    while True:
+        handler.wfile.write(b"%x\r\n%s\r\n" % (len(block), block))
+
+
 def without_length(handler: Handler, content: bytes) -> None:
     """A body that ends with the connection."""
     handler.send_response(200)

@@ -11,15 +11,23 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import httpx2
 
 from hpcgen.config.corpus import CorpusJob
-from hpcgen.data.http import TryAgain, Web, authorization, shown
+from hpcgen.data.http import (
+    TryAgain,
+    Web,
+    authorization,
+    content_total,
+    content_validator,
+    range_start,
+    shown,
+)
 from hpcgen.data.part import PartialFile, partial_file
 from hpcgen.data.record import FileIdentity, Record, publish_unit, write_record
+from hpcgen.data.space import bytes_left, size_text
 from hpcgen.data.task import Context, Step
 from hpcgen.data.unit import Unit
 from hpcgen.errors import HpcgenError
@@ -27,6 +35,12 @@ from hpcgen.errors import HpcgenError
 _BLOCK = 1 << 20
 _MAGIC = {".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), ".gz": re.compile(rb"\x1f\x8b")}
 """How compressed data begins (zstd: a frame, or a skippable one)."""
+_MEANINGFUL_BYTES, _MEANINGFUL_SHARE = 16 << 10, 1000
+"""Progress that starts the count of attempts again: this many bytes, and a thousandth of the file, since the last."""
+_LOOK_BYTES = 256 << 20
+"""Bytes of a body of unknown length between two looks at the room that is left."""
+MOST_UNKNOWN_BYTES = 1 << 40
+"""The longest file (1 TiB) that is fetched when nobody states its size; the stream may never end."""
 _HINT = "what was fetched is kept: run the stage again to go on from there"
 
 
@@ -97,7 +111,7 @@ def fetched(
     with partial_file(target, wanted.url) as part:
         advance(part.size)
         transfer = _Transfer(wanted, part, web, headers, advance)
-        web.patiently(wanted.url, transfer.once, progress=lambda: transfer.furthest, hint=_HINT)
+        web.patiently(wanted.url, transfer.once, progress=transfer.progress, hint=_HINT)
         yield part
 
 
@@ -116,9 +130,16 @@ class _Transfer:
         self._headers, self._advance = headers, advance
         self._takes_ranges = True
         self._content_type = ""
-        self._wrong_hashes = 0
-        self.furthest = part.size
-        """Most bytes that there ever were: progress."""
+        self._wrong_answers = 0
+        self._stated = None if part.total is None else (part.validator, part.total)
+        """The last statement of a server about the length: of which content, and how many bytes."""
+        self._furthest = part.size
+        """Most bytes that there ever were."""
+
+    def progress(self) -> int:
+        """How far the transfer is, in steps large enough to justify further attempts."""
+        total = self._wanted.size or self._part.total or 0
+        return self._furthest // max(_MEANINGFUL_BYTES, total // _MEANINGFUL_SHARE)
 
     def once(self) -> None:
         """One request, for what is missing; the part is whole and right when it returns.
@@ -152,34 +173,81 @@ class _Transfer:
 
     def _beyond_the_end(self, response: httpx2.Response) -> None:
         """The server has no more than there is: fine when that is all, else it is other content."""
-        if _total(response) != self._part.size:
+        if content_total(response) != self._part.size:
             self._restart()
             raise TryAgain("the server has less than was fetched before")
+        self._note_total(self._part.validator, self._part.size)
 
     def _begin(self, response: httpx2.Response) -> None:
         """Makes the part fit the answer, or the other way round: what comes now continues the part."""
         part, wanted = self._part, self._wanted
-        validator = _validator(response)
+        validator, total = content_validator(response), content_total(response)
+        self._content_type = response.headers.get("Content-Type", "")
+        if wanted.size is not None and total is not None and total != wanted.size:
+            raise (
+                self._web_page()
+                if self._content_type.startswith("text/html")
+                else self._wrong(
+                    f"has {total:,} bytes, and {wanted.size:,} in the manifest: it has changed",
+                    "run hpcgen data plan again",
+                )
+            )
         if response.status_code == 206:
-            first = _first(response)
+            first = range_start(response)
             same = part.validator in (None, validator) or (validator is None and wanted.sha256 is not None)
             if first != part.size or not part.size or not same:
                 self._takes_ranges = first == part.size and same
                 self._restart()
                 raise TryAgain("the server sends another range, or of other content, than was asked for")
+            if total is None and part.total is None and wanted.size is None and wanted.sha256 is None:
+                self._takes_ranges = False  # a range may be shorter than was asked for (RFC 9110, 15.3.7)
+                self._restart()
+                raise TryAgain("the server sends a part, and does not say of how much")
         elif part.size:
             self._restart()  # the server knows no ranges, or its content has changed: this is all of it
-        self._content_type = response.headers.get("Content-Type", "")
         self._refuse_unmeasurable(response)
-        total = _total(response)
-        if wanted.size is not None and total is not None and total != wanted.size:
-            if self._content_type.startswith("text/html"):
-                raise self._web_page()
-            raise HpcgenError(
-                f"{shown(wanted.url)}: has {total:,} bytes, and {wanted.size:,} in the manifest: it has changed",
-                "run hpcgen data plan again",
-            )
+        self._note_total(validator, total)
         part.validator = validator or part.validator
+        self._require_room()
+
+    def _note_total(self, validator: str | None, total: int | None) -> None:
+        """Takes the server's word for the length of the content, unless it said otherwise before.
+
+        Two lengths of one content cannot both be right. The transfer starts over, and believes the later one if the
+        next answer confirms it. Only two different validators tell that the content itself has changed.
+
+        Raises:
+            TryAgain: the server contradicts itself.
+        """
+        if total is None or self._wanted.size is not None:
+            return
+        before, self._stated = self._stated, (validator, total)
+        if before and before[1] != total and (before[0] == validator or None in (before[0], validator)):
+            self._restart()
+            raise TryAgain(f"the server has {total:,} bytes now, and said {before[1]:,} before")
+        self._part.total = total
+
+    def _require_room(self) -> None:
+        """Keeps a file whose size is not in the manifest from filling the disk: nobody could plan for it.
+
+        Raises:
+            HpcgenError: it is longer than the room that is left, or has no end in sight.
+        """
+        part, reason = self._part, ""
+        if self._wanted.size is not None:
+            return
+        left, limit = bytes_left(Path(part.file.name).parent)
+        room = f"{limit} has room for {size_text(left)} more"
+        if part.total is not None and part.total - part.size > left:
+            reason = f"has {size_text(part.total)}, and {room}"
+        elif part.total is None and part.size > min(left, MOST_UNKNOWN_BYTES):
+            reason = f"{size_text(part.size)} have come, its length is not known, and {room}"
+        if reason:
+            self._restart()
+            raise HpcgenError(
+                f"{shown(self._wanted.url)}: {reason}",
+                "make room, or name its size in a list (data.corpus.source.manifest) and plan again",
+            )
 
     def _refuse_unmeasurable(self, response: httpx2.Response) -> None:
         """An answer of which nobody could say whether all of it came, or which is not the file byte for byte."""
@@ -187,8 +255,8 @@ class _Transfer:
         encoding = headers.get("Content-Encoding", "identity")
         # some servers say gzip of every .gz file
         if encoding != "identity" and not ("gzip" in encoding and wanted.name.endswith(".gz")):
-            raise HpcgenError(
-                f"{shown(wanted.url)}: the server sends it encoded ({encoding}), though asked not to",
+            raise self._wrong(
+                f"the server sends it encoded ({encoding}), though asked not to",
                 "mend the server, or fetch the files by other means and name their directory",
             )
         ends = "Content-Length" in headers or "Transfer-Encoding" in headers or response.status_code == 206
@@ -201,19 +269,23 @@ class _Transfer:
     def _read(self, response: httpx2.Response) -> None:
         part, wanted, patience = self._part, self._wanted, self._web.patience
         window, bytes_in_window = time.monotonic(), 0
-        has_begun = part.size > 0
+        has_begun, looked = part.size > 0, part.size
         for block in response.iter_raw():
             part.write(block)
             self._advance(len(block))
-            self.furthest = max(self.furthest, part.size)
+            self._furthest = max(self._furthest, part.size)
             if not has_begun and len(part.head) >= 64:
                 has_begun = True
                 self._refuse_other_data()
             if wanted.size is not None and part.size > wanted.size:
-                raise HpcgenError(
-                    f"{shown(wanted.url)}: more than the {wanted.size:,} bytes of the manifest: it has changed",
+                self._restart()
+                raise self._wrong(
+                    f"more than the {wanted.size:,} bytes of the manifest: it has changed",
                     "run hpcgen data plan again",
                 )
+            if part.size - looked >= _LOOK_BYTES:
+                looked = part.size
+                self._require_room()
             bytes_in_window += len(block)
             if (seconds := time.monotonic() - window) > patience.read_timeout_s:
                 if bytes_in_window < patience.slowest_bytes_per_s * seconds:
@@ -223,35 +295,46 @@ class _Transfer:
     def _check(self) -> None:
         part, wanted = self._part, self._wanted
         self._refuse_other_data()
-        if wanted.size is not None and part.size < wanted.size:
-            raise TryAgain(f"the body ended after {part.size:,} of {wanted.size:,} bytes")
-        if wanted.sha256 is not None and part.sha256 != wanted.sha256:
-            self._wrong_hashes += 1
-            found, size = part.sha256, part.size
+        if part.total is None:
+            self._note_total(part.validator, part.size)  # the server ended the stream: that says it as well
+        total = part.total if wanted.size is None else wanted.size
+        if total is not None and part.size < total:
+            raise TryAgain(f"the body ended after {part.size:,} of {total:,} bytes")
+        if total is not None and part.size > total:
+            found = part.size
             self._restart()
-            if self._wrong_hashes > 1:
-                raise HpcgenError(
-                    f"{shown(wanted.url)}: its {size:,} bytes have the SHA-256 {found}, "
-                    f"and {wanted.sha256} in the manifest: it is damaged, or has changed",
-                    "run hpcgen data plan again",
-                )
-            raise TryAgain("the hash is wrong")
+            raise TryAgain(f"{found:,} bytes came of {total:,}")
+        if wanted.sha256 is not None and part.sha256 != wanted.sha256:
+            reason = (
+                f"its {part.size:,} bytes have the SHA-256 {part.sha256}, and {wanted.sha256} in the manifest"
+            )
+            self._restart()
+            raise self._wrong(f"{reason}: it is damaged, or has changed", "run hpcgen data plan again")
 
     def _refuse_other_data(self) -> None:
-        """Something else under the name of data ends the work: waiting does not mend it."""
+        """Looks whether something else comes under the name of the file."""
         reason = no_data_reason(self._wanted.name, self._part.head, self._content_type)
-        if reason == "a web page":
-            raise self._web_page()
         if reason:
             self._restart()
-            raise HpcgenError(f"{shown(self._wanted.url)}: is {reason}", "mend the source")
+            raise (
+                self._web_page() if reason == "a web page" else self._wrong(f"is {reason}", "mend the source")
+            )
 
-    def _web_page(self) -> HpcgenError:
-        self._restart()
-        return HpcgenError(
-            f"{shown(self._wanted.url)}: is a web page (HTML), not data",
-            "look at it in a browser: a login, a licence to accept, or a proxy that answers in its place",
+    def _web_page(self) -> Exception:
+        return self._wrong(
+            "is a web page (HTML), not data",
+            "look at it in a browser: a login, a license to accept, or a proxy that answers in its place",
         )
+
+    def _wrong(self, reason: str, hint: str) -> Exception:
+        """The exception for an answer that is not the file: another attempt until `Patience.wrong_answers`.
+
+        A proxy, or one of the servers behind an address, may be wrong for a moment.
+        """
+        self._wrong_answers += 1
+        if self._wrong_answers < self._web.patience.wrong_answers:
+            return TryAgain(reason)
+        return HpcgenError(f"{shown(self._wanted.url)}: {reason}", hint)
 
     def _restart(self) -> None:
         self._advance(-self._part.size)
@@ -305,32 +388,3 @@ def _size_when_present(target: Path, wanted: Wanted, advance: Callable[[int], No
         return None
     advance(size)
     return size
-
-
-def _validator(response: httpx2.Response) -> str | None:
-    """What If-Range takes: a strong ETag, else the time of the last change where that was a minute ago or more.
-
-    Within a minute a file might change twice under the same time (RFC 9110, 8.8.2.2).
-    """
-    headers = response.headers
-    if headers.get("ETag", "").startswith('"'):
-        return str(headers["ETag"])
-    try:
-        changed, now = (parsedate_to_datetime(headers[name]) for name in ("Last-Modified", "Date"))
-    except (KeyError, ValueError, TypeError):
-        return None
-    return str(headers["Last-Modified"]) if (now - changed).total_seconds() >= 60 else None
-
-
-def _total(response: httpx2.Response) -> int | None:
-    """Bytes of the whole file, where the answer says."""
-    match = re.fullmatch(r"bytes (?:\d+-\d+|\*)/(\d+)", response.headers.get("Content-Range", ""))
-    if match:
-        return int(match[1])
-    length: str = response.headers.get("Content-Length", "")
-    return int(length) if response.status_code == 200 and length.isdigit() else None
-
-
-def _first(response: httpx2.Response) -> int | None:
-    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    return int(match[1]) if match else None

@@ -51,6 +51,8 @@ class Patience:
     """A connection on which nothing comes for so long is dead."""
     slowest_bytes_per_s: float = 1024.0
     """A connection that is slower over `read_timeout_s` is given up too."""
+    wrong_answers: int = 3
+    """Answers of status 200 that are not the file (a web page, an empty body, another size); the last one is final."""
 
     def wait_s(self, failures: int, retry_after_s: float | None) -> float:
         """How long to wait after so many failures in a row.
@@ -92,6 +94,7 @@ class Web:
             limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
             # identity: lengths, ranges and hashes are those of the file
             headers={"User-Agent": f"hpcgen/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"},
+            event_hooks={"response": [_refuse_other_scheme]},
         )
         self._lock = threading.Lock()
         self._quiet_until: dict[str, float] = {}
@@ -237,6 +240,36 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     return max(0.0, moment - now)
 
 
+def content_validator(response: httpx2.Response) -> str | None:
+    """What If-Range takes: a strong ETag, else the time of the last change where that was a minute ago or more.
+
+    Within a minute a file might change twice under the same time (RFC 9110, 8.8.2.2).
+    """
+    headers = response.headers
+    if headers.get("ETag", "").startswith('"'):
+        return str(headers["ETag"])
+    try:
+        changed, now = (parsedate_to_datetime(headers[name]) for name in ("Last-Modified", "Date"))
+    except (KeyError, ValueError, TypeError):
+        return None
+    return str(headers["Last-Modified"]) if (now - changed).total_seconds() >= 60 else None
+
+
+def content_total(response: httpx2.Response) -> int | None:
+    """Bytes of the whole file, where the answer says."""
+    match = re.fullmatch(r"bytes (?:\d+-\d+|\*)/(\d{1,18})", response.headers.get("Content-Range", ""))
+    if match:
+        return int(match[1])
+    match = re.fullmatch(r"\d{1,18}", response.headers.get("Content-Length", ""))
+    return int(match[0]) if match and response.status_code == 200 else None
+
+
+def range_start(response: httpx2.Response) -> int | None:
+    """The place in the file, in bytes, of the first byte of a partial answer; None where it does not say."""
+    match = re.match(r"bytes (\d{1,18})-", response.headers.get("Content-Range", ""))
+    return int(match[1]) if match else None
+
+
 def _refusal(response: httpx2.Response, url: str, has_token: bool) -> Exception:
     status = response.status_code
     words = f"HTTP {status} {response.reason_phrase}".strip()
@@ -254,6 +287,20 @@ def _refusal(response: httpx2.Response, url: str, has_token: bool) -> Exception:
             f"{shown(url)}: is gone ({words})", "name another source in data.corpus.source and plan again"
         )
     return HpcgenError(f"{shown(url)}: the server answers {words}", "try the address by hand: curl -I")
+
+
+def _refuse_other_scheme(response: httpx2.Response) -> None:
+    """Ends a redirect that leaves the web. httpx2 reports `javascript:` and the like as a broken connection.
+
+    Raises:
+        HpcgenError: the redirect names a scheme other than http and https.
+    """
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", response.headers.get("Location", "").strip())
+    if response.is_redirect and scheme and scheme[1].lower() not in ("http", "https"):
+        raise HpcgenError(
+            f"{shown(str(response.url))}: redirects to an unsupported protocol ({scheme[1]})",
+            "mend the source",
+        )
 
 
 def _broken(error: httpx2.RequestError, patience: Patience) -> str:

@@ -39,6 +39,8 @@ class _Note(msgspec.Struct, frozen=True):
     """ETag or Last-Modified of the content."""
     size: int
     """Bytes that are on the disk."""
+    total: int | None = None
+    """Bytes of the complete content, where the server said."""
 
 
 class PartialFile:
@@ -57,6 +59,8 @@ class PartialFile:
         self.head = b""
         self.validator: str | None = None
         """Of the content that this is the beginning of; None where the server names none."""
+        self.total: int | None = None
+        """Bytes of the complete content as the server states them; None where it has not."""
         self._hash = hashlib.sha256()
         self._noted = 0
 
@@ -83,7 +87,7 @@ class PartialFile:
         """Brings what there is to the disk, and writes down that it is there."""
         sync(self.file)
         private = _new_note_path(self._path)
-        private.write_bytes(msgspec.json.encode(_Note(self._origin, self.validator, self.size)))
+        private.write_bytes(msgspec.json.encode(_Note(self._origin, self.validator, self.size, self.total)))
         private.replace(_note_path(self._path))
         self._noted = self.size
 
@@ -100,7 +104,7 @@ class PartialFile:
         notes = [(path, note) for path in others if (note := _read(path)) and note.origin == self._origin]
         for path, note in sorted(notes, key=lambda entry: -entry[1].size):
             if self._copy(path, note):
-                self.validator = note.validator
+                self.validator, self.total = note.validator, note.total
                 self.note()
                 break
             self.restart()

@@ -100,10 +100,19 @@ def check_room(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob, manifes
         warnings.append(
             f"{counted(unknown, 'file')} of unknown size in the corpus: the space needed is a guess"
         )
-    rooms = (_file_system(job.directory), *quotas(_existing(job.directory), os.geteuid()))
-    for room in rooms:
+    for room in _rooms(job.directory):
         warnings += _compared(need, room, names, job.directory)
     return warnings
+
+
+def bytes_left(directory: Path) -> tuple[int, str]:
+    """Bytes that may still be written below `directory`, and the name of the limit that is reached first."""
+    return min((room.bytes, room.name) for room in _rooms(directory) if room.bytes is not None)
+
+
+def _rooms(directory: Path) -> tuple[Room, ...]:
+    """Every limit on what may still be written below `directory`: the file system's, then the quotas."""
+    return (_file_system(directory), *quotas(_existing(directory), os.geteuid()))
 
 
 def _estimate(stage: DataStage, missing: Sequence[Unit], job: CorpusJob, manifest: Manifest) -> Need:

@@ -38,9 +38,13 @@ from tests.http_server import (
     Server,
     chunked,
     cut,
+    endless,
     http_server,
     no_ranges,
+    other_length,
     redirect,
+    short_chunks,
+    short_range,
     stall,
     status,
     trickle,
@@ -189,8 +193,12 @@ def test_a_weak_etag_does_not_resume(tmp_path: Path, server: Server, web: Web) -
             [status(503)] * 4,
             r"answers HTTP 503 Service Unavailable \(after 4 attempts in 0 s\); what was fetched",
         ),
-        ([web_page], r"is a web page \(HTML\), not data; look at it in a browser"),
-        ([redirect("file:///etc/passwd")], r"unsupported protocol"),
+        ([web_page] * 3, r"is a web page \(HTML\), not data; look at it in a browser"),
+        (
+            [redirect("file:///etc/passwd")],
+            r"part\.jsonl\.zst: redirects to an unsupported protocol \(file\)",
+        ),
+        ([redirect("javascript:alert(1)")], r"redirects to an unsupported protocol \(javascript\)"),
         ([redirect(PATH)] * 12, r"[Rr]edirect"),
     ],
 )
@@ -215,7 +223,7 @@ def test_another_size_than_the_manifest_says(tmp_path: Path, server: Server, web
         HpcgenError, match=r"has 300,\d+ bytes, and 5 in the manifest: it has changed; run hpcgen"
     ):
         fetch(wanted(server, size=5), tmp_path / "x.jsonl.zst", web, {})
-    server.behaviours[PATH] = [without_length]
+    server.behaviours[PATH] = [without_length] * 3
     with pytest.raises(HpcgenError, match=r"more than the 5 bytes of the manifest"):
         fetch(wanted(server, size=5), tmp_path / "x.jsonl.zst", web, {})
     server.behaviours[PATH] = [without_length] * 4
@@ -225,17 +233,155 @@ def test_another_size_than_the_manifest_says(tmp_path: Path, server: Server, web
         fetch(wanted(server, size=999_999), tmp_path / "x.jsonl.zst", web, {})
 
 
-def test_another_hash_than_the_manifest_says_is_tried_once_more(
-    tmp_path: Path, server: Server, web: Web
-) -> None:
+def test_another_hash_than_the_manifest_says_is_tried_again(tmp_path: Path, server: Server, web: Web) -> None:
     damaged = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
     server.behaviours[PATH] = [lambda handler, content: handler.answer(200, {}, damaged)]
     fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
     assert (tmp_path / "x.jsonl.zst").read_bytes() == CONTENT
     server.files[PATH] = damaged
+    server.requests.clear()
     with pytest.raises(HpcgenError, match=rf"and {SHA256} in the manifest: it is damaged, or has changed"):
         fetch(wanted(server), tmp_path / "y.jsonl.zst", web, {})
     assert names(tmp_path) == ["x.jsonl.zst"]
+    assert len(server.asked(PATH)) == 3
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(web_page, id="a web page"),
+        pytest.param(lambda handler, content: handler.answer(200, {}, b""), id="empty"),
+        pytest.param(
+            lambda handler, content: handler.answer(
+                200, {"Content-Encoding": "gzip"}, gzip.compress(content)
+            ),
+            id="gzip",
+        ),
+    ],
+)
+def test_two_wrong_answers_do_not_end_a_file(
+    tmp_path: Path, server: Server, web: Web, wrong: Behaviour, is_known: bool
+) -> None:
+    server.behaviours[PATH] = [wrong, wrong]
+    what = wanted(server) if is_known else wanted(server, size=None, sha256=None)
+    fetch(what, tmp_path / "x.jsonl.zst", web, {})
+    assert (tmp_path / "x.jsonl.zst").read_bytes() == CONTENT
+
+
+def at_line(number: int) -> int:
+    """The place in LINES where that line begins: a file that ends there looks complete to its readers."""
+    return len(b"".join(LINES.splitlines(keepends=True)[:number]))
+
+
+BROKEN_OFF = {
+    "with a length": cut(at_line(1000)),
+    "in chunks": short_chunks(at_line(1000), ends=False),
+}
+SHORTER = {
+    "a range of a total": short_range(at_line(2000), names_total=True),
+    "a range of no total": short_range(at_line(2000), names_total=False),
+    "an empty range of a total": short_range(at_line(2000), names_total=True, sends=False),
+    "an empty range of no total": short_range(at_line(2000), names_total=False, sends=False),
+    "another length": other_length(at_line(3000)),
+    "chunks that end": short_chunks(at_line(3000), ends=True),
+}
+UNDETECTABLE = {("in chunks", "another length"), ("in chunks", "chunks that end")}
+"""One whole answer is shorter than the file, and no other says how long that is."""
+
+
+@pytest.mark.parametrize("etag", ['"one"', None], ids=["etag", "no etag"])
+@pytest.mark.parametrize("shorter", SHORTER)
+@pytest.mark.parametrize("broken_off", BROKEN_OFF)
+@pytest.mark.parametrize("is_resumed", [False, True], ids=["one task", "two tasks"])
+def test_a_shorter_answer_is_not_taken_for_the_whole_file(
+    tmp_path: Path,
+    server: Server,
+    web: Web,
+    broken_off: str,
+    shorter: str,
+    etag: str | None,
+    is_resumed: bool,
+) -> None:
+    """With neither size nor hash in the manifest, what the server said of the length before counts."""
+    server.files["/a.jsonl"] = LINES
+    server.etags["/a.jsonl"] = etag
+    what = Wanted(name="a.jsonl", url=f"{server.url}/a.jsonl", size=None, sha256=None)
+    target, answers = tmp_path / "a.jsonl", [BROKEN_OFF[broken_off], SHORTER[shorter]]
+    if is_resumed:
+        server.behaviours["/a.jsonl"] = answers[:1]
+        with (
+            Web(replace(QUICK, attempts=1)) as once,
+            pytest.raises(HpcgenError, match="the connection broke"),
+        ):
+            fetch(what, target, once, {})
+        become_another_process()
+        answers = answers[1:]
+    server.behaviours["/a.jsonl"] = answers
+    fetch(what, target, web, {})
+    is_whole = target.read_bytes() == LINES
+    assert is_whole != ((broken_off, shorter) in UNDETECTABLE)
+
+
+@pytest.mark.parametrize(
+    "shorter", [name for name in SHORTER if "range" in name and "empty" not in name] + ["another length"]
+)
+def test_a_server_that_always_sends_less_ends_in_the_whole_file_or_in_none(
+    tmp_path: Path, server: Server, web: Web, shorter: str
+) -> None:
+    server.files["/a.jsonl"] = LINES
+    server.behaviours["/a.jsonl"] = [cut(at_line(1000)), *[SHORTER[shorter], cut(at_line(500))] * 30]
+    what = Wanted(name="a.jsonl", url=f"{server.url}/a.jsonl", size=None, sha256=None)
+    with contextlib.suppress(HpcgenError):
+        fetch(what, tmp_path / "a.jsonl", web, {})
+    assert not (tmp_path / "a.jsonl").exists() or (tmp_path / "a.jsonl").read_bytes() == LINES
+
+
+def test_content_that_became_shorter_is_taken_when_two_answers_agree(
+    tmp_path: Path, server: Server, web: Web
+) -> None:
+    server.files["/a.jsonl"] = LINES
+    server.etags["/a.jsonl"] = None
+    server.behaviours["/a.jsonl"] = [cut(at_line(1000)), *[other_length(at_line(3000))] * 2]
+    what = Wanted(name="a.jsonl", url=f"{server.url}/a.jsonl", size=None, sha256=None)
+    fetch(what, tmp_path / "a.jsonl", web, {})
+    assert (tmp_path / "a.jsonl").read_bytes() == LINES[: at_line(3000)]
+
+
+def test_a_body_without_an_end_leaves_room_on_the_disk(
+    tmp_path: Path, server: Server, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk stands in as one of 4 MB, of which the body may take half."""
+    monkeypatch.setattr("hpcgen.data.download._LOOK_BYTES", 1 << 16)
+    most = 0
+
+    def statvfs(path: object) -> os.statvfs_result:
+        nonlocal most
+        used = sum(file.stat().st_size for file in tmp_path.iterdir())
+        most = max(most, used)
+        return os.statvfs_result((1, 1, 0, 0, max(0, 4_000_000 - used), 0, 0, 0, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    server.behaviours["/a.jsonl"] = [endless]
+    what = Wanted(name="a.jsonl", url=f"{server.url}/a.jsonl", size=None, sha256=None)
+    with pytest.raises(
+        HpcgenError, match=r"have come, its length is not known, and the file system of .* has room"
+    ):
+        fetch(what, tmp_path / "a.jsonl", web, {})
+    assert most < 3_500_000
+    assert names(tmp_path) == []
+    server.behaviours["/a.jsonl"] = [
+        lambda handler, content: handler.answer(200, {"Content-Length": "5000000000000"}, LINES)
+    ]
+    with pytest.raises(HpcgenError, match=r"has 5\.0 TB, and the file system of .* has room for 4\.0 MB"):
+        fetch(what, tmp_path / "a.jsonl", web, {})
+    assert names(tmp_path) == []
+
+
+def test_a_byte_at_a_time_is_no_progress(tmp_path: Path, server: Server, web: Web) -> None:
+    server.behaviours[PATH] = [cut(1)] * 20
+    with pytest.raises(HpcgenError, match=r"the connection broke .*after 4 attempts"):
+        fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
 
 
 def test_a_body_that_nobody_could_measure_is_refused(tmp_path: Path, server: Server, web: Web) -> None:
@@ -248,7 +394,7 @@ def test_a_body_that_nobody_could_measure_is_refused(tmp_path: Path, server: Ser
 
 def test_a_body_that_is_encoded_all_the_same_is_refused(tmp_path: Path, server: Server, web: Web) -> None:
     encoded = [lambda handler, content: handler.answer(200, {"Content-Encoding": "br"}, content)]
-    server.behaviours[PATH] = list(encoded)
+    server.behaviours[PATH] = encoded * 3
     with pytest.raises(HpcgenError, match=r"sends it encoded \(br\), though asked not to"):
         fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
 
@@ -313,7 +459,7 @@ def test_plain_lines_that_the_server_calls_a_web_page_are_taken(
     server.files["/a.jsonl"] = LINES
     server.behaviours["/a.jsonl"] = [
         lambda handler, content: handler.answer(200, {"Content-Type": "text/html"}, content),
-        lambda handler, content: handler.answer(200, {"Content-Type": "text/html"}, b"Please sign in"),
+        *[lambda handler, content: handler.answer(200, {"Content-Type": "text/html"}, b"Please sign in")] * 3,
     ]
     what = Wanted(name="a.jsonl", url=f"{server.url}/a.jsonl", size=None, sha256=None)
     fetch(what, tmp_path / "a.jsonl", web, {})
