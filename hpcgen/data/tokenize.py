@@ -27,7 +27,7 @@ from hpcgen.data.output_file import HashedFile
 from hpcgen.data.record import SIDE_FILE, Counts, FileIdentity, Record, publish_unit, record_path
 from hpcgen.data.task import Context, Step
 from hpcgen.data.tokenizer import Tokenizer, limit_threads, load_tokenizer
-from hpcgen.data.unit import Unit
+from hpcgen.data.unit import Unit, configuration
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
 
@@ -53,6 +53,8 @@ def tokenize_unit(unit: Unit, job: CorpusJob, context: Context) -> Record:
         OSError: an output cannot be written. Nothing is published either way.
     """
     tokenizer = _loaded_tokenizer(job.tokenizer, context.threads)
+    if configuration(unit.stage, job) != context.configuration:
+        raise HpcgenError("the tokenizer's files have changed since the task began", "run the stage again")
     return make_pairs(unit, job.corpus, tokenizer, context)
 
 

@@ -25,6 +25,7 @@ from hpcgen.config.tokenizer import (
     eod_token,
     gpt2_files,
     problems,
+    read_file,
     read_json,
     tokens,
     vocab_size,
@@ -129,8 +130,8 @@ def read_definition(config: TokenizerConfig) -> dict[str, Any]:
 def _gpt2_definition(config: TokenizerConfig) -> dict[str, Any]:
     merges_file = gpt2_files(config)[1]
     try:
-        lines = merges_file.read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
+        lines = read_file(merges_file).decode().split("\n")
+    except ValueError as error:
         raise HpcgenError(f"cannot read the tokenizer file {merges_file}: {error}") from error
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     for pair in merges:

@@ -13,7 +13,6 @@ leaves out. Nothing reads them, and they may be removed.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +164,19 @@ def configuration(stage: DataStage, job: CorpusJob) -> str:
     return configuration_hash(_SETTINGS[stage](job))
 
 
+def unnamed_vocabulary(stage: DataStage, job: CorpusJob) -> str | None:
+    """The hash that earlier versions recorded for GPT-2's own vocabulary: it did not cover the vocabulary's content.
+
+    Its files came from another package then. Such records count, and `hpcgen data verify` encodes documents of their
+    pairs again. None for every other stage and tokenizer, whose hashes are what they were.
+    """
+    tokenizer = job.tokenizer
+    if stage not in ("tokenize", "prepare") or tokenizer.kind != "gpt2" or tokenizer.vocab_file is not None:
+        return None
+    settings = _tokenize_settings(job)
+    return configuration_hash({**settings, "tokenizer": settings["tokenizer"] | {"files": []}})
+
+
 @dataclass(frozen=True)
 class _Made:
     """What an earlier stage has made."""
@@ -185,6 +197,7 @@ class Looker:
         self._job = job
         self._settings = dict(known or {})
         """`configuration` of each stage, as far as it is known."""
+        self._earlier: dict[DataStage, str | None] = {}
         self._made: dict[str, _Made | None] = {}
 
     def done_record(self, unit: Unit) -> Record | None:
@@ -200,13 +213,23 @@ class Looker:
 
     def is_current(self, unit: Unit, record: Record) -> bool:
         """Whether the unit, made now, would be what `record` says."""
-        if (record.stage, record.configuration) != (unit.stage, self._configuration(unit.stage)):
+        if record.stage != unit.stage or not self.has_settings(record, unit.stage):
             return False
         if len(record.inputs) != len(unit.inputs):
             return False
         if unit.stage != "download" and any(item.is_changed() for item in unit.inputs):
             return False  # what a download reads lies elsewhere
         return all(map(self._is_of, unit.inputs, record.inputs))
+
+    def has_settings(self, record: Record, stage: DataStage) -> bool:
+        """Whether `record` tells of the settings that the job has for `stage`."""
+        if stage not in self._settings:
+            self._settings[stage] = configuration(stage, self._job)
+        if record.configuration == self._settings[stage]:
+            return True
+        if stage not in self._earlier:
+            self._earlier[stage] = unnamed_vocabulary(stage, self._job)
+        return record.configuration == self._earlier[stage]
 
     def require_inputs(self, unit: Unit) -> None:
         """Looks whether what the unit reads is there, and current.
@@ -248,11 +271,6 @@ class Looker:
                 _Made(record.outputs, self.is_current(maker, record)) if record is not None else None
             )
         return self._made[maker.name]
-
-    def _configuration(self, stage: DataStage) -> str:
-        if stage not in self._settings:
-            self._settings[stage] = configuration(stage, self._job)
-        return self._settings[stage]
 
 
 def done_record(unit: Unit, job: CorpusJob, of_configuration: str) -> Record | None:
@@ -393,27 +411,17 @@ def _no_settings(job: CorpusJob) -> Mapping[str, Any]:
 
 def _tokenize_settings(job: CorpusJob) -> Mapping[str, Any]:
     corpus, tokenizer = job.corpus, job.tokenizer
-    files = (tokenizer.vocab_file, tokenizer.merges_file, tokenizer.tokenizer_file)
     return {
         "tokenizer": {
             "kind": tokenizer.kind,
             "eod": tokenizers.eod_id(tokenizer),
             "vocab_size": tokenizers.vocab_size(tokenizer),
-            "files": [_digest(Path(path)) for path in files if path],
+            "files": tokenizers.content_sha256(tokenizer),
         },
         "json_key": corpus.json_key,
         "drop_empty": corpus.drop_empty,
         "bad_documents": corpus.bad_documents,
     }
-
-
-def _digest(tokenizer_file: Path) -> str:
-    try:
-        return hashlib.sha256(tokenizer_file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise HpcgenError(
-            f"cannot read the tokenizer file {tokenizer_file}: {error.strerror}", "name one that is there"
-        ) from error
 
 
 _SETTINGS: dict[DataStage, Callable[[CorpusJob], Mapping[str, Any]]] = {

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 import trainer
 from hpcgen.config.corpus import CorpusJob
+from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.each import of_each
 from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.pair import Pair, open_pair
 from hpcgen.data.record import RECORD_FILE, FileIdentity, Record
-from hpcgen.data.unit import DataStage, Looker, Unit, configuration, units
+from hpcgen.data.reencoding import Reencoder
+from hpcgen.data.unit import DataStage, Looker, Unit, units, unnamed_vocabulary
 from hpcgen.errors import HpcgenError
 
 PAIR_STAGES: tuple[DataStage, ...] = ("tokenize", "prepare")
@@ -51,6 +53,8 @@ class Expected:
     """Ids are smaller than this."""
     eod_id: int | None = None
     """Ends each sequence of a pair that has a record."""
+    encoded_by: TokenizerConfig | None = None
+    """The tokenizer that documents are encoded with again: for a record that does not cover its content."""
 
 
 @dataclass(kw_only=True)
@@ -67,6 +71,8 @@ class PairReport:
     hashes_checked: bool = False
     """Whether there was a record to compare the files' hashes with."""
     megatron_checked: bool = False
+    documents_encoded: int = 0
+    """Documents that were encoded again, since the record does not cover the content of the tokenizer."""
     findings: list[str] = field(default_factory=list)
     """What is wrong, each with the file and the place; empty when nothing is."""
 
@@ -80,6 +86,9 @@ class VerifyReport:
     """The version of megatron-core that read them; None when none did."""
     not_checked: str = ""
     """Why megatron-core did not read them."""
+    unmeasured: list[str] = field(default_factory=list)
+    """Files of the corpus that came from a server, and whose size and SHA-256 no manifest tells: of their being
+    complete there is no proof but the server's own word."""
 
     @property
     def num_wrong(self) -> int:
@@ -93,25 +102,37 @@ def verify(
     workers: int,
     megatron: bool = True,
     on_progress: OnProgress | None = None,
+    manifest: Manifest | None = None,
 ) -> VerifyReport:
     """Reads every byte of the pairs at the prefixes `expected`, `workers` pairs at a time.
+
+    `manifest` is that of the corpus they are made of, where there is one.
 
     With `megatron`, Megatron-Core's own reader has to find the same in them, where it is installed.
     """
     meter = _Meter(sum(_size(path) for prefix in expected for path in _files(prefix)), on_progress)
 
+    configs = {known.encoded_by for known in expected.values() if known.encoded_by is not None}
+    reencoders = {config: Reencoder(config, workers) for config in configs}
+
     def one(item: tuple[Path, Expected]) -> PairReport:
-        return _verify_pair(*item, meter.add)
+        prefix, known = item
+        report = _verify_pair(prefix, known, meter.add)
+        if known.encoded_by is not None and not report.findings:
+            report.documents_encoded, finding = reencoders[known.encoded_by].compare(open_pair(prefix))
+            report.findings += [finding] if finding else []
+        return report
 
     with ThreadPoolExecutor(workers) as pool:  # hashing and numpy leave Python's lock
         pairs = list(pool.map(one, expected.items()))
     for pair, (prefix, known) in zip(pairs, expected.items(), strict=True):
         if known.record is not None and prefix.name == _prefixes(known.record)[0]:
             pair.findings += _unit_findings(prefix.parent, known.record)
-    if not megatron:
-        return VerifyReport(pairs=pairs, megatron_core=None, not_checked="it was not asked")
-    version, reason = _read_by_megatron([pair for pair in pairs if pair.documents])
-    return VerifyReport(pairs=pairs, megatron_core=version, not_checked=reason)
+    unmeasured = _unmeasured(manifest) if manifest is not None else []
+    version, reason = None, "it was not asked"
+    if megatron:
+        version, reason = _read_by_megatron([pair for pair in pairs if pair.documents])
+    return VerifyReport(pairs=pairs, megatron_core=version, not_checked=reason, unmeasured=unmeasured)
 
 
 def find_records(prefixes: Sequence[Path]) -> dict[Path, Record]:
@@ -135,11 +156,10 @@ def stale_pairs(job: CorpusJob, manifest: Manifest | None, records: Mapping[Path
     for stage in PAIR_STAGES:
         for unit in units(stage, job, manifest) if manifest is not None else ():
             wanted |= {(stage, job.directory / output): unit for output in unit.outputs}
-    settings: dict[str, str] = {stage: configuration(stage, job) for stage in PAIR_STAGES}
 
     def reason(item: tuple[Path, Record]) -> str:
         prefix, record = item
-        if record.configuration != settings.get(record.stage):
+        if not any(stage == record.stage and looker.has_settings(record, stage) for stage in PAIR_STAGES):
             what = "tokenizer, json_key, drop_empty or bad_documents"
             return f"made with other settings than the run file's ({what})"
         unit = wanted.get((record.stage, prefix.absolute()))
@@ -149,6 +169,24 @@ def stale_pairs(job: CorpusJob, manifest: Manifest | None, records: Mapping[Path
 
     reasons = of_each(list(records.items()), reason)
     return {prefix: why for prefix, why in zip(records, reasons, strict=True) if why}
+
+
+def without_vocabulary(job: CorpusJob, records: Mapping[Path, Record]) -> set[Path]:
+    """The pairs whose records do not cover the content of GPT-2's vocabulary: an earlier version made them."""
+    earlier = {stage: unnamed_vocabulary(stage, job) for stage in PAIR_STAGES}
+    return {
+        prefix
+        for prefix, record in records.items()
+        if (record.stage, record.configuration) in earlier.items()
+    }
+
+
+def _unmeasured(manifest: Manifest) -> list[str]:
+    return [
+        file.name
+        for file in manifest.files
+        if file.path is None and file.size is None and file.sha256 is None
+    ]
 
 
 def _records(directory: Path) -> Iterator[Record]:

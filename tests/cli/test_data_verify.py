@@ -137,6 +137,23 @@ def test_training_begins_with_the_pairs_of_the_corpus(made):
     assert hpcgen("render", "train", *changed).status == 0
 
 
+def test_files_that_nothing_measures_are_named(workplace):
+    manifest = Path("data/manifest.jsonl")
+    header, first, second = manifest.read_text().splitlines()
+    listed = [json.loads(line) for line in (first, second)]
+    for file in listed:
+        del file["path"], file["modified_ns"], file["size"]
+        file["url"] = f"http://127.0.0.1:1/{file['name']}"
+    listed[0]["sha256"] = "0" * 64
+    manifest.write_text("\n".join([header, *map(json.dumps, listed)]) + "\n")
+    told = verify("-c", "run.yaml")
+    assert (
+        "sources: 1 file with neither size nor SHA-256 in the manifest: "
+        "not checked whether all of it came (1.jsonl)\n"
+    ) in told.stderr
+    assert json.loads(verify("-c", "run.yaml", "--json").stdout)["unmeasured"] == ["1.jsonl"]
+
+
 def test_json():
     report = json.loads(verify("-c", "run.yaml", "--json").stdout)
     assert [pair["tokens"] for pair in report["pairs"]] == [4, 4]

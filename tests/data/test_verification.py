@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
+import re
 import struct
 import subprocess
 import sys
@@ -9,9 +11,20 @@ import sys
 import numpy as np
 import pytest
 
+from hpcgen.config.tokenizer import TokenizerConfig, gpt2_files
 from hpcgen.data.indexed_dataset import bin_path, idx_path
+from hpcgen.data.manifest import manifest_path, read_manifest
 from hpcgen.data.record import Counts, FileIdentity, Record, read_record, write_record
-from hpcgen.data.verification import Expected, find_records, verify
+from hpcgen.data.unit import configuration, done_record, units, unnamed_vocabulary
+from hpcgen.data.verification import Expected, find_records, stale_pairs, verify, without_vocabulary
+from tests.data.data_runs import (
+    documents,
+    json_lines,
+    make_units,
+    planned_corpus,
+    swapped_merges,
+    write_file,
+)
 from tests.data.pairs import write, write_sequences
 
 DOCUMENTS = [[1, 2, 9], [], [3, 9], [4, 5, 6, 9]]
@@ -170,6 +183,43 @@ def test_what_else_is_expected_of_a_pair(tmp_path):
     assert findings(tmp_path / "none") == [
         "cannot read the dataset none: [Errno 2] No such file or directory: 'none.idx'; it needs .bin and .idx"
     ]
+
+
+def test_records_that_do_not_cover_the_vocabulary_are_proven_by_encoding_again(tmp_path):
+    """Earlier versions took GPT-2's vocabulary from a package, and no record told of its content."""
+    write_file(
+        tmp_path / "source/a.jsonl", json_lines([*documents(300), "", "we were <|endoftext|> here \ud7ff"])
+    )
+    vocab, merges = gpt2_files(TokenizerConfig())
+    other = tmp_path / "merges.txt"
+    other.write_bytes(swapped_merges(merges.read_bytes()))
+    swapped = TokenizerConfig(vocab_file=str(vocab), merges_file=str(other))
+    for name, tokenizer in (("good", TokenizerConfig()), ("bad", swapped)):
+        made = planned_corpus(
+            tmp_path / "source", tmp_path / name, ["a.jsonl"], num_output_files=1, tokenizer=tokenizer
+        )
+        make_units(made, "prepare")
+        job = dataclasses.replace(made, tokenizer=TokenizerConfig())
+        prefix = job.directory / "tokens/corpus-00000-of-00001"
+        record, earlier = read_record(prefix), unnamed_vocabulary("prepare", job)
+        assert record is not None
+        assert earlier is not None
+        write_record(dataclasses.replace(record, configuration=earlier), prefix)
+        records = find_records([prefix])
+        manifest = read_manifest(manifest_path(job.directory))
+        assert stale_pairs(job, manifest, records) == {}  # nobody makes a large corpus again for this
+        [unit] = units("prepare", job, manifest)
+        assert done_record(unit, job, configuration("prepare", job)) is not None
+        assert without_vocabulary(job, records) == {prefix}
+        known = Expected(record=records[prefix], vocab_size=50257, eod_id=50256, encoded_by=job.tokenizer)
+        [report] = verify({prefix: known}, workers=2, megatron=False).pairs
+        if name == "good":
+            assert (report.findings, report.documents_encoded) == ([], 302)
+        else:
+            [finding] = report.findings
+            assert re.search(
+                r"document \d+ was encoded with another vocabulary than GPT-2's; remove the", finding
+            )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs megatron-core")

@@ -15,9 +15,10 @@ import click
 
 from hpcgen.cli.data.pairs import RunPairs, read_pairs, run_file_option
 from hpcgen.errors import HpcgenError
+from hpcgen.wording import counted, few
 
 if TYPE_CHECKING:
-    from hpcgen.data.record import Record
+    from hpcgen.data.manifest import Manifest
     from hpcgen.data.verification import Expected, OnProgress, PairReport, VerifyReport
 
 PROGRESS_INTERVAL_S = 10.0
@@ -49,12 +50,15 @@ def command(
     from hpcgen.data.task import cores
     from hpcgen.data.verification import verify
 
+    run = _read(prefixes, config, overrides)
+    manifest = _manifest(run)
     with _progress() as on_progress:
         report = verify(
-            _expected(prefixes, config, overrides),
+            _expected(prefixes, run, manifest),
             workers=workers or cores(),
             megatron=not no_megatron,
             on_progress=on_progress,
+            manifest=manifest,
         )
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(report), indent=1))
@@ -66,17 +70,31 @@ def command(
         sys.exit(1)
 
 
+def _read(named: tuple[Path, ...], config: Path | None, overrides: tuple[str, ...]) -> RunPairs | None:
+    """What the run file says of its pairs; None without a run file."""
+    if config is None and not named and Path("run.yaml").exists():
+        config = Path("run.yaml")
+    return read_pairs(config, overrides) if config is not None else None
+
+
+def _manifest(run: RunPairs | None) -> Manifest | None:
+    """The manifest of the run's corpus, where there is one."""
+    from hpcgen.data.manifest import manifest_path, read_manifest
+
+    if run is None or run.job is None:
+        return None
+    path = manifest_path(run.job.directory)
+    return read_manifest(path) if path.exists() else None
+
+
 def _expected(
-    named: tuple[Path, ...], config: Path | None, overrides: tuple[str, ...]
+    named: tuple[Path, ...], run: RunPairs | None, manifest: Manifest | None
 ) -> dict[Path, Expected]:
     """What is known of each pair that is asked for."""
     from hpcgen.config import tokenizer as tokenizers
     from hpcgen.data.pair import as_prefixes
-    from hpcgen.data.verification import Expected, find_records
+    from hpcgen.data.verification import Expected, find_records, stale_pairs, without_vocabulary
 
-    if config is None and not named and Path("run.yaml").exists():
-        config = Path("run.yaml")
-    run = read_pairs(config, overrides) if config is not None else None
     prefixes = as_prefixes(named) or (list(run.prefixes) if run else [])
     if not prefixes:
         raise HpcgenError(
@@ -86,7 +104,9 @@ def _expected(
     if run is None:
         return {prefix: Expected(record=records.get(prefix)) for prefix in prefixes}
     made = {prefix for prefix in prefixes if _is_made(run, prefix)}
-    stale = _stale(run, {prefix: record for prefix, record in records.items() if prefix in made})
+    recorded = {prefix: record for prefix, record in records.items() if prefix in made}
+    stale = stale_pairs(run.job, manifest, recorded) if run.job else {}
+    unnamed = without_vocabulary(run.job, recorded) if run.job else set()
     size, eod = tokenizers.vocab_size(run.tokenizer), tokenizers.eod_id(run.tokenizer)
     return {
         prefix: Expected(
@@ -95,6 +115,7 @@ def _expected(
             stale=stale.get(prefix, ""),
             vocab_size=size,
             eod_id=eod,
+            encoded_by=run.tokenizer if prefix in unnamed else None,
         )
         for prefix in prefixes
     }
@@ -103,17 +124,6 @@ def _expected(
 def _is_made(run: RunPairs, prefix: Path) -> bool:
     """Whether the run's own stages make the pair."""
     return run.job is not None and prefix.absolute().parent == run.job.directory / "tokens"
-
-
-def _stale(run: RunPairs, records: dict[Path, Record]) -> dict[Path, str]:
-    """Which of the pairs that the run's stages made are not what they would make now."""
-    from hpcgen.data.manifest import manifest_path, read_manifest
-    from hpcgen.data.verification import stale_pairs
-
-    if run.job is None:
-        return {}
-    path = manifest_path(run.job.directory)
-    return stale_pairs(run.job, read_manifest(path) if path.exists() else None, records)
 
 
 @contextlib.contextmanager
@@ -177,3 +187,18 @@ def _summarize(report: VerifyReport) -> None:
         else f"megatron-core: not checked: {report.not_checked}"
     )
     click.echo(megatron, err=True)
+    if encoded := [pair for pair in pairs if pair.documents_encoded]:
+        held, again = (
+            sum(getattr(pair, key) for pair in encoded) for key in ("documents", "documents_encoded")
+        )
+        click.echo(
+            f"vocabulary: the records of {counted(len(encoded), 'pair')} are of an older hpcgen and do not cover "
+            f"GPT-2's vocabulary; {again:,} of {counted(held, 'document')} encoded again, with the same ids",
+            err=True,
+        )
+    if report.unmeasured:
+        click.echo(
+            f"sources: {counted(len(report.unmeasured), 'file')} with neither size nor SHA-256 in the manifest: "
+            f"not checked whether all of it came ({few(report.unmeasured)})",
+            err=True,
+        )
