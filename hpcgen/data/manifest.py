@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from hpcgen.config.corpus import CorpusJob
+from hpcgen.data.listed_files import problems
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, publish
 from hpcgen.sharing import Share
@@ -94,7 +95,8 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest that `hpcgen data plan` wrote.
 
     Raises:
-        HpcgenError: it is missing, damaged, or not a manifest.
+        HpcgenError: it is missing, damaged, or not a manifest; or it has what `hpcgen data plan` would refuse, such as
+            a name that leads out of the corpus's directory.
     """
     try:
         content = path.read_bytes()
@@ -114,6 +116,8 @@ def read_manifest(path: Path) -> Manifest:
         raise HpcgenError(f"{path}: version {header.hpcgen_manifest}, and this hpcgen reads {VERSION}")
     if header.files != len(files):
         raise HpcgenError(f"{path}: {len(files)} files, and its first line says {header.files}", "plan again")
+    if wrong := [reason for reason, _ in problems(files)]:
+        raise HpcgenError(f"{path}: {'; '.join(wrong)}", "somebody edited it: run hpcgen data plan --replan")
     return Manifest(header.source, files, header.selection)
 
 

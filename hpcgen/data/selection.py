@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import msgspec
 
 from hpcgen.config.corpus import SPLITS, WHOLE, CorpusConfig, has_own_splits
+from hpcgen.data.listed_files import SUFFIXES, problems
 from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sampling import evenly_spread, sample_sizes
-from hpcgen.data.unit import extracted_name
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.wording import counted, few
-
-SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
-"""Of the files that are taken where no patterns say what to take."""
-_MORE_SUFFIXES = (".json", ".json.zst", ".json.gz")
-"""JSON Lines have these names in some corpora (C4, Dolma); elsewhere they are one JSON document, so patterns decide."""
-_LONGEST_SEGMENT = 200
-"""Bytes: file systems take 255, and private files and records have longer names than the file itself."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +47,8 @@ def select(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> 
         )
         raise HpcgenError(f"{source}: of {counted(len(files), 'file')} none {wanted}", _what_there_is(files))
     in_splits, in_no_split = _by_split(included, corpus)
-    problems = list(_problems(in_splits))
-    if problems:
-        raise ConfigErrors([f"{source}: {problem}" for problem in problems])
+    if wrong := list(problems(in_splits)):
+        raise ConfigErrors([f"{source}: {reason}; {hint}" for reason, hint in wrong])
     taken = _sample(in_splits, corpus)
     left_out = len(files) - len(included)
     return Selection(
@@ -152,68 +143,3 @@ def _sample(files: Sequence[ManifestFile], corpus: CorpusConfig) -> list[Manifes
         for place in evenly_spread(len(indices), sizes[split])
     ]
     return [files[index] for index in sorted(taken)]
-
-
-def _problems(files: Sequence[ManifestFile]) -> Iterator[str]:
-    """What is wrong with the names and sizes of files, a sentence for each kind."""
-    for is_wrong, reason, hint in _WRONG:
-        if wrong := [repr(file.name) for file in files if is_wrong(file)]:
-            yield f"{counted(len(wrong), 'file')} {reason}: {few(wrong)}; {hint}"
-    folders = {folder for file in files for folder in _folders(file.name)}
-    if both := [file.name for file in files if file.name in folders]:
-        yield f"names of files that are folders of others: {few(both)}; leave them out with data.corpus.include"
-    if twice := _repeated(file.name for file in files):
-        yield f"names that stand for two files: {few(twice)}; give each file its own name"
-    elif same := _repeated(extracted_name(file.name) for file in files):
-        yield (
-            f"names that two files would have once they are extracted: {few(same)}; "
-            "leave one of the two out with data.corpus.include"
-        )
-
-
-def _folders(name: str) -> Iterator[str]:
-    """a/b/c.jsonl: a and a/b."""
-    while name := name.rpartition("/")[0]:
-        yield name
-
-
-def _unsafe(file: ManifestFile) -> bool:
-    name = file.name
-    return (
-        not name.isprintable()
-        or "\\" in name
-        or any(segment in ("", ".", "..") for segment in name.split("/"))
-        or any(
-            len(segment.encode(errors="surrogateescape")) > _LONGEST_SEGMENT for segment in name.split("/")
-        )
-        or re.match(r"[A-Za-z]:", name) is not None
-        or name.endswith(".record.json")  # ours, beside a file that is made
-    )
-
-
-def _unknown_suffix(file: ManifestFile) -> bool:
-    return not file.name.endswith(SUFFIXES + _MORE_SUFFIXES)
-
-
-def _empty(file: ManifestFile) -> bool:
-    return file.size == 0
-
-
-def _repeated(names: Iterable[str]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]
-
-
-_WRONG: tuple[tuple[Callable[[ManifestFile], bool], str, str], ...] = (
-    (
-        _unsafe,
-        "without a safe name (relative, printable, without '..' or '\\', not too long)",
-        "mend the source",
-    ),
-    (
-        _unknown_suffix,
-        "with a name that does not end in .jsonl or .json, or .zst or .gz after it",
-        "leave them out with data.corpus.include",
-    ),
-    (_empty, "of 0 bytes", "fetch them again, or leave them out with data.corpus.include"),
-)
-"""What a file must not be: how it is known, what it is, and what to do."""

@@ -22,6 +22,7 @@ from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.corpus import CorpusJob, num_outputs, output_names
 from hpcgen.data.assignment import Share, assign
 from hpcgen.data.each import of_each
+from hpcgen.data.listed_files import extracted_name
 from hpcgen.data.manifest import Manifest, ManifestFile
 from hpcgen.data.record import SIDE_FILE, FileIdentity, Record, configuration_hash, read_record
 from hpcgen.errors import HpcgenError
@@ -291,11 +292,6 @@ def bytes_to_read(some: Sequence[Unit]) -> list[int]:
 def is_local(file: ManifestFile) -> bool:
     """Whether the file lies in its place already, and needs no download."""
     return file.path is not None
-
-
-def extracted_name(name: str) -> str:
-    """NAME without .zst or .gz."""
-    return name.removesuffix(".zst") if name.endswith(".zst") else name.removesuffix(".gz")
 
 
 def _source(directory: Path, file: ManifestFile) -> Input:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,6 +174,41 @@ def test_a_selection_that_takes_the_same_files_is_noted_without_replanning(run: 
     after = read_manifest(path)
     assert (before.files, before.selection.get("include")) == (after.files, None)
     assert after.selection == {"source.directory": f"{run.parent}/in", "include": "*.jsonl*"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "../../escaped.jsonl"}, "1 file without a safe name .*: '../../escaped.jsonl'"),
+        ({"name": "/tmp/escaped.jsonl"}, "1 file without a safe name"),
+        ({"name": "a\x1b]0;x.jsonl"}, "1 file without a safe name"),
+        ({"name": "b.jsonl"}, "names that stand for two files: b.jsonl"),
+        ({"name": "b.jsonl/c.jsonl"}, "names of files that are folders of others: b.jsonl"),
+        ({"url": "file:///etc/passwd"}, "without either a valid http or https address or an absolute path"),
+        ({"url": "http://me:pw@host/a.jsonl"}, "without either a valid"),
+        ({"url": None}, "without either a valid"),
+        ({"path": "/etc/passwd"}, "without either a valid"),
+        ({"path": "etc/passwd", "url": None}, "without either a valid"),
+        ({"size": -5}, "of a size below 0"),
+        ({"size": 0}, "of 0 bytes"),
+        ({"sha256": "ab"}, "whose SHA-256 is not 64 hexadecimal digits"),
+        ({"split": "../x"}, "in a split other than train, valid, test, corpus"),
+    ],
+)
+def test_a_manifest_that_somebody_edited_is_checked_as_if_it_were_planned(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    """Nothing is fetched or written for any of its files."""
+    good = {"name": "a.jsonl", "split": "corpus", "size": 5, "url": "http://127.0.0.1:1/a.jsonl"}
+    listed = [good | change, good | {"name": "b.jsonl"}]
+    lines = [{"hpcgen_manifest": 1, "source": "a test", "files": 2}]
+    lines += [{key: value for key, value in file.items() if value is not None} for file in listed]
+    path = tmp_path / "manifest.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    with pytest.raises(
+        HpcgenError, match=f"{path}: .*{message}.*; somebody edited it: run hpcgen data plan --replan"
+    ):
+        read_manifest(path)
 
 
 def test_a_manifest_with_signatures_is_for_few_eyes(run: Path) -> None:

@@ -10,8 +10,9 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from hpcgen.data.listed_files import url_reason
 from hpcgen.data.manifest import ManifestFile
-from hpcgen.data.sources.listing import UNSPLIT, Listing, url_reason
+from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.wording import few
 

@@ -22,8 +22,9 @@ from huggingface_hub.hf_api import RepoFile
 
 from hpcgen.config.corpus import HubSource
 from hpcgen.data.http import TRY_AGAIN, Patience, retry_after_s, shown, token_for
+from hpcgen.data.listed_files import url_reason
 from hpcgen.data.manifest import ManifestFile
-from hpcgen.data.sources.listing import UNSPLIT, Listing, url_reason
+from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.data.sources.url import PATIENCE
 from hpcgen.errors import HpcgenError
 

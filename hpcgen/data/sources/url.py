@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote, urlsplit
 
 from hpcgen.config.corpus import UrlSource
-from hpcgen.data.http import Gone, Patience, Web, authorization, shown
+from hpcgen.data.http import Gone, Patience, Web, authorization, content_total, shown
+from hpcgen.data.listed_files import url_reason
 from hpcgen.data.manifest import ManifestFile
-from hpcgen.data.sources.listing import UNSPLIT, Listing, url_reason
+from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.errors import HpcgenError
 from hpcgen.wording import counted, few
 
@@ -81,8 +82,7 @@ def _size(web: Web, url: str, headers: dict[str, str]) -> int | None:
         with web.answer("HEAD", url, headers, also=_NO_HEAD) as response:
             if response.status_code in _NO_HEAD:
                 raise _HeadRefused
-            length = response.headers.get("Content-Length", "")
-            return int(length) if length.isdigit() else None
+            return content_total(response)
 
     try:
         return web.patiently(url, once)
@@ -96,11 +96,7 @@ def _first_byte(web: Web, url: str, headers: dict[str, str]) -> int | None:
     def once() -> int | None:
         # closed without reading the rest, when the server knows no ranges
         with web.answer("GET", url, {**headers, "Range": "bytes=0-0"}, also=(416,)) as response:
-            if response.status_code == 200:
-                length = response.headers.get("Content-Length", "")
-            else:
-                length = response.headers.get("Content-Range", "").rpartition("/")[2]
-            return int(length) if length.isdigit() else None
+            return content_total(response)
 
     return web.patiently(url, once)
 
