@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from hpcgen.errors import HpcgenError
 
@@ -16,6 +16,8 @@ MAX_BYTES = 256 * 1024
 MAX_VALUES = 20_000
 """Values after aliases are followed: a document of a few lines can stand for billions of them."""
 MAX_DEPTH = 32
+_MAX_INT_BITS = 1023
+"""A longer integer fits no float, and Python refuses to print one of many digits."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,27 @@ def _yaml_errors(name: str) -> Iterator[None]:
         raise HpcgenError(f"{name}: not valid YAML: {error}") from error
 
 
+class _Directives:
+    """Takes what ruamel's scanner finds in directives. Its own loading functions provide such an object."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tags: list[Any] = []
+
+    @property
+    def doc_version(self) -> Any:
+        """The version in a %YAML directive."""
+        return None
+
+    @doc_version.setter
+    def doc_version(self, version: Any) -> None:
+        if (version.major, version.minor) != (1, 2):
+            raise HpcgenError(
+                f"{self.name}: %YAML {version.major}.{version.minor}: only YAML 1.2 is read here",
+                "remove the line",
+            )
+
+
 class _Walk:
     """Turns YAML into plain data while noting the line of every value.
 
@@ -210,9 +233,11 @@ class _Walk:
         self.name = name
         self.origins: dict[str, str] = {}
         self._values = 0
+        self._merged: dict[int, int] = {}
         with _yaml_errors(name), warnings.catch_warnings():
             warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML allows it: the newest one counts
             yaml = YAML(typ="safe", pure=True)
+            yaml.doc_infos = [cast(Any, _Directives(name))]
             self._constructor, _ = yaml.get_constructor_parser(text)
             self._bound_depth(self._constructor.composer)
             self.root: Any = self._constructor.composer.get_single_node()
@@ -250,6 +275,7 @@ class _Walk:
             raise HpcgenError(f"{where}: {_tag(node)} has no meaning here", "write plain values, or quote it")
         if node.id == "mapping":
             self._refuse_repeated_keys(node, path)
+            self._bound_merges(node, where)
             self._constructor.flatten_mapping(node)  # lays what << merges before the mapping's own keys
             return {
                 key: self._plain(item, inner, at, depth + 1)
@@ -262,9 +288,30 @@ class _Walk:
             ]
         return self._scalar(node, where)
 
+    def _bound_merges(self, node: Any, where: str) -> int:
+        """The keys of a mapping once `<<` is followed, counted before any of them is copied.
+
+        A few lines of nested merges stand for billions of keys, as aliases do.
+        """
+        if node.id != "mapping":
+            return 0  # the constructor says that it cannot be merged
+        if id(node) not in self._merged:
+            self._merged[id(node)] = 0  # a mapping may merge itself
+            count = 0
+            for key, item in node.value:
+                parts = item.value if item.id == "sequence" else [item]
+                count += sum(self._bound_merges(part, where) for part in parts) if key.tag == MERGE else 1
+            self._merged[id(node)] = count
+        if self._merged[id(node)] > MAX_VALUES:
+            raise HpcgenError(f"{where}: more than {MAX_VALUES} values once aliases are followed")
+        return self._merged[id(node)]
+
     def _scalar(self, node: Any, where: str) -> Any:
         try:
-            return self._constructor.construct_object(node)
+            value = self._constructor.construct_object(node)
+            if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
+                raise ValueError
+            return value
         except (KeyError, ValueError) as error:  # "!!bool maybe", "!!int x", a number of 5000 digits
             kind = node.tag.removeprefix("tag:yaml.org,2002:")
             raise HpcgenError(

@@ -93,6 +93,34 @@ def test_a_bomb_of_aliases_is_refused_before_it_goes_off():
         parse("\n".join(["l0: &l0 [x, x, x, x, x, x, x, x, x, x]", *levels]), "bomb.yaml")
 
 
+def test_a_bomb_of_merges_is_refused_before_it_goes_off():
+    text = "{k: 1}"
+    for level in range(8):  # 10 ** 8 keys
+        text = f"{{<<: [&n{level} {text}{f', *n{level}' * 9}]}}"
+    with pytest.raises(HpcgenError, match=r"bomb\.yaml:1: more than 20000 values once aliases are followed"):
+        parse(f"a: {text}\n", "bomb.yaml")
+    assert parse("a: &a {b: 1, <<: *a}\n", "f").values == {"a": {"b": 1}}
+
+
+def test_the_version_of_yaml_may_be_named():
+    assert parse("%YAML 1.2\n---\na: yes\n", "f").values == {"a": "yes"}
+    assert parse("%TAG !e! tag:yaml.org,2002:\n---\na: !e!int 5\n", "f").values == {"a": 5}
+    for version in ("1.1", "1.3", "2.0"):
+        with pytest.raises(
+            HpcgenError, match=rf"f: %YAML {version}: only YAML 1\.2 is read here; remove the line"
+        ):
+            parse(f"%YAML {version}\n---\na: 1\n", "f")
+    with pytest.raises(HpcgenError, match="expected a single document"):
+        parse("a: 1\n...\n%YAML 1.2\n---\nb: 2\n", "f")
+
+
+@pytest.mark.parametrize("number", ["9" * 60_000, "0x" + "f" * 60_000, "0o" + "7" * 60_000, "1" + "0" * 400])
+def test_an_integer_that_nothing_can_hold_is_refused(number):
+    with pytest.raises(HpcgenError, match=r"f:2: '.{,60}\.\.\. is not a value of type int"):
+        parse(f"name: x\na: {number}\n", "f")
+    assert parse(f"a: {2**1000}\n", "f").values == {"a": 2**1000}
+
+
 def test_an_alias_within_its_own_value_does_not_go_on_for_ever():
     with pytest.raises(HpcgenError, match=r"run\.yaml:1: nested too deeply"):
         parse("a: &a [*a]\n", "run.yaml")
