@@ -96,10 +96,6 @@ def _unknown_suffix(file: ManifestFile) -> bool:
     return not file.name.endswith(SUFFIXES + _MORE_SUFFIXES)
 
 
-def _empty(file: ManifestFile) -> bool:
-    return file.size == 0
-
-
 def _negative(file: ManifestFile) -> bool:
     return file.size is not None and file.size < 0
 
@@ -141,6 +137,5 @@ _WRONG: tuple[tuple[Callable[[ManifestFile], bool], str, str], ...] = (
         "without either a valid http or https address or an absolute path",
         "give each file one of them",
     ),
-    (_empty, "of 0 bytes", "fetch them again, or leave them out with data.corpus.include"),
 )
 """What a file must not be: how it is known, what it is, and what to do."""

@@ -47,7 +47,11 @@ def select(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> 
         )
         raise HpcgenError(f"{source}: of {counted(len(files), 'file')} none {wanted}", _what_there_is(files))
     in_splits, in_no_split = _by_split(included, corpus)
-    if wrong := list(problems(in_splits)):
+    wrong = list(problems(in_splits))
+    if empty := [repr(file.name) for file in in_splits if file.size == 0]:
+        hint = "fetch them again, or leave them out with data.corpus.include"
+        wrong.append((f"{counted(len(empty), 'file')} of 0 bytes: {few(empty)}", hint))
+    if wrong:
         raise ConfigErrors([f"{source}: {reason}; {hint}" for reason, hint in wrong])
     taken = _sample(in_splits, corpus)
     left_out = len(files) - len(included)

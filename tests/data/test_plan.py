@@ -190,7 +190,6 @@ def test_a_selection_that_takes_the_same_files_is_noted_without_replanning(run: 
         ({"path": "/etc/passwd"}, "without either a valid"),
         ({"path": "etc/passwd", "url": None}, "without either a valid"),
         ({"size": -5}, "of a size below 0"),
-        ({"size": 0}, "of 0 bytes"),
         ({"sha256": "ab"}, "whose SHA-256 is not 64 hexadecimal digits"),
         ({"split": "../x"}, "in a split other than train, valid, test, corpus"),
     ],
@@ -434,8 +433,8 @@ def test_everything_wrong_is_said_at_once() -> None:
         "'../e.jsonl'; mend the source",
         "source: 1 file with a name that does not end in .jsonl or .json, or .zst or .gz after it: 'c.parquet'; "
         "leave them out with data.corpus.include",
-        "source: 1 file of 0 bytes: 'd.jsonl'; fetch them again, or leave them out with data.corpus.include",
         "source: names that stand for two files: b.jsonl; give each file its own name",
+        "source: 1 file of 0 bytes: 'd.jsonl'; fetch them again, or leave them out with data.corpus.include",
     ]
 
 
