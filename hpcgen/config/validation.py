@@ -187,16 +187,34 @@ def _problem(cls: type, detail: Any) -> Problem:
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in re.split(r", | or ", detail["ctx"]["expected"])]
         return Problem(path, f"must be {_one_of(choices)}", did_you_mean(str(detail["input"]), choices))
-    return Problem(path, f"must be {EXPECTED[kind]}" if kind in EXPECTED else str(detail["msg"]).lower())
+    reason = f"must be {EXPECTED[kind]}" if kind in EXPECTED else str(detail["msg"]).lower()
+    if kind in ("dataclass_type", "dataclass_exact_type") and isinstance(detail["input"], str):
+        return Problem(path, reason, _as_mapping(cls, path, names, detail["input"]))
+    return Problem(path, reason)
 
 
-def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
+def _as_mapping(cls: type, path: str, names: list[str], text: str) -> str:
+    """How `text`, written in place of a section, becomes its one key that must be given."""
+    fields = dataclasses.fields(_section(cls, names))
+    needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
+    if len(needed) != 1 or _is_private(path):
+        return ""
+    return f"write {{{needed[0]}: {show(text)}}}"
+
+
+def _section(cls: type, names: list[str]) -> Any:
+    """The dataclass at a path of keys below `cls`."""
     section: Any = cls
     hint: Any = cls
-    for name in names[:-1]:
+    for name in names:
         is_key = typing.get_origin(hint) is dict  # of a mapping, not a field
         hint = typing.get_args(hint)[1] if is_key else field_hints(section)[name]
         section = inner_class(hint)
+    return section
+
+
+def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
+    section = _section(cls, names[:-1])
     known = sorted(field.name for field in dataclasses.fields(section))
     advice = did_you_mean(names[-1], known) or f"known are {', '.join(known)}"
     return Problem(path, "is not a known key", advice)

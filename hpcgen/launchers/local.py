@@ -47,15 +47,21 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
     """
     for stage in plan.stages.values():
         if stage.allocation.nodes > 1 or stage.container is not None:
-            what = "several nodes" if stage.allocation.nodes > 1 else f"a container ({stage.container})"
-            raise HpcgenError(
-                f"stage {stage.name} asks for {what}, and --launcher local has this machine only"
-            )
+            raise HpcgenError(_beyond_this_machine(stage), "use --launcher slurm, or set cluster: local")
     for warning in check_corpus(plan, missing_tasks(plan)):
         print(f"warning: {warning}", file=sys.stderr)
     with sharing(plan), term_exits():
         run_dir = make_run_directory(plan)
         return [_run(plan, stage, run_dir, on_progress) for stage in plan.stages.values()]
+
+
+def _beyond_this_machine(stage: StagePlan) -> str:
+    what = f"{stage.allocation.nodes} nodes"
+    if stage.allocation.nodes <= 1 and stage.container is not None:
+        what = f"a container ({stage.container.runtime}, {stage.container.image})"
+    return (
+        f"stage {stage.name} asks for {what}, and --launcher local runs on this machine, without containers"
+    )
 
 
 def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Progress], None] | None) -> Job:

@@ -7,6 +7,7 @@ import os.path
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from hpcgen.config import corpus as corpora
 from hpcgen.config import tokenizer as tokenizers
@@ -135,6 +136,25 @@ def _section_problems(run: Run, stages: Sequence[str]) -> Iterator[Problem]:
         yield Problem("data.corpus", f"is missing, and stage {needing[0]} makes it", hint)
 
 
+def _prefix_keys(config: RunConfig) -> dict[str, str]:
+    """The files of the pairs that the run file names, each with the key that names it."""
+    return {
+        dataset.prefix + suffix: f"data.{field}[{index}].prefix"
+        for field in ("datasets", "train", "valid", "test")
+        for index, dataset in enumerate(getattr(config.data, field))
+        for suffix in (".idx", ".bin")
+    }
+
+
+def _no_pair(key: str, path: str, stage: str) -> Problem:
+    doubled = PurePosixPath(PurePosixPath(path).stem).suffix
+    is_file = doubled in (".bin", ".idx")
+    hint = (
+        f"write it without {doubled}" if is_file else "write the path of the two files without .bin and .idx"
+    )
+    return Problem(key, f"names no pair: {path}: no such file, and stage {stage} needs it", hint)
+
+
 def _missing_inputs(
     run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
 ) -> tuple[list[str], list[str]]:
@@ -147,7 +167,7 @@ def _missing_inputs(
     unmade = [
         path for pair in pairs for path in (f"{pair.prefix}.idx", f"{pair.prefix}.bin") if path in absent
     ]
-    load = config.checkpoint.load
+    load, prefixes = config.checkpoint.load, _prefix_keys(config)
     errors, warnings = [], []
     for path, name in absent.items():
         if path in unmade:
@@ -159,6 +179,9 @@ def _missing_inputs(
             errors.append(f"{path} is not there, and stage {name} works through what it lists; {hint}")
         elif load and path == proof_of_checkpoints(load):
             errors.append(_describe(run, no_checkpoints(load, exists)))
+        elif path in prefixes:
+            if path.endswith(".idx") or path.removesuffix(".bin") + ".idx" not in absent:
+                errors.append(_describe(run, _no_pair(prefixes[path], path, name)))
         else:
             errors.append(f"{path}: no such file, and stage {name} needs it")
     if unmade and not {"tokenize", "prepare"} & stages.keys():

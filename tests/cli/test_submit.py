@@ -57,8 +57,22 @@ def test_several_nodes_are_not_this_machine(workplace):
     run_file = write_yaml(workplace / "run.yaml", big_run(paths={"run_dir": str(workplace / "r")}))
     found = hpcgen("submit", "train", "-c", run_file, "--launcher", "local")
     assert found.status == 2
-    assert "--launcher local has this machine only" in found.stderr
+    assert "stage train asks for 16 nodes, and --launcher local runs on this machine" in found.stderr
     assert sorted(listing(workplace)) == ["run.yaml"]
+
+
+def test_a_container_is_not_this_machine(workplace):
+    slurm = {"train": {"nodes": 1, "ntasks_per_node": 1, "time": "1:00:00"}}
+    run_file = write_yaml(
+        workplace / "run.yaml",
+        minimal_run(cluster="azure-ndv5", slurm=slurm, container={"image": "/images/x.sqsh"}),
+    )
+    found = hpcgen("submit", "train", "-c", run_file, "--launcher", "local")
+    assert found.status == 2
+    assert found.stderr.splitlines()[-1] == (
+        "stage train asks for a container (pyxis, /images/x.sqsh), and --launcher local runs on this machine, "
+        "without containers; use --launcher slurm, or set cluster: local"
+    )
 
 
 def test_without_slurm_it_says_so(workplace, run_file, monkeypatch):

@@ -76,6 +76,20 @@ environment:
     ]
 
 
+def test_a_text_in_place_of_a_section_is_shown_as_one(tmp_path):
+    data = {
+        "datasets": ["/corpora/a", "/corpora/b"],
+        "corpus": {"directory": "d", "source": {"url": "http://h/?sig=x"}},
+    }
+    mistakes = load_run(write_yaml(tmp_path / "run.yaml", minimal_run(data=data))).mistakes
+    hints = [mistake.partition(" must be ")[2] for mistake in mistakes]
+    assert hints == [
+        "a mapping of keys to values; write {prefix: /corpora/a}",
+        "a mapping of keys to values; write {prefix: /corpora/b}",
+        "a mapping of keys to values",  # a secret is not shown
+    ]
+
+
 def test_what_is_missing_is_said_where_it_would_stand(tmp_path):
     text = "name: a\ncluster: local\npaths:\n  run_dir: /r\nmodel:\n  num_layers: 2\n"
     assert mistakes(tmp_path, text) == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -203,10 +204,28 @@ def test_a_default_that_a_rule_objects_to_is_called_one(tmp_path):
         planned(tmp_path, minimal_run(data={"datasets": [{"prefix": "/d"}], "split": "1,0,0"}))
 
 
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_prefix_with_a_suffix_is_told_to_be_one(tmp_path, suffix):
+    for extension in (".idx", ".bin"):
+        (tmp_path / f"corpus{extension}").touch()
+    named = [{"prefix": str(tmp_path / f"corpus{suffix}")}]
+    run = loaded(tmp_path, minimal_run(data={"train": named}))
+    with pytest.raises(ConfigErrors) as error:
+        plan(run)
+    [mistake] = error.value.mistakes
+    assert re.match(
+        rf"\S+run\.yaml:\d+: data\.train\[0\]\.prefix = \S+ names no pair: ", mistake
+    )
+    assert mistake.endswith(
+        f"corpus{suffix}.idx: no such file, and stage train needs it; write it without {suffix}"
+    )
+
+
 def test_missing_data_is_an_error_where_this_machine_can_tell(tmp_path):
     run = loaded(tmp_path, minimal_run(data={"datasets": [{"prefix": str(tmp_path / "corpus")}]}))
-    with pytest.raises(ConfigErrors, match=r"corpus\.idx: no such file, and stage train needs it"):
+    with pytest.raises(ConfigErrors, match=r"corpus\.idx: no such file, and stage train needs it") as error:
         plan(run)
+    assert len(error.value.mistakes) == 1  # for both files of the pair
     for extension in (".idx", ".bin"):
         (tmp_path / f"corpus{extension}").touch()
     assert of_the_run(plan(run)) == ()
