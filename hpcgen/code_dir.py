@@ -24,6 +24,7 @@ from pathlib import Path
 from hpcgen.errors import HpcgenError
 from hpcgen.files import sync_path
 from hpcgen.resources import SHIPPED_FOLDERS, shipped
+from hpcgen.wording import counted
 
 LEFT_TO_IMAGE = frozenset(
     (
@@ -195,7 +196,7 @@ def verify(target: Path, files: dict[str, str]) -> None:
     changed = sorted(path for path in files.keys() | there.keys() if files.get(path) != there.get(path))
     if changed:
         raise HpcgenError(
-            f"{target}: {len(changed)} files changed since they were installed ({', '.join(changed[:3])})",
+            f"{target}: {counted(len(changed), 'file')} changed since they were installed ({', '.join(changed[:3])})",
             "remove the directory when no job uses it, and run this again",
         )
 

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcgen.wording import counted
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -46,7 +48,7 @@ def draw_text(curve: Curve, width: int = 60) -> str:
     low, high = min(means), max(means)
     span = (high - low) or 1.0
     blocks = "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)
-    text = f"loss {losses[0]:.3f} {blocks} {losses[-1]:.3f} over {len(losses)} steps"
+    text = f"loss {losses[0]:.3f} {blocks} {losses[-1]:.3f} over {counted(len(losses), 'step')}"
     for split, values in curve.evaluations.items():
         text += (
             f"\n{split} loss {', '.join(f'{loss:.3f} at {iteration}' for iteration, loss in values.items())}"

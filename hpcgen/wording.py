@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
-def counted(count: int, noun: str) -> str:
-    """1 file, 59,166 files."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+from trainer.wording import counted as counted
 
 
 def few(texts: Sequence[str], shown: int = 3) -> str:

@@ -22,6 +22,7 @@ from megatron.core.datasets.utils import normalize
 
 from trainer.batch_size import total_samples
 from trainer.config import BlendConfig, ConfigError, Dataset, TrainerConfig
+from trainer.wording import counted
 
 SPLITS = ("train", "valid", "test")
 
@@ -237,10 +238,10 @@ def _say_epochs(split: str, wanted: int, parts: Sequence[Part], seq_length: int,
         )
     documents = sum(part.documents.end - part.documents.first for part in parts)
     tokens = sum(part.documents.tokens for part in parts)
-    corpora = f"{len(parts)} corpora" if len(parts) > 1 else "1 corpus"
+    corpora = counted(len(parts), "corpus", "corpora")
     say(
-        f"data: {split}: {documents:,} documents with {tokens:,} tokens of {corpora}; {wanted:,} samples read "
-        f"{'each' if len(parts) > 1 else 'it'} up to {max(epochs.values()):,.2f} times"
+        f"data: {split}: {counted(documents, 'document')} with {tokens:,} tokens of {corpora}; "
+        f"{counted(wanted, 'sample')} read {'each' if len(parts) > 1 else 'it'} up to {max(epochs.values()):,.2f} times"
     )
 
 

@@ -26,6 +26,7 @@ from trainer.blend import Say
 from trainer.errors import TrainerError
 from trainer.provenance import identify
 from trainer.run_directory import sync_directory
+from trainer.wording import counted
 
 FORMAT = 1
 """Changes when the same key would give other indices than before."""
@@ -84,7 +85,7 @@ def complete(indices: Sequence[Index], directory: Path, say: Say) -> None:
     if good:
         seconds, size = time.monotonic() - started, _size(good, directory)
         say(
-            f"data: {len(good)} of {len(indices)} indices in {directory} are there and as recorded: "
+            f"data: {len(good)} of {_counted(indices)} in {directory} there and as recorded: "
             f"{size / 1e9:,.2f} GB read in {seconds:.1f} s"
         )
     missing = [(index, reason) for index, reason in zip(indices, faults, strict=True) if reason is not None]
@@ -130,7 +131,11 @@ def _build_all(indices: Sequence[Index], directory: Path, say: Say) -> None:
             left = (now - started) / number * (len(indices) - number)
             say(f"data: built index {number} of {len(indices)} ({index.title}), about {left:,.0f} s left")
     seconds, size = time.monotonic() - started, _size(indices, directory)
-    say(f"data: built {len(indices)} indices in {directory}: {size / 1e9:,.2f} GB in {seconds:,.1f} s")
+    say(f"data: built {_counted(indices)} in {directory}: {size / 1e9:,.2f} GB in {seconds:,.1f} s")
+
+
+def _counted(indices: Sequence[Index]) -> str:
+    return counted(len(indices), "index", "indices")
 
 
 def _build(index: Index, directory: Path) -> None:

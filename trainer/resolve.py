@@ -19,6 +19,7 @@ from trainer.config import (
     TrainerConfig,
     TrainingConfig,
 )
+from trainer.wording import counted
 
 WARMUP_TOKENS = 375_000_000
 """GPT-3's warm-up: Brown et al., arXiv 2005.14165, appendix B."""
@@ -139,7 +140,7 @@ def _check_schedule(optimizer: OptimizerConfig) -> None:
     assert least is not None
     if steps >= end:
         raise ConfigError(
-            f"optimizer: the warm-up of {steps} steps does not end before the decay, at {end}; "
+            f"optimizer: the warm-up of {counted(steps, 'step')} does not end before the decay, at {end}; "
             "set optimizer.lr_warmup_iters to less"
         )
     for name, rate in (("min_lr", least), ("lr_warmup_init", optimizer.lr_warmup_init)):
@@ -147,6 +148,6 @@ def _check_schedule(optimizer: OptimizerConfig) -> None:
             raise ConfigError(f"optimizer.{name} = {rate:g} is greater than optimizer.lr = {optimizer.lr:g}")
     if optimizer.lr_decay_style == "WSD" and (optimizer.lr_wsd_decay_iters or 0) > end - steps:
         raise ConfigError(
-            f"optimizer.lr_wsd_decay_iters = {optimizer.lr_wsd_decay_iters} is more than the {end - steps} steps "
-            "between the warm-up and lr_decay_iters"
+            f"optimizer.lr_wsd_decay_iters = {optimizer.lr_wsd_decay_iters} is more than the "
+            f"{counted(end - steps, 'step')} between the warm-up and lr_decay_iters"
         )

@@ -52,6 +52,7 @@ from trainer.storage import at_rank_0
 from trainer.stragglers import StragglerWatch, gather_places
 from trainer.timers import Timers
 from trainer.watch import Watch
+from trainer.wording import counted
 
 PEERS_TIMEOUT = datetime.timedelta(minutes=5)
 """For the ranks' second connection to the store, once all are there."""
@@ -240,11 +241,12 @@ def _summary(
 ) -> str:
     batch_size = batch_size_at(config.training, state.consumed_samples)
     sizes = (f"{name} {getattr(groups, name.lower()).size()}" for name in ("TP", "PP", "CP", "DP"))
+    micro_batches = counted(num_microbatches(batch_size, config, groups), "micro-batch", "micro-batches")
     return (
         f"{config.name}: {_beginning(source)}, "
-        f"to iteration {config.training.train_iters}; {config.world_size} ranks on {config.device}: "
+        f"to iteration {config.training.train_iters}; {counted(config.world_size, 'rank')} on {config.device}: "
         f"{' x '.join(sizes)}, VPP {config.parallelism.virtual_pipeline_model_parallel_size or 1}, "
-        f"{num_microbatches(batch_size, config, groups)} micro-batches of {config.training.micro_batch_size} per step, "
+        f"{micro_batches} of {config.training.micro_batch_size} per step, "
         f"{config.training.precision}"
     )
 

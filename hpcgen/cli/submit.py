@@ -13,6 +13,7 @@ import click
 from hpcgen.cli.options import StageChoice, run_options, templates_option, warn
 from hpcgen.config.stages import SUBMITTED_STAGES
 from hpcgen.errors import JobStopped
+from hpcgen.wording import counted
 
 if TYPE_CHECKING:
     from hpcgen.launchers.job import Job, Progress
@@ -101,7 +102,7 @@ def _would_submit(stage: StagePlan, tasks: tuple[int, ...] | None) -> str:
     """A stage, and of an array how many of its tasks."""
     if stage.allocation.array is None or tasks is None:
         return stage.name
-    return f"{stage.name} ({len(tasks)} of {stage.allocation.array.num_tasks} tasks)"
+    return f"{stage.name} ({len(tasks)} of {counted(stage.allocation.array.num_tasks, 'task')})"
 
 
 def _show_jobs(plan: Plan, jobs: Sequence[Job]) -> None:
@@ -115,7 +116,7 @@ def _show_jobs(plan: Plan, jobs: Sequence[Job]) -> None:
         click.echo(f"{job.job_id} {job.stage} {job.log}")
         if stage.allocation.array and job.tasks is not None:
             num_tasks = stage.allocation.array.num_tasks
-            click.echo(f"{stage.name}: {len(job.tasks)} of {num_tasks} tasks", err=True)
+            click.echo(f"{stage.name}: {len(job.tasks)} of {counted(num_tasks, 'task')}", err=True)
 
 
 @contextlib.contextmanager
@@ -172,7 +173,7 @@ class _ProgressLines:
             far = f"{progress.done} of {progress.total}"
             loss = progress.metrics.get("loss")
             click.echo(
-                f"{progress.stage}: {far} files"
+                f"{progress.stage}: {progress.done} of {counted(progress.total, 'file')}"
                 if loss is None
                 else f"{progress.stage}: step {far}, loss {loss:.3f}",
                 err=True,

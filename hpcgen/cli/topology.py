@@ -253,7 +253,8 @@ def verify(ctx: click.Context, name: str, xml_file: Path | None, sysfs: Path | N
         ctx.exit(1)
     if not as_json:
         gpus, nics = len(found.of_kind("GPU")), len(found.of_kind("NIC"))
-        click.echo(f"{source} is {name}: {len(found.numa_nodes)} NUMA nodes, {gpus} GPUs, {nics} NICs")
+        nodes = counted(len(found.numa_nodes), "NUMA node")
+        click.echo(f"{source} is {name}: {nodes}, {counted(gpus, 'GPU')}, {counted(nics, 'NIC')}")
 
 
 def _found(node_type: NodeType, xml_file: Path | None, sysfs: Path | None) -> tuple[str, Topology]:

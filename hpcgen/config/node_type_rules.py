@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hpcgen.config import cpus
 from hpcgen.config.node_type import Gpu, Nic, NodeType
 from hpcgen.errors import Problem
+from hpcgen.wording import counted
 
 
 def node_type_problems(node_type: NodeType) -> Iterator[Problem]:
@@ -21,7 +22,7 @@ def node_type_problems(node_type: NodeType) -> Iterator[Problem]:
 def _counts(node_type: NodeType) -> Iterator[Problem]:
     for key, count in (("gpus", len(node_type.gpus)), ("cpu_masks", len(node_type.cpu_masks))):
         if count and count != node_type.gpus_per_node:
-            reason = f"has {count} entries, gpus_per_node is {node_type.gpus_per_node}"
+            reason = f"has {counted(count, 'entry', 'entries')}, gpus_per_node is {node_type.gpus_per_node}"
             yield Problem(key, reason, "write one for each GPU, or none at all")
     if node_type.nics and node_type.fabric is None:
         yield Problem("fabric", "is missing", "say what the nics are attached to: infiniband or ethernet")

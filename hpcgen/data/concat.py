@@ -18,6 +18,7 @@ from hpcgen.data.task import Context, Step
 from hpcgen.data.unit import Input, Unit
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
+from hpcgen.wording import counted
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 
@@ -40,7 +41,7 @@ def concat(unit: Unit, job: CorpusJob, context: Context) -> Record:
         documents = sum(output.num_lines for output in outputs)
         if not all(output.size for output in outputs):
             raise HpcgenError(
-                f"{unit.inputs[0].path}: {documents} lines cannot fill {len(outputs)} files",
+                f"{unit.inputs[0].path}: {counted(documents, 'line')} cannot fill {counted(len(outputs), 'file')}",
                 f"use a num_output_files of at most {documents}",
             )
         record = Record(

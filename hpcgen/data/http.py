@@ -25,6 +25,7 @@ import httpx2
 
 from hpcgen.errors import HpcgenError
 from hpcgen.version import __version__
+from hpcgen.wording import counted
 
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 """At INFO it logs whole addresses, signatures included."""
@@ -154,7 +155,7 @@ class Web:
                     failures, furthest = 0, progress()
                 failures += 1
                 if failures >= self.patience.attempts:
-                    after = f"after {failures} attempts in {time.monotonic() - started:.0f} s"
+                    after = f"after {counted(failures, 'attempt')} in {time.monotonic() - started:.0f} s"
                     raise HpcgenError(f"{shown(url)}: {problem} ({after})", hint) from problem
                 wait_s = self.patience.wait_s(failures, problem.retry_after_s)
                 if problem.retry_after_s is not None:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcgen.errors import HpcgenError
+from hpcgen.wording import counted
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -159,7 +160,7 @@ def read_counts(prefix: Path) -> DatasetCounts:
     if magic != _MAGIC or version != 1 or code not in _DTYPES:
         raise HpcgenError(f"{index}: this is not a Megatron index (version 1)")
     if index_size < _HEADER.size + 12 * sequences + 8 * documents:
-        size = f"{index_size} bytes for {sequences} sequences and {documents} documents"
+        size = f"{index_size} bytes for {counted(sequences, 'sequence')} and {counted(documents, 'document')}"
         raise HpcgenError(f"{index}: truncated ({size})", "tokenize again")
     dtype = np.dtype(_DTYPES[code])
     end = _end(index, sequences, dtype.itemsize)

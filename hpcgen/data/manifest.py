@@ -20,6 +20,7 @@ from hpcgen.data.listed_files import problems
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, publish
 from hpcgen.sharing import Share
+from hpcgen.wording import counted
 
 VERSION = 1
 
@@ -115,7 +116,9 @@ def read_manifest(path: Path) -> Manifest:
     if header.hpcgen_manifest != VERSION:
         raise HpcgenError(f"{path}: version {header.hpcgen_manifest}, and this hpcgen reads {VERSION}")
     if header.files != len(files):
-        raise HpcgenError(f"{path}: {len(files)} files, and its first line says {header.files}", "plan again")
+        raise HpcgenError(
+            f"{path}: {counted(len(files), 'file')}, and its first line says {header.files}", "plan again"
+        )
     if wrong := [reason for reason, _ in problems(files)]:
         raise HpcgenError(f"{path}: {'; '.join(wrong)}", "somebody edited it: run hpcgen data plan --replan")
     return Manifest(header.source, files, header.selection)

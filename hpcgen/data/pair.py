@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
 from hpcgen.data.record import RECORD_FILE, SIDE_FILE
 from hpcgen.errors import HpcgenError
+from hpcgen.wording import counted
 
 HEADER_BYTES = 34
 """Of an .idx file: magic, version, dtype, number of sequences, number of documents (hpcgen.data.indexed_dataset)."""
@@ -103,8 +104,8 @@ class Pair:
             if len(wrong):
                 number = start + int(wrong[0])
                 yield (
-                    f"{idx_path(self.prefix)}: sequence {number:,} ({self.lengths[number]:,} tokens) begins at byte "
-                    f"{self.offsets[number]:,}, and the one before it ends at {begins[wrong[0]]:,}"
+                    f"{idx_path(self.prefix)}: sequence {number:,} ({counted(int(self.lengths[number]), 'token')}) "
+                    f"begins at byte {self.offsets[number]:,}, and the one before it ends at {begins[wrong[0]]:,}"
                 )
                 return
             end = int(ends[-1])

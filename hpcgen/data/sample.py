@@ -16,6 +16,7 @@ import zstandard
 
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, publish
+from hpcgen.wording import counted
 
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 """Installed packages, and test data that is made to be odd."""
@@ -35,7 +36,7 @@ class SampleReport:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.path}  ({self.documents:,} documents, {self.text_bytes:,} bytes of text)"
+        return f"{self.path}  ({counted(self.documents, 'document')}, {self.text_bytes:,} bytes of text)"
 
 
 def write_sample(target: Path, *, max_mb: float = 8.0, overwrite: bool = False) -> SampleReport:

@@ -32,6 +32,7 @@ from hpcgen.data.workers import Failed, Made, Told, run_all
 from hpcgen.data.workers import cores as cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, sweep
+from hpcgen.wording import counted
 
 _WORK = {
     "download": ("hpcgen.data.download", "download"),
@@ -153,7 +154,7 @@ class TaskReport:
             more = f" and {len(side_files) - 1:,} more" if len(side_files) > 1 else ""
             lines.append(f"rejects    {side_files[0]}{more}")
         if counts.tokens:
-            lines.append(f"tokens     {counts.tokens:,} in {counts.sequences:,} sequences")
+            lines.append(f"tokens     {counts.tokens:,} in {counted(counts.sequences, 'sequence')}")
         if counts.eod_in_text:
             lines.append(
                 f"note       {counts.eod_in_text:,} end-of-document tokens are spelled out in the text"

@@ -30,6 +30,7 @@ from hpcgen.data.tokenizer import Tokenizer, limit_threads, load_tokenizer
 from hpcgen.data.unit import Unit, configuration
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
+from hpcgen.wording import counted
 
 _SPOOL_BYTES = 64 * 1024 * 1024
 """Lengths of documents that are held in memory, of all outputs of a unit together."""
@@ -215,7 +216,7 @@ def _first_difference(ours: NDArray[Any], theirs: NDArray[Any]) -> str:
     length = min(len(ours), len(theirs))
     different = np.flatnonzero(ours[:length] != theirs[:length])
     if not len(different):
-        return f"{len(ours)} ids, and {len(theirs)}"
+        return f"{counted(len(ours), 'id')}, and {len(theirs):,}"
     at = int(different[0])
     return f"at token {at} of {len(theirs)}, {ours[at]} and {theirs[at]}"
 
@@ -311,9 +312,8 @@ class _Output:
             HpcgenError: there is nothing in the pair: Megatron-Core cannot read it then.
         """
         if not self.writer.num_tokens:
-            reason = (
-                f"none of its documents holds a token ({documents_in:,} lines for {num_outputs:,} outputs)"
-            )
+            shares = f"{counted(documents_in, 'line')} for {counted(num_outputs, 'output')}"
+            reason = f"none of its documents holds a token ({shares})"
             raise HpcgenError(f"{self._prefix}: {reason}", "use a smaller num_output_files")
         self.writer.write_index(self._idx)
 

@@ -20,6 +20,7 @@ from hpcgen.data.unit import Input, Unit, configuration
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import sweep
+from hpcgen.wording import counted
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,11 @@ class TokenizeReport:
             f"{self.output_prefix}.bin, .idx  ({self.output_bytes:,} bytes, {self.dtype})",
             f"documents  {self.documents_read:,} in = {self.documents:,} out + {skipped:,} skipped + "
             f"{self.rejected_documents:,} rejected; {self.empty_documents:,} empty",
-            f"tokens     {self.tokens:,} in {self.sequences:,} sequences, each ended by {self.eod_id}",
+            f"tokens     {self.tokens:,} in {counted(self.sequences, 'sequence')}, each ended by {self.eod_id}",
             f"input      {self.input_bytes:,} bytes of JSON Lines, encoded with {self.backend}",
         ]
         if self.verified_documents:
-            lines.append(f"verified   {self.verified_documents:,} documents: the ids of tokenizers")
+            lines.append(f"verified   {counted(self.verified_documents, 'document')}: the ids of tokenizers")
         if self.rejected_documents:
             lines.append(f"rejects    {self.output_prefix}.rejects.jsonl")
         if self.eod_in_text:

@@ -15,6 +15,7 @@ from hpcgen.config.slurm import StageSettings
 from hpcgen.config.stages import ARRAY_STAGES, GPU_STAGES, section
 from hpcgen.errors import Problem
 from hpcgen.planning.array import Array, make_array
+from hpcgen.wording import counted
 
 MAX_RESTARTS = 100
 SINGLE_TASK_STAGES = frozenset(("image", *ARRAY_STAGES, "index-cache", "tensorboard"))
@@ -302,7 +303,7 @@ def _task_problems(
     settings, gpus = allocation.settings, allocation.gpus_per_node
     tasks, cpus = allocation.ntasks_per_node, settings.cpus_per_task or 1
     if gpus and tasks > gpus:
-        reason = f"is more than the {gpus} GPUs of a node: each rank needs its own"
+        reason = f"is more than the {counted(gpus, 'GPU')} of a node: each rank needs its own"
         yield place("ntasks_per_node").problem(reason, f"use at most {gpus}")
     if node_type.cpus_per_node and tasks * cpus > node_type.cpus_per_node:
         where = place("cpus_per_task" if settings.cpus_per_task else "ntasks_per_node")
@@ -351,9 +352,8 @@ def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Pr
     """What does not fit in the profile itself."""
     count = cluster.gres.rpartition(":")[2]
     if count.isdigit() and int(count) != node_type.gpus_per_node:
-        reason = (
-            f"asks for {count} GPUs of a node type ({cluster.node_type}) that has {node_type.gpus_per_node}"
-        )
+        asked = f"{counted(int(count), 'GPU')} of a node type ({cluster.node_type})"
+        reason = f"asks for {asked} that has {node_type.gpus_per_node}"
         yield Problem("gres", reason, f"write the count {node_type.gpus_per_node}", "cluster")
     if tuple(int(part) for part in cluster.slurm_version.split(".")[:2]) < OLDEST_SLURM:
         reason = "is older than what the scripts are written for"

@@ -11,6 +11,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import ArraySettings
 from hpcgen.config.stages import ARRAY_STAGES, section
 from hpcgen.errors import Problem
+from hpcgen.wording import counted
 
 NUM_TASKS = 8
 """Tasks of an array when nobody says."""
@@ -65,7 +66,9 @@ def array_warnings(stage: str, config: RunConfig, cluster: ClusterConfig) -> Ite
     most, of_whom = cluster.max_array_size, "the cluster's max_array_size"
     if array.num_tasks < cluster.max_array_size:
         most, of_whom = array.num_tasks, "the number of output files"
-    reason = f"is more than {of_whom} ({most}): the array has {most} tasks, each with more of the files"
+    reason = (
+        f"is more than {of_whom} ({most}): the array has {counted(most, 'task')}, each with more of the files"
+    )
     yield Problem(f"slurm.{section(stage)}.num_tasks", reason, f"ask for at most {most}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpcgen.wording import counted
 from trainer.config import ModelConfig, ParallelismConfig, TrainingConfig
 
 
@@ -73,7 +74,8 @@ class Layout:
             f"VPP{self.virtual_pipeline_model_parallel_size} CP{self.context_parallel_size} "
             f"DP{self.data_parallel_size}"
         )
-        return f"{axes}, {self.num_microbatches} microbatches on {self.world_size} ranks"
+        microbatches = counted(self.num_microbatches, "microbatch", "microbatches")
+        return f"{axes}, {microbatches} on {counted(self.world_size, 'rank')}"
 
 
 def model_parallel_size(parallelism: ParallelismConfig) -> int:

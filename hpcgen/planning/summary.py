@@ -135,7 +135,7 @@ def _tokens(summary: dict[str, Any]) -> str:
 
 
 def _rate(summary: dict[str, Any]) -> str:
-    peak = f"{summary['lr']:g} after {summary['lr_warmup_iters']} steps"
+    peak = f"{summary['lr']:g} after {counted(summary['lr_warmup_iters'], 'step')}"
     if summary["lr_schedule"]:
         return f"{peak}, then {summary['lr_schedule']}"
     if summary["lr_decay_style"] == "constant":
@@ -147,8 +147,8 @@ def _rate(summary: dict[str, Any]) -> str:
 
 def _intervals(summary: dict[str, Any]) -> str:
     steps, minutes = summary["save_interval"], summary["save_interval_minutes"]
-    every = [f"{steps} steps"] if steps else []
-    every += [f"{minutes:g} minutes"] if minutes else []
+    every = [counted(steps, "step")] if steps else []
+    every += [f"{minutes:g} minute{'' if minutes == 1 else 's'}"] if minutes else []
     return f"every {' and every '.join(every)}"
 
 

@@ -20,6 +20,7 @@ from hpcgen.planning.model_size import checkpoint_bytes
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World
+from hpcgen.wording import counted
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.resolve import resolve
 
@@ -178,7 +179,7 @@ def _space_warning(trainer: TrainerConfig) -> list[Problem]:
     if trainer.checkpoint.keep_last is not None or total_tb < MUCH_SPACE_TB:
         return []
     about = "" if trainer.checkpoint.save_interval_minutes is None else "about "
-    reason = f"keeps all {about}{saves} checkpoints of the run, {total_tb:,.0f} TB"
+    reason = f"keeps all {about}{counted(saves, 'checkpoint')} of the run, {total_tb:,.0f} TB"
     return [Problem("checkpoint.keep_last", reason, "set how many of the newest to keep")]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcgen.errors import HpcgenError
+from hpcgen.wording import counted
 
 Event = dict[str, Any]
 Column = NDArray[np.float64]
@@ -166,7 +167,7 @@ class _Reader:
             return ""
         number, line = self._first_unreadable
         what = "is no line of a trainer" if _is_json(line) else "is not JSON"
-        return f"line {number} {what}; {self.unreadable + self._is_torn} of {self.lines} lines passed over"
+        return f"line {number} {what}; {self.unreadable + self._is_torn} of {counted(self.lines, 'line')} passed over"
 
     def history(self) -> History:
         return History(

@@ -38,9 +38,9 @@ def test_tokenize_reports_what_it_wrote(tmp_path, corpus):
     assert result.stdout == (
         f"{prefix}.bin, .idx  (76 bytes, uint16)\n"
         "documents  2 in = 2 out + 0 skipped + 0 rejected; 1 empty\n"
-        "tokens     3 in 1 sequences, each ended by 50256\n"
+        "tokens     3 in 1 sequence, each ended by 50256\n"
         "input      37 bytes of JSON Lines, encoded with gigatoken\n"
-        "verified   1 documents: the ids of tokenizers\n"
+        "verified   1 document: the ids of tokenizers\n"
     )
     assert result.stderr == ""
     assert (tmp_path / "x.bin").read_bytes() == b"".join(i.to_bytes(2, "little") for i in (15496, 995, 50256))

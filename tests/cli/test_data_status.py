@@ -55,7 +55,7 @@ def test_how_far_a_corpus_is():
         "left",
     ]
     assert re.fullmatch(r"prepare  1 of 4 +- +1 +2 +23 B of 87 B +1 +11 +- +-", row)
-    assert documents == "prepare: 1 documents in = 1 out + 0 skipped + 0 rejected"
+    assert documents == "prepare: 1 document in = 1 out + 0 skipped + 0 rejected"
     assert tokens == "prepare: tokens in whole pairs: corpus 11"
     assert re.fullmatch(r"prepare task 2 of 4: failed on \S+, \d+ s ago, 1 not done", task)
     assert error.startswith("    tokens/corpus-00002-of-00004: ")
@@ -90,7 +90,7 @@ def test_missing_tasks_as_sbatch_takes_them():
     assert hpcgen("data", "prepare", "--task-id", 1, "--num-tasks", 4).status == 0
     told = hpcgen("data", "status", "--missing", "prepare")
     assert (told.status, told.stdout) == (0, "0,2-3%2\n")
-    assert told.stderr == "prepare: 3 of 4 tasks are not done\n"
+    assert told.stderr == "prepare: 3 of 4 tasks not done\n"
     assert hpcgen("data", "status", "--missing", "prepare", "--num-tasks", 2).stdout == "0-1%2\n"
     assert json.loads(hpcgen("data", "status", "--missing", "prepare", "--json").stdout) == {
         "stage": "prepare",
@@ -105,7 +105,7 @@ def test_nothing_is_missing():
     assert hpcgen("data", "prepare").status == 0
     told = hpcgen("data", "status", "--missing", "prepare")
     assert (told.status, told.stdout) == (1, "")
-    assert told.stderr == "prepare: 0 of 4 tasks are not done\n"
+    assert told.stderr == "prepare: 0 of 4 tasks not done\n"
 
 
 def test_status_as_json():

@@ -38,7 +38,7 @@ def verify(*arguments):
 def test_all_pairs_of_a_run_file(workplace):
     told = verify("-c", "run.yaml")
     prefix = workplace / "data/tokens/corpus-0000"
-    held = "1 documents, 4 tokens, 70 B, uint16"
+    held = "1 document, 4 tokens, 70 B, uint16"
     assert told.stdout == (f"{prefix}0-of-00002: ok  {held}\n{prefix}1-of-00002: ok  {held}\n")
     assert told.stderr == (
         "0 of 2 pairs wrong, 140 B read\n"
@@ -68,7 +68,7 @@ def test_a_changed_byte_ends_with_1():
     assert lines[0].startswith("data/tokens/corpus-00000-of-00002: WRONG")
     assert f"    {BIN}: id 353 at byte 0, in document 0; the ids go from 0 to 256" in lines
     assert any(line.startswith(f"    {BIN}: SHA-256 is ") for line in lines)
-    assert told.stderr.startswith("1 of 1 pairs wrong")
+    assert told.stderr.startswith("1 of 1 pair wrong")
 
 
 def test_a_pair_made_with_other_settings_or_without_a_record():

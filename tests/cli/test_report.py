@@ -562,7 +562,7 @@ def test_a_label_is_no_other_run_s_name(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"garbage\nmore of it\n\0\xff\n", "it holds no step: line 1 is not JSON; 3 of 3 lines passed over"),
-        (b"garbage", "it holds no step: line 1 is not JSON; 1 of 1 lines passed over"),
+        (b"garbage", "it holds no step: line 1 is not JSON; 1 of 1 line passed over"),
         (
             b'{"event": "from-the-future", "iteration": 1}\n{"loss": 2}\n',
             "line 2 is no line of a trainer; 1 of 2 lines",

@@ -76,6 +76,6 @@ def test_a_bar_on_a_terminal(tmp_path):
     seen = os.read(parent, 1 << 20).decode()
     os.close(parent)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
-    assert re.search(r"━+ +0% 0/1 files", plain)
-    assert re.search(r"━+ +100% 1/1 files · [\d.]+ kB · [\d.]+ MB/s · 50 docs", plain)
+    assert re.search(r"━+ +0% 0/1 file", plain)
+    assert re.search(r"━+ +100% 1/1 file · [\d.]+ kB · [\d.]+ MB/s · 50 docs", plain)
     assert done.stdout.startswith(b"extract task 0 of 1: 1 made")

@@ -131,7 +131,7 @@ def test_what_was_carried_can_be_validated_and_rendered() -> None:
     assert hpcgen("init", "run.yaml", "--from", AZURE).status == 0
     checked = hpcgen("validate", "-c", "run.yaml")
     assert checked.status == 0, checked.stderr
-    assert "TP8 PP16 VPP3 CP1 DP1, 1536 microbatches on 128 ranks" in checked.stdout
+    assert "TP8 PP16 VPP3 CP1 DP1, 1,536 microbatches on 128 ranks" in checked.stdout
     assert hpcgen("render", "train", "-c", "run.yaml", "-o", "train.sh").status == 0
     assert hpcgen("lint", "train.sh").stdout == ""
 

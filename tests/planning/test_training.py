@@ -113,12 +113,12 @@ def test_a_growing_batch_reads_fewer_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["optimizer.lr_decay_style=constant"], "0.001 after 1 steps, constant"),
+        (["optimizer.lr_decay_style=constant"], "0.001 after 1 step, constant"),
         (
             ["optimizer.lr_decay_style=WSD", "optimizer.lr_wsd_decay_iters=3"],
-            "0.001 after 1 steps, WSD from step 7 to 0.0001 at step 10",
+            "0.001 after 1 step, WSD from step 7 to 0.0001 at step 10",
         ),
-        ([], "0.001 after 1 steps, cosine to 0.0001 at step 10"),
+        ([], "0.001 after 1 step, cosine to 0.0001 at step 10"),
     ],
 )
 def test_the_schedule_in_a_line(tmp_path, overrides, line):

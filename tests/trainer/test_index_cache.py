@@ -211,7 +211,7 @@ def test_a_damaged_file_is_named_and_built_again(
     damage(next(cache.glob(f"*{name}")))
     start = Start(wanted, cache)
     assert "data: warning: the index" in start.text
-    assert "built 1 indices" in start.text
+    assert "built 1 index" in start.text
     assert start.samples == undisturbed.samples
     assert contents(cache) == expected
     assert not Start(wanted, cache).has_built

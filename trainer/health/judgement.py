@@ -13,6 +13,7 @@ from trainer.health.config import NcclTestConfig, Threshold
 from trainer.health.settings import Setting
 from trainer.health.units import size_text
 from trainer.run_directory import publish
+from trainer.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +29,9 @@ class Layout:
 
     def __str__(self) -> str:
         return (
-            f"{_counted(self.nodes, 'node')} x {_counted(self.ranks_per_node, 'rank')}, "
+            f"{counted(self.nodes, 'node')} x {counted(self.ranks_per_node, 'rank')}, "
             f"NVLS {_on(self.nvls)}, CollNet {_on(self.collnet)}"
         )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 def _on(value: bool) -> str:

@@ -38,6 +38,7 @@ from trainer.health.settings import configuration_files, explain, explain_host, 
 from trainer.health.units import rate_text, size_text
 from trainer.rendezvous import Ranks, find_ranks
 from trainer.run_directory import publish
+from trainer.wording import counted
 
 PROGRAM = "nccl-test"
 
@@ -82,7 +83,7 @@ def run(
         TrainerError: ranks that are missing or not those of the configuration.
     """
     if ranks.world_size != config.nodes * config.ranks_per_node:
-        planned = f"{config.nodes} nodes x {config.ranks_per_node} ranks"
+        planned = f"{counted(config.nodes, 'node')} x {counted(config.ranks_per_node, 'rank')}"
         raise TrainerError(f"{ranks}: the test was planned for {planned}; launch as many tasks")
     if ranks.world_size == 1:
         raise TrainerError("one rank has nobody to send to: test with two GPUs or more")

@@ -31,6 +31,7 @@ from trainer.health.settings import configuration_files, nccl_settings
 from trainer.health.units import rate_text
 from trainer.rendezvous import Ranks, find_ranks, take_gpu
 from trainer.run_directory import publish
+from trainer.wording import counted
 
 PROGRAM = "node-health"
 MATMUL_SIZE = {"cuda": 8192, "cpu": 512}
@@ -101,7 +102,9 @@ def run(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str], repo
             return check.run(report)
     except MissingRanksError as error:
         if own.rank == 0:
-            finding = Finding(check="ranks", expected=f"{config.ranks_per_node} tasks", found=str(error))
+            finding = Finding(
+                check="ranks", expected=f"{counted(config.ranks_per_node, 'task')}", found=str(error)
+            )
             _report(report, node, [], None, [finding])
         raise
 
@@ -114,7 +117,9 @@ def ranks_of_node(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, 
     """
     size = config.ranks_per_node
     if ranks.world_size % size or ranks.local_rank >= size:
-        raise TrainerError(f"{ranks}, local rank {ranks.local_rank}: the check is for {size} tasks a node")
+        raise TrainerError(
+            f"{ranks}, local rank {ranks.local_rank}: the check is for {counted(size, 'task')} a node"
+        )
     return Ranks(ranks.local_rank, ranks.local_rank, size, ranks.source)
 
 

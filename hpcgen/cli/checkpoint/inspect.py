@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.checkpoint.paths import path_argument
-from hpcgen.wording import harmless
+from hpcgen.wording import counted, harmless
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.index import Tensor
@@ -131,9 +131,9 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     tokens = record["consumed_samples"] * model["seq_length"]
     yield "iteration", f"{record['iteration']:,} of {training['train_iters']:,}"
     yield "complete", moment(record["time"])
-    yield "read", f"{record['consumed_samples']:,} samples, {tokens:,} tokens"
-    yield "size", f"{size(num_bytes)} in {len(record['files']):,} files"
-    ranks = "1 rank" if record["world_size"] == 1 else f"{record['world_size']:,} ranks"
+    yield "read", f"{counted(record['consumed_samples'], 'sample')}, {counted(tokens, 'token')}"
+    yield "size", f"{size(num_bytes)} in {counted(len(record['files']), 'file')}"
+    ranks = counted(record["world_size"], "rank")
     yield "written by", f"{ranks} ({_layout(record['layout'])}), {record['precision']}"
     yield "model", _words(model, MODEL_WORDS)
     yield "training", _words(training, TRAINING_WORDS)
@@ -168,7 +168,7 @@ def _print_tensors(found: Sequence[Tensor]) -> None:
     for name, tensor in zip(names, found, strict=True):
         shape = " x ".join(map(str, tensor.shape)) or "one number"
         click.echo(f"{name:<{width}}  {harmless(tensor.dtype):<8}  {shape}")
-    click.echo(f"{len(found):,} tensors, {weights:,} weights", err=True)
+    click.echo(f"{counted(len(found), 'tensor')}, {counted(weights, 'weight')}", err=True)
 
 
 def _print_problems(checkpoint: Checkpoint, problems: Sequence[str], verify: bool) -> None:

@@ -12,7 +12,7 @@ import click
 
 from hpcgen.cli.data.pairs import read_pairs, run_file_option
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import harmless
+from hpcgen.wording import counted, harmless
 
 if TYPE_CHECKING:
     from hpcgen.config.tokenizer import TokenizerConfig
@@ -89,7 +89,7 @@ def _json(inspection: Inspection, document: Document | None) -> dict[str, Any]:
 def _show(inspection: Inspection) -> None:
     click.secho(f"{inspection.prefix}.bin, .idx  ({inspection.dtype})", bold=True)
     documents, empty = inspection.documents, inspection.empty_documents
-    click.echo(f"documents  {documents:,} ({empty:,} empty), {inspection.sequences:,} sequences")
+    click.echo(f"documents  {documents:,} ({empty:,} empty), {counted(inspection.sequences, 'sequence')}")
     click.echo(f"tokens     {inspection.tokens:,}, {inspection.mean_length:,.1f} in a document")
     if not inspection.histogram:
         return
@@ -124,7 +124,7 @@ def _bar(length: float) -> str:
 
 def _show_document(document: Document, whole: bool) -> None:
     ids = document.ids
-    click.secho(f"document {document.number:,}: {len(ids):,} tokens", bold=True)
+    click.secho(f"document {document.number:,}: {counted(len(ids), 'token')}", bold=True)
     shown = ids if whole else ids[:SHOWN_IDS]
     click.echo(f"ids {' '.join(map(str, shown))}" + _rest(len(ids) - len(shown), "ids"))
     if document.text is None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgen.wording import counted
+
 if TYPE_CHECKING:
     from hpcgen.data.task import Progress
 
@@ -57,18 +59,18 @@ def lines(interval_s: float = _LINE_INTERVAL_S) -> Callable[[Progress], None]:
 
 def _in_full(progress: Progress, seconds: float) -> Iterator[str]:
     """Files, bytes, documents, tokens, rate and remaining time."""
-    yield f"{progress.units_done:,} of {progress.units:,} files"
+    yield f"{progress.units_done:,} of {counted(progress.units, 'file')}"
     yield f"{amount(progress.bytes_done)} of {amount(progress.bytes)}"
     if progress.documents:
-        yield f"{progress.documents:,} documents"
+        yield counted(progress.documents, "document")
     if progress.tokens:
-        yield f"{progress.tokens:,} tokens"
+        yield counted(progress.tokens, "token")
     yield from _ahead(progress, seconds)
 
 
 def _in_short(progress: Progress, seconds: float) -> Iterator[str]:
     """The same, for 80 columns."""
-    yield f"{progress.units_done:,}/{progress.units:,} files"
+    yield f"{progress.units_done:,}/{counted(progress.units, 'file')}"
     yield amount(progress.bytes_done)
     yield from _ahead(progress, seconds)
     if progress.documents:

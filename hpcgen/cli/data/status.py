@@ -17,6 +17,7 @@ from hpcgen.cli.data.stage import corpus_options, read_job
 from hpcgen.cli.options import StageChoice
 from hpcgen.config.stages import ARRAY_STAGES
 from hpcgen.errors import HpcgenError
+from hpcgen.wording import counted
 
 if TYPE_CHECKING:
     from hpcgen.data.status import StageStatus, TaskStatus
@@ -93,7 +94,7 @@ def _print_missing(
         click.echo(json.dumps({"stage": stage, "num_tasks": array.num_tasks, "missing": tasks}))
     elif tasks:
         click.echo(array.option(tasks))
-    click.echo(f"{stage}: {len(tasks)} of {array.num_tasks} tasks are not done", err=True)
+    click.echo(f"{stage}: {len(tasks)} of {counted(array.num_tasks, 'task')} not done", err=True)
     if not tasks:
         sys.exit(1)
 
@@ -161,7 +162,7 @@ def _print_counts(stage: StageStatus) -> None:
     counts = stage.counts
     if counts.documents_in:
         click.echo(
-            f"{stage.stage}: {counts.documents_in:,} documents in = {counts.documents_out:,} out"
+            f"{stage.stage}: {counted(counts.documents_in, 'document')} in = {counts.documents_out:,} out"
             f" + {counts.skipped:,} skipped + {counts.rejected:,} rejected"
         )
     if stage.tokens_of_split:

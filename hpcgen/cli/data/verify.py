@@ -166,7 +166,8 @@ def _show(pair: PairReport) -> None:
     from hpcgen.data.space import size_text
 
     word = click.style("WRONG", fg="red") if pair.findings else click.style("ok", fg="green")
-    held = f"{pair.documents:,} documents, {pair.tokens:,} tokens, {size_text(pair.bytes)}, {pair.dtype}"
+    held = f"{counted(pair.documents, 'document')}, {counted(pair.tokens, 'token')}, "
+    held += f"{size_text(pair.bytes)}, {pair.dtype}"
     note = "" if pair.findings or pair.hashes_checked else ", no record"
     click.echo(f"{click.style(pair.prefix, bold=True)}: {word}" + (f"  {held}{note}" if pair.dtype else ""))
     for finding in pair.findings:
@@ -179,7 +180,7 @@ def _summarize(report: VerifyReport) -> None:
     pairs = report.pairs
     hashed = sum(pair.hashes_checked for pair in pairs)
     total = size_text(sum(pair.bytes for pair in pairs))
-    click.echo(f"{report.num_wrong} of {len(pairs)} pairs wrong, {total} read", err=True)
+    click.echo(f"{report.num_wrong} of {counted(len(pairs), 'pair')} wrong, {total} read", err=True)
     click.echo(f"SHA-256: {hashed} compared with their records, {len(pairs) - hashed} without one", err=True)
     megatron = (
         f"megatron-core {report.megatron_core}: read {sum(pair.megatron_checked for pair in pairs)}"

@@ -17,6 +17,7 @@ from hpcgen.lint.sbatch import (
     first_command,
     matching_options,
 )
+from hpcgen.wording import counted
 
 SBATCH = "Slurm, man sbatch"
 MIN_SIGNAL_LEAD_S = 60
@@ -467,7 +468,7 @@ def task_count(job: Job) -> Iterator[Hit]:
     if tasks and per_node and nodes and tasks != per_node * nodes:
         yield Hit(
             job.script.option_line("ntasks"),
-            f"--ntasks={tasks} is not {nodes} nodes x {per_node} tasks = {nodes * per_node}",
+            f"--ntasks={tasks} is not {counted(nodes, 'node')} x {counted(per_node, 'task')} = {nodes * per_node}",
             "leave --ntasks out",
         )
 

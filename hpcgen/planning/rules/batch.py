@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
 from hpcgen.planning.rules.parallelism import PP, VPP
+from hpcgen.wording import counted
 from trainer.batch_size import rampup_problem
 
 GLOBAL_BATCH = "training.global_batch_size"
@@ -47,7 +48,8 @@ def interleaving_fills_pipeline(facts: Facts) -> Iterator[Violation]:
     yield Violation(
         path=GLOBAL_BATCH,
         reason=f"makes {training.global_batch_size} / (micro_batch_size x DP) = "
-        f"{training.global_batch_size} / {samples} = {layout.num_microbatches} microbatches, and "
+        f"{training.global_batch_size} / {samples} = "
+        f"{counted(layout.num_microbatches, 'microbatch', 'microbatches')}, and "
         f"{VPP} = {facts.num_chunks} needs a multiple of {PP} = {stages} "
         f"({layout.num_microbatches} / {stages})",
         candidates=multiples(samples * stages, near=training.global_batch_size),

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from hpcgen.planning.layout import Layout, model_parallel_size
+from hpcgen.wording import counted
 from trainer.config import (
     BlendConfig,
     CheckpointConfig,
@@ -38,7 +39,7 @@ class World:
     def __str__(self) -> str:
         """The world size and how it comes about: "3 x 8 = 24 ranks"."""
         factors = f"{self.count} x {self.ranks_each} = " if self.ranks_each > 1 else ""
-        return f"{factors}{self.size} ranks"
+        return f"{factors}{counted(self.size, 'rank')}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
+from hpcgen.wording import counted
 
 
 def full_recompute_needs_method(facts: Facts) -> Iterator[Violation]:
@@ -65,13 +66,13 @@ def recompute_fits_chunk(facts: Facts) -> Iterator[Violation]:
     if training.recompute_method == "uniform" and chunk % num_layers:
         yield Violation(
             path="training.recompute_num_layers",
-            reason=f"does not divide the {chunk} layers of a model chunk ({chunk} / {num_layers})",
+            reason=f"does not divide the {counted(chunk, 'layer')} of a model chunk ({chunk} / {num_layers})",
             candidates=divisors(chunk, near=num_layers),
         )
     if training.recompute_method == "block" and num_layers > chunk:
         yield Violation(
             path="training.recompute_num_layers",
-            reason=f"is more than the {chunk} layers of a model chunk",
+            reason=f"is more than the {counted(chunk, 'layer')} of a model chunk",
             candidates=[chunk],
             advice="less",
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP, PP, TP
+from hpcgen.wording import counted
 
 MAX_BUBBLE_FRACTION = 0.1
 
@@ -23,7 +24,7 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
     if tensor > node:
         yield Violation(
             path=TP,
-            reason=f"is more than the {node} GPUs of a node, so that every layer waits for the network",
+            reason=f"is more than the {counted(node, 'GPU')} of a node, so that every layer waits for the network",
             candidates=[
                 size for size in divisors(facts.model.num_attention_heads, near=node) if size <= node
             ],
@@ -32,8 +33,8 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
     elif tensor * context > node and context > 1:
         yield Violation(
             path=CP,
-            reason=f"makes TP x CP = {tensor} x {context} = {tensor * context}, more than the {node} GPUs of "
-            "a node, so that every layer waits for the network",
+            reason=f"makes TP x CP = {tensor} x {context} = {tensor * context}, more than the "
+            f"{counted(node, 'GPU')} of a node, so that every layer waits for the network",
             candidates=[size for size in divisors(context, near=context) if tensor * size <= node],
             offers=1,
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, unread
 from hpcgen.planning.rules.model import import_path
+from hpcgen.wording import counted
 from trainer.resolve import default_min_lr
 
 
@@ -78,7 +79,8 @@ def wsd_decay_follows_warmup(facts: Facts) -> Iterator[Violation]:
     if optimizer.lr_decay_style == "WSD" and decay is not None and warmup < end < warmup + decay:
         yield Violation(
             path="optimizer.lr_wsd_decay_iters",
-            reason=f"is more than the {end - warmup} steps from the end of the warm-up to the end of the decay",
+            reason=f"is more than the {counted(end - warmup, 'step')} from the end of the warm-up "
+            "to the end of the decay",
             candidates=[max(1, (end - warmup) // 10)],
         )
 
