@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hpcgen.errors import HpcgenError
 from hpcgen.lint import sbatch
 from hpcgen.lint.arithmetic import Interval, interval_of
+from hpcgen.lint.branches import merged, weak
+from hpcgen.lint.conditions import holds, leaves, matches
 from hpcgen.lint.script import Assignment, Branch, Command, Function, Script, Status, Use
 from hpcgen.lint.syntax import MAX_BYTES, Node, ShellSyntaxError, names_in, parse
-from hpcgen.lint.tree import assigned_in_arithmetic, does_nothing, names_in_arithmetic, uses, words_of_test
+from hpcgen.lint.tree import (
+    assigned,
+    assigned_in_arithmetic,
+    does_nothing,
+    names_in_arithmetic,
+    uses,
+    words_of_test,
+)
 from hpcgen.lint.words import Budget, Expander, Variable, Word, appended, unknown_variable, variable_of
 
 MAX_NESTED_SCRIPTS = 8
 """Texts given to `bash -c` that are read as well."""
 
 
-def read(text: str, path: str = "-") -> Script:
+def read(text: str, path: str = "-", *, trusts_defaults: bool = False) -> Script:
     """Reads a script; of one with a syntax error, or for another interpreter than a shell, only the directives.
+
+    With `trusts_defaults`, conditions on ${NAME:-value} are resolved as if NAME were not in the environment.
 
     Raises:
         HpcgenError: the text is too long, or holds NUL characters: it is no script.
@@ -33,7 +45,7 @@ def read(text: str, path: str = "-") -> Script:
     if not script.is_shell:
         return script
     try:
-        reader = _Reader(script)
+        reader = _Reader(script, trusts_defaults=trusts_defaults)
         reader.read(text)
         return reader.script()
     except ShellSyntaxError as error:
@@ -51,10 +63,19 @@ class _Place:
     conditional: bool = False
     in_loop: bool = False
     outer: int | None = None
+    dead: bool = False
 
     def within(self, *, loop: bool = False) -> _Place:
         return replace(self, status="plain", conditional=True, in_loop=self.in_loop or loop)
 
+    def branch(self, runs: bool | None) -> _Place:
+        """A branch that runs, does not, or may run (None)."""
+        place = self if runs else self.within()
+        return replace(place, status=self.status, dead=self.dead or runs is False)
+
+
+_Branch = tuple[bool | None, Callable[[_Place], None], bool]
+"""Whether a branch runs, what reads it, and whether it ends the script."""
 
 # fmt: off
 _SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
@@ -65,8 +86,9 @@ _READERS = ("read", "readarray", "mapfile", "getopts")
 class _Reader:
     """Walks the tree of a script and collects what it finds."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, trusts_defaults: bool) -> None:
         self._script = script
+        self._trusts_defaults = trusts_defaults
         self._commands: list[Command] = []
         self._assignments: list[Assignment] = []
         self._functions: dict[str, Function] = {}
@@ -74,6 +96,8 @@ class _Reader:
         self._uses: list[Use] = []
         self._arithmetic: list[Use] = []
         self._unset: set[str] = set()
+        self._sets: dict[str, dict[str, Variable]] = {}
+        self._tree: Node = {}
         self._exported: set[str] = set()
         self._pipelines: list[tuple[Command, ...]] = []
         self._variables = _of_slurm(script.options)
@@ -102,11 +126,18 @@ class _Reader:
         )
 
     def read(
-        self, text: str, *, line_offset: int = 0, on_one_line: bool = False, place: _Place | None = None
+        self,
+        text: str,
+        *,
+        line_offset: int = 0,
+        on_one_line: bool = False,
+        place: _Place | None = None,
+        doubts: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        """Adds what is in a script, or in the text of a `bash -c`."""
+        """Adds what is in a script, or in the text of a `bash -c`, of which the bytes in `doubts` are uncertain."""
         tree, source = parse(text)
-        before = self._expander
+        before, tree_before = self._expander, self._tree
+        self._tree = tree
         self._expander = Expander(
             source,
             self._variables,
@@ -115,12 +146,16 @@ class _Reader:
             budget=self._budget,
             visit=self._substituted,
             on_default=self._set,
+            trusts_defaults=self._trusts_defaults,
+            doubts=doubts
+            if len(source) == len(text.encode(errors="replace"))
+            else ((0, len(source)),) * bool(doubts),
         )
         line_at = self._expander.line_at
         self._uses += [replace(use, line=line_at(use.line)) for use in uses(tree)]
         self._arithmetic += [Use(name=name, line=line_at(line)) for name, line in names_in_arithmetic(tree)]
         self._statements(tree.get("Stmts", []), place or _Place())
-        self._expander = before
+        self._expander, self._tree = before, tree_before
 
     def _statements(self, statements: list[Node], place: _Place) -> None:
         """A list of statements: only the last one gives the list its status, unless the next reads it."""
@@ -195,18 +230,60 @@ class _Reader:
             return
         ignored = operator == "||" and does_nothing(right)
         self._one(left, replace(place, status="ignored" if ignored else "tested"))
-        self._one(right, replace(place, conditional=True))
+        runs = holds([left], self._expander)
+        if runs is not None and operator == "||":
+            runs = not runs
+        self._branches([(runs, lambda inside: self._one(right, inside), leaves([right]))], place)
 
     def _ifclause(self, command: Node, place: _Place) -> None:
-        self._statements(command.get("Cond", []), replace(place, status="tested"))
-        self._statements(command.get("Then", []), replace(place.within(), status=place.status))
-        if command.get("Else"):
-            self._ifclause(command["Else"], place.within())
+        branches: list[_Branch] = []
+        taken: bool | None = False
+        while command:
+            if command.get("Cond"):
+                self._statements(command["Cond"], replace(place, status="tested"))
+                condition = holds(command["Cond"], self._expander)
+            else:
+                condition = True
+            runs = False if taken or condition is False else None if taken is None else condition
+            taken = True if taken or condition else None if None in (taken, condition) else False
+            branches.append(
+                (runs, self._read_statements(command.get("Then", [])), leaves(command.get("Then", [])))
+            )
+            command = command.get("Else")
+        self._branches(branches, place, exhaustive=taken is True)
+
+    def _read_statements(self, statements: list[Node]) -> Callable[[_Place], None]:
+        return lambda inside: self._statements(statements, inside)
+
+    def _branches(self, branches: Sequence[_Branch], place: _Place, *, exhaustive: bool = False) -> None:
+        """Reads branches of which at most one runs; `exhaustive` where one of them certainly does."""
+        before = dict(self._variables)
+        ends: list[dict[str, Variable]] = []
+        for runs, visit, leaves_script in branches:
+            self._restore(before)
+            visit(place.branch(runs))
+            if runs or (runs is None and not leaves_script):
+                ends.append(dict(self._variables))
+        if not exhaustive and not any(runs for runs, _, _ in branches):
+            ends.append(before)
+        self._restore(merged(before, ends) if ends else before)
 
     def _whileclause(self, command: Node, place: _Place) -> None:
         inside = place.within(loop=True)
+        before = self._begin_loop(command)
         self._statements(command.get("Cond", []), replace(inside, status="tested"))
         self._statements(command.get("Do", []), inside)
+        self._restore(merged(before, [before, dict(self._variables)]))
+
+    def _begin_loop(self, command: Node) -> dict[str, Variable]:
+        """Weakens what a loop replaces, for a later turn finds it changed; gives the variables ahead of the loop."""
+        before = dict(self._variables)
+        for name in {
+            *assigned(command, appends=False),
+            *assigned_in_arithmetic(command),
+        } & self._variables.keys():
+            self._set(name, weak(self._variables[name]))
+        return before
 
     def _forclause(self, command: Node, place: _Place) -> None:
         loop = command.get("Loop", {})
@@ -214,14 +291,31 @@ class _Reader:
             for item in loop.get("Items", []):
                 self._expander.fields(item)
             self._set(loop["Name"]["Value"], unknown_variable(loop["Name"]["Value"]))
+        before = self._begin_loop(command)
         self._statements(command.get("Do", []), place.within(loop=True))
+        self._restore(merged(before, [before, dict(self._variables)]))
 
     def _caseclause(self, command: Node, place: _Place) -> None:
-        self._expander.single(command["Word"])
-        branches = []
+        word = self._expander.single(command["Word"])
+        branches: list[_Branch] = []
+        found: list[Branch] = []
+        taken: bool | None = False
         for item in command.get("Items", []):
+            patterns = [self._expander.single(pattern) for pattern in item["Patterns"]]
+            is_any = any(pattern.source == "*" for pattern in patterns)
+            match = True if is_any else matches(word, patterns, self._expander)
+            runs = False if taken or match is False else None if taken is None else match
+            if item["Op"] != ";;":  # ;& and ;;& go on to the next branch
+                runs = match = None
+            taken = True if taken or match else None if None in (taken, match) else False
+            branches.append((runs, self._read_case(item, found), leaves(item.get("Stmts", []))))
+        self._branches(branches, place, exhaustive=taken is True)
+        self._cases.append(tuple(found))
+
+    def _read_case(self, item: Node, branches: list[Branch]) -> Callable[[_Place], None]:
+        def visit(place: _Place) -> None:
             first, commands = len(self._assignments), len(self._commands)
-            self._statements(item.get("Stmts", []), place.within())
+            self._statements(item.get("Stmts", []), replace(place, status="plain", conditional=True))
             branches.append(
                 Branch(
                     line=self._expander.line_of(item),
@@ -233,11 +327,16 @@ class _Reader:
                     ),
                 )
             )
-        self._cases.append(tuple(branches))
+
+        return visit
 
     def _funcdecl(self, command: Node, place: _Place) -> None:
         name, first = command["Name"]["Value"], len(self._commands)
         saved = dict(self._variables)
+        # the body runs when the function is called, with what is assigned until then
+        for later in assigned(self._tree, after=command["End"]["Offset"]):
+            if later in self._variables:
+                self._set(later, weak(self._variables[later]))
         inside = replace(place.within(), function=name)
         self._one(command["Body"], inside)
         own = [found for found in self._commands[first:] if found.function == name]
@@ -251,6 +350,8 @@ class _Reader:
             in_background=any(found.background for found in runners),
         )
         # what a function sets may be set, if it is called
+        names = {*assigned(command["Body"])} & self._variables.keys()
+        self._sets[name] = {changed: self._variables[changed] for changed in names}
         for changed in self._variables.keys() - saved.keys():
             saved[changed] = unknown_variable(changed)
         self._restore(saved)
@@ -330,6 +431,7 @@ class _Reader:
             in_loop=place.in_loop,
             outer=place.outer,
             statement=self._statement,
+            dead=place.dead,
         )
         command = replace(command, **more)  # type: ignore[arg-type]
         self._commands.append(command)
@@ -338,6 +440,14 @@ class _Reader:
     def _effects(self, command: Command) -> None:
         """What builtins do to variables, and the script in the text of `bash -c`."""
         texts = [word.text for word in command.words]
+        # a trap runs its text at any time from now on
+        runs = re.findall(r"\w+", texts[1]) if command.name == "trap" and len(texts) > 2 else [command.name]
+        for name in runs:
+            if called := self._sets.get(name):
+                now = dict(self._variables)
+                self._restore(merged(now, [now, {**now, **called}]))
+            elif command.name == "trap" and name in self._variables:
+                self._set(name, weak(self._variables[name]))
         if command.name == "unset":
             for name in texts[1:]:
                 self._unset.add(name)
@@ -365,20 +475,27 @@ class _Reader:
             conditional=command.conditional,
             in_loop=command.in_loop,
             outer=len(self._commands) - 1,
+            dead=command.dead,
         )
         saved = dict(self._variables)
         # lines that come from variables are not those of the file
         on_one_line = self._expander.on_one_line or word.text.count("\n") != word.source.count("\n")
         # a text that is put together from what is not known here may be no script
         with contextlib.suppress(ShellSyntaxError):
-            self.read(word.text, line_offset=word.line - 1, on_one_line=on_one_line, place=place)
+            self.read(
+                word.text,
+                line_offset=word.line - 1,
+                on_one_line=on_one_line,
+                place=place,
+                doubts=tuple(_in_bytes(word.text, part) for part in word.doubts or _all_of(word)),
+            )
         self._restore(saved)
 
     def _assign(self, item: Node, place: _Place, *, exported: bool = False) -> None:
         assignment = self._assignment(item, place)
         exported = exported or assignment.name in self._exported
         self._assignments.append(replace(assignment, exported=exported))
-        self._set(assignment.name, self._value(item, assignment, place))
+        self._set(assignment.name, self._value(item, assignment))
 
     def _assignment(self, item: Node, place: _Place) -> Assignment:
         value = self._expander.single(item["Value"]) if item.get("Value") else None
@@ -395,34 +512,20 @@ class _Reader:
             conditional=place.conditional,
             function=place.function,
             interval=self._interval(item.get("Value")),
+            dead=place.dead,
         )
 
-    def _value(self, item: Node, assignment: Assignment, place: _Place) -> Variable:
+    def _value(self, item: Node, assignment: Assignment) -> Variable:
         """The variable after the assignment."""
         if item.get("Index"):
             return unknown_variable(assignment.name)
         if assignment.items is not None:
-            items = assignment.items
-            if place.conditional:
-                items = tuple(replace(word, certain=False) for word in items)
-            variable = Variable(items=items)
+            variable = Variable(items=assignment.items)
         elif item.get("Value"):
             variable = self._expander.scalar(item["Value"])
         else:
             variable = variable_of("")
-        before = self._variables.get(assignment.name)
-        if assignment.append:
-            return appended(before, variable)
-        certain = variable.certain and not (place.conditional and assignment.items is None)
-        keeps = assignment.items is not None and before is not None and before.items is not None
-        if keeps and place.conditional:
-            # args=("${args[@]}" --more) within an if
-            assert before is not None
-            assert before.items is not None
-            known = {(word.text, word.line): word for word in before.items}
-            items = tuple(known.get((word.text, word.line), word) for word in variable.items or ())
-            return Variable(items=items)
-        return replace(variable, certain=certain)
+        return appended(self._variables.get(assignment.name), variable) if assignment.append else variable
 
     def _interval(self, value: Node) -> Interval | None:
         parts = (value or {}).get("Parts", [])
@@ -464,3 +567,12 @@ def _of_slurm(options: dict[str, str]) -> dict[str, Variable]:
 def _as_written(expander: Expander, item: Node) -> Word:
     text = expander.text_of(item)
     return Word(text=text, known=False, line=expander.line_of(item), source=text)
+
+
+def _in_bytes(text: str, part: tuple[int, int]) -> tuple[int, int]:
+    start, end = part
+    return len(text[:start].encode(errors="replace")), len(text[:end].encode(errors="replace"))
+
+
+def _all_of(word: Word) -> tuple[tuple[int, int], ...]:
+    return () if word.certain else ((0, len(word.text)),)

@@ -37,6 +37,8 @@ class Assignment:
     function: str = ""
     interval: Interval | None = None
     """What an arithmetic value can be."""
+    dead: bool = False
+    """Whether it stands in a branch that certainly does not run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,8 @@ class Command:
     """Where in `Script.commands` the command is whose `bash -c` text this one is from."""
     statement: int = 0
     """Number of the statement of the script that it belongs to; statements of a body count as their own."""
+    dead: bool = False
+    """Whether it stands in a branch that certainly does not run."""
 
     @property
     def name(self) -> str:
@@ -98,6 +102,8 @@ class Use:
     line: int
     guarded: bool = False
     """Whether it says what to do when the variable is not set: ${x:-y}, ${x:?}."""
+    has_default: bool = False
+    """Whether that is a default: ${x:-y}, ${x=y}."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,13 @@ def uses(node: Node) -> Iterator[Use]:
             yield from uses(inner)
     elif isinstance(node, dict):
         if node.get("Type") == "ParamExp" and node.get("Param"):
-            yield Use(name=node["Param"]["Value"], line=node["Pos"]["Line"], guarded="Exp" in node)
+            operator = node.get("Exp", {}).get("Op", "")
+            yield Use(
+                name=node["Param"]["Value"],
+                line=node["Pos"]["Line"],
+                guarded="Exp" in node,
+                has_default=operator in (":-", "-", ":=", "="),
+            )
         for inner in node.values():
             yield from uses(inner)
 
@@ -75,3 +81,20 @@ def words_of_test(node: Node) -> Iterator[Node]:
             return
         for inner in node.values():
             yield from words_of_test(inner)
+
+
+def assigned(node: Node, *, after: int = -1, appends: bool = True) -> Iterator[str]:
+    """Variables that assignments within a node set, of those that begin after the byte `after`; += if `appends`."""
+    if isinstance(node, list):
+        for inner in node:
+            yield from assigned(inner, after=after, appends=appends)
+    elif isinstance(node, dict):
+        items = [
+            *node.get("Assigns", []),
+            *(node.get("Args", []) if node.get("Type") == "DeclClause" else []),
+        ]
+        for item in items:
+            if item.get("Name") and item["Pos"]["Offset"] > after and (appends or not item.get("Append")):
+                yield item["Name"]["Value"]
+        for inner in node.values():
+            yield from assigned(inner, after=after, appends=appends)

@@ -40,6 +40,8 @@ class Word:
     """False for a word from code that may not run, such as `args+=(--x)` within an if."""
     assumed: bool = False
     """Whether the environment of the job may replace the text, as with ${NODES:-4}."""
+    doubts: tuple[tuple[int, int], ...] = ()
+    """The parts of `text`, as start and end, that come from code that may not run."""
 
     @property
     def number(self) -> int | None:
@@ -50,25 +52,25 @@ class Word:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """A part of a word: `quoted` text is not split at its blanks."""
 
     text: str
     known: bool = True
     quoted: bool = False
+    certain: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
     """What the script has put into a variable so far: a text, or the words of an array."""
 
-    pieces: tuple[_Piece, ...] | None = None
+    pieces: tuple[Piece, ...] | None = None
     items: tuple[Word, ...] | None = None
-    certain: bool = True
     assumed: bool = False
 
     @property
-    def first(self) -> tuple[_Piece, ...]:
+    def first(self) -> tuple[Piece, ...]:
         """What $NAME gives: of an array, the first word."""
         if self.items is not None:
             return _pieces(self.items[0]) if self.items else ()
@@ -104,9 +106,16 @@ class Expander:
     """Called with the statements of each command substitution."""
     on_default: Callable[[str, Variable], None] = lambda name, variable: None
     """Called for ${NAME:=value}."""
+    doubts: tuple[tuple[int, int], ...] = ()
+    """The bytes of `source`, as start and end, that come from code that may not run."""
+    trusts_defaults: bool = False
+    """Whether conditions take ${NAME:-value} for the value, which the environment of the job may replace."""
     _used: list[str] = field(default_factory=list)
     _certain: bool = True
+    """Whether every number of the last arithmetic expression is certain."""
     _assumed: bool = False
+    _splits: bool = True
+    """Whether the word becomes several words where it holds ${name[@]}."""
 
     def text_of(self, node: Node) -> str:
         """A node as it is written."""
@@ -128,12 +137,12 @@ class Expander:
         pieces = self._begin(node)
         groups = _split(pieces)
         if len(groups) > 1 and not self.budget.allows("" for _ in groups):
-            groups = [[_Piece(self.text_of(node), known=False)]]
+            groups = [[Piece(self.text_of(node), known=False)]]
         return tuple(self._word(node, group) for group in groups)
 
     def single(self, node: Node) -> Word:
         """The word of an assignment or a redirection, which is not split."""
-        return self._word(node, self._begin(node))
+        return self._word(node, self._begin(node, splits=False))
 
     def here_document(self, redirection: Node) -> str:
         """The text that a command reads from <<EOF; what is expanded in it stays as written."""
@@ -146,27 +155,48 @@ class Expander:
 
     def scalar(self, node: Node) -> Variable:
         """What an assignment of this word puts into a variable."""
-        pieces = tuple(replace(piece, quoted=False) for piece in self._begin(node))
-        return Variable(pieces=_bounded(pieces), certain=self._certain, assumed=self._assumed)
+        pieces = tuple(replace(piece, quoted=False) for piece in self._begin(node, splits=False))
+        return Variable(pieces=bounded(pieces), assumed=self._assumed)
 
     def arithmetic(self, node: Node) -> int | None:
         """The value of an arithmetic expression over numbers that are known."""
         return value_of(node, self._number)
 
-    def _begin(self, node: Node) -> list[_Piece]:
-        self._used, self._certain, self._assumed = [], True, False
-        return _bounded_list(self._parts(node.get("Parts", []), quoted=False))
+    def certain_arithmetic(self, node: Node) -> int | None:
+        """The value of an arithmetic expression over numbers that can decide a condition."""
+        self._certain, self._assumed = True, False
+        value = self.arithmetic(node)
+        return value if self._certain and (self.trusts_defaults or not self._assumed) else None
 
-    def _word(self, node: Node, pieces: Iterable[_Piece]) -> Word:
+    def decides(self, word: Word) -> bool:
+        """Whether a condition on this word can be resolved."""
+        return word.known and word.certain and (self.trusts_defaults or not word.assumed)
+
+    def _begin(self, node: Node, *, splits: bool = True) -> list[Piece]:
+        self._used, self._assumed, self._splits = [], False, splits
+        pieces = _bounded_list(self._parts(node.get("Parts", []), quoted=False))
+        return list(weak_pieces(pieces)) if self._is_doubtful(node) else pieces
+
+    def _is_doubtful(self, node: Node) -> bool:
+        start, end = node["Pos"]["Offset"], node["End"]["Offset"]
+        return any(first < end and start < last for first, last in self.doubts)
+
+    def _word(self, node: Node, pieces: Iterable[Piece]) -> Word:
         pieces = list(pieces)
+        ends = list(itertools.accumulate((len(piece.text) for piece in pieces), initial=0))
         return Word(
             text="".join(piece.text for piece in pieces),
             known=all(piece.known for piece in pieces),
             line=self.line_of(node),
             source=self.text_of(node),
             variables=tuple(dict.fromkeys(self._used)),
-            certain=self._certain,
+            certain=all(piece.certain for piece in pieces),
             assumed=self._assumed,
+            doubts=tuple(
+                (start, end)
+                for piece, start, end in zip(pieces, ends[:-1], ends[1:], strict=True)
+                if not piece.certain
+            ),
         )
 
     def _whole_array(self, node: Node) -> tuple[Word, ...] | None:
@@ -183,47 +213,53 @@ class Expander:
         if not self.budget.allows(item.text for item in variable.items):
             return None
         items = variable.items if quoted else tuple(_resplit(variable.items))
-        if not variable.certain:
+        if self._is_doubtful(node):
             items = tuple(replace(item, certain=False) for item in items)
         return items[:MAX_WORDS]
 
-    def _parts(self, parts: list[Node], *, quoted: bool) -> Iterator[_Piece]:
+    def _parts(self, parts: list[Node], *, quoted: bool) -> Iterator[Piece]:
         for part in parts:
             kind = part["Type"]
             if kind == "Lit":
                 # a pattern, a brace or a tilde becomes something else
                 literal = quoted or not re.search(r"[*?\[]|\{.*(,|\.\.).*\}|^~", part["Value"])
                 text = _unescape(part["Value"], quoted=quoted)
-                yield _Piece(text, known=literal, quoted=quoted or "\\" in part["Value"])
+                yield Piece(text, known=literal, quoted=quoted or "\\" in part["Value"])
             elif kind == "SglQuoted":
                 text = part.get("Value", "")
                 known = not (part.get("Dollar") and re.search(r"\\[xuUc0-7]", text))
-                yield _Piece(_ansi_c(text) if part.get("Dollar") else text, known=known, quoted=True)
+                yield Piece(_ansi_c(text) if part.get("Dollar") else text, known=known, quoted=True)
             elif kind == "DblQuoted":
-                yield _Piece("", quoted=True)
+                yield Piece("", quoted=True)
                 yield from self._parts(part.get("Parts", []), quoted=True)
             elif kind == "ParamExp":
                 yield from self._parameter(part, quoted=quoted)
-            elif kind == "ArithmExp" and (value := self.arithmetic(part.get("X"))) is not None:
-                yield _Piece(str(value), quoted=quoted)
+            elif kind == "ArithmExp" and (value := self._arithmetic(part.get("X"))) is not None:
+                yield Piece(str(value), quoted=quoted, certain=self._certain)
             else:
                 if kind in ("CmdSubst", "ProcSubst"):
+                    state = self._used, self._assumed, self._splits
                     self.visit(part.get("Stmts", []))
+                    self._used, self._assumed, self._splits = state
                 self._used += names_in(part)
-                yield _Piece(self.text_of(part), known=False, quoted=quoted)
+                yield Piece(self.text_of(part), known=False, quoted=quoted)
 
-    def _parameter(self, part: Node, *, quoted: bool) -> Iterator[_Piece]:
+    def _arithmetic(self, node: Node) -> int | None:
+        self._certain = True
+        return self.arithmetic(node)
+
+    def _parameter(self, part: Node, *, quoted: bool) -> Iterator[Piece]:
         name = part["Param"]["Value"] if part.get("Param") else ""
         self._used.append(name)
         variable = self.variables.get(name)
         plain = not (part.keys() & {"Excl", "Length", "Width", "Slice", "Repl", "Names"})
         operator = part.get("Exp", {}).get("Op", "")
-        unknown = _Piece(self.text_of(part), known=False, quoted=quoted)
+        unknown = Piece(self.text_of(part), known=False, quoted=quoted)
         if _is_whole_array(part) and variable is not None and variable.items is not None:
             if not self.budget.allows(item.text for item in variable.items):
                 yield unknown
                 return
-            yield self._joined(part, variable, variable.items, quoted=quoted)
+            yield from self._joined(part, variable.items, quoted=quoted)
         elif not plain or (part.get("Index") and not _is_whole_array(part)):
             self._used += names_in(part)
             yield unknown
@@ -234,7 +270,7 @@ class Expander:
                 yield from self._value(variable, unknown, quoted=quoted)
                 return
             default = part["Exp"].get("Word") or {}
-            pieces = _bounded(tuple(self._parts(default.get("Parts", []), quoted=quoted)))
+            pieces = bounded(tuple(self._parts(default.get("Parts", []), quoted=quoted)))
             if operator in (":=", "="):
                 self.on_default(name, Variable(pieces=pieces, assumed=True))
             self._assumed = True
@@ -243,19 +279,26 @@ class Expander:
             self._used += names_in(part)
             yield unknown
 
-    def _joined(self, part: Node, variable: Variable, items: tuple[Word, ...], *, quoted: bool) -> _Piece:
+    def _joined(self, part: Node, items: tuple[Word, ...], *, quoted: bool) -> Iterator[Piece]:
         """An array within a longer word: one text with ${name[*]}, several words with ${name[@]}."""
-        is_text = len(items) < 2 or (quoted and "*" in self.text_of(part["Index"]))
-        self._certain = self._certain and variable.certain and all(item.certain for item in items)
+        is_text = not self._splits or len(items) < 2 or (quoted and "*" in self.text_of(part["Index"]))
         self._assumed = self._assumed or any(item.assumed for item in items)
-        known = is_text and all(item.known for item in items)
-        return _Piece(" ".join(item.text for item in items)[:MAX_LENGTH], known=known, quoted=quoted)
+        length = 0
+        for index, item in enumerate(items):
+            length += len(item.text) + 1
+            if length > MAX_LENGTH:
+                yield Piece("...", known=False)
+                return
+            if index:
+                yield Piece(" ", known=is_text, quoted=quoted, certain=item.certain)
+            yield from (
+                replace(piece, known=is_text and piece.known, quoted=quoted) for piece in _pieces(item)
+            )
 
-    def _value(self, variable: Variable | None, unknown: _Piece, *, quoted: bool) -> Iterator[_Piece]:
+    def _value(self, variable: Variable | None, unknown: Piece, *, quoted: bool) -> Iterator[Piece]:
         if variable is None or not self.budget.allows(piece.text for piece in variable.first):
             yield unknown
             return
-        self._certain = self._certain and variable.certain
         self._assumed = self._assumed or variable.assumed
         for piece in variable.first:
             yield replace(piece, quoted=quoted)
@@ -267,8 +310,9 @@ class Expander:
         if re.fullmatch(r"[A-Za-z_]\w*", text, re.ASCII):
             self._used.append(text)
             variable = self.variables.get(text)
-            pieces = tuple(self._value(variable, _Piece(text, known=False), quoted=True))
+            pieces = tuple(self._value(variable, Piece(text, known=False), quoted=True))
             text = "".join(piece.text for piece in pieces).strip()
+        self._certain = self._certain and all(piece.certain for piece in pieces)
         if all(piece.known for piece in pieces) and re.fullmatch(r"\d{1,15}", text, re.ASCII):
             return int(text)
         return None
@@ -276,26 +320,43 @@ class Expander:
 
 def variable_of(text: str, *, assumed: bool = False) -> Variable:
     """A variable with this value."""
-    return Variable(pieces=(_Piece(text),), assumed=assumed)
+    return Variable(pieces=(Piece(text),), assumed=assumed)
 
 
 def unknown_variable(name: str) -> Variable:
     """A variable that the script sets to something that only a run can tell."""
-    return Variable(pieces=(_Piece(f"${name}", known=False),))
+    return Variable(pieces=(Piece(f"${name}", known=False),))
 
 
 def appended(variable: Variable | None, more: Variable) -> Variable:
     """The variable after `name+=more`."""
     if variable is None:
         return more
-    certain, assumed = variable.certain and more.certain, variable.assumed or more.assumed
+    assumed = variable.assumed or more.assumed
     if more.items is not None:
         items = variable.items if variable.items is not None else ()
-        return Variable(items=(*items, *more.items)[:MAX_WORDS], certain=variable.certain, assumed=assumed)
-    if variable.items is not None:  # a text goes to the first word
-        return variable
-    pieces = _bounded((*variable.first, *more.first))
-    return Variable(pieces=pieces, certain=certain, assumed=assumed)
+        return Variable(items=(*items, *more.items)[:MAX_WORDS], assumed=assumed)
+    pieces = bounded((*variable.first, *more.first))
+    if variable.items:  # a text goes to the first word
+        joined = _joined_word(variable.items[0], pieces)
+        return Variable(items=(joined, *variable.items[1:]), assumed=assumed)
+    return Variable(pieces=pieces, assumed=assumed)
+
+
+def _joined_word(word: Word, pieces: tuple[Piece, ...]) -> Word:
+    """`word` with the text of `pieces`."""
+    return replace(
+        word,
+        text="".join(piece.text for piece in pieces),
+        known=all(piece.known for piece in pieces),
+        certain=all(piece.certain for piece in pieces),
+        doubts=(),
+    )
+
+
+def weak_pieces(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """`pieces` from code that may not run."""
+    return tuple(replace(piece, certain=False) for piece in pieces)
 
 
 def _is_whole_array(part: Node) -> bool:
@@ -308,30 +369,31 @@ def _is_whole_array(part: Node) -> bool:
     return literals in (["@"], ["*"])
 
 
-def _pieces(word: Word) -> tuple[_Piece, ...]:
-    return (_Piece(word.text, known=word.known),)
+def _pieces(word: Word) -> tuple[Piece, ...]:
+    return (Piece(word.text, known=word.known, certain=word.certain),)
 
 
-def _bounded(pieces: tuple[_Piece, ...]) -> tuple[_Piece, ...]:
+def bounded(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
     """`pieces`, or one that is unknown where a script doubles a text until nothing can hold it."""
     if len(pieces) > MAX_WORDS or sum(len(piece.text) for piece in pieces) > MAX_LENGTH:
-        return (_Piece("...", known=False),)
+        return (Piece("...", known=False),)
     return tuple(_merged(pieces))
 
 
-def _merged(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+def _merged(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """The same text in fewer pieces: neighbours of one kind are one."""
-    for (known, quoted), alike in itertools.groupby(pieces, key=lambda piece: (piece.known, piece.quoted)):
-        yield _Piece("".join(piece.text for piece in alike), known=known, quoted=quoted)
+    kinds = itertools.groupby(pieces, key=lambda piece: (piece.known, piece.quoted, piece.certain))
+    for (known, quoted, certain), alike in kinds:
+        yield Piece("".join(piece.text for piece in alike), known=known, quoted=quoted, certain=certain)
 
 
-def _bounded_list(pieces: Iterable[_Piece]) -> list[_Piece]:
-    return list(_bounded(tuple(pieces)))
+def _bounded_list(pieces: Iterable[Piece]) -> list[Piece]:
+    return list(bounded(tuple(pieces)))
 
 
-def _split(pieces: list[_Piece]) -> list[list[_Piece]]:
+def _split(pieces: list[Piece]) -> list[list[Piece]]:
     """Field splitting: blanks that are neither quoted nor part of something unknown end a word."""
-    groups: list[list[_Piece]] = []
+    groups: list[list[Piece]] = []
     open_group = False
     for piece in pieces:
         whole = piece.quoted or not piece.known

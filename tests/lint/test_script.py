@@ -60,6 +60,16 @@ SCRIPTS = [
     "a=1\nshow <<EOF $a\n$a\nEOF\nshow $a | cat",
     "show {a,b} *.none ~ 2>/dev/null >&2",
     "x=$'a\\x0bb\\rc d'; show $x a\x85b \u2028 \v",
+    'x=false; a=(1); if [ "$x" = true ]; then a+=(2); else a+=(3); fi; show "${a[@]}"',
+    'x=b; if [[ $x == a ]]; then s="$s 1"; elif ! [[ -n $x && $x != b ]]; then s="$s 2"; fi; show $s',
+    'n=4; if (( n * 2 > 7 )); then y=1; else y=2; fi; show $y; [ $n -lt 3 ] && y=3; [ -z "" ] || y=4; show $y',
+    "case b4 in a*) c=1 ;; x|b?) c=2 ;; *) c=3 ;; esac; show $c; case a in 'a*') c=4 ;; esac; show $c",
+    'a=(1 2); a+=3; a+=(4); show ${a[@]}; a=("${a[@]}"); b="${a[@]} 5"; show $b',
+    "x=1; f() { x=2; }; f; show $x; y=1; g() { show $y; }; y=2; g",
+    "x=1; for i in 1 2; do show $x; x=2; done; show $x",
+    'args="-a 1"; if [ -e /nowhere ]; then args="$args -b"; else args="$args -c"; fi; bash -c "show 0 $args"',
+    "if [ -e /nowhere ]; then x=1; else x=2; fi; if [ $x = 1 ]; then y=1; else y=2; fi; show $y",
+    "warned=0; trap 'warned=1' USR1; kill -USR1 $$; if ((warned)); then y=1; else y=2; fi; show $y",
 ]
 
 
@@ -136,6 +146,25 @@ def test_what_a_run_decides_stays_unknown() -> None:
 def test_defaults_that_the_environment_may_replace_are_assumed() -> None:
     [command] = shown(read('NODES=${NODES:-4}\nshow "$NODES" 4'))
     assert [(word.text, word.assumed) for word in command.words[1:]] == [("4", True), ("4", False)]
+
+
+def test_options_of_branches_are_all_kept_and_those_around_them_are_certain() -> None:
+    text = (
+        'args="--a"; if $1; then args="$args --b"; else args+=" --c"; fi; args="$args --d"\n'
+        'show $args; bash -c "show $args"; if [ $1 = x ]; then size=1; elif [ $1 = y ]; then size=2; else exit 1; fi\n'
+        'list=(--e); $1 && list+=(--f); show "${list[@]}" $size\n'
+    )
+    found = [
+        [word.text + ("" if word.certain else "?") for word in command.words[1:]]
+        for command in shown(read(text))
+    ]
+    assert found == [["--a", "--b?", "--c?", "--d"]] * 2 + [["--e", "--f?", "2?"]]
+
+
+def test_a_branch_that_certainly_does_not_run_is_dead() -> None:
+    text = 'x=${x:-0}; if [ "$x" = 1 ]; then show 1; else show 2; fi; if false; then show 3; fi; show 4\n'
+    assert [command.dead for command in shown(read(text))] == [False, False, True, False]
+    assert [command.dead for command in shown(read(text, trusts_defaults=True))] == [True, False, True, False]
 
 
 def test_what_slurm_sets_follows_from_the_directives() -> None:
