@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hpcgen.lint.sbatch import num_option_words, take_apart
@@ -20,6 +20,7 @@ _WRAPPERS = {
 _OPTIONS_WITH_VALUE = frozenset((
     "-n", "-o", "-s", "-k", "--signal", "--kill-after", "-u", "-C", "--chdir", "-N", "-m", "-i", "-e",
 ))
+_SHELLS = ("bash", "sh", "zsh")
 _TORCHRUN_FLAGS = frozenset(("standalone", "no-python", "use-env", "run-path", "help", "version"))
 _TRAINING_FILES = re.compile(r"(^|/)((pre)?train|pretrain|finetune|sft|run_train)[\w.-]*\.py$")
 _TRAINING_MODULES = re.compile(r"(^|\.)(pre)?train(er|ing)?(\.(train|main))?$")
@@ -209,7 +210,9 @@ def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) ->
     """The Python program that is started; None when it is another program."""
     names = {item.name for item in command.environment}
     names |= {found[1] for word in program if (found := re.match(r"([A-Za-z_]\w*)=", word.text))}
-    words = unwrapped(_without_enroot(unwrapped(program)))
+    words = unwrapped(_without_container(unwrapped(program)))
+    if step is not None:
+        words = _without_script(words)
     if words and words[0].text.rpartition("/")[2] in ("nsys", "ncu"):
         python = [
             index
@@ -239,15 +242,51 @@ def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) ->
     )
 
 
-def _without_enroot(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """What `enroot start [options] NAME command` runs."""
-    if len(words) < 2 or (words[0].text, words[1].text) != ("enroot", "start"):
+_CONTAINERS = {
+    "enroot": (("start",), {"-m", "--mount", "-e", "--env", "-c", "--conf", "--rc"}),
+    "shifter": ((), {
+        "-i", "--image", "-V", "--volume", "-m", "--module", "-e", "--env", "--env-file", "-w", "--workdir",
+    }),
+    **dict.fromkeys(("singularity", "apptainer"), (("exec",), {
+        "-B", "--bind", "--env", "--env-file", "-H", "--home", "--pwd", "--cwd", "-W", "--workdir", "-S", "--scratch",
+        "--mount", "-o", "--overlay", "--app", "--add-caps", "--drop-caps", "--security", "--network", "--network-args",
+        "--dns", "--hostname", "--nvccli-args", "--fusemount", "--cpus", "--memory", "--pid-file", "--apply-cgroups",
+        "--blkio-weight", "--cpu-shares", "--cpuset-cpus", "--cpuset-mems", "--memory-reservation", "--memory-swap",
+        "--pids-limit", "--pem-path",
+    })),
+}  # fmt: skip
+"""Programs that run a command in a container -> the subcommand that does, and the options that take a word.
+
+Sources: `singularity exec --help`, `apptainer exec --help`, `enroot start --help`, shifter's manual.
+"""
+
+
+def _without_container(words: tuple[Word, ...]) -> tuple[Word, ...]:
+    """What `enroot start [options] NAME command`, `singularity exec [options] IMAGE command` and the like run."""
+    name = words[0].text.rpartition("/")[2] if words else ""
+    if name not in _CONTAINERS:
         return words
-    index = 2
-    while index < len(words) and words[index].text.startswith("-"):
-        takes = words[index].text in ("-m", "--mount", "-e", "--env", "-c", "--conf", "--rc")
-        index += 2 if takes else 1
-    return words[index + 1 :]
+    subcommand, with_value = _CONTAINERS[name]
+    rest = words[1:]
+    while rest and name != "enroot" and subcommand and rest[0].text.startswith("-"):
+        rest = rest[1:]  # singularity --quiet exec
+    if tuple(word.text for word in rest[: len(subcommand)]) != subcommand:
+        return words
+    index = len(subcommand)
+    while index < len(rest) and rest[index].text.startswith("-"):
+        index += 2 if rest[index].text in with_value else 1
+    return rest[index + len(subcommand) :]  # shifter names its image with an option
+
+
+def _without_script(words: tuple[Word, ...]) -> tuple[Word, ...]:
+    """What `./launch.sh train.py` runs: a script within a step that sets the rank's variables and runs its arguments."""
+    first = 1 if words and words[0].text.rpartition("/")[2] in _SHELLS else 0
+    if len(words) < first + 2 or not words[first].text.endswith(".sh"):
+        return words
+    if words[first + 1].text.endswith(".py"):
+        return (replace(words[first], text="python"), *words[first + 1 :])
+    is_python = re.search(r"(^|/)(python[\d.]*|torchrun)$", words[first + 1].text)
+    return words[first + 1 :] if is_python else words
 
 
 def _launcher(name: str, words: tuple[Word, ...]) -> tuple[str, tuple[Word, ...]]:

@@ -35,6 +35,11 @@ TRAINING = "python -u pretrain_gpt.py --num-layers 12 --bf16"
         f"{STEP} enroot start image sh -c ': >f; exec \"$@\"' name env --chdir=/x {TRAINING}",
         f"{STEP} bash -c 'exec enroot start \"$@\"' a --rw image sh -c ': >f; exec \"$@\"' b {TRAINING}",
         f"{STEP} nsys profile -o out {TRAINING}",
+        f"{STEP} singularity --quiet exec -B /a:/b --nv image.sif {TRAINING}",
+        f'{STEP} apptainer exec --bind=/a image.sif bash -c "{TRAINING}"',
+        f"{STEP} shifter --image=x:y -e A=b {TRAINING}",
+        f"{STEP} singularity exec image.sif ./launch.sh pretrain_gpt.py --num-layers 12 --bf16",
+        f"{STEP} bash launch.sh {TRAINING}",
         f"if [[ $x ]]; then\n {STEP} \\\n  {TRAINING}\nfi",
     ],
 )
