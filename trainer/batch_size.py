@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,12 +72,23 @@ def rampup_problem(training: TrainingConfig) -> str | None:
 
 
 def steps_within(training: TrainingConfig, samples: int, limit: int) -> int:
-    """The whole steps that `samples` are enough for, at most `limit`."""
+    """The whole steps that `samples` are enough for, at most `limit`.
+
+    Steps are counted size by size, so that the time does not depend on how many there are.
+    """
     if training.rampup_batch_size is None or rampup_problem(training):
         return min(samples // training.global_batch_size, limit)
     steps, consumed = 0, 0
-    while steps < limit and (consumed := consumed + batch_size_at(training, consumed)) <= samples:
-        steps += 1
+    while steps < limit:
+        size = batch_size_at(training, consumed)
+        affordable = min((samples - consumed) // size, limit - steps)
+        # the size never shrinks: the first step of another size is found by bisection
+        same = bisect.bisect_left(
+            range(affordable), True, key=lambda step: batch_size_at(training, consumed + step * size) != size
+        )
+        if same == 0:
+            break
+        steps, consumed = steps + same, consumed + same * size
     return steps
 
 

@@ -279,7 +279,7 @@ def _without_container(words: tuple[Word, ...]) -> tuple[Word, ...]:
 
 
 def _without_script(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """What `./launch.sh train.py` runs: a script within a step that sets the rank's variables and runs its arguments."""
+    """What `./launch.sh train.py` runs: within a step, such a script sets the rank's variables first."""
     first = 1 if words and words[0].text.rpartition("/")[2] in _SHELLS else 0
     if len(words) < first + 2 or not words[first].text.endswith(".sh"):
         return words

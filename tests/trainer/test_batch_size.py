@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from itertools import islice
 
 import pytest
@@ -97,6 +98,23 @@ def test_the_steps_that_samples_are_enough_for() -> None:
         2,
         3,
     ]
+
+
+@pytest.mark.parametrize(
+    "rampup", [(16, 16, 100_000), (1, 1, 9_999), (64, 96, 7), (256, 1, 5), (2, 254, 10**6)]
+)
+def test_steps_are_counted_as_they_are_taken(rampup: tuple[int, ...]) -> None:
+    training, samples = ramp(*rampup), 123_456
+    ends = itertools.accumulate(
+        batch.size for batch in Batches(dataclasses.replace(training, train_iters=10**6))
+    )
+    taken = sum(1 for _ in itertools.takewhile(lambda end: end <= samples, ends))
+    assert steps_within(training, samples, limit=10**6) == taken
+    # 15 trillion tokens in sequences of 4096: more steps than anybody would count one by one
+    more = 15 * 10**12 // 4096
+    assert steps_within(training, samples + more * 256, limit=10**12) - steps_within(
+        training, samples + 10**6 * 256, limit=10**12
+    ) == (more - 10**6)
 
 
 @pytest.mark.parametrize("rampup", [(), (16, 16, 10_000)])
