@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpcgen.cli.options import complete_clusters
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import ConfigErrors, HpcgenError
 
 if TYPE_CHECKING:
     from hpcgen.config.cluster import ClusterConfig
+    from hpcgen.config.document import Document
     from hpcgen.config.node_type import NodeType
     from hpcgen.migration.migration import Migration
 
@@ -30,9 +32,7 @@ def _complete_presets(context: click.Context, parameter: click.Parameter, incomp
 )
 @click.option(
     "--cluster",
-    default="azure-ndv5",
-    show_default=True,
-    help="Cluster profile: a name or a path.",
+    help="Cluster profile: a name or a path.  [default: azure-ndv5; required with --from]",
     shell_complete=complete_clusters,
 )
 @click.option("--name", help="Name of the run.  [default: the file's name]")
@@ -42,20 +42,29 @@ def _complete_presets(context: click.Context, parameter: click.Parameter, incomp
     "script",
     type=click.Path(path_type=Path),
     metavar="SCRIPT",
-    help="Take what a batch script of Megatron-LM says; what cannot be taken is listed.",
+    help="Take what a batch script of Megatron-LM says. What cannot be taken is listed, and refused where the "
+    "results depend on it.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="A.B=C",
+    help="With --from: a value in place of the script's, as an answer to what is refused; may be given many times.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
     path: Path,
     preset: str | None,
-    cluster: str,
+    cluster: str | None,
     name: str | None,
     run_dir: str | None,
     script: Path | None,
+    overrides: tuple[str, ...],
     force: bool,
 ) -> None:
     """Write a commented run file to PATH (run.yaml), its JSON Schema beside it, and make its run directory."""
-    from hpcgen.config.loader import load_cluster
+    from hpcgen.config.loader import cluster_names, load_cluster
     from hpcgen.config.presets import PRESETS
     from hpcgen.config.run import RunConfig
     from hpcgen.config.schema import json_schema
@@ -74,8 +83,17 @@ def command(
         raise HpcgenError(f"{path}: exists", "choose another name, or use --force")
     if preset is not None and script is not None:
         raise HpcgenError("--preset and --from both give the shape of the model", "give one of them")
+    if overrides and script is None:
+        raise HpcgenError("--set goes with --from", "edit the run file, which lists every key")
+    if script is not None and cluster is None:
+        names = ", ".join(cluster_names())
+        raise HpcgenError(
+            "--from needs --cluster, which the script does not tell", f"use one of {names}, or a path"
+        )
+    cluster = cluster or "azure-ndv5"
     profile, node_type = load_cluster(cluster, path.absolute().parent)
-    migration = None if script is None else _migrate(script, profile, node_type)
+    chosen = _chosen(overrides)
+    migration = None if script is None else _migrate(script, profile, node_type, chosen)
     name = name or (migration and migration.name) or path.stem
     run_dir = run_dir or f"runs/{name}"
     check_text(RunConfig, {"name": name, "paths": {"run_dir": run_dir}}, "hpcgen init")
@@ -93,7 +111,8 @@ def command(
         )
     else:
         own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
-        text = run_file({**own, **migration.sections}, f"./{schema.name}", file_name=path.name)
+        values = _complete({**own, **migration.sections}, chosen, str(script))
+        text = run_file(values, f"./{schema.name}", file_name=path.name)
     _make_run_directory(path.absolute().parent / run_dir)
     write_output(schema, json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
     write_output(path, text, mode=0o666)
@@ -110,23 +129,59 @@ def _make_run_directory(directory: Path) -> None:
         raise HpcgenError(reason, "choose another --run-dir") from error
 
 
+def _chosen(overrides: tuple[str, ...]) -> Document:
+    """The values of --set.
+
+    Raises:
+        HpcgenError: one of them has another form, or gives what an option of its own gives.
+    """
+    from hpcgen.config.document import Document, merge
+    from hpcgen.config.overrides import override
+    from hpcgen.config.run import RunConfig
+
+    chosen = Document({}, {"": "--set"})
+    for assignment in overrides:
+        key = assignment.partition("=")[0]
+        if key.partition(".")[0] in ("name", "cluster", "paths"):
+            raise HpcgenError(f"--set {key}: is not set here", "use --name, --cluster or --run-dir")
+        chosen = merge(chosen, override(RunConfig, assignment))
+    return chosen
+
+
+def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict[str, Any]:
+    """The values of the run file.
+
+    Raises:
+        ConfigErrors: values that no run file can have.
+    """
+    from hpcgen.config.document import constant, merge
+    from hpcgen.config.run import RunConfig
+    from hpcgen.config.validation import build, describe
+
+    document = merge(constant(carried, script), chosen)
+    if problems := build(RunConfig, document).problems:
+        raise ConfigErrors([describe(problem, document) for problem in problems])
+    return document.values
+
+
 def _show_leftovers(script: Path | None, migration: Migration) -> None:
     """What could not be carried, on standard error."""
+    from hpcgen.migration.migration import printable
+
     for leftover in migration.leftovers:
-        what = _printable(leftover.what)
-        click.secho(f"{script}:{leftover.line}: not carried: {what}", fg="yellow", err=True)
-        click.echo(f"    {_printable(leftover.why)}", err=True)
+        click.secho(
+            f"{script}:{leftover.line}: not carried: {printable(leftover.what)}", fg="yellow", err=True
+        )
+        click.echo(f"    {printable(leftover.why)}", err=True)
+    if migration.usual:
+        click.echo(f"the trainer does without being told: {' '.join(migration.usual)}", err=True)
 
 
-def _migrate(script: Path, cluster: ClusterConfig, node_type: NodeType) -> Migration:
+def _migrate(script: Path, cluster: ClusterConfig, node_type: NodeType, chosen: Document) -> Migration:
     from hpcgen.migration.migration import migrate
 
     try:
         text = script.read_bytes().decode(errors="replace")
     except OSError as error:
         raise HpcgenError(f"{script}: cannot be read ({error.strerror})", "name a batch script") from error
-    return migrate(text, str(script), cluster, node_type)
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return migrate(text, str(script), cluster, node_type, chosen.values)

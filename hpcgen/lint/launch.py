@@ -242,7 +242,7 @@ def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) ->
     )
 
 
-_CONTAINERS = {
+CONTAINERS = {
     "enroot": (("start",), {"-m", "--mount", "-e", "--env", "-c", "--conf", "--rc"}),
     "shifter": ((), {
         "-i", "--image", "-V", "--volume", "-m", "--module", "-e", "--env", "--env-file", "-w", "--workdir",
@@ -264,9 +264,9 @@ Sources: `singularity exec --help`, `apptainer exec --help`, `enroot start --hel
 def _without_container(words: tuple[Word, ...]) -> tuple[Word, ...]:
     """What `enroot start [options] NAME command`, `singularity exec [options] IMAGE command` and the like run."""
     name = words[0].text.rpartition("/")[2] if words else ""
-    if name not in _CONTAINERS:
+    if name not in CONTAINERS:
         return words
-    subcommand, with_value = _CONTAINERS[name]
+    subcommand, with_value = CONTAINERS[name]
     rest = words[1:]
     while rest and name != "enroot" and subcommand and rest[0].text.startswith("-"):
         rest = rest[1:]  # singularity --quiet exec

@@ -260,6 +260,8 @@ class Expander:
                 yield unknown
                 return
             yield from self._joined(part, variable.items, quoted=quoted)
+        elif (replaced := self._replaced(part, variable)) is not None:
+            yield from (replace(piece, quoted=quoted) for piece in replaced)
         elif not plain or (part.get("Index") and not _is_whole_array(part)):
             self._used += names_in(part)
             yield unknown
@@ -278,6 +280,25 @@ class Expander:
         else:
             self._used += names_in(part)
             yield unknown
+
+    def _replaced(self, part: Node, variable: Variable | None) -> tuple[Piece, ...] | None:
+        """What ${name/a/b} and ${name//a/b} give where name is known, and a and b are plain text."""
+        change = part.get("Repl")
+        others = part.keys() & {"Excl", "Length", "Width", "Slice", "Names", "Index", "Exp"}
+        if not change or others or variable is None or variable.items is not None:
+            return None
+        old, new = (self._plain_text(change.get(side)) for side in ("Orig", "With"))
+        if not old or new is None or not all(piece.known for piece in variable.first):
+            return None
+        text = "".join(piece.text for piece in variable.first)
+        self._assumed = self._assumed or variable.assumed
+        certain = all(piece.certain for piece in variable.first)
+        return (Piece(text.replace(old, new, -1 if change.get("All") else 1), certain=certain),)
+
+    def _plain_text(self, node: Node) -> str | None:
+        """The text of a word of letters, digits and the like; None of another."""
+        text = self.text_of(node) if node else ""
+        return text if re.fullmatch(r"[\w.,:-]*", text, re.ASCII) else None
 
     def _joined(self, part: Node, items: tuple[Word, ...], *, quoted: bool) -> Iterator[Piece]:
         """An array within a longer word: one text with ${name[*]}, several words with ${name[@]}."""

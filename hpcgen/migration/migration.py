@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.node_type import NodeType
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Launch
+from hpcgen.lint.megatron import OPTIONS
 from hpcgen.lint.reader import read
+from hpcgen.migration.data import DATA_KEYS
 from hpcgen.migration.leftover import Carried, Leftover, Sections
 from hpcgen.migration.resources import carry_container, carry_directives, carry_environment
 from hpcgen.migration.training import carry_training
 
-NEEDED = {
-    "model.num_layers": 12, "model.hidden_size": 768, "model.num_attention_heads": 12, "model.seq_length": 1024,
-    "training.micro_batch_size": 1, "training.global_batch_size": 256, "training.train_iters": 1000,
-    "optimizer.lr": 1e-4,
-}  # fmt: skip
-"""Keys that a run file must have -> what stands there when the script does not say."""
+NEEDED = (
+    "model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.seq_length",
+    "training.micro_batch_size", "training.global_batch_size", "training.train_iters", "optimizer.lr",
+)  # fmt: skip
+"""Keys that a run file must have, and that no value can be assumed for."""
+
+EXAMPLES = {
+    "data.datasets": "data.datasets=[{prefix: PATH}]",
+    "data.train": "data.train=[{prefix: PATH}]",
+    "data.valid": "data.valid=[{prefix: PATH}]",
+    "data.test": "data.test=[{prefix: PATH}]",
+    "data.tokenizer.kind": "data.tokenizer.kind=gpt2",
+    "data.tokenizer": "data.tokenizer={kind: huggingface, tokenizer_file: PATH}",
+}
+"""Keys whose value is no single word -> how --set gives one."""
 
 TIME = "1-00:00:00"
 
@@ -39,15 +53,24 @@ class Migration:
     """Of the run file, without its name, cluster and paths."""
     leftovers: tuple[Leftover, ...]
     """What is not in them, in the order of the script."""
+    usual: tuple[str, ...] = ()
+    """Options that say what the trainer does anyway."""
 
 
-def migrate(text: str, path: str, cluster: ClusterConfig, node_type: NodeType) -> Migration:
-    """Reads a script that trains with Megatron-LM.
+def migrate(
+    text: str,
+    path: str,
+    cluster: ClusterConfig,
+    node_type: NodeType,
+    chosen: Mapping[str, Any] = MappingProxyType({}),
+) -> Migration:
+    """Reads a script that trains a GPT with Megatron-LM; `chosen` are values that win over those of the script.
 
     Raises:
-        HpcgenError: the text is no script, bash does not take it, or it starts no training of Megatron-LM's.
+        HpcgenError: the text is no script, bash does not take it, or it starts no training of a GPT.
+        ConfigErrors: everything that decides the results of the training and cannot be carried over.
     """
-    script = read(text, path)
+    script = read(text, path, trusts_defaults=True)
     if not script.is_shell:
         raise HpcgenError(
             f"{path}: is not a shell script: {script.interpreter} runs it", "give a shell script"
@@ -55,52 +78,106 @@ def migrate(text: str, path: str, cluster: ClusterConfig, node_type: NodeType) -
     if script.error:
         raise HpcgenError(f"{path}:{script.error.line}: {script.error.reason}", "bash -n says more")
     job = Job(script)
-    launches = [launch for launch in job.megatron if launch.flags]
-    if not launches:
-        hint = "it must call pretrain_gpt.py with its options, through srun, torchrun or python"
-        raise HpcgenError(f"{path}: starts no training of Megatron-LM", hint)
-    launch, *others = launches
-    carried = Carried()
+    carried = Carried(chosen)
+    launch, others = _launches(job, path)
     carry_directives(job, launch, carried, node_type)
     carry_environment(job, carried, cluster, node_type)
-    carry_container(launch.step, carried, cluster)
+    carry_container(launch, carried, cluster)
     carry_training(job, launch, carried)
     for other in others:
-        carried.leave(other.line, other.program, "a run file has one training; this is another")
+        if _options(other) == _options(launch):
+            carried.leave(other.line, other.program, "it is the same training as in the run file")
+        else:
+            carried.refuse(other.line, other.program, ANOTHER)
     _other_commands(job, launch, carried)
-    for key, value in NEEDED.items():
-        if carried.get(key) is None:
-            carried.put(key, value)
-            carried.leave(
-                launch.line, key, f"the script does not say it; {value} stands there for you to change"
-            )
-    if carried.get("slurm.train.nodes") is None:
-        nodes = _fewest_nodes(carried, node_type)
-        carried.put("slurm.train.nodes", nodes)
-        carried.leave(
-            script.first_directive,
-            "the number of nodes",
-            f"the script does not say it; {nodes} hold one replica",
-        )
-    if carried.get("slurm.defaults.time") is None:
-        carried.put("slurm.defaults.time", TIME)
-        carried.leave(
-            script.first_directive,
-            "the time limit",
-            f"the script does not say it; {TIME} stands there for you to change",
-        )
-    if not any(carried.get(f"data.{key}") for key in ("datasets", "train", "mock")):
-        carried.put("data.mock", True)
-        carried.leave(
-            launch.line,
-            "data",
-            "the script does not say where it is; made-up samples stand there for you to change",
-        )
+    _needed(job, launch, carried, node_type)
+    _defaults(job, carried)
+    leftovers = tuple(sorted(set(carried.leftovers), key=lambda leftover: (leftover.line, leftover.what)))
+    refused = [leftover for leftover in leftovers if leftover.decides]
+    if refused:
+        raise ConfigErrors([_refusal(path, leftover) for leftover in refused])
     return Migration(
         name=_name(script.options.get("job-name", "")),
         sections=carried.sections,
-        leftovers=tuple(sorted(set(carried.leftovers), key=lambda leftover: (leftover.line, leftover.what))),
+        leftovers=leftovers,
+        usual=tuple(carried.usual),
     )
+
+
+ANOTHER = (
+    "it is a training with other options, and a run file has one; leave one of them in a copy of the script"
+)
+
+
+def _launches(job: Job, path: str) -> tuple[Launch, tuple[Launch, ...]]:
+    """The training of a GPT, and the others that may run."""
+    may_run = [launch for launch in job.launches if not launch.command.dead]
+    trainings = [launch for launch in may_run if launch.is_megatron and launch.flags]
+    found = [launch for launch in trainings if re.search(r"(^|/)pretrain_gpt\w*\.py$", launch.program)]
+    if found:
+        return found[0], tuple(launch for launch in trainings if launch is not found[0])
+    if trainings:
+        raise HpcgenError(
+            f"{path}:{trainings[0].line}: {trainings[0].program} trains no GPT, and the trainer has GPT alone",
+            "stay with Megatron-LM for this model",
+        )
+    for launch in may_run:
+        if re.search(r"(^|/)pretrain_\w+\.py$", launch.program) and launch.flags:
+            raise HpcgenError(
+                f"{path}:{launch.line}: this is Megatron-DeepSpeed, whose options are others than Megatron-LM's",
+                "write a run file (hpcgen init)",
+            )
+    hint = "it must call pretrain_gpt.py with its options, through srun, torchrun or python"
+    raise HpcgenError(f"{path}: starts no training of Megatron-LM", hint)
+
+
+def _options(launch: Launch) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(word.text for word in flag.values) for name, flag in launch.flags.items()}
+
+
+def _refusal(path: str, leftover: Leftover) -> str:
+    hint = (
+        f"choose with --set '{EXAMPLES.get(leftover.keys[0], leftover.keys[0] + '=...')}'"
+        if leftover.keys
+        else "the trainer cannot do it: take it out of a copy of the script, or stay with Megatron-LM"
+    )
+    return f"{path}:{leftover.line}: {printable(leftover.what)}: {printable(leftover.why)}; {hint}"
+
+
+def printable(text: str) -> str:
+    """A text of the script as a message may show it."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _needed(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> None:
+    """What a run file must have besides: refused, or filled in where the results do not depend on it."""
+    refused = {key for leftover in carried.leftovers if leftover.decides for key in leftover.keys}
+    for key in NEEDED:
+        if carried.get(key) is None and key not in refused:
+            carried.refuse(launch.line, f"--{OPTIONS[key]}", "the script does not give it", key)
+    if not any(carried.get(key) for key in DATA_KEYS) and refused.isdisjoint(DATA_KEYS):
+        carried.refuse(launch.line, "--data-path", "the script does not say where the data is", *DATA_KEYS)
+    if carried.get("slurm.train.nodes") is None:
+        nodes = _fewest_nodes(carried, node_type)
+        carried.put("slurm.train.nodes", nodes)
+        why = f"the script does not give it; {nodes} hold one replica"
+        carried.leave(job.script.first_directive, "the number of nodes", why)
+    if carried.get("slurm.defaults.time") is None:
+        carried.put("slurm.defaults.time", TIME)
+        why = f"the script does not give it; {TIME} is filled in"
+        carried.leave(job.script.first_directive, "the time limit", why)
+
+
+def _defaults(job: Job, carried: Carried) -> None:
+    """Variables that the environment of a submission may set: the defaults of the script are carried."""
+    own = {
+        item.name for item in job.script.assignments if item.value and item.name not in item.value.variables
+    }
+    found = [use for use in job.script.uses if use.has_default and use.name not in own]
+    names = dict.fromkeys(use.name for use in found if re.fullmatch(r"[A-Za-z_]\w*", use.name))
+    if names:
+        why = "the script's defaults are carried, as for a submission that does not set them"
+        carried.leave(found[0].line, f"{', '.join(names)} of the environment", why)
 
 
 def _fewest_nodes(carried: Carried, node_type: NodeType) -> int:
@@ -117,14 +194,16 @@ def _name(text: str) -> str | None:
 def _other_commands(job: Job, launch: Launch, carried: Carried) -> None:
     """What the script does besides: it belongs into a block of a site's template."""
     for command in job.script.commands:
-        if command.name in PROLOGUE and not command.function and command.outer is None:
+        if command.name in PROLOGUE and not (command.function or command.dead) and command.outer is None:
             text = " ".join(word.text for word in command.words)
             carried.leave(
                 command.line, text[:60], "put it into the prologue of a site template (templates/README.md)"
             )
     for step in job.steps:
-        if step.command is not launch.command and (
-            launch.step is None or step.command is not launch.step.command
+        if (
+            not step.command.dead
+            and step.command is not launch.command
+            and (launch.step is None or step.command is not launch.step.command)
         ):
             text = re.sub(r"\s+", " ", " ".join(word.text for word in step.program))
             carried.leave(

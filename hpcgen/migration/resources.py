@@ -10,9 +10,9 @@ from hpcgen.config.container import Image, MountPath
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit, constraint_problems
 from hpcgen.config.node_type import NodeType
 from hpcgen.lint.job import Job
-from hpcgen.lint.launch import Launch, Step
+from hpcgen.lint.launch import CONTAINERS, Launch, Step
 from hpcgen.lint.rules.containers import mounts_of
-from hpcgen.migration.leftover import Carried, unknown
+from hpcgen.migration.leftover import Carried, is_sure, unknown
 from hpcgen.planning.environment import RESERVED, RESERVED_PREFIXES
 from hpcgen.planning.known_variables import UNREAD, right_name
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
@@ -48,6 +48,10 @@ def carry_directives(job: Job, launch: Launch, carried: Carried, node_type: Node
     world = job.world_size(launch)
     if world and world[1] != node_type.gpus_per_node:
         carried.put("slurm.train.ntasks_per_node", world[1])
+    gpus = job.gpus_per_node or (world[1] if world else None)
+    if gpus and node_type.gpus_per_node and gpus != node_type.gpus_per_node:
+        why = f"nodes of the cluster profile have {node_type.gpus_per_node}; nodes and ranks per node are the script's"
+        carried.leave(job.script.option_line("gpus-per-node"), f"GPUs per node: {gpus}", why)
     if time := options.get("time"):
         minutes = f"{time}:00" if re.fullmatch(r"\d{1,6}", time) else time
         if _fits(TimeLimit, minutes):
@@ -90,6 +94,8 @@ def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_t
     environment: dict[str, str] = {}
     for assignment in job.script.exports:
         name, word = assignment.name, assignment.value
+        if assignment.dead:
+            continue
         if name == "CUDA_DEVICE_MAX_CONNECTIONS" and word and word.text == "1":
             continue  # hpcgen sets it with tensor or context parallelism
         if SECRET.search(name) or (word and SECRET_VALUE.search(word.text)):
@@ -128,9 +134,14 @@ def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_t
         carried.put("environment", environment)
 
 
-def carry_container(step: Step | None, carried: Carried, cluster: ClusterConfig) -> None:
+def carry_container(launch: Launch, carried: Carried, cluster: ClusterConfig) -> None:
     """Adds image, mounts and working directory of pyxis; a step without a container has runtime none."""
+    step = launch.step
     if step is None or not step.has_container:
+        program = step.program[0] if step and step.program else None
+        if program and program.text.rpartition("/")[2] in CONTAINERS:
+            why = "hpcgen starts containers with pyxis or enroot; set container.image and container.runtime"
+            carried.leave(program.line, f"the container of {program.text}", why)
         if cluster.container.runtime not in (None, "none"):
             carried.put("container.runtime", "none")
         return
@@ -139,19 +150,19 @@ def carry_container(step: Step | None, carried: Carried, cluster: ClusterConfig)
     image = step.option("container-image")
     if image and image.value:
         name = re.sub(r"^([\w-]+(?:\.[\w-]+)+)/", r"\1#", image.text.removeprefix("docker://"))
-        if image.value.known and _fits(Image, name):
+        if is_sure(image.value) and _fits(Image, name):
             carried.put("container.image", name)
         else:
             why = (
                 unknown(image.value)
-                if not image.value.known
+                if not is_sure(image.value)
                 else "container.image wants an absolute path, or REGISTRY#IMAGE:TAG"
             )
             carried.leave(image.word.line, f"--container-image={image.text}", why)
     _mounts(step, carried, {mount.target or mount.source for mount in cluster.container.mounts})
     workdir = step.option("container-workdir")
     if workdir and workdir.value:
-        if workdir.value.known and _fits(MountPath, workdir.text):
+        if is_sure(workdir.value) and _fits(MountPath, workdir.text):
             carried.put("container.workdir", workdir.text)
         else:
             carried.leave(workdir.word.line, f"--container-workdir={workdir.text}", unknown(workdir.value))
@@ -163,6 +174,9 @@ def _mounts(step: Step, carried: Carried, shown: Collection[str]) -> None:
     mounts: list[dict[str, object]] = []
     targets = set(shown)
     for option in step.all("container-mounts")[-1:]:
+        if option.value and not option.value.certain:
+            carried.leave(option.word.line, "--container-mounts", unknown(option.value))
+            continue
         for mount in mounts_of(option.text):
             what = f"--container-mounts={mount.source}:{mount.target}"
             if "$" in mount.source + mount.target:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import re
 import textwrap
 from pathlib import Path
 
@@ -12,6 +14,14 @@ SCRIPTS = Path(__file__).with_name("scripts")
 AZURE = SCRIPTS / "azure-175b.sh"
 
 
+TRAINING = (
+    "srun python pretrain_gpt.py --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
+    "--max-position-embeddings 1024 --micro-batch-size 1"
+)
+WHOLE = f"{TRAINING} --global-batch-size 256 --train-iters 1000 --lr 1e-4 --mock-data"
+"""A training that can be carried as it is."""
+
+
 @pytest.fixture(autouse=True)
 def workplace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -21,7 +31,8 @@ def workplace(tmp_path, monkeypatch):
 
 def init(text: str, *options: str) -> Ended:
     Path("job.sh").write_text(textwrap.dedent(text))
-    return hpcgen("init", "run.yaml", "--from", "job.sh", *options)
+    cluster = () if "--cluster" in options else ("--cluster", "azure-ndv5")
+    return hpcgen("init", "run.yaml", "--from", "job.sh", *cluster, *options)
 
 
 def written() -> dict:
@@ -30,15 +41,21 @@ def written() -> dict:
 
 def left(ended: Ended) -> dict[str, str]:
     """What was not carried, and why."""
-    lines = ended.stderr.splitlines()[:-1]
-    return {
-        what.partition("not carried: ")[2]: why.strip()
-        for what, why in zip(lines[::2], lines[1::2], strict=True)
-    }
+    lines = ended.stderr.splitlines()
+    pairs = itertools.pairwise(lines)
+    return {what.partition("not carried: ")[2]: why.strip() for what, why in pairs if "not carried: " in what}
+
+
+def refused(ended: Ended) -> dict[str, str]:
+    """What the results depend on, and why it cannot be carried, of a script that made no run file."""
+    assert ended.status == 2, ended.stderr
+    assert not Path("run.yaml").exists()
+    found = (re.fullmatch(r"job\.sh:\d+: (.+?): (.+)", line) for line in ended.stderr.splitlines())
+    return {match[1]: match[2] for match in found if match}
 
 
 def test_a_pyxis_script_for_175b() -> None:
-    ended = hpcgen("init", "run.yaml", "--from", AZURE)
+    ended = hpcgen("init", "run.yaml", "--from", AZURE, "--cluster", "azure-ndv5")
     assert ended.status == 0, ended.stderr
     assert written() == {
         "name": "gpt3-175b",
@@ -68,6 +85,7 @@ def test_a_pyxis_script_for_175b() -> None:
             "valid": [{"prefix": "/shared/stage/tokens/c"}],
             "num_workers": 4,
             "cache_dir": "/shared/stage/cache",
+            "tokenizer": {"kind": "gpt2"},
         },
         "model": {
             "num_layers": 96,
@@ -78,6 +96,7 @@ def test_a_pyxis_script_for_175b() -> None:
             "attention_dropout": 0,
             "hidden_dropout": 0,
             "init_method_std": 0.006,
+            "padded_vocab_size": 51200,
         },
         "parallelism": {
             "tensor_model_parallel_size": 8,
@@ -121,14 +140,15 @@ def test_a_pyxis_script_for_175b() -> None:
         "DATA_DATE",
         "srun",
         "--tensorboard-dir",
-        "a",  # checkpoint of Megatron-LM's
+        "a",  # checkpoint directory of the run's own
         "--container-mounts=$HOME/code:/code",
+        "TP,",  # PP of the environment
     }
     assert "NCCL_MIN_NCHANNELS" in left(ended)["NCCL_MIN_CHANNELS"]
 
 
 def test_what_was_carried_can_be_validated_and_rendered() -> None:
-    assert hpcgen("init", "run.yaml", "--from", AZURE).status == 0
+    assert hpcgen("init", "run.yaml", "--from", AZURE, "--cluster", "azure-ndv5").status == 0
     checked = hpcgen("validate", "-c", "run.yaml")
     assert checked.status == 0, checked.stderr
     assert "TP8 PP16 VPP3 CP1 DP1, 1,536 microbatches on 128 ranks" in checked.stdout
@@ -137,17 +157,14 @@ def test_what_was_carried_can_be_validated_and_rendered() -> None:
 
 
 def test_secrets_are_carried_by_name_alone() -> None:
-    ended = hpcgen("init", "run.yaml", "--from", AZURE)
+    ended = hpcgen("init", "run.yaml", "--from", AZURE, "--cluster", "azure-ndv5")
     assert "0123456789abcdef" not in ended.stderr + Path("run.yaml").read_text()
     assert written()["secrets"] == ["WANDB_API_KEY"]
 
 
 def test_a_secret_is_known_by_its_look_as_well() -> None:
     token = "hf_" + "Zq7" * 12
-    ended = init(
-        f"export HUB={token} MIRROR=https://me:pass4word@host/x\n"
-        f"python pretrain_gpt.py --mock-data --wandb-api-key {token}\n"
-    )
+    ended = init(f"export HUB={token} MIRROR=https://me:pass4word@host/x\n{WHOLE} --wandb-api-key {token}\n")
     assert ended.status == 0, ended.stderr
     assert written()["secrets"] == ["HUB", "MIRROR"]
     for secret in (token, "pass4word"):
@@ -186,28 +203,25 @@ TORCHRUN = """\
 """
 
 
+ANSWERS = ("--set", "data.mock=true")
+
+
 def test_a_torchrun_script_without_slurm() -> None:
-    ended = init(TORCHRUN)
+    assert refused(init(TORCHRUN)).keys() == {"--data-path $2"}
+    ended = init(TORCHRUN, *ANSWERS)
     assert ended.status == 0, ended.stderr
     values = written()
     assert values["name"] == "run"
     assert values["container"] == {"runtime": "none"}
     assert values["slurm"] == {"defaults": {"time": "1-00:00:00"}, "train": {"nodes": 16}}
     assert values["training"]["precision"] == "fp16"
-    assert values["data"] == {"mock": True}
-    assert left(ended).keys() == {
-        "--data-path",
-        "--save $1",
-        "--load $1",
-        "data",
-        "the time limit",
-        "a checkpoint of Megatron-LM's",
-    } - {"--load $1"}
+    assert values["data"] == {"mock": True, "tokenizer": {"kind": "gpt2"}}
+    assert left(ended).keys() == {"--save $1", "the time limit"}
     assert hpcgen("validate", "-c", "run.yaml").status == 0
 
 
 def test_where_megatrons_defaults_are_others_they_are_written_out() -> None:
-    assert init(TORCHRUN).status == 0
+    assert init(TORCHRUN, *ANSWERS).status == 0
     values = written()
     assert values["optimizer"] == {
         "lr": 6e-5,
@@ -222,9 +236,8 @@ def test_where_megatrons_defaults_are_others_they_are_written_out() -> None:
     assert (values["training"]["eval_interval"], values["training"]["eval_iters"]) == (1000, 100)
 
 
-def test_options_that_do_not_exist_are_listed() -> None:
-    ended = init(
-        """\
+def test_options_that_do_not_exist_are_listed_or_refused() -> None:
+    text = """\
         #!/bin/bash
         #SBATCH --nodes=16
         #SBATCH --ntasks-per-node=8
@@ -234,10 +247,10 @@ def test_options_that_do_not_exist_are_listed() -> None:
             --num-layers=80 --hidden-size=8192 --num-attention-heads=64 --seq-length=2048 \\
             --micro-batch-size=1 --global-batch-size=128 --tensor-model-parallel-size=8 \\
             --pipeline-model-parallel-size=3 --data-parallel-size=32 --datacenter-id=1 \\
-            --checkpoint-activations --train-iters=100000 --lr=1.0e-4 --bf16 --walrus \\
+            --checkpoint-activations --train-iters=100000 --lr=1.0e-4 --bf16 \\
             --lr-warmup-iters=2000 --mock-data
         """
-    )
+    ended = init(text)
     assert ended.status == 0, ended.stderr
     reasons = left(ended)
     assert set(reasons) == {
@@ -246,7 +259,6 @@ def test_options_that_do_not_exist_are_listed() -> None:
         "--data-parallel-size 32",
         "--datacenter-id 1",
         "--checkpoint-activations",
-        "--walrus",
     }
     assert "--recompute" in reasons["--checkpoint-activations"]
     # what breaks a rule is carried, and validate says so
@@ -254,41 +266,32 @@ def test_options_that_do_not_exist_are_listed() -> None:
     checked = hpcgen("validate", "-c", "run.yaml")
     assert checked.status == 2
     assert "pipeline_model_parallel_size = 3 does not divide" in checked.stderr
+    Path("run.yaml").unlink()
+    found = refused(init(text.replace("--bf16", "--walrus --qk-layernormm --batch-size 4")))
+    assert found.keys() == {"--walrus", "--qk-layernormm", "--batch-size 4"}
+    assert "no release of Megatron-LM has it; did you mean --qk-layernorm?" in found["--qk-layernormm"]
+    assert "--set 'training.micro_batch_size=...'" in found["--batch-size 4"]
 
 
-def test_options_of_a_condition_or_from_outside_are_listed() -> None:
-    ended = init(
-        """\
-        #!/bin/bash
-        args=(--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --micro-batch-size 4)
-        args+=(--global-batch-size 256 --train-iters 10 --lr 1e-4 --mock-data --lr-warmup-iters 1)
-        if [[ $LONG ]]; then args+=(--context-parallel-size 2); fi
-        python pretrain_gpt.py "${args[@]}" --seed $SEED $EXTRA_ARGS
-        """,
-        "--cluster",
-        "local",
-    )
-    assert ended.status == 0, ended.stderr
-    assert left(ended)["--context-parallel-size 2"] == "it is only given under a condition"
-    assert left(ended)["--seed $SEED"].startswith("only the job knows")
-    assert "$EXTRA_ARGS" in left(ended)
-    assert "parallelism" not in written()
-
-
-def test_what_a_run_file_needs_stands_there() -> None:
-    ended = init("python pretrain_gpt.py --mock-data\n", "--name", "mine")
-    assert ended.status == 0, ended.stderr
-    assert written()["name"] == "mine"
-    assert {"model.num_layers", "training.global_batch_size", "optimizer.lr", "the number of nodes"} <= left(
-        ended
-    ).keys()
-    assert hpcgen("validate", "-c", "run.yaml").status == 0
+def test_what_the_script_does_not_say_is_refused_where_results_depend_on_it() -> None:
+    found = refused(init("python pretrain_gpt.py --data-path a b c 1\n"))
+    assert found.keys() == {
+        "--data-path a b",
+        *("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--lr"),
+        *("--micro-batch-size", "--global-batch-size", "--train-iters"),
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
         ("srun python train.py --num-layers 3\n", (), "starts no training of Megatron-LM"),
+        ("srun python pretrain_bert.py --num-layers 3\n", (), "pretrain_bert.py trains no GPT"),
+        ("srun python tools/pretrain_vlm.py --num-layers 3\n", (), "tools/pretrain_vlm.py trains no GPT"),
+        ("deepspeed pretrain_gpt.py --num-layers 3\n", (), "this is Megatron-DeepSpeed"),
+        (WHOLE, ("--set", "model.walrus=1"), "walrus"),
+        (WHOLE, ("--set", "training.seed=x"), "training.seed"),
+        (WHOLE, ("--set", "name=x"), "use --name"),
         ("if true; then\n", (), "job.sh:"),
         ("python pretrain_gpt.py --mock-data\n", ("--preset", "tiny"), "--preset and --from both"),
         ("python pretrain_gpt.py --mock-data\n", ("--cluster", "nowhere"), "names no cluster profile"),
@@ -303,7 +306,7 @@ def test_mistakes_write_nothing(workplace, text, options, message) -> None:
 
 
 def test_a_script_that_is_not_there(workplace) -> None:
-    ended = hpcgen("init", "run.yaml", "--from", "nowhere.sh")
+    ended = hpcgen("init", "run.yaml", "--from", "nowhere.sh", "--cluster", "local")
     assert ended.status == 2
     assert "nowhere.sh: cannot be read" in ended.stderr
     assert listing(workplace) == {}
@@ -314,17 +317,16 @@ def test_a_script_that_is_not_there(workplace) -> None:
 )
 def test_any_text_of_the_script_makes_a_run_file(workplace, value: str) -> None:
     quoted = "'" + value.replace("'", "'\\''") + "'"
-    ended = init(
-        f"export GREETING={quoted}\npython pretrain_gpt.py --mock-data --save /shared/{quoted} --split {quoted}\n"
-    )
-    assert ended.status == 0, ended.stderr
+    ended = init(f"export GREETING={quoted}\n{WHOLE} --save /shared/{quoted} --split {quoted}\n")
     assert not (workplace / "planted").exists()
+    if "\n" in value:  # which no run file can hold
+        assert refused(ended) == {}
+        assert "checkpoint.save" in ended.stderr
+        return
+    assert ended.status == 0, ended.stderr
     carried = written().get("environment", {}).get("GREETING")
-    assert carried == (None if "\n" in value else value)
+    assert carried == value
     assert written()["checkpoint"]["save"] == f"/shared/{value}"
-
-
-TRAINING = "srun python pretrain_gpt.py --num-layers 12"
 
 
 def test_collnet_becomes_use_sharp_where_the_nodes_have_it() -> None:
@@ -332,7 +334,7 @@ def test_collnet_becomes_use_sharp_where_the_nodes_have_it() -> None:
         #!/bin/bash
         #SBATCH --nodes=2
         export NCCL_COLLNET_ENABLE=1 SHARP_COLL_ENABLE_SAT=1 SHARP_COLL_LOG_LEVEL=5
-        {TRAINING}
+        {WHOLE}
         """
     assert init(text).status == 0
     found = written()
@@ -341,10 +343,10 @@ def test_collnet_becomes_use_sharp_where_the_nodes_have_it() -> None:
 
 
 def test_a_run_that_would_write_to_the_old_checkpoints_is_told() -> None:
-    ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{TRAINING} --save /shared/old\n")
+    ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{WHOLE} --save /shared/old\n")
     assert written()["checkpoint"]["save"] == "/shared/old"
     assert "writes there" in left(ended)["a checkpoint directory of the run's own"]
-    ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{TRAINING}\n", "--force")
+    ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{WHOLE}\n", "--force")
     assert not any("checkpoint directory" in what for what in left(ended))
 
 
@@ -353,10 +355,15 @@ def test_a_python_script_is_refused_as_one() -> None:
     assert (ended.status, "python3 runs it" in ended.stderr) == (2, True)
 
 
-def migrated(options: str) -> tuple[dict, dict[str, str]]:
+def migrated(options: str, *more: str) -> tuple[dict, dict[str, str]]:
     """What a training with `options` becomes, which must keep every rule, and what of it is left."""
-    options += " --mock-data --micro-batch-size 1 --global-batch-size 256"
-    ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n{TRAINING} {options}\n")
+    options += " --mock-data --global-batch-size 256"
+    for name, value in {"lr": "1e-4", "train-iters": "1000"}.items():
+        if f"--{name} " not in options and not (name == "train-iters" and "--train-samples " in options):
+            options += f" --{name} {value}"
+    ended = init(
+        f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n{TRAINING} {options}\n", *more
+    )
     assert ended.status == 0, ended.stderr
     checked = hpcgen("validate", "-c", "run.yaml")
     assert checked.status == 0, checked.stderr
@@ -423,7 +430,8 @@ def test_a_growing_batch_counts_its_steps() -> None:
     """Three steps of 64 samples, two of 128 and one of 192 read 640; then ten of 256 are within 3264."""
     found, _ = migrated(
         "--rampup-batch-size 64 64 576 --train-samples 3264 --lr-warmup-samples 448 --lr-decay-samples 3264 "
-        "--lr-decay-style WSD --lr-wsd-decay-samples 512 --lr 1e-4"
+        "--lr-decay-style WSD --lr-wsd-decay-samples 512 --lr 1e-4",
+        *("--set", "training.rampup_batch_size=[64, 64, 576]"),
     )
     assert found["training"]["rampup_batch_size"] == [64, 64, 576]
     steps = {name: found["optimizer"][name] for name in ("lr_warmup_iters", "lr_wsd_decay_iters")}
@@ -451,8 +459,247 @@ def test_what_nothing_would_read_is_left_with_its_reason() -> None:
 
 @pytest.mark.parametrize("rampup", ["0 0 0", "64 64 0", "64", "64 64 $N", "999999999999999 1 1"])
 def test_a_ramp_that_is_none_is_no_reason_to_fail(rampup: str) -> None:
-    ended = init(
-        f"{TRAINING} --mock-data --global-batch-size 256 --train-samples 2560 --rampup-batch-size {rampup}\n"
+    options = (
+        f"--lr 1e-4 --mock-data --global-batch-size 256 --train-samples 2560 --rampup-batch-size {rampup}"
     )
+    text = f"{TRAINING} {options}\n"
+    assert refused(init(text)).keys() == {f"--rampup-batch-size {rampup}"}
+    ended = init(text, "--set", "training.rampup_batch_size=null")
     assert ended.status == 0, ended.stderr
     assert written()["training"]["train_iters"] == 10
+
+
+def test_a_branch_that_does_not_run_gives_nothing() -> None:
+    ended = init(
+        """\
+        #!/bin/bash
+        #SBATCH --nodes=2 --ntasks-per-node=8
+        MOCK=false  # set it to true for made-up samples
+        PROFILER=false
+        SIZE=${SIZE:-base}
+        DATA=(--split 100,0,0 --num-workers 1)
+        if [ "$MOCK" = true ]; then
+            DATA="${DATA[@]} --mock-data"
+        else
+            DATA="${DATA[@]} --data-path /shared/a"
+        fi
+        case $SIZE in
+            small) HIDDEN=256 HEADS=4 ;;
+            base) HIDDEN=768 HEADS=12 ;;
+            *) exit 1 ;;
+        esac
+        COMMAND="python pretrain_gpt.py --num-layers 12 --hidden-size $HIDDEN --num-attention-heads $HEADS $DATA"
+        COMMAND="$COMMAND --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --lr 1e-4"
+        COMMAND+=" --global-batch-size 256 --train-iters 10"
+        if [ -n "$WANDB_API_KEY" ]; then
+            COMMAND="$COMMAND --wandb-project p --wandb-exp-name $SLURM_JOB_ID"
+        fi
+        if [[ $PROFILER == true ]]; then
+            COMMAND="nsys profile $COMMAND --profile"
+            export NCCL_DEBUG=INFO
+        fi
+        srun bash -c "RANK=\\$SLURM_PROCID numactl --membind=0 $COMMAND"
+        """
+    )
+    assert ended.status == 0, ended.stderr
+    found = written()
+    assert found["data"] == {
+        "datasets": [{"prefix": "/shared/a"}],
+        "split": "100,0,0",
+        "num_workers": 1,
+        "tokenizer": {"kind": "gpt2"},
+    }
+    assert (found["model"]["hidden_size"], found["model"]["num_attention_heads"]) == (768, 12)
+    assert "logging" not in found
+    assert "NCCL_DEBUG" not in found.get("environment", {})
+    assert left(ended).keys() == {
+        "--wandb-project",
+        "--wandb-exp-name",
+        "SIZE of the environment",
+        "the time limit",
+    }
+
+
+def test_what_only_holds_in_a_branch_is_a_question_and_the_rest_is_carried() -> None:
+    text = f"""\
+        if [ "$1" = big ]; then HIDDEN=8192 LAYERS=40; elif [ "$1" = huge ]; then HIDDEN=16384; else HIDDEN=5120; fi
+        args=(--hidden-size $HIDDEN --num-layers 32 --num-attention-heads 64)
+        [ -d /shared/a ] && args+=(--data-path /shared/a) || args+=(--mock-data)
+        if [[ $LONG ]]; then args+=(--context-parallel-size 2 --profile); fi
+        {TRAINING.replace("--num-layers 12 --hidden-size 768 --num-attention-heads 12", '"${args[@]}"')} \\
+            --lr 1e-4 --train-iters 10 --global-batch-size 256 --seed $SEED $EXTRA_ARGS
+        """
+    found = refused(init(text))
+    assert found.keys() == {
+        "--hidden-size",
+        "--context-parallel-size",
+        "--seed $SEED",
+        "--data-path",
+        "--mock-data",
+    }
+    assert "condition" in found["--hidden-size"]
+    answers = {
+        "model.hidden_size": "5120",
+        "parallelism.context_parallel_size": "1",
+        "training.seed": "7",
+        "data.mock": "true",
+    }
+    ended = init(text, *(word for key, value in answers.items() for word in ("--set", f"{key}={value}")))
+    assert ended.status == 0, ended.stderr
+    values = written()
+    assert values["model"] == values["model"] | {
+        "hidden_size": 5120,
+        "num_layers": 32,
+        "num_attention_heads": 64,
+    }
+    assert (values["training"]["seed"], values["data"]["mock"]) == (7, True)
+    assert "profile_step_start" not in values.get("logging", {})
+    assert {"--profile", "$EXTRA_ARGS"} <= left(ended).keys()
+
+
+def test_every_option_is_carried_listed_or_refused() -> None:
+    """Each on its own: none may vanish without a word."""
+    silent = []
+    for option in (
+        *(
+            "--exit-duration-in-mins 235",
+            "--dataloader-type single",
+            "--dataloader-type cyclic",
+            "--optimizer sgd",
+        ),
+        *("--use-checkpoint-args", "--num-experts 8", "--moe-router-topk 2", "--use-flash-attn", "--swiglu"),
+        *(
+            "--group-query-attention",
+            "--num-query-groups 4",
+            "--no-position-embedding",
+            "--use-pytorch-profiler",
+        ),
+        *(
+            "--tokenizer-type Llama2Tokenizer",
+            "--tokenizer-model /x",
+            "--vocab-size 5",
+            "--vocab-file /x/v.json",
+        ),
+        *("--merge-file /x/m.txt", "--make-vocab-size-divisible-by 64", "--padded-vocab-size 51200"),
+        *(
+            "--recompute-activations",
+            "--transformer-impl local",
+            "--transformer-impl transformer_engine",
+            "--bf16",
+        ),
+        *(
+            "--disable-bias-linear",
+            "--load /x",
+            "--load /y",
+            "--profile",
+            "--lr-wsd-decay-samples 5",
+            "--qk-layernorm",
+        ),
+        *(
+            "--num-layers-per-virtual-pipeline-stage 5",
+            "--test-data-path /x",
+            "--lr-warmup-samples 5120",
+            "--sft",
+        ),
+        *(
+            "--sequence-parallel",
+            "--reset-position-ids",
+            "--ckpt-format torch",
+            "--tiktoken-pattern v2",
+            "--walrus",
+        ),
+    ):
+        Path("run.yaml").unlink(missing_ok=True)
+        ended = init(f"{WHOLE} --save /y {option}\n")
+        without = ended.stderr
+        assert ended.status in (0, 2), ended.stderr
+        if option.split()[0] in without:
+            continue
+        changed = written()
+        Path("run.yaml").unlink()
+        assert init(f"{WHOLE} --save /y\n").status == 0
+        if changed == written():
+            silent.append(option)
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("--num-experts 8 --moe-router-topk 2", "no mixture of experts"),
+        ("--dataloader-type cyclic", "reads each sample once"),
+        ("--use-checkpoint-args", "in a checkpoint"),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model /x", "data.tokenizer knows"),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model org/name", "asks no hub"),
+        ("--tokenizer-type NullTokenizer --vocab-size 131072", "131072 rows in newer releases"),
+        ("--vocab-file $VOCAB --merge-file /x", "only the job knows"),
+        ("--lr-decay-style WSD --lr-wsd-decay-style sqrt", "cannot have this value"),
+        ("--save '<PATH TO CHECKPOINTS>'", "placeholder"),
+        ("--save A B", "it takes 1 value, and has 2"),
+        ("--rotary-percent 0.5", "no key"),
+        ("--bf16 ${VP:+--num-layers-per-virtual-pipeline-stage 2} ", "only the job knows the options in it"),
+        ("--data-path /x", "takes one of them"),
+        ("--no-position-embedding", "learned_absolute and rope"),
+    ],
+)
+def test_what_would_train_something_else_is_refused(option: str, why: str) -> None:
+    found = refused(init(f"VP=$(( $1 ))\n{WHOLE} {option}\n"))
+    assert any(why in reason for reason in found.values()), found
+
+
+def test_what_megatron_derives_is_derived() -> None:
+    found, leftovers = migrated(
+        "--swiglu --group-query-attention --sequence-parallel --normalization rmsnorm --optimizer adam "
+        "--lr-decay-style WSD --lr-wsd-decay-style 1-sqrt --lr-wsd-decay-iters 10 --save /shared/a/../b"
+    )
+    assert found["model"] == found["model"] | {
+        "ffn_hidden_size": 2048,  # a multiple of 64 near 8/3 of the hidden size
+        "num_query_groups": 1,
+        "normalization": "RMSNorm",
+    }
+    assert "parallelism" not in found
+    assert "Megatron-LM turns it off" in leftovers["--sequence-parallel"]
+    assert found["optimizer"]["lr_wsd_decay_style"] == "minus_sqrt"
+    assert found["checkpoint"]["save"] == "/shared/b"
+
+
+def test_a_batch_that_is_left_out_follows_from_the_ranks() -> None:
+    text = f"#SBATCH --nodes=4 --ntasks-per-node=8\n{WHOLE.replace('--global-batch-size 256', '')}"
+    ended = init(f"#!/bin/bash\n{text} --tensor-model-parallel-size 2\n")
+    assert ended.status == 0, ended.stderr
+    assert written()["training"]["global_batch_size"] == 16
+    assert written()["model"]["padded_vocab_size"] == 50432
+
+
+def test_more_steps_than_anybody_counts_one_by_one() -> None:
+    samples = 15 * 10**12 // 4096
+    ended = init(
+        f"{TRAINING} --mock-data --lr 1e-4 --global-batch-size 2048 --train-samples {samples} "
+        "--rampup-batch-size 512 512 1000000\n",
+        *("--set", "training.rampup_batch_size=[512, 512, 1000000]"),
+    )
+    assert ended.status == 0, ended.stderr
+    assert 1_788_000 < written()["training"]["train_iters"] < samples // 2048 + 1000
+
+
+def test_several_trainings_are_refused_unless_they_are_the_same() -> None:
+    assert refused(init(f"{WHOLE}\n{WHOLE} --seed 2\n")).keys() == {"pretrain_gpt.py"}
+    assert init(f"if [ $PROFILE ]; then\n nsys profile {WHOLE[5:]}\nelse\n {WHOLE}\nfi\n").status == 0
+
+
+def test_the_cluster_is_asked_for_and_what_differs_is_listed() -> None:
+    Path("job.sh").write_text(
+        f"#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gpus-per-node=4 --ntasks-per-node=4\n{WHOLE}\n"
+    )
+    ended = hpcgen("init", "run.yaml", "--from", "job.sh")
+    assert (ended.status, "--from needs --cluster" in ended.stderr) == (2, True)
+    ended = hpcgen("init", "run.yaml", "--from", "job.sh", "--cluster", "azure-ndv5")
+    assert "have 8" in left(ended)["GPUs per node: 4"]
+    assert written()["slurm"]["train"] == {"nodes": 4, "ntasks_per_node": 4}
+
+
+def test_a_training_in_singularity_is_found_and_its_container_listed() -> None:
+    program = WHOLE.replace("srun python", "srun singularity exec -B /a image.sif ./launch.sh")
+    ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{program}\n")
+    assert ended.status == 0, ended.stderr
+    assert "pyxis or enroot" in left(ended)["the container of singularity"]

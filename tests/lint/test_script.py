@@ -65,6 +65,7 @@ SCRIPTS = [
     'n=4; if (( n * 2 > 7 )); then y=1; else y=2; fi; show $y; [ $n -lt 3 ] && y=3; [ -z "" ] || y=4; show $y',
     "case b4 in a*) c=1 ;; x|b?) c=2 ;; *) c=3 ;; esac; show $c; case a in 'a*') c=4 ;; esac; show $c",
     'a=(1 2); a+=3; a+=(4); show ${a[@]}; a=("${a[@]}"); b="${a[@]} 5"; show $b',
+    'x=2_000_000; y=${x//_}; show $((y / 2)) ${x/_/-} "${x//0/ab}" ${x/#2/3} ${x//[_]/} ${x/%0/1}',
     "x=1; f() { x=2; }; f; show $x; y=1; g() { show $y; }; y=2; g",
     "x=1; for i in 1 2; do show $x; x=2; done; show $x",
     'args="-a 1"; if [ -e /nowhere ]; then args="$args -b"; else args="$args -c"; fi; bash -c "show 0 $args"',
