@@ -271,6 +271,9 @@ class Expander:
             if variable is not None and any(piece.text for piece in variable.first):
                 yield from self._value(variable, unknown, quoted=quoted)
                 return
+            if self.trusts_defaults and name.startswith("SLURM_"):
+                yield unknown  # Slurm sets it in every job
+                return
             default = part["Exp"].get("Word") or {}
             pieces = bounded(tuple(self._parts(default.get("Parts", []), quoted=quoted)))
             if operator in (":=", "="):

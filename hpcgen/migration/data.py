@@ -41,6 +41,9 @@ def carry_data(flags: Flags, carried: Carried) -> None:
     for name, key in names:
         if flag := flags.get(name):
             carried.seen.add(name)
+            if any(carried.is_chosen(other) for other in DATA_KEYS):
+                carried.leave(flag.line, f"--{name}", "--set gives the data")
+                continue
             datasets = _blend(flag.values) if is_known(flag.values) else None
             if datasets is not None:
                 carried.put(f"data.{key}", datasets)
@@ -208,6 +211,19 @@ def _padded_vocabulary(size: int | None, launch: Launch, flags: Flags, carried: 
         carried.leave(divisor.line if divisor else launch.line, "the rows of the embedding", why)
     elif (padded := -(-size // multiple) * multiple) != pad_vocab_size(size):
         carried.put("model.padded_vocab_size", padded)
+
+
+def list_relative_paths(launch: Launch, carried: Carried) -> None:
+    """A relative path starts at the directory of the job in a script, and at the folder of a run file."""
+    keys = ("checkpoint.save", "checkpoint.load", "data.cache_dir", "data.tokenizer.vocab_file")
+    found = [text for key in keys if (text := carried.get(key)) and not carried.is_chosen(key)]
+    for key in ("datasets", "train", "valid", "test"):
+        if not carried.is_chosen(f"data.{key}"):
+            found += [dataset["prefix"] for dataset in carried.get(f"data.{key}") or ()]
+    if relative := [text for text in found if not text.startswith("/")]:
+        why = "it is carried as it is, and starts at the folder of the run file, not at the directory of the job"
+        shown_paths = ", ".join(relative[:3]) + (" and others" if len(relative) > 3 else "")
+        carried.leave(launch.line, f"the directory of {shown_paths}", why)
 
 
 def carry_checkpoints(flags: Flags, carried: Carried) -> None:

@@ -174,7 +174,7 @@ def _defaults(job: Job, carried: Carried) -> None:
         item.name for item in job.script.assignments if item.value and item.name not in item.value.variables
     }
     found = [use for use in job.script.uses if use.has_default and use.name not in own]
-    names = dict.fromkeys(use.name for use in found if re.fullmatch(r"[A-Za-z_]\w*", use.name))
+    names = dict.fromkeys(use.name for use in found if re.fullmatch(r"(?!SLURM_)[A-Za-z_]\w*", use.name))
     if names:
         why = "the script's defaults are carried, as for a submission that does not set them"
         carried.leave(found[0].line, f"{', '.join(names)} of the environment", why)

@@ -136,7 +136,7 @@ WHY_NOT = {
 }
 """Why the trainer does not do what an option says."""
 
-PLACEHOLDER = re.compile(r"<[^<>]*>|/path/to\b|\b(CHANGE|REPLACE)_?(ME|THIS)\b|\bTODO\b", re.IGNORECASE)
+PLACEHOLDER = re.compile(r"<[^<>]*>|/path/to\b|\b(CHANGE|REPLACE)_?(ME|THIS)\b|\bTODO\b")
 """What stands for a value in a script that is not filled in yet."""
 
 ALIASES = {("lr-wsd-decay-style", "1-sqrt"): "minus_sqrt"}

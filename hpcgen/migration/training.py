@@ -6,7 +6,7 @@ from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Flag, Launch
 from hpcgen.lint.megatron import KEYS, NOT_MEGATRON, REMOVED, nearest, options, virtual_stages
 from hpcgen.lint.words import Word
-from hpcgen.migration.data import carry_checkpoints, carry_data, carry_tokenizer
+from hpcgen.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
 from hpcgen.migration.leftover import Carried, is_sure
 from hpcgen.migration.options import (
     NO_EFFECT_ON_RESULTS,
@@ -93,9 +93,12 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
         if not is_given and not (path == "data.split" and not carried.get("data.datasets")):
             carried.put(path, value)
     warmup = {"lr-warmup-iters", "lr-warmup-fraction", "lr-warmup-samples"} & launch.flags.keys()
-    if not warmup:
+    if not warmup and not any(
+        carried.is_chosen(f"optimizer.lr_warmup_{unit}") for unit in ("iters", "fraction")
+    ):
         carried.put("optimizer.lr_warmup_iters", 0)
     _holders(job, launch, carried)
+    list_relative_paths(launch, carried)
     for flag in launch.flags.values():
         if flag.name not in carried.seen:
             carried.refuse(flag.line, shown(flag), "nothing reads it in this place", *_keys(flag.name))

@@ -216,7 +216,7 @@ def test_a_torchrun_script_without_slurm() -> None:
     assert values["slurm"] == {"defaults": {"time": "1-00:00:00"}, "train": {"nodes": 16}}
     assert values["training"]["precision"] == "fp16"
     assert values["data"] == {"mock": True, "tokenizer": {"kind": "gpt2"}}
-    assert left(ended).keys() == {"--save $1", "the time limit"}
+    assert left(ended).keys() == {"--data-path", "--save $1", "the time limit"}
     assert hpcgen("validate", "-c", "run.yaml").status == 0
 
 
@@ -489,6 +489,7 @@ def test_a_branch_that_does_not_run_gives_nothing() -> None:
             *) exit 1 ;;
         esac
         COMMAND="python pretrain_gpt.py --num-layers 12 --hidden-size $HIDDEN --num-attention-heads $HEADS $DATA"
+        if [ ${SLURM_RESTART_COUNT:-0} -gt 0 ]; then export NCCL_PXN_DISABLE=0; fi
         COMMAND="$COMMAND --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --lr 1e-4"
         COMMAND+=" --global-batch-size 256 --train-iters 10"
         if [ -n "$WANDB_API_KEY" ]; then
@@ -511,8 +512,9 @@ def test_a_branch_that_does_not_run_gives_nothing() -> None:
     }
     assert (found["model"]["hidden_size"], found["model"]["num_attention_heads"]) == (768, 12)
     assert "logging" not in found
-    assert "NCCL_DEBUG" not in found.get("environment", {})
+    assert "environment" not in found
     assert left(ended).keys() == {
+        "NCCL_PXN_DISABLE",
         "--wandb-project",
         "--wandb-exp-name",
         "SIZE of the environment",
@@ -661,6 +663,15 @@ def test_what_megatron_derives_is_derived() -> None:
     assert "Megatron-LM turns it off" in leftovers["--sequence-parallel"]
     assert found["optimizer"]["lr_wsd_decay_style"] == "minus_sqrt"
     assert found["checkpoint"]["save"] == "/shared/b"
+
+
+def test_relative_paths_are_listed_and_chosen_data_wins() -> None:
+    text = f"#SBATCH --nodes=2\n{WHOLE.replace('--mock-data', '')} --data-path text_document --save out\n"
+    ended = init(f"#!/bin/bash\n{text}")
+    assert "folder of the run file" in left(ended)["the directory of out, text_document"]
+    ended = init(f"#!/bin/bash\n{text}", "--force", "--set", "data.mock=true")
+    assert written()["data"] == {"mock": True, "tokenizer": {"kind": "gpt2"}}
+    assert left(ended)["--data-path"] == "--set gives the data"
 
 
 def test_a_batch_that_is_left_out_follows_from_the_ranks() -> None:
