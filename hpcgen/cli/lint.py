@@ -45,6 +45,8 @@ def _explain(context: click.Context, parameter: click.Parameter, id: str | None)
     require_known(id)
     rule = RULES[id]
     click.echo(f"{rule.id} ({rule.severity}): {rule.title}\n\n{rule.explanation}")
+    if rule.slurm:
+        click.echo(f"\nSlurm versions: {rule.slurm[0]} to {rule.slurm[1]}")
     if rule.source:
         click.echo(f"\nSource: {rule.source}")
     click.echo(f"\nTo ignore it at a line, write above it: # hpcgen: ignore={rule.id}")
@@ -64,6 +66,11 @@ def _explain(context: click.Context, parameter: click.Parameter, id: str | None)
 @click.option(
     "--ignore", multiple=True, metavar="ID", help="Leave this rule out.", shell_complete=_complete_rules
 )
+@click.option(
+    "--slurm-version",
+    metavar="VERSION",
+    help="Slurm version of the cluster, such as 22.05. Without it, what only some versions do is a note.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list.")
 @click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="List all rules."
@@ -78,16 +85,21 @@ def _explain(context: click.Context, parameter: click.Parameter, id: str | None)
     shell_complete=_complete_rules,
 )
 def command(
-    scripts: tuple[str, ...], chosen: tuple[str, ...], ignore: tuple[str, ...], as_json: bool
+    scripts: tuple[str, ...],
+    chosen: tuple[str, ...],
+    ignore: tuple[str, ...],
+    slurm_version: str | None,
+    as_json: bool,
 ) -> None:
     """Say what is wrong with batch scripts; "-" reads standard input. Nothing of them is run.
 
     Ends with 1 when there is an error or a warning; notes alone end with 0.
     """
-    from hpcgen.lint.check import lint, selection
+    from hpcgen.lint.check import lint, release_of, selection
 
     rules = selection(chosen, ignore)
-    findings = [finding for path in scripts for finding in lint(_read(path), path, rules)]
+    release = None if slurm_version is None else release_of(slurm_version)
+    findings = [finding for path in scripts for finding in lint(_read(path), path, rules, release)]
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
     else:
@@ -116,6 +128,9 @@ def _show(finding: Finding) -> None:
     why = "".join(character if character.isprintable() else "?" for character in finding.why)
     fix = "".join(character if character.isprintable() else "?" for character in finding.fix)
     click.echo(f"{place} {severity} {why} [{finding.rule}]")
+    if finding.also:
+        noun = "lines" if len(finding.also) > 1 else "line"
+        click.echo(f"    also: {noun} {', '.join(map(str, finding.also))}")
     click.echo(f"    fix: {fix}")
 
 

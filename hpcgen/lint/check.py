@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hpcgen.errors import HpcgenError
 from hpcgen.lint.job import Job
 from hpcgen.lint.reader import read
-from hpcgen.lint.rule import RULES, Severity
+from hpcgen.lint.rule import RULES, Hit, Severity
 from hpcgen.lint.rules import containers, directives, environment, megatron, shell, steps
 from hpcgen.lint.script import Script
 
-__all__ = ["RULES", "Finding", "lint", "require_known", "selection"]
+__all__ = ["RULES", "Finding", "lint", "release_of", "require_known", "selection"]
 
 GROUPS = (containers, directives, environment, megatron, shell, steps)
 """The modules of rules: importing them fills RULES, in this order."""
@@ -32,40 +32,62 @@ class Finding:
     severity: Severity
     why: str
     fix: str
+    also: tuple[int, ...] = ()
+    """Other lines with the same mistake."""
 
 
-def lint(text: str, path: str = "-", rules: Collection[str] | None = None) -> list[Finding]:
-    """What is wrong with a script, in the order of its lines; `rules` are the ids to check, null for all.
+def lint(
+    text: str, path: str = "-", rules: Collection[str] | None = None, slurm_version: str | None = None
+) -> list[Finding]:
+    """Findings in a script, in the order of its lines.
+
+    Args:
+        text: the script.
+        path: its name in the findings.
+        rules: ids of the rules to check. None: all of them.
+        slurm_version: release of the cluster, such as "22.05". None: not known.
 
     Raises:
-        HpcgenError: the text is no script.
+        HpcgenError: the text is not a script.
     """
     script = read(text, path)
-    found = list(_findings(script, rules))
+    found = list(_findings(script, rules, slurm_version))
     for command in script.commands:
         # a script that is given to sbatch in a here-document is one of its own
         if command.name == "sbatch" and command.here_document.startswith("#!"):
-            for inner in _findings(read(command.here_document, path), rules):
-                found.append(replace(inner, line=inner.line + command.here_line - 1))
+            above = command.here_line - 1
+            for inner in _findings(read(command.here_document, path), rules, slurm_version):
+                also = tuple(line + above for line in inner.also)
+                found.append(replace(inner, line=inner.line + above, also=also))
     return sorted(found, key=lambda finding: (finding.line, finding.rule, finding.why))
 
 
-def _findings(script: Script, rules: Collection[str] | None) -> Iterator[Finding]:
+def _findings(script: Script, rules: Collection[str] | None, slurm_version: str | None) -> Iterator[Finding]:
     job = Job(script)
     ignored = _ignored(script)
     for rule in RULES.values():
-        if rules is not None and rule.id not in rules:
+        severity = rule.severity_on(slurm_version)
+        if severity is None or (rules is not None and rule.id not in rules):
             continue
-        for hit in dict.fromkeys(rule.check(job)):
-            if rule.id not in ignored.get(hit.line, ()):
-                yield Finding(
-                    path=script.path,
-                    line=hit.line,
-                    rule=rule.id,
-                    severity=rule.severity,
-                    why=hit.why,
-                    fix=hit.fix,
-                )
+        hits = [hit for hit in rule.check(job) if rule.id not in ignored.get(hit.line, ())]
+        for first, *others in _grouped(hits):
+            yield Finding(
+                path=script.path,
+                line=first.line,
+                rule=rule.id,
+                severity=severity,
+                why=first.why,
+                fix=first.fix,
+                also=tuple(dict.fromkeys(hit.line for hit in others if hit.line != first.line)),
+            )
+
+
+def _grouped(hits: Iterable[Hit]) -> Iterable[list[Hit]]:
+    """Hits of one rule by their cause, each group in the order of its lines."""
+    groups: dict[tuple[str, str], list[Hit]] = {}
+    for hit in sorted(hits, key=lambda hit: hit.line):
+        groups.setdefault((hit.cause, "") if hit.cause else (hit.why, hit.fix), []).append(hit)
+    return groups.values()
 
 
 def selection(chosen: Sequence[str], ignored: Sequence[str]) -> frozenset[str]:
@@ -77,6 +99,18 @@ def selection(chosen: Sequence[str], ignored: Sequence[str]) -> frozenset[str]:
     for id in (*chosen, *ignored):
         require_known(id)
     return frozenset(chosen or RULES) - frozenset(ignored)
+
+
+def release_of(version: str) -> str:
+    """The release of a Slurm version: 22.05 for 22.05.8.
+
+    Raises:
+        HpcgenError: the text is not a Slurm version.
+    """
+    found = re.fullmatch(r"(\d\d\.\d\d)(\.\d+)?", version, re.ASCII)
+    if not found:
+        raise HpcgenError(f"{version!r} is not a Slurm version", "give one such as 22.05 or 24.11.3")
+    return found[1]
 
 
 def require_known(id: str) -> None:

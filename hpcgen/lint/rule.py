@@ -15,11 +15,13 @@ or fails on a bad day; note: it may be right on this cluster, and is worth a loo
 
 @dataclass(frozen=True)
 class Hit:
-    """Where a rule is broken: `why` says what is there, `fix` what to write instead."""
+    """A place that breaks a rule: `why` says what is there, `fix` what to write instead."""
 
     line: int
     why: str
     fix: str
+    cause: str = ""
+    """Shared by hits that one mistake causes although `why` differs. They become one finding."""
 
 
 Check = Callable[[Job], Iterator[Hit]]
@@ -36,15 +38,32 @@ class Rule:
     explanation: str
     """Why that matters."""
     source: str
-    """Where the fact is from; "" for what follows from the shell."""
+    """Where the fact is documented or was measured; "" for facts about hpcgen itself."""
+    slurm: tuple[str, str] | None
+    """First and last Slurm release that behave so. None: every release."""
     check: Check
+
+    def severity_on(self, slurm_version: str | None) -> Severity | None:
+        """Severity on a Slurm release; None where the rule does not apply.
+
+        Without a release, a rule for some releases only yields notes.
+        """
+        if self.slurm is None:
+            return self.severity
+        if slurm_version is None:
+            return "note"
+        first, last = self.slurm
+        # releases are YY.MM, so their order is that of the text
+        return self.severity if first <= slurm_version <= last else None
 
 
 RULES: dict[str, Rule] = {}
 """Every rule by its id, filled as the modules of `hpcgen.lint.rules` are imported."""
 
 
-def rule(id: str, severity: Severity, title: str, *, source: str = "") -> Callable[[Check], Check]:
+def rule(
+    id: str, severity: Severity, title: str, *, source: str = "", slurm: tuple[str, str] | None = None
+) -> Callable[[Check], Check]:
     """Registers a function as a rule; its docstring is the explanation."""
 
     def register(check: Check) -> Check:
@@ -52,7 +71,13 @@ def rule(id: str, severity: Severity, title: str, *, source: str = "") -> Callab
         assert check.__doc__, id
         explanation = "\n".join(line.strip() for line in check.__doc__.strip().splitlines())
         RULES[id] = Rule(
-            id=id, severity=severity, title=title, explanation=explanation, source=source, check=check
+            id=id,
+            severity=severity,
+            title=title,
+            explanation=explanation,
+            source=source,
+            slurm=slurm,
+            check=check,
         )
         return check
 
