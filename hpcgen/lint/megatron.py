@@ -124,7 +124,7 @@ NOT_MEGATRON = {
 }
 """Options that people write and Megatron-LM does not have."""
 
-SIMILARITY = 0.85
+SIMILARITY = 0.92
 """Of a misspelt option to the right one, as difflib counts it."""
 
 LAYOUT_OPTIONS = frozenset((

@@ -26,36 +26,51 @@ from hpcgen.planning.rules import facts as planning
 from hpcgen.planning.rules.facts import divisors
 
 ARGUMENTS = "Megatron-LM, megatron/training/arguments.py"
+MAX_MISTAKES = 2
+"""Unknown options in one command line that are taken for mistakes. More of them belong to a fork."""
+MIN_RUN_ITERS, MIN_RUN_SAMPLES = 5000, 1_000_000
+"""Length from which a training is not taken for a benchmark."""
 
 
-@rule("megatron-option", "error", "an option that Megatron-LM does not have", source=ARGUMENTS)
+@rule(
+    "megatron-option",
+    "error",
+    "an option that Megatron-LM does not have",
+    source=f"{ARGUMENTS}, v2.0 to core 0.19",
+)
 def megatron_option(job: Job) -> Iterator[Hit]:
-    """argparse ends the program at an option it does not know, after the job has waited in the queue."""
+    """argparse ends the program at an option it does not know, after the job has waited in the queue.
+
+    Nothing is said where several options are unknown: the script is for a fork of Megatron-LM with its own.
+    """
     for launch in job.megatron:
+        unknown = launch.flags.keys() - options() - REMOVED.keys() - NOT_MEGATRON.keys()
+        if len(unknown) > MAX_MISTAKES or not launch.program.endswith("pretrain_gpt.py"):
+            continue
         for name, flag in launch.flags.items():
             if advice := NOT_MEGATRON.get(name):
                 yield Hit(flag.line, f"Megatron-LM has no --{name}", advice)
             elif right := nearest(name):
-                yield Hit(flag.line, f"Megatron-LM has no --{name}", f"--{right}")
+                yield Hit(flag.line, f"Megatron-LM has no --{name}", f"did you mean --{right}?")
 
 
-@rule("megatron-own-option", "note", "an option that no release of Megatron-LM has", source=ARGUMENTS)
-def megatron_own_option(job: Job) -> Iterator[Hit]:
-    """No release has it, nor one like it: the fork or the newer release that the script is for may."""
-    known = options() | REMOVED.keys() | NOT_MEGATRON.keys()
-    for launch in job.megatron:
-        for name, flag in launch.flags.items() if launch.program.endswith("pretrain_gpt.py") else ():
-            if name not in known and nearest(name) is None:
-                yield Hit(flag.line, f"no release of Megatron-LM has --{name}", "make sure that yours does")
-
-
-@rule("megatron-removed-option", "error", "an option that ends Megatron-LM", source=ARGUMENTS)
+@rule(
+    "megatron-removed-option",
+    "warning",
+    "an option that ends Megatron-LM",
+    source=f"{ARGUMENTS}, validate_args",
+)
 def megatron_removed_option(job: Job) -> Iterator[Hit]:
-    """Megatron-LM still knows the option, and stops with a message that names the new one."""
+    """Megatron-LM still knows the option, and stops with a message that names the new one.
+
+    Since v2.0 that holds for --batch-size, --warmup and --model-parallel-size, since core 0.4 for those of activation
+    checkpointing.
+    """
     for launch in job.megatron:
         for name, flag in launch.flags.items():
             if name in REMOVED:
-                yield Hit(flag.line, f"Megatron-LM stops at --{name}", REMOVED[name])
+                since = "core 0.4" if name.startswith("checkpoint-") else "v2.0"
+                yield Hit(flag.line, f"Megatron-LM since {since} stops at --{name}", REMOVED[name])
 
 
 def _broken(job: Job, rules: Sequence[planning.Rule]) -> Iterator[tuple[Launch, Hit]]:
@@ -188,9 +203,15 @@ def batch_size(job: Job) -> Iterator[Hit]:
     source="arXiv 2104.04473, section 3.2",
 )
 def tensor_parallel_across_nodes(job: Job) -> Iterator[Hit]:
-    """Tensor and context parallelism exchange activations in every layer: they belong inside a node, on NVLink."""
-    for _, hit in _broken(job, (resources.tensor_and_context_parallel_stay_in_node,)):
-        yield hit
+    """Tensor parallelism exchanges activations in every layer: it belongs inside a node, on NVLink.
+
+    Only reported for nodes of eight GPUs and more. Those of four may share NVLink with others (GB200 NVL72).
+    """
+    if (job.gpus_per_node or 0) < 8:
+        return
+    for launch, hit in _broken(job, (resources.tensor_and_context_parallel_stay_in_node,)):
+        if (whole(launch, "tensor-model-parallel-size") or 1) > (job.gpus_per_node or 0):
+            yield hit
 
 
 @rule("learning-rate", "error", "the learning rate's numbers contradict each other", source=ARGUMENTS)
@@ -217,7 +238,7 @@ def decay_beyond_run(job: Job) -> Iterator[Hit]:
         if decay and iterations and decay > iterations:
             yield Hit(
                 launch.flags["lr-decay-iters"].line,
-                f"the rate decays over {decay} iterations, and the run has {iterations}",
+                f"the learning rate decays over {decay} iterations, but the run ends after {iterations}",
                 f"--lr-decay-iters {iterations}, or leave it out",
             )
 
@@ -235,15 +256,24 @@ def positions_fixed(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("fp16", "warning", "fp16 where bf16 is as fast", source="NVIDIA, mixed precision training guide")
+@rule("fp16", "note", "fp16 where bf16 is as fast", source="NVIDIA, Train With Mixed Precision, user guide")
 def fp16(job: Job) -> Iterator[Hit]:
-    """Since the A100, bf16 costs the same as fp16, has the range of fp32, and needs no loss scaling."""
-    older = re.compile(r"\b(v100|p100|t4|volta|turing|2080)\b", re.IGNORECASE)
-    if any(older.search(line) for line in job.script.lines):
+    """Since the A100, bf16 costs the same as fp16, has the range of fp32, and needs no loss scaling.
+
+    Only reported where the script names such a GPU.
+    """
+    newer = re.compile(
+        r"(?<![a-z0-9])(a100|h100|h200|gh200|b200|gb200|b300|gb300)(?![a-z0-9])", re.IGNORECASE
+    )
+    if not any(newer.search(line) for line in job.script.lines):
         return
     for launch in job.megatron:
         if "fp16" in launch.flags:
-            yield Hit(launch.flags["fp16"].line, "fp16 overflows where bf16 does not", "--bf16")
+            yield Hit(
+                launch.flags["fp16"].line,
+                "fp16 needs loss scaling; bf16 does not, and is as fast here",
+                "--bf16",
+            )
 
 
 @rule("merge-file", "error", "the merges file is a vocabulary", source="GPT-2's tokenizer")
@@ -256,7 +286,9 @@ def merge_file(job: Job) -> Iterator[Hit]:
         same = vocabulary is not None and vocabulary.text == merges.text and not merges.text.startswith("$(")
         if same or merges.text.endswith(".json"):
             yield Hit(
-                merges.line, f"--merge-file is {merges.text.rpartition('/')[2]}, a vocabulary", "merges.txt"
+                merges.line,
+                f"--merge-file names {merges.text.rpartition('/')[2]}, a vocabulary",
+                "the path of merges.txt",
             )
 
 
@@ -279,7 +311,7 @@ def max_connections(job: Job) -> Iterator[Hit]:
         if not settings:
             yield Hit(
                 launch.line,
-                "CUDA_DEVICE_MAX_CONNECTIONS is not set, with tensor or context parallelism",
+                "tensor or context parallelism without CUDA_DEVICE_MAX_CONNECTIONS: Megatron-LM does not start",
                 "export CUDA_DEVICE_MAX_CONNECTIONS=1",
             )
         for setting in settings:
@@ -287,7 +319,7 @@ def max_connections(job: Job) -> Iterator[Hit]:
             if word and word.known and not word.assumed and word.text != "1":
                 yield Hit(
                     setting.line,
-                    f"CUDA_DEVICE_MAX_CONNECTIONS is {word.text}, with tensor or context parallelism",
+                    f"tensor or context parallelism with CUDA_DEVICE_MAX_CONNECTIONS={word.text}",
                     "1, before Blackwell",
                 )
 
@@ -300,7 +332,9 @@ def fsdp_connections(job: Job) -> Iterator[Hit]:
         certain = any(launch.flags[name].word.certain for name in sharded)
         setting = job.exported("CUDA_DEVICE_MAX_CONNECTIONS")
         if certain and setting and job.exported_text("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-            yield Hit(setting.line, "CUDA_DEVICE_MAX_CONNECTIONS=1, with FSDP", "leave it out")
+            yield Hit(
+                setting.line, "Megatron-LM refuses CUDA_DEVICE_MAX_CONNECTIONS=1 with FSDP", "leave it out"
+            )
 
 
 @rule("checkpoint-worker", "warning", "a checkpoint worker without work", source=ARGUMENTS)
@@ -310,26 +344,31 @@ def checkpoint_worker(job: Job) -> Iterator[Hit]:
         flag = launch.flags.get("use-persistent-ckpt-worker")
         if flag and "async-save" not in launch.flags and not launch.is_open:
             yield Hit(
-                flag.line, "the worker has no asynchronous save to do", "--async-save as well, or neither"
+                flag.line,
+                "--use-persistent-ckpt-worker has no effect without --async-save",
+                "--async-save as well, or neither",
             )
 
 
-@rule("save-without-load", "warning", "the next life starts from nothing", source=ARGUMENTS)
+@rule("save-without-load", "warning", "a restart begins at iteration 0", source=ARGUMENTS)
 def save_without_load(job: Job) -> Iterator[Hit]:
-    """A job that is requeued goes on only when --load names the directory it saves to; else it overwrites it."""
+    """A job that runs again resumes only when --load names the directory it saves to. Else it overwrites it."""
     for launch in job.megatron:
         flag = launch.flags.get("save")
         if flag and "load" not in launch.flags and not launch.is_open and job.script.is_batch:
             yield Hit(
                 flag.line,
-                "a requeued job starts from iteration 0, and overwrites what it saved",
+                "without --load, the next run starts from iteration 0 and overwrites what this one saved",
                 "--load with the same directory",
             )
 
 
-@rule("no-exit-handler", "note", "no checkpoint at the time limit", source=ARGUMENTS)
+@rule("no-exit-handler", "note", "no checkpoint at the time limit", source=f"{ARGUMENTS}; Slurm, KillWait")
 def no_exit_handler(job: Job) -> Iterator[Hit]:
-    """--exit-signal-handler saves at a signal, --exit-duration-in-mins in time before the limit."""
+    """At its limit a job gets SIGTERM and, 30 seconds later, SIGKILL: too late for a checkpoint.
+
+    --exit-duration-in-mins saves in time before the limit, --exit-signal-handler at a signal.
+    """
     handlers = {"exit-signal-handler", "exit-duration-in-mins", "exit-interval"}
     for launch in job.megatron:
         if (
@@ -340,45 +379,22 @@ def no_exit_handler(job: Job) -> Iterator[Hit]:
         ):
             yield Hit(
                 launch.line,
-                "what is done since the last checkpoint is lost at the time limit",
-                "--exit-signal-handler, or --exit-duration-in-mins",
+                "at the time limit, the work since the last checkpoint is lost",
+                "--exit-duration-in-mins, a few minutes below --time",
             )
 
 
-@rule(
-    "collective-timeout",
-    "note",
-    "ten minutes may be too short to start",
-    source="Megatron-LM, common_config.py",
-)
-def collective_timeout(job: Job) -> Iterator[Hit]:
-    """While rank 0 builds the indices of a large corpus, the others wait in a collective, by default ten minutes."""
+@rule("no-save", "warning", "the training keeps nothing", source=ARGUMENTS)
+def no_save(job: Job) -> Iterator[Hit]:
+    """Without --save, Megatron-LM writes no checkpoint. Short runs, which may be benchmarks, are not reported."""
     for launch in job.megatron:
-        data = {
-            "data-path",
-            "train-data-path",
-            "data-args-path",
-            "per-split-data-args-path",
-        } & launch.flags.keys()
-        if (
-            data
-            and "distributed-timeout-minutes" not in launch.flags
-            and not launch.is_open
-            and job.script.is_batch
-        ):
+        iterations, samples = whole(launch, "train-iters"), whole(launch, "train-samples")
+        is_long = (iterations or 0) >= MIN_RUN_ITERS or (samples or 0) >= MIN_RUN_SAMPLES
+        if is_long and "save" not in launch.flags and not launch.is_open and job.script.is_batch:
+            length = f"{iterations} iterations" if iterations else f"{samples} samples"
             yield Hit(
-                launch.line,
-                "the first start on a large corpus may take longer than ten minutes",
-                "--distributed-timeout-minutes 60",
+                launch.line, f"no --save: a training of {length} writes no checkpoint", "--save and --load"
             )
-
-
-@rule("no-throughput", "note", "the log does not say how fast it is", source=ARGUMENTS)
-def no_throughput(job: Job) -> Iterator[Hit]:
-    """Without --log-throughput the log has the time of a step, and not the TFLOP/s by which a slow node shows."""
-    for launch in job.megatron:
-        if "log-throughput" not in launch.flags and not launch.is_open and job.script.is_batch:
-            yield Hit(launch.line, "the log has no TFLOP/s per GPU", "--log-throughput")
 
 
 # ---- lists of data files ----
@@ -410,7 +426,7 @@ def files_by_count(job: Job) -> Iterator[Hit]:
             ):
                 yield Hit(
                     command.line,
-                    f"{command.name} takes a fixed number of data files",
+                    f"{command.name} takes a fixed number of data files, however many there are",
                     "--split, or files listed by name",
                 )
                 break
@@ -429,7 +445,7 @@ def suffix_by_pattern(job: Job) -> Iterator[Hit]:
             if found := re.fullmatch(r"s([/|#,:])(\.\w{2,5})\1\1g?", word.text):
                 yield Hit(
                     word.line,
-                    f"{word.text} cuts any character and {found[2][1:]} anywhere",
+                    f"{word.text} deletes {found[2][1:]} and the character before it, anywhere in the path",
                     f"s/\\{found[2]}$//",
                 )
 
