@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hpcgen.lint.syntax import Node
+from hpcgen.lint.syntax import Node, names_in
 
 _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
@@ -15,6 +15,8 @@ _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "%": lambda a, b: a - b * int(a / b),
 }
 MAX_NUMBER = 10**15
+MAX_RANDOM = 32767
+"""The greatest value of $RANDOM (man bash)."""
 
 
 def value_of(node: Node, number: Callable[[Node], int | None]) -> int | None:
@@ -43,6 +45,10 @@ class Interval:
     greatest: int
 
 
+def _literal(word: Node) -> str:
+    return "".join(part.get("Value", "") for part in word.get("Parts", []))
+
+
 def interval_of(node: Node, number: Callable[[Node], int | None]) -> Interval | None:
     """What $((10000 + SLURM_JOB_ID % 20000)) can be: a remainder is bounded, whatever it is taken of."""
     if not isinstance(node, dict):
@@ -53,6 +59,8 @@ def interval_of(node: Node, number: Callable[[Node], int | None]) -> Interval | 
     kind, operator = node.get("Type"), node.get("Op")
     if kind == "ParenArithm":
         return interval_of(node["X"], number)
+    if kind == "Word" and (_literal(node) == "RANDOM" or list(names_in(node)) == ["RANDOM"]):
+        return Interval(0, MAX_RANDOM)
     if kind != "BinaryArithm":
         return None
     divisor = value_of(node["Y"], number)

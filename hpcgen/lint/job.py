@@ -50,7 +50,7 @@ class Job:
                 step = step_of(command, words, background)
                 program = step.program if step else words
                 if outer is not None:
-                    step = by_command.get(id(outer))
+                    step = by_command.get(id(outer), step)
                 if launch := launch_of(command, step, program):
                     found.append(launch)
         return tuple(found)
@@ -149,12 +149,34 @@ class Job:
         option = step.option("ntasks")
         if option and option.value:
             return option.value.number
-        option = step.option("nodes")
-        nodes = option.value.number if option and option.value else self.nodes
-        per_node = self.ntasks_per_node
         if tasks := self.number("ntasks"):
             return tasks
+        nodes, per_node = self._num_nodes(step), self.tasks_per_node(step)
         return nodes * per_node if nodes and per_node else None
+
+    @property
+    def sets_tasks(self) -> bool:
+        """Whether a directive says how many tasks there are."""
+        return not {"ntasks", "ntasks-per-node"}.isdisjoint(self.script.options)
+
+    def tasks_per_node(self, step: Step) -> int | None:
+        """Tasks that a step really has on each node.
+
+        In a job whose directives set the tasks, srun ignores its own --ntasks-per-node unless --ntasks or --nodes
+        is there too (Slurm, src/srun/opt.c: "can't honor --ntasks-per-node").
+        """
+        option, tasks, nodes = step.option("ntasks-per-node"), step.option("ntasks"), self._num_nodes(step)
+        wanted = option.value.number if option and option.value else None
+        if tasks and tasks.value:
+            number = tasks.value.number
+            return -(-number // nodes) if number and nodes else wanted
+        if option and (step.option("nodes") or not self.sets_tasks):
+            return wanted
+        return self.ntasks_per_node
+
+    def _num_nodes(self, step: Step) -> int | None:
+        option = step.option("nodes")
+        return option.value.number if option and option.value else self.nodes
 
     def world_size(self, launch: Launch) -> tuple[int, int] | None:
         """Nodes and ranks on each of them."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from hpcgen.lint.sbatch import num_option_words, take_apart
 from hpcgen.lint.script import Command
 from hpcgen.lint.words import Word
+from hpcgen.lint.wrappers import wrapped
 
 # fmt: off
 _WRAPPERS = {
@@ -22,8 +23,11 @@ _OPTIONS_WITH_VALUE = frozenset((
 ))
 _SHELLS = ("bash", "sh", "zsh")
 _TORCHRUN_FLAGS = frozenset(("standalone", "no-python", "use-env", "run-path", "help", "version"))
-_TRAINING_FILES = re.compile(r"(^|/)((pre)?train|pretrain|finetune|sft|run_train)[\w.-]*\.py$")
-_TRAINING_MODULES = re.compile(r"(^|\.)(pre)?train(er|ing)?(\.(train|main))?$")
+_TRAINING_FILES = re.compile(
+    r"(^|/)(?!(prepare|preprocess|test|eval|convert|download|tokenize)[\w-]*\.py$)"
+    r"([\w-]*[_-])?((pre)?train|finetun|fine_tun|sft[_.-]|dpo[_.-]|grpo[_.-])[\w.-]*(?<!_test)\.py$"
+)
+_TRAINING_MODULES = re.compile(r"(^|[._])(pre)?train(er|ing)?(\.(train|main))?$|^open_lm\.main$")
 # fmt: on
 
 
@@ -99,7 +103,7 @@ class Launch:
     step: Step | None
     """The srun call that it runs in."""
     launcher: str
-    """torchrun, accelerate, deepspeed, or python."""
+    """torchrun, accelerate, deepspeed, composer, or python."""
     options: tuple[Option, ...]
     """The launcher's."""
     program: str
@@ -210,7 +214,7 @@ def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) ->
     """The Python program that is started; None when it is another program."""
     names = {item.name for item in command.environment}
     names |= {found[1] for word in program if (found := re.match(r"([A-Za-z_]\w*)=", word.text))}
-    words = unwrapped(_without_container(unwrapped(program)))
+    words = unwrapped(wrapped(unwrapped(program)))
     if step is not None:
         words = _without_script(words)
     if words and words[0].text.rpartition("/")[2] in ("nsys", "ncu"):
@@ -242,42 +246,6 @@ def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) ->
     )
 
 
-CONTAINERS = {
-    "enroot": (("start",), {"-m", "--mount", "-e", "--env", "-c", "--conf", "--rc"}),
-    "shifter": ((), {
-        "-i", "--image", "-V", "--volume", "-m", "--module", "-e", "--env", "--env-file", "-w", "--workdir",
-    }),
-    **dict.fromkeys(("singularity", "apptainer"), (("exec",), {
-        "-B", "--bind", "--env", "--env-file", "-H", "--home", "--pwd", "--cwd", "-W", "--workdir", "-S", "--scratch",
-        "--mount", "-o", "--overlay", "--app", "--add-caps", "--drop-caps", "--security", "--network", "--network-args",
-        "--dns", "--hostname", "--nvccli-args", "--fusemount", "--cpus", "--memory", "--pid-file", "--apply-cgroups",
-        "--blkio-weight", "--cpu-shares", "--cpuset-cpus", "--cpuset-mems", "--memory-reservation", "--memory-swap",
-        "--pids-limit", "--pem-path",
-    })),
-}  # fmt: skip
-"""Programs that run a command in a container -> the subcommand that does, and the options that take a word.
-
-Sources: `singularity exec --help`, `apptainer exec --help`, `enroot start --help`, shifter's manual.
-"""
-
-
-def _without_container(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """What `enroot start [options] NAME command`, `singularity exec [options] IMAGE command` and the like run."""
-    name = words[0].text.rpartition("/")[2] if words else ""
-    if name not in CONTAINERS:
-        return words
-    subcommand, with_value = CONTAINERS[name]
-    rest = words[1:]
-    while rest and name != "enroot" and subcommand and rest[0].text.startswith("-"):
-        rest = rest[1:]  # singularity --quiet exec
-    if tuple(word.text for word in rest[: len(subcommand)]) != subcommand:
-        return words
-    index = len(subcommand)
-    while index < len(rest) and rest[index].text.startswith("-"):
-        index += 2 if rest[index].text in with_value else 1
-    return rest[index + len(subcommand) :]  # shifter names its image with an option
-
-
 def _without_script(words: tuple[Word, ...]) -> tuple[Word, ...]:
     """What `./launch.sh train.py` runs: within a step, such a script sets the rank's variables first."""
     first = 1 if words and words[0].text.rpartition("/")[2] in _SHELLS else 0
@@ -294,8 +262,8 @@ def _launcher(name: str, words: tuple[Word, ...]) -> tuple[str, tuple[Word, ...]
         return "torchrun", words[1:]
     if name == "accelerate" and len(words) > 1 and words[1].text == "launch":
         return "accelerate", words[2:]
-    if name == "deepspeed":
-        return "deepspeed", words[1:]
+    if name in ("deepspeed", "composer"):
+        return name, words[1:]
     if re.fullmatch(r"python[\d.]*", name):
         rest = words[1:]
         for index, word in enumerate(rest[:4]):

@@ -48,10 +48,13 @@ def read(text: str, path: str = "-", *, trusts_defaults: bool = False) -> Script
         reader = _Reader(script, trusts_defaults=trusts_defaults)
         reader.read(text)
         return reader.script()
-    except ShellSyntaxError as error:
-        return replace(script, error=error)
+    except ShellSyntaxError as found:
+        error = found
     except RecursionError:
-        return replace(script, error=ShellSyntaxError(1, "it is nested too deeply to be read"))
+        error = ShellSyntaxError(1, "it is nested too deeply to be read")
+    here_lines = _here_document_lines(lines)
+    own = tuple(item for item in script.directives if item.line not in here_lines)
+    return replace(script, directives=own, error=error)
 
 
 @dataclass(frozen=True)
@@ -511,6 +514,7 @@ class _Reader:
             append=bool(item.get("Append")),
             conditional=place.conditional,
             function=place.function,
+            outer=place.outer,
             interval=self._interval(item.get("Value")),
             dead=place.dead,
         )
@@ -561,6 +565,19 @@ def _of_slurm(options: dict[str, str]) -> dict[str, Variable]:
         value = options.get(option, "")
         if value.isdigit() or (option == "job-name" and value):
             found.update({variable: variable_of(value) for variable in variables})
+    return found
+
+
+def _here_document_lines(lines: Sequence[str]) -> set[int]:
+    """Lines within here-documents of a script that cannot be parsed."""
+    found = set()
+    end = ""
+    for number, line in enumerate(lines, start=1):
+        if end:
+            found.add(number)
+            end = "" if line.strip() == end else end
+        elif begins := re.search(r"(?<!<)<<-?\s*[\"'\\]?(\w+)", line):
+            end = "" if line.lstrip().startswith("#") else begins[1]
     return found
 
 

@@ -57,6 +57,8 @@ MOVED_OPTIONS = {
     "ntask": "ntasks",
 }
 """What older releases had, and what people shorten too far -> what it is called."""
+ALIASES = {"tasks-per-node": "ntasks-per-node"}
+"""Second names of options -> the name that rules know."""
 SRUN_OPTIONS = (frozenset(SHORT_OPTIONS.values()) | WITHOUT_VALUE) - SBATCH_OPTIONS - {"share"}
 """Options of srun that sbatch refuses."""
 
@@ -156,7 +158,7 @@ def num_option_words(words: Sequence[str]) -> int:
 def _option(word: str) -> tuple[str, str | None]:
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
-        return name, value if equals else None
+        return ALIASES.get(name, name), value if equals else None
     name = SHORT_OPTIONS.get(word[1], word[1])
     return name, word[2:] or None
 

@@ -35,6 +35,8 @@ class Assignment:
     append: bool = False
     conditional: bool = False
     function: str = ""
+    outer: int | None = None
+    """Index in `Script.commands` of the command whose `bash -c` text the assignment is from."""
     interval: Interval | None = None
     """What an arithmetic value can be."""
     dead: bool = False

@@ -10,8 +10,9 @@ from hpcgen.config.container import Image, MountPath
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit, constraint_problems
 from hpcgen.config.node_type import NodeType
 from hpcgen.lint.job import Job
-from hpcgen.lint.launch import CONTAINERS, Launch, Step
+from hpcgen.lint.launch import Launch, Step
 from hpcgen.lint.rules.containers import mounts_of
+from hpcgen.lint.wrappers import CONTAINERS
 from hpcgen.migration.leftover import Carried, is_sure, unknown
 from hpcgen.planning.environment import RESERVED, RESERVED_PREFIXES
 from hpcgen.planning.known_variables import UNREAD, right_name

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.lint.check import lint
+from hpcgen.lint.job import Job
 from hpcgen.lint.reader import read
 
 DEFECTS = Path(__file__).with_name("scripts") / "defects.sh"
@@ -19,7 +20,6 @@ IN_ONE_SCRIPT = [
     # the defect, the rule, text of the line that it names
     ("the merges file defaults to vocab.json", "merge-file", "--merge-file"),
     ("8 CPUs for the 8 ranks of a node", "few-cpus", "--cpus-per-task=8"),
-    ("a node that other jobs may use", "not-exclusive", "--job-name"),
     ("CPUs not repeated on srun", "cpus-not-inherited", "srun"),
     ("fixed numbers of files for validation and test", "files-by-count", "head -n"),
     ("a suffix removed anywhere in the path", "suffix-by-pattern", "sed"),
@@ -27,19 +27,15 @@ IN_ONE_SCRIPT = [
     ("the user's image path is overwritten", "setting-overwritten", "IMAGE=$STAGE/images"),
     ("fp16 on H100", "fp16", "--fp16"),
     ("positions fixed at 2048 under a free sequence length", "positions-fixed", "--max-position-embeddings"),
-    ("port 29500", "fixed-port", "29500"),
     ("NCCL_COLLNET_ENABLE for the job beside use-sharp", "collnet-with-sharp", "NCCL_COLLNET_ENABLE"),
     ("no kill-on-bad-exit", "no-kill-on-bad-exit", "srun"),
     ("no time limit", "no-time-limit", "--job-name"),
-    ("no signal", "no-signal", "--job-name"),
-    ("no requeue", "no-requeue", "--job-name"),
     ("no exit handler", "no-exit-handler", "srun"),
     ("a rate that never decays", "decay-beyond-run", "--lr-decay-iters"),
     ("set -x with tokens", "trace-with-secrets", "set -xe"),
     ("SLURM_GPUS_PER_NODE with a type of GPU", "gpu-count", "SLURM_GPUS_PER_NODE"),
     ("ranks that are no multiple of TP x PP", "parallel-sizes", "srun"),
     ("a log directory outside the mounts", "path-not-mounted", "--tensorboard-dir"),
-    ("no throughput in the log", "no-throughput", "srun"),
     ("a checkpoint worker without async save", "checkpoint-worker", "--use-persistent-ckpt-worker"),
     ("a topology file that is not mounted", "topology-not-mounted", "NCCL_TOPO_FILE="),
     ("a variable that does not exist", "misspelt-variable", "NCCL_IB_QPS_PER_CONN"),
@@ -74,7 +70,7 @@ IN_SCRIPTS_OF_THEIR_OWN = [
     (
         "nodes_array=($nodes) keeps one",
         "nodes-array",
-        "nodes=($(scontrol show hostnames))\nnodes_array=($nodes)\n",
+        "nodes=($(scontrol show hostnames))\nnodes_array=($nodes)\nssh ${nodes_array[1]}\n",
         "nodes_array",
     ),
     (
@@ -103,10 +99,10 @@ IN_SCRIPTS_OF_THEIR_OWN = [
     ),
     ("a token as text", "secret-in-script", "export HF_TOKEN=hf_" + "a1" * 17 + "\n", "HF_TOKEN"),
     (
-        "SIGUSR1, which NCCL catches",
-        "signal-usr1",
-        "#SBATCH --signal=B:USR1@300\ntrap : USR1\nsrun python train.py &\nwait\n",
-        "--signal",
+        "a port for every job of a shared node",
+        "fixed-port",
+        "#!/bin/bash\n#SBATCH --gpus=1\nsrun torchrun --nproc_per_node 1 --master_port 29500 train.py\n",
+        "29500",
     ),
     ("an array index beyond the limit", "array-index", "#SBATCH --array=0-5000\n", "--array"),
     (
@@ -284,3 +280,68 @@ def test_of_another_interpreters_script_only_the_directives_are_read(first: str)
 def test_an_empty_script_is_an_error(text: str) -> None:
     [found] = lint(text)
     assert (found.rule, found.severity, found.line) == ("empty-script", "error", 1)
+
+
+def test_a_here_document_is_no_part_of_a_script_with_a_syntax_error() -> None:
+    text = HEAD + "set -e\ncat <<EOT > next.slurm\n#!/bin/bash\n#SBATCH --nodes=1\nEOT\ndone\n"
+    assert {finding.rule for finding in lint(text)} == {"syntax"}
+
+
+def test_options_of_a_fork_are_not_mistakes() -> None:
+    fork = "--num_layers 12 --hidden_size 768 --lora_rank 8 --data-parallel-size 2"
+    assert lint(f"{HEAD}srun python pretrain_gpt.py {fork}\n", rules=["megatron-option"]) == []
+    [found] = lint(f"{HEAD}srun python pretrain_gpt.py --num_layers 12\n", rules=["megatron-option"])
+    assert found.fix == "did you mean --num-layers?"
+
+
+def test_the_last_check_of_a_script_is_its_status() -> None:
+    assert lint(f"{HEAD}srun dcgmi diag -r 3\ndcgmi diag -r 3\n", rules=["check-ignored"]) == []
+    [found] = lint(f"{HEAD}dcgmi diag -r 3\nsrun python train.py\n", rules=["check-ignored"])
+    assert found.fix == "dcgmi diag -r 3 || exit 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("export RANK=$SLURM_PROCID\nsrun python train.py", True),
+        ("RANK=$SLURM_PROCID\nexport RANK\nsrun apptainer exec --nv image.sif python train.py", True),
+        ("export RANK=$SLURM_PROCID\nsrun torchrun --nproc_per_node 8 train.py", False),
+        ("export RANK=$SLURM_PROCID\nsrun -N1 -n1 python train.py", False),
+        ("export RANK=$SLURM_PROCID\nsrun --container-image=a#b:1 python train.py", False),
+        ("srun bash -c 'export RANK=$SLURM_PROCID; python train.py'", False),
+    ],
+)
+def test_a_rank_that_the_batch_shell_exports(text: str, found: bool) -> None:
+    assert bool(lint(f"{HEAD}{text}\n", rules=["rank-of-batch-shell"])) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("--rdzv_endpoint=$(hostname)", True),
+        ("--rdzv_endpoint=node1", True),
+        ("--rdzv_endpoint=$ENDPOINT", False),
+        ("--rdzv_endpoint=node1:$((10000 + SLURM_JOB_ID % 20000))", False),
+        ("--standalone --master_port 29500", False),
+    ],
+)
+def test_an_endpoint_without_a_port_has_torchruns_own(text: str, found: bool) -> None:
+    script = f"#!/bin/bash\n#SBATCH --gpus=1\nsrun torchrun --nproc_per_node 1 {text} train.py\n"
+    findings = lint(script, rules=["fixed-port"])
+    assert [re.findall("port 29400", finding.why) for finding in findings] == (
+        [["port 29400"]] if found else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("directives", "options", "tasks"),
+    [
+        ("--ntasks-per-node=8", "--ntasks-per-node=1", 8),
+        ("--ntasks-per-node=8", "--ntasks=2 --ntasks-per-node=1", 1),
+        ("--tasks-per-node=1", "--ntasks-per-node=4", 1),
+        ("--exclusive", "--ntasks-per-node=4", 4),
+    ],
+)
+def test_the_tasks_that_a_step_has_on_a_node(directives: str, options: str, tasks: int) -> None:
+    job = Job(read(f"#!/bin/bash\n#SBATCH --nodes=2 {directives}\nsrun {options} python train.py\n"))
+    assert job.tasks_per_node(job.steps[0]) == tasks

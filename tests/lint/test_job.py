@@ -41,6 +41,10 @@ TRAINING = "python -u pretrain_gpt.py --num-layers 12 --bf16"
         f"{STEP} singularity exec image.sif ./launch.sh pretrain_gpt.py --num-layers 12 --bf16",
         f"{STEP} bash launch.sh {TRAINING}",
         f"if [[ $x ]]; then\n {STEP} \\\n  {TRAINING}\nfi",
+        f"{STEP} singularity exec --nv -B /a,/b $SIF {TRAINING}",
+        f"{STEP} apptainer exec $BINDS image.sif bash -c '{TRAINING}'",
+        f"{STEP} shifter --image=a/b:c {TRAINING}",
+        f"{STEP} uv run --with torch {TRAINING}",
     ],
 )
 def test_the_training_is_found_in_its_step(text: str) -> None:
@@ -73,6 +77,23 @@ def test_launchers_and_the_ranks_they_start(text: str, launcher: str, world: tup
     [launch] = found.trainings
     assert launch.launcher == launcher
     assert found.world_size(launch) == world
+
+
+@pytest.mark.parametrize(
+    ("program", "trains"),
+    [
+        ("-m open_clip_train.main", True),
+        ("-m open_lm.main", True),
+        ("-m torchtitan.train", True),
+        ("train/finetuning.py", True),
+        ("multinode_ddp_train.py", True),
+        ("prepare_training_data.py", False),
+        ("test_train.py", False),
+        ("constraint.py", False),
+    ],
+)
+def test_what_counts_as_a_training(program: str, trains: bool) -> None:
+    assert bool(job(f"srun python {program}").trainings) == trains
 
 
 @pytest.mark.parametrize(

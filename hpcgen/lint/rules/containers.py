@@ -10,7 +10,7 @@ from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Step
 from hpcgen.lint.rule import Hit, rule
 
-PYXIS = "pyxis 0.24 and enroot 4.1, tried"
+PYXIS = "pyxis 0.24, args.c and pyxis_slurmstepd.c; measured with enroot 4.1"
 PASSED = re.compile(
     r"(NCCL|UCX|SHARP|GLOO|TORCH|NVTE|OMPI_MCA|TORCH_NCCL)_\w+"
     r"|MASTER_(ADDR|PORT)|WORLD_SIZE|OMP_NUM_THREADS|CUDA_DEVICE_\w+|PYTORCH_CUDA_ALLOC_CONF"
@@ -36,12 +36,19 @@ class Mount:
 
 
 def mounts_of(text: str) -> list[Mount]:
-    """The mounts of an option's value."""
+    """The mounts of an option's value; commas and colons of an expansion separate nothing."""
+    entries: list[list[str]] = [[""]]
+    for part in re.findall(r"\$\([^()]*\)|\$\{[^{}]*\}|`[^`]*`|.", text, re.DOTALL):
+        if part == ",":
+            entries.append([""])
+        elif part == ":":
+            entries[-1].append("")
+        else:
+            entries[-1][-1] += part
     found = []
-    for entry in filter(None, text.split(",")):
-        source, _, rest = entry.partition(":")
-        target, _, flags = rest.partition(":")
-        found.append(Mount(source, target or source, tuple(flags.split(":")) if flags else ()))
+    for source, *rest in entries:
+        if source or rest:
+            found.append(Mount(source, (rest and rest[0]) or source, tuple(filter(None, rest[1:]))))
     return found
 
 
@@ -49,18 +56,23 @@ def _named(step: Step) -> set[str]:
     return {name for option in step.all("container-env")[-1:] for name in option.text.split(",")}
 
 
-@rule("container-env-gap", "warning", "the image's value wins over the script's", source=PYXIS)
+@rule("container-env-gap", "note", "the image's value wins over the script's", source=PYXIS)
 def container_env_gap(job: Job) -> Iterator[Hit]:
     """A variable that the image sets keeps the image's value, unless --container-env names it.
 
-    NGC images set NCCL and UCX variables, and enroot's PyTorch hook sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE
-    and OMP_NUM_THREADS.
+    enroot's PyTorch hook, where a site has installed it, sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE and
+    OMP_NUM_THREADS. Only reported where --container-env names some variables and leaves out others.
     """
     exported = {item.name for item in job.script.exports if PASSED.fullmatch(item.name)}
     by_command = {id(launch.step.command): launch for launch in job.launches if launch.step}
     for step in job.work_steps:
         option = step.option("container-env")
-        if not step.has_container or step.is_open or (option and option.value and not option.value.known):
+        if (
+            option is None
+            or not step.has_container
+            or step.is_open
+            or (option.value and not option.value.known)
+        ):
             continue
         launch = by_command.get(id(step.command))
         missing = sorted(exported - _named(step) - (launch.environment if launch else frozenset()))
@@ -68,8 +80,8 @@ def container_env_gap(job: Job) -> Iterator[Hit]:
             shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
             names = ",".join(sorted(_named(step) | set(missing)))
             yield Hit(
-                option.word.line if option else step.line,
-                f"a value in the image wins over the exported {shown}",
+                option.word.line,
+                f"--container-env leaves out {shown}: where the image sets it too, the image's value is used",
                 f"--container-env={names}",
             )
 
@@ -82,12 +94,12 @@ def container_env_value(job: Job) -> Iterator[Hit]:
             if "=" in option.text:
                 yield Hit(
                     option.word.line,
-                    f"{option.text.partition('=')[0]} is followed by a value",
-                    "export them, and give the names alone",
+                    f"--container-env takes names, and {option.text.partition('=')[0]} has a value here",
+                    "export the variables, and give their names alone",
                 )
 
 
-@rule("container-env-path", "error", "the host's paths in the container", source=PYXIS)
+@rule("container-env-path", "warning", "the host's paths in the container", source=PYXIS)
 def container_env_path(job: Job) -> Iterator[Hit]:
     """PATH, LD_LIBRARY_PATH and HOME name directories of the host: the container has others, or none."""
     for step in job.steps:
@@ -110,7 +122,7 @@ def container_mounts_repeated(job: Job) -> Iterator[Hit]:
 @rule("container-without-image", "error", "the step runs on the host", source=PYXIS)
 def container_without_image(job: Job) -> Iterator[Hit]:
     """Container options without an image are ignored, and the program runs on the host."""
-    if "container-image" in job.script.options:
+    if "container-image" in job.script.options or job.script.settings("PYXIS_CONTAINER_IMAGE"):
         return
     for step in job.steps:
         given = [
@@ -141,21 +153,44 @@ def container_option(job: Job) -> Iterator[Hit]:
 
 @rule("image-path", "error", "a path that is taken for a registry name", source=PYXIS)
 def image_path(job: Job) -> Iterator[Hit]:
-    """pyxis takes a .sqsh for a file only when it begins with / or ./, and no shell expands ~ after a =."""
+    """pyxis takes an image for a file when it begins with / or a dot, and no shell expands ~ after a =."""
     for line, text, _ in _images(job):
-        if text.endswith((".sqsh", ".squashfs")) and not text.startswith(("/", "./", "$")):
-            yield Hit(line, f"{text} is looked for in a registry", "give the absolute path")
+        if text.endswith((".sqsh", ".squashfs")) and not text.startswith(("/", ".", "$", "`")):
+            yield Hit(
+                line,
+                f"pyxis looks for {text} in a registry",
+                "write the absolute path, or ./ before the name",
+            )
 
 
-@rule("image-pin", "note", "the image may change", source="enroot, README")
+@rule("image-empty", "warning", "no image is named", source='pyxis, args.c, "argument required"')
+def image_empty(job: Job) -> Iterator[Hit]:
+    """srun refuses an empty --container-image. In a template, the name is left to whoever submits the job."""
+    for step in job.steps:
+        option = step.option("container-image")
+        word = option.value if option else None
+        if word and word.known and word.certain and not word.text:
+            name = word.variables[0] if word.variables else "the name"
+            yield Hit(word.line, "--container-image is empty here", f"set {name}")
+
+
+@rule("image-pin", "note", "the image may change", source="enroot, doc/cmd/import.md")
 def image_pin(job: Job) -> Iterator[Hit]:
     """Without a tag, or with latest, the image is whatever the registry has on that day."""
     for line, text, known in _images(job):
-        is_file = text.endswith((".sqsh", ".squashfs")) or text.startswith(("/", "./", "$"))
+        is_file = text.endswith((".sqsh", ".squashfs")) or text.startswith(("/", ".", "$"))
         name = text.rpartition("/")[2]
-        if known and not is_file and "@" not in text and (":" not in name or name.endswith(":latest")):
+        if (
+            known
+            and text
+            and not is_file
+            and "@" not in text
+            and (":" not in name or name.endswith(":latest"))
+        ):
             yield Hit(
-                line, f"{text} has no fixed version", "name a tag or a digest, or import it into a .sqsh"
+                line,
+                f"{text} may be another image tomorrow",
+                "name a tag or a digest, or import it into a .sqsh",
             )
 
 
@@ -165,7 +200,11 @@ def image_registry(job: Job) -> Iterator[Hit]:
     for line, text, known in _images(job):
         found = re.match(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/(.+)", text)
         if known and found and "#" not in text and not text.endswith(".sqsh"):
-            yield Hit(line, f"enroot before 4.0 looks for {text} on Docker Hub", f"{found[1]}#{found[2]}")
+            yield Hit(
+                line,
+                f"enroot before 4.0 looks for {text} on Docker Hub: it separates the registry by #",
+                f"{found[1]}#{found[2]}",
+            )
 
 
 @rule("image-name", "error", "an image name in capitals", source=PYXIS)
@@ -193,14 +232,23 @@ def _images(job: Job) -> Iterator[tuple[int, str, bool]]:
                 yield option.value.line, option.text, option.value.known
 
 
-@rule("mount-source", "error", "pyxis refuses a mount", source=PYXIS)
+@rule("mount-source", "error", "pyxis refuses a mount", source="pyxis, args.c, add_mount")
 def mount_source(job: Job) -> Iterator[Hit]:
-    """The source of a mount is an absolute path without blanks. pyxis knows neither ~ nor relative paths."""
+    """Source and target of a mount begin with / or a dot; tmpfs and umount are sources too. srun refuses others.
+
+    No shell expands ~ after --container-mounts= or after a comma.
+    """
     for line, mount in _mounts(job):
-        bad = re.match(r"[~.]", mount.source) or (mount.source and re.match(r"[A-Za-z0-9_-]", mount.source))
-        if bad or re.search(r"\s", mount.source + mount.target):
-            reason = "has a blank in it" if not bad else "is no absolute path"
-            yield Hit(line, f"the mount {mount.source!r} {reason}", "give an absolute path without blanks")
+        for what, path in (("source", mount.source), ("target", mount.target)):
+            is_path = not path or path[0] in "./$`\"'" or path in ("tmpfs", "umount")
+            if not is_path:
+                yield Hit(
+                    line,
+                    f"the mount {what} {path!r} is no path: it begins neither with / nor with a dot",
+                    'write "$HOME" for ~, and ./ before a relative path',
+                    cause="mount",
+                )
+                break
 
 
 @rule("mount-flags", "error", "a mount's flags are not read", source=PYXIS)
@@ -209,12 +257,15 @@ def mount_flags(job: Job) -> Iterator[Hit]:
     for line, mount in _mounts(job):
         flags = "+".join(mount.flags)
         wrong = [flag for flag in flags.split("+") if flag and flag not in MOUNT_FLAGS and "$" not in flag]
+        if mount.source in ("tmpfs", "umount") or "=" in flags:
+            continue  # mount(8) has options of its own for these
         if wrong or len(mount.flags) > 1:
             right = "+".join(flag for flag in flags.split("+") if flag in MOUNT_FLAGS) or "ro"
             yield Hit(
                 line,
-                f"the flags :{':'.join(mount.flags)} of {mount.source} are not what they seem",
+                f"the flags :{':'.join(mount.flags)} of {mount.source} have no effect",
                 f":{right}",
+                cause="mount flags",
             )
 
 
@@ -234,22 +285,28 @@ def mount_target_twice(job: Job) -> Iterator[Hit]:
                     )
 
 
-@rule("mount-unset", "warning", "an empty variable swallows the command", source=PYXIS)
+@rule("mount-unset", "note", "an empty variable swallows the command", source=PYXIS)
 def mount_unset(job: Job) -> Iterator[Hit]:
-    """--container-mounts $MOUNTS without quotes: when MOUNTS is empty, the option takes the next word as its value."""
-    set_here = {item.name for item in job.script.assignments}
+    """--container-mounts $MOUNTS without quotes: when MOUNTS is empty, the option takes the next word as its value.
+
+    Variables that the script sets, tests or gives a default are not reported.
+    """
+    cared_for = {item.name for item in job.script.assignments} | {"PWD", "HOME", "USER", "TMPDIR"}
+    cared_for |= {use.name for use in job.script.uses if use.guarded}
+    tests = [line for line in job.script.lines if re.search(r"(^|\W)(\[|test)\s", line)]
     for step in job.steps:
         for option in step.options:
             value = option.value
             if not option.name.startswith("container-") or value is None or value is option.word:
                 continue
             found = re.fullmatch(r"\$\{?(\w+)\}?", value.source)
-            apart = "=" not in option.word.text
-            if found and apart and found[1] not in set_here and not found[1].startswith("SLURM"):
+            name = found[1] if found and "=" not in option.word.text else ""
+            is_tested = any(re.search(rf"\b{name}\b", line) for line in tests)
+            if name and name not in cared_for and not is_tested and not name.startswith("SLURM"):
                 yield Hit(
                     option.word.line,
-                    f"when {found[1]} is empty, --{option.name} takes the next word for its value",
-                    f'--{option.name}="${{{found[1]}:?}}"',
+                    f"when {name} is empty, --{option.name} takes the next word for its value",
+                    f'--{option.name}="${{{name}:?}}"',
                 )
 
 
@@ -258,21 +315,8 @@ def _mounts(job: Job) -> Iterator[tuple[int, Mount]]:
     for step in job.steps:
         for option in step.all("container-mounts"):
             for mount in mounts_of(option.text):
-                if not mount.source.startswith(("$", "`")):
+                if not mount.source.startswith(("$", "`", '"')):
                     yield option.value.line if option.value else option.word.line, mount
-
-
-@rule("container-home", "note", "packages in the home directory", source="Azure CycleCloud's enroot.conf")
-def container_home(job: Job) -> Iterator[Hit]:
-    """Where enroot mounts the home directory (ENROOT_MOUNT_HOME), ~/.local hides the image's Python packages."""
-    for step in job.work_steps:
-        said = step.option("no-container-mount-home", "container-mount-home")
-        if step.has_container and not said and not step.is_open and not job.exported("PYTHONNOUSERSITE"):
-            yield Hit(
-                step.line,
-                "the home directory may be mounted, and ~/.local hides packages of the image",
-                "--no-container-mount-home",
-            )
 
 
 @rule("container-writable", "error", "writable and read-only", source=PYXIS)
@@ -286,49 +330,76 @@ def container_writable(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("topology-not-mounted", "error", "NCCL does not find its topology file", source="NCCL, NCCL_TOPO_FILE")
+@rule(
+    "topology-not-mounted",
+    "error",
+    "NCCL does not find its topology file",
+    source="NCCL user guide, NCCL_TOPO_FILE",
+)
 def topology_not_mounted(job: Job) -> Iterator[Hit]:
     """A topology file of the host must be mounted; without it NCCL goes on, and pairs GPUs with the wrong NICs."""
     setting = job.exported("NCCL_TOPO_FILE")
-    if setting is None or setting.value is None or not setting.value.text:
+    if setting is None or setting.value is None or not setting.value.text.startswith("/"):
         return
     path = setting.value.text
-    for step in job.work_steps:
-        if step.has_container and not step.is_open and not _is_mounted(step, path):
+    for launch in job.trainings:
+        step = launch.step
+        if step and step.has_container and not step.is_open and not _is_mounted(step, path):
             yield Hit(
                 setting.line,
-                f"{path} is not mounted into the container",
+                f"{path} is not mounted into the container of line {step.line}",
                 f"--container-mounts={path}:{path}:ro,...",
             )
 
 
-@rule("path-not-mounted", "error", "a path that the container does not have", source=PYXIS)
+@rule("path-not-mounted", "warning", "a path that the container does not have", source=PYXIS)
 def path_not_mounted(job: Job) -> Iterator[Hit]:
     """What lies under no mount is missing in the container; what is written there ends with the job.
 
-    Looked at are the paths that Megatron-LM's options name.
+    Looked at are the paths that Megatron-LM's options name, except those that images have. A cluster may mount more
+    by itself (enroot's mounts.d).
     """
     names = (
         "save", "load", "tensorboard-dir", "data-cache-path", "vocab-file", "merge-file", "tokenizer-model",
         "data-path", "train-data-path", "valid-data-path", "test-data-path", "wandb-save-dir",
     )  # fmt: skip
+    in_images = ("/workspace/", "/opt/", "/root/", "/usr/", "/tmp/", "/dev/shm/")
     for launch in job.megatron:
         step = launch.step
         if step is None or not step.option("container-image") or step.is_open:
             continue
         for name in names:
             for word in launch.flags[name].values if name in launch.flags else ():
-                if (
-                    word.known
-                    and word.certain
-                    and word.text.startswith("/")
-                    and not _is_mounted(step, word.text)
-                ):
+                is_path = word.known and word.certain and word.text.startswith("/")
+                if is_path and not word.text.startswith(in_images) and not _is_mounted(step, word.text):
                     yield Hit(
                         word.line,
-                        f"--{name} {word.text} lies under no mount of the container",
+                        f"--{name} {word.text} lies under no mount of the container of line {step.line}",
                         "mount its directory",
+                        cause="path",
                     )
+
+
+_SET_BY_ENVIRONMENT = ("IMAGE", "MOUNTS", "WORKDIR", "NAME", "SAVE", "ENV")
+
+
+@rule("container-settings-twice", "warning", "pyxis ignores an exported setting", source="pyxis 0.24, args.c")
+def container_settings_twice(job: Job) -> Iterator[Hit]:
+    """pyxis reads PYXIS_CONTAINER_MOUNTS and the like where srun lacks the option. With it, the variable is ignored.
+
+    The values are not joined: the mounts of the variable are missing in a step that has --container-mounts.
+    """
+    for suffix in _SET_BY_ENVIRONMENT:
+        name, option_name = f"PYXIS_CONTAINER_{suffix}", f"container-{suffix.lower()}"
+        setting = job.exported(name)
+        for step in job.steps if setting else ():
+            option = step.option(option_name)
+            if option and setting and name not in (option.value.variables if option.value else ()):
+                yield Hit(
+                    option.word.line,
+                    f"--{option_name} replaces {name} of line {setting.line}",
+                    f"give all in --{option_name}, or leave it out",
+                )
 
 
 def _is_mounted(step: Step, path: str) -> bool:

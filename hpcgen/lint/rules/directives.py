@@ -17,11 +17,12 @@ from hpcgen.lint.sbatch import (
     first_command,
     matching_options,
 )
+from hpcgen.lint.script import Command
 from hpcgen.wording import counted
 
 SBATCH = "Slurm, man sbatch"
 MIN_SIGNAL_LEAD_S = 60
-MIN_CPUS_PER_GPU = 4
+MIN_CPUS_PER_GPU = 2
 DEFAULT_MAX_ARRAY_INDEX = 1000
 SIMILARITY = 0.8
 """Of a misspelt option to the right one, as difflib counts it."""
@@ -39,7 +40,8 @@ def directive_after_command(job: Job) -> Iterator[Hit]:
             yield Hit(
                 directive.line,
                 f"sbatch stops reading at the first command, on line {end}: --{directive.name} has no effect",
-                f"move it above line {end}",
+                f"move the directives above line {end}",
+                cause="after the first command",
             )
 
 
@@ -69,16 +71,6 @@ def directive_unknown(job: Job) -> Iterator[Hit]:
             )
         elif len(name) == 1:
             yield Hit(directive.line, f"sbatch has no {written}", "look it up: man sbatch")
-
-
-@rule("directive-plugin", "note", "an option that sbatch itself does not have", source=SBATCH)
-def directive_plugin(job: Job) -> Iterator[Hit]:
-    """No release has it, nor one like it: a plugin (SPANK) may; without one sbatch refuses the script."""
-    for directive in _unknown(job):
-        name = directive.name
-        is_like = name in SRUN_OPTIONS or name in MOVED_OPTIONS or _similar(name) or matching_options(name)
-        if len(name) > 1 and not is_like:
-            yield Hit(directive.line, f"--{name} is no option of sbatch", "make sure that a plugin has it")
 
 
 def _unknown(job: Job) -> Iterator[Directive]:
@@ -145,18 +137,21 @@ def directive_variable(job: Job) -> Iterator[Hit]:
 
 @rule("directive-twice", "warning", "a directive is given twice", source=SBATCH)
 def directive_twice(job: Job) -> Iterator[Hit]:
-    """Of an option given twice, the last one holds; the other misleads whoever reads the script."""
-    if any(directive.name == "hetjob" for directive in job.script.directives):
+    """Of an option given twice, sbatch takes the last one. The other misleads whoever reads the script.
+
+    The components of a heterogeneous job have directives of their own. Up to Slurm 24.11, --mail-type adds up.
+    """
+    if any(re.match(r"#SBATCH\s+(hetjob|packjob)\b", line) for line in job.script.lines):
         return
     seen: dict[str, tuple[int, str | None]] = {}
     for directive in job.script.directives:
-        if not directive.effective:
+        if not directive.effective or directive.name == "mail-type":
             continue
         line, value = seen.get(directive.name, (0, directive.value))
         if value != directive.value:
             yield Hit(
                 directive.line,
-                f"--{directive.name} is {value} on line {line}, and {directive.value} here, which holds",
+                f"--{directive.name}={directive.value} overrides --{directive.name}={value} of line {line}",
                 "remove one of them",
             )
         seen[directive.name] = directive.line, directive.value
@@ -198,7 +193,9 @@ def no_time_limit(job: Job) -> Iterator[Hit]:
     """
     if job.script.is_batch and not {"time", "time-min"} & job.script.options.keys():
         yield Hit(
-            job.script.first_directive, "the job has no time limit of its own", "#SBATCH --time=1-00:00:00"
+            job.script.first_directive,
+            "no --time: the job gets the partition's default limit",
+            "#SBATCH --time=1-00:00:00",
         )
 
 
@@ -213,71 +210,71 @@ def _signal(job: Job) -> tuple[str, str, int] | None:
     return prefix.upper(), name, int(lead) if lead.isdigit() else MIN_SIGNAL_LEAD_S
 
 
-@rule("no-signal", "warning", "training is not warned of the time limit", source=SBATCH)
-def no_signal(job: Job) -> Iterator[Hit]:
-    """At its limit a job gets SIGTERM and, 30 seconds later, SIGKILL: too late for a checkpoint.
-
-    --signal=B:USR2@300 tells the batch script five minutes before, which can ask the training to save.
-    """
-    saves_itself = any("exit-duration-in-mins" in launch.flags for launch in job.trainings)
-    if job.script.is_batch and job.trainings and "signal" not in job.script.options and not saves_itself:
-        yield Hit(
-            job.script.first_directive,
-            "nothing warns the training before the time limit: what it did since the last checkpoint is lost",
-            "#SBATCH --signal=B:USR2@300, and a trap that asks for a checkpoint",
-        )
-
-
-@rule("signal-to-steps", "warning", "the warning kills what it should warn", source="measured on Slurm 22.05")
+@rule(
+    "signal-to-steps",
+    "warning",
+    "the warning kills what it should warn",
+    source="measured on Slurm 22.05; PyTorch, torch/distributed/run.py, --signals-to-handle",
+)
 def signal_to_steps(job: Job) -> Iterator[Hit]:
-    """Without B: the signal goes to every process of every step. It kills what does not handle it.
+    """Without B: the signal goes to every process of every step, and ends those that do not handle it.
 
-    torchrun handles TERM, INT, HUP and QUIT alone; the shell of `srun bash -c` dies; so do data loader workers
-    that were started by spawn.
+    Unless --signals-to-handle says otherwise, torchrun handles TERM, INT, HUP and QUIT only. A shell between srun
+    and the training dies as well, unless the training is its last command: bash replaces itself by that one.
     """
     signal = _signal(job)
-    if signal is None or "B" in signal[0] or signal[1] in ("TERM", "CONT"):
+    if signal is None or "B" in signal[0] or signal[1] in ("TERM", "CONT", "INT", "HUP", "QUIT"):
         return
     for launch in job.trainings:
-        if launch.launcher != "python" or launch.command.outer is not None:
-            through = launch.launcher if launch.launcher != "python" else "the shell of bash -c"
+        if launch.launcher != "python":
+            victim = "" if launch.option("signals-to-handle") else launch.launcher
+        else:
+            victim = "" if _replaces_its_shell(job, launch.command) else "the shell of bash -c"
+        if victim:
             yield Hit(
                 job.script.option_line("signal"),
-                f"--signal without B: sends {signal[1]} to {through}, which dies of it",
-                f"--signal=B:{signal[1]}@..., and a trap that forwards it or writes a file the training looks for",
+                f"--signal without B: sends {signal[1]} to every process of the step: {victim} dies of it",
+                f"--signal=B:{signal[1]}@..., and a trap that writes a file the training looks for",
             )
             return
 
 
-@rule("signal-usr1", "warning", "NCCL catches SIGUSR1", source="NCCL")
-def signal_usr1(job: Job) -> Iterator[Hit]:
-    """NCCL installs a handler of its own for SIGUSR1: a warning by that signal may never reach the training."""
-    signal = _signal(job)
-    if signal and signal[1] == "USR1" and job.trainings and job.uses_gpus:
-        yield Hit(job.script.option_line("signal"), "NCCL handles SIGUSR1 itself", "use USR2")
+def _replaces_its_shell(job: Job, command: Command) -> bool:
+    """Whether no shell of `bash -c` is left while the command runs."""
+    own = [other for other in job.script.commands if other.outer == command.outer]
+    return command.outer is None or own[-1] is command or command.words[0].text == "exec"
 
 
 @rule("signal-not-trapped", "error", "the warning kills the batch script", source="measured on Slurm 22.05")
 def signal_not_trapped(job: Job) -> Iterator[Hit]:
-    """B: sends the signal to the batch shell alone. One without a trap dies of it, and the job ends early."""
+    """B: sends the signal to the batch shell alone. One without a trap dies of it, and the job ends early.
+
+    Nothing is said of a script that sources others: the trap may be there.
+    """
     signal = _signal(job)
-    if not signal or "B" not in signal[0]:
+    if not signal or "B" not in signal[0] or job.script.error is not None:
         return
-    trapped = {
+    elsewhere = any(
+        command.words[0].text in ("exec", "source", ".")
+        for command in job.script.commands
+        if len(command.words) > 1
+    )
+    if signal[1] not in _trapped(job) and not elsewhere:
+        yield Hit(
+            job.script.option_line("signal"),
+            f"the script has no trap for {signal[1]}, so the batch shell dies {signal[2]} s before the time limit",
+            f"trap '...' {signal[1]}, with srun in the background and a wait after it",
+        )
+
+
+def _trapped(job: Job) -> set[str]:
+    """Signals that the script traps, without SIG."""
+    return {
         word.text.upper().removeprefix("SIG")
         for command in job.script.commands
         if command.name == "trap"
         for word in command.words[2:]
     }
-    replaced = any(
-        command.words[0].text == "exec" for command in job.script.commands if len(command.words) > 1
-    )
-    if signal[1] not in trapped and not replaced and job.script.error is None:
-        yield Hit(
-            job.script.option_line("signal"),
-            f"nothing traps {signal[1]}: the batch shell dies of it, {signal[2]} s before the limit",
-            f"trap '...' {signal[1]}, with srun in the background and a wait after it",
-        )
 
 
 @rule(
@@ -295,7 +292,7 @@ def signal_too_late(job: Job) -> Iterator[Hit]:
     if signal and job.trainings and signal[2] < MIN_SIGNAL_LEAD_S:
         yield Hit(
             job.script.option_line("signal"),
-            f"{signal[2]} s before the limit are too few to end a step and write a checkpoint",
+            f"{signal[2]} s before the time limit leave too little time for a checkpoint",
             f"at least @{MIN_SIGNAL_LEAD_S}: 60 s + 2 x (slowest step + slowest save)",
         )
 
@@ -307,13 +304,13 @@ def foreground_step(job: Job) -> Iterator[Hit]:
     srun ... & and `wait` let the trap run at once.
     """
     signal = _signal(job)
-    if not signal or "B" not in signal[0]:
+    if not signal or "B" not in signal[0] or signal[1] not in _trapped(job):
         return
     for step in job.work_steps:
         if not step.background and step.command.outer is None and step.command.words[0].text != "exec":
             yield Hit(
                 step.line,
-                f"srun runs in the foreground: the trap for {signal[1]} runs when it is over",
+                f"srun runs in the foreground, so bash runs the trap for {signal[1]} only after it has ended",
                 'srun ... & pid=$!, then: while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done',
             )
 
@@ -328,24 +325,8 @@ def log_truncated(job: Job) -> Iterator[Hit]:
     if requeues and job.script.is_batch and job.script.options.get("open-mode") != "append":
         yield Hit(
             job.script.option_line("requeue"),
-            "when the job comes back from the queue, its log is truncated",
+            "when the job is requeued, Slurm truncates its log",
             "#SBATCH --open-mode=append",
-        )
-
-
-@rule("no-requeue", "note", "a lost node ends the job", source=SBATCH)
-def no_requeue(job: Job) -> Iterator[Hit]:
-    """With --requeue Slurm puts the job back into the queue when a node dies or another job preempts it.
-
-    It does not cover a time limit or a failure: the script calls scontrol requeue for these. Many clusters
-    requeue by default (JobRequeue=1); saying it keeps the job independent of that.
-    """
-    options = job.script.options
-    if job.script.is_batch and job.trainings and not {"requeue", "no-requeue"} & options.keys():
-        yield Hit(
-            job.script.first_directive,
-            "whether the job outlives a lost node is left to the cluster",
-            "#SBATCH --requeue",
         )
 
 
@@ -362,18 +343,8 @@ def log_shared(job: Job) -> Iterator[Hit]:
         if value and not has_job and not value.startswith("/dev/") and not appends:
             yield Hit(
                 job.script.option_line(name),
-                f"every job of this script writes to {value}",
+                f"every job of this script writes to {value}, and truncates it",
                 "put %j into the name",
-            )
-
-
-@rule("log-name", "note", "the job's name decides where the log goes", source=SBATCH)
-def log_name(job: Job) -> Iterator[Hit]:
-    """%x is the job's name, which the command line may set to anything: a / in it names another directory."""
-    for name in ("output", "error"):
-        if "%x" in job.script.options.get(name, ""):
-            yield Hit(
-                job.script.option_line(name), f"%x in --{name} puts the job's name into a path", "use %j"
             )
 
 
@@ -386,11 +357,11 @@ def log_directory(job: Job) -> Iterator[Hit]:
     """
     for name in ("output", "error"):
         value = job.script.options.get(name, "")
-        if "/" in value and not value.startswith(("/", "./")) and "$" not in value:
+        if "/" in value.removeprefix("./") and not value.startswith("/") and "$" not in value:
             yield Hit(
                 job.script.option_line(name),
-                f"{value} begins where sbatch is called, and its directory must be there before the job starts",
-                "use an absolute path, and make the directory first",
+                f"the directory of {value} must exist where sbatch is called, or the job ends without a log",
+                "make the directory before sbatch, or write an absolute path",
             )
 
 
@@ -404,60 +375,20 @@ def few_cpus(job: Job) -> Iterator[Hit]:
     """Each GPU's process launches kernels, and has data loader and NCCL threads: one CPU starves the GPU.
 
     Nodes of eight GPUs have about a hundred CPUs; --cpus-per-task=12 with eight tasks uses 96 of them. Without
-    --cpus-per-task a task gets one.
+    --cpus-per-task the cluster may have a default per GPU (DefCpuPerGPU), and nothing is said.
     """
     gpus, tasks = job.gpus_per_node, job.ntasks_per_node
     if not job.script.is_batch or not gpus or not tasks or not job.trainings:
         return
     given = job.number("cpus-per-task")
-    if given is None and ("exclusive" in job.script.options or "cpus-per-gpu" in job.script.options):
+    if given is None or "cpus-per-gpu" in job.script.options:
         return
-    cpus = (given or 1) * tasks
+    cpus = given * tasks
     if cpus < MIN_CPUS_PER_GPU * gpus:
         yield Hit(
             job.script.option_line("cpus-per-task"),
-            f"{tasks} x {given or 1} = {cpus} CPUs of a node are for {gpus} GPUs",
-            "ask for all CPUs of the node, shared out over the tasks (12 each on a node of 96 with 8 tasks)",
-        )
-
-
-@rule("not-exclusive", "note", "other jobs may share the nodes", source=SBATCH)
-def not_exclusive(job: Job) -> Iterator[Hit]:
-    """A job with all eight GPUs of a node may still share its CPUs, memory and network with others."""
-    if job.script.is_batch and (job.gpus_per_node or 0) >= 8 and "exclusive" not in job.script.options:
-        yield Hit(
-            job.script.first_directive,
-            "the job takes all GPUs of its nodes, and other jobs may use the rest",
-            "#SBATCH --exclusive",
-        )
-
-
-@rule("exclusive-memory", "note", "exclusive nodes, but not their memory", source="measured on Slurm 22.05")
-def exclusive_memory(job: Job) -> Iterator[Hit]:
-    """--exclusive gives all CPUs, but only the memory that was asked for, or the cluster's default for it."""
-    options = job.script.options
-    memory = {"mem", "mem-per-cpu", "mem-per-gpu"}
-    if "exclusive" in options and not memory & options.keys():
-        yield Hit(
-            job.script.option_line("exclusive"),
-            "the job gets the default memory, not the node's",
-            "#SBATCH --mem=0",
-        )
-
-
-@rule(
-    "propagated-limits", "note", "the login node's limits come along", source="Slurm, PropagateResourceLimits"
-)
-def propagated_limits(job: Job) -> Iterator[Hit]:
-    """Where PropagateResourceLimits=ALL, the submitting shell's ulimits hold in the job.
-
-    A login node's 64 kB of locked memory keeps InfiniBand from registering buffers.
-    """
-    if job.is_multi_node and job.uses_gpus and "propagate" not in job.script.options:
-        yield Hit(
-            job.script.first_directive,
-            "the ulimits of the submitting shell may hold in the job",
-            "#SBATCH --propagate=NONE",
+            f"{tasks} x {given} = {cpus} CPUs serve the {gpus} GPUs of a node",
+            "divide the CPUs of the node among the tasks (12 each for 8 tasks on 96 CPUs)",
         )
 
 
@@ -494,8 +425,8 @@ def array_index(job: Job) -> Iterator[Hit]:
     if indices and max(indices) > DEFAULT_MAX_ARRAY_INDEX:
         yield Hit(
             job.script.option_line("array"),
-            f"the index {max(indices)} is refused where MaxArraySize is the default of 1001",
-            "use smaller indices and add an offset, or give each task several files",
+            f"index {max(indices)} is refused where MaxArraySize has its default of 1001",
+            "add an offset to smaller indices, or give each task several files",
         )
 
 
@@ -509,5 +440,7 @@ def export_none(job: Job) -> Iterator[Hit]:
     for step in job.work_steps:
         if not step.option("export") and not step.is_open:
             yield Hit(
-                step.line, "--export=NONE keeps the script's variables from the tasks", "srun --export=ALL"
+                step.line,
+                "#SBATCH --export=NONE keeps the script's variables from the tasks",
+                "srun --export=ALL",
             )

@@ -12,7 +12,11 @@ from hpcgen.planning import known_variables as variables
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 
 NCCL = "NCCL user guide, Environment Variables"
-PLACEHOLDER = re.compile(r"your|xxx|<|\.\.\.|changeme|replace|example|dummy|none|null|todo", re.IGNORECASE)
+PLACEHOLDER = re.compile(
+    r"your|xxx|<|\.\.\.|change[_-]?(me|this|it)|replace|example|dummy|none|null|todo|fixme|insert|enter[_-]|fill[_-]?in"
+    r"|put[_-]|[_-]here|placeholder",
+    re.IGNORECASE,
+)
 
 
 def _environment(job: Job) -> Iterator[Assignment]:
@@ -35,20 +39,24 @@ def misspelt_variable(job: Job) -> Iterator[Hit]:
     """A misspelt variable is no error to anyone: NCCL never sees it, and the job runs without the setting."""
     for assignment in _environment(job):
         if right := variables.right_name(assignment.name):
-            yield Hit(assignment.line, f"nothing reads {assignment.name}", f"{right}")
+            yield Hit(assignment.line, f"neither NCCL nor PyTorch reads {assignment.name}", f"{right}")
         elif advice := variables.UNREAD.get(assignment.name):
             yield Hit(assignment.line, f"nothing reads {assignment.name}: {advice}", "remove it")
 
 
 @rule("unknown-variable", "note", "a variable that NCCL does not know", source=NCCL)
 def unknown_variable(job: Job) -> Iterator[Hit]:
-    """The name is neither among NCCL's variables nor among those of PyTorch for NCCL; a plugin may read it."""
+    """The name is neither among NCCL's variables nor among those of PyTorch for NCCL; a plugin may read it.
+
+    Variables that the script itself uses are not reported.
+    """
+    used = {use.name for use in job.script.uses}
     for assignment in _environment(job):
         name = assignment.name
         is_known = name in variables.known() or name in variables.UNREAD or variables.right_name(name)
-        if variables.is_checked(name) and not is_known:
+        if variables.is_checked(name) and not is_known and name not in used:
             yield Hit(
-                assignment.line, f"{name} is no variable of NCCL's or PyTorch's", "look it up, or remove it"
+                assignment.line, f"NCCL and PyTorch have no variable {name}", "look it up, or remove it"
             )
 
 
@@ -57,7 +65,7 @@ def renamed_variable(job: Job) -> Iterator[Hit]:
     """PyTorch's settings for NCCL begin with TORCH_NCCL_ since 2.2; the old names are read with a warning."""
     for assignment in _environment(job):
         if new := variables.RENAMED.get(assignment.name):
-            yield Hit(assignment.line, f"{assignment.name} is the name of before PyTorch 2.2", new)
+            yield Hit(assignment.line, f"PyTorch 2.2 renamed {assignment.name} to {new}", new)
 
 
 @rule("nccl-debug-level", "error", "NCCL_DEBUG has no such level", source=NCCL)
@@ -67,21 +75,31 @@ def nccl_debug_level(job: Job) -> Iterator[Hit]:
         word = assignment.value
         is_word = assignment.name == "NCCL_DEBUG" and word is not None and word.known and word.text != ""
         if is_word and word is not None and word.text.upper() not in variables.DEBUG_LEVELS:
-            yield Hit(assignment.line, f"{word.text} is no level of NCCL_DEBUG", "WARN")
+            yield Hit(assignment.line, f"NCCL_DEBUG has no level {word.text}, and prints nothing", "WARN")
 
 
 @rule("nccl-debug-flood", "warning", "NCCL floods the log", source=NCCL)
 def nccl_debug_flood(job: Job) -> Iterator[Hit]:
-    """With INFO each rank writes hundreds of lines: what matters drowns, and the log's file system has to work."""
-    for assignment in _environment(job) if job.trainings and job.script.is_batch else ():
+    """With INFO each rank writes hundreds of lines: what matters drowns, and the log's file system has to work.
+
+    With NCCL_DEBUG_FILE they go elsewhere.
+    """
+    if (
+        not job.trainings
+        or not job.script.is_batch
+        or job.nodes == 1
+        or job.script.settings("NCCL_DEBUG_FILE")
+    ):
+        return
+    for assignment in _environment(job):
         word = assignment.value
-        if (
-            assignment.name == "NCCL_DEBUG"
-            and word
-            and word.text.upper() in ("INFO", "TRACE")
-            and job.nodes != 1
-        ):
-            yield Hit(assignment.line, f"every rank writes what NCCL does ({word.text})", "WARN")
+        is_verbose = word is not None and word.text.upper() in ("INFO", "TRACE")
+        if assignment.name == "NCCL_DEBUG" and is_verbose and not assignment.conditional:
+            yield Hit(
+                assignment.line,
+                "every rank writes hundreds of lines of NCCL's into the job's log",
+                "NCCL_DEBUG=WARN, or NCCL_DEBUG_FILE=/shared/nccl/%h.%p.log",
+            )
 
 
 @rule("few-nics", "warning", "most InfiniBand devices stay idle", source=NCCL)
@@ -104,45 +122,39 @@ def few_nics(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("transport-off", "warning", "NCCL may not use the fast way", source=NCCL)
+@rule("transport-off", "note", "NCCL may not use the fast way", source=NCCL)
 def transport_off(job: Job) -> Iterator[Hit]:
-    """NCCL_P2P_DISABLE turns NVLink off, NCCL_IB_DISABLE InfiniBand; both are for finding faults, not for running."""
+    """NCCL_P2P_DISABLE turns NVLink off, NCCL_IB_DISABLE InfiniBand; both are for finding faults, not for training."""
     reasons = {
         "NCCL_P2P_DISABLE": "GPUs of a node talk through host memory instead of NVLink",
-        "NCCL_IB_DISABLE": "nodes talk over Ethernet instead of InfiniBand",
+        "NCCL_IB_DISABLE": "nodes talk through TCP instead of InfiniBand or RoCE",
     }
-    for assignment in _environment(job):
-        if assignment.name in reasons and _truth(assignment):
+    for assignment in _environment(job) if job.trainings else ():
+        if assignment.name in reasons and _truth(assignment) and not assignment.conditional:
             if assignment.name == "NCCL_IB_DISABLE" and job.nodes == 1:
                 continue
-            yield Hit(assignment.line, reasons[assignment.name], "remove it")
+            yield Hit(assignment.line, reasons[assignment.name], "remove it where the hardware is there")
 
 
-@rule("socket-prefix", "note", "an interface by its prefix", source=NCCL)
-def socket_prefix(job: Job) -> Iterator[Hit]:
-    """NCCL_SOCKET_IFNAME=eth0 takes every interface whose name begins so; =eth0 takes that one alone."""
+@rule(
+    "gloo-interface",
+    "error",
+    "gloo does not find the interface",
+    source="PyTorch, torch/csrc/distributed/c10d/init.cpp and gloo/transport/tcp/device.cc",
+)
+def gloo_interface(job: Job) -> Iterator[Hit]:
+    """GLOO_SOCKET_IFNAME takes full names of interfaces. The ^ and = of NCCL_SOCKET_IFNAME are unknown to gloo.
+
+    It ends with "Unable to find address for" that name.
+    """
     for assignment in _environment(job):
         word = assignment.value
-        if assignment.name == "NCCL_SOCKET_IFNAME" and word and re.fullmatch(r"[a-z]+\d+", word.text):
+        if assignment.name == "GLOO_SOCKET_IFNAME" and word and word.text.startswith(("=", "^")):
             yield Hit(
                 assignment.line,
-                f"{word.text} is a prefix: {word.text}0 and {word.text}.1 match as well",
-                f"NCCL_SOCKET_IFNAME=={word.text}",
+                f"gloo looks for an interface named {word.text}",
+                "the full name that `ip -br link` shows, without ^ or =",
             )
-
-
-@rule("gloo-interface", "note", "gloo chooses an interface by itself", source="PyTorch, torch.distributed")
-def gloo_interface(job: Job) -> Iterator[Hit]:
-    """Megatron-LM makes gloo groups too. With docker0 and ib0 there, gloo may take the wrong interface."""
-    setting = job.exported("NCCL_SOCKET_IFNAME")
-    is_alone = job.nodes == 1 or bool(job.script.settings("GLOO_SOCKET_IFNAME"))
-    if setting and setting.value and job.megatron and not is_alone:
-        interface = setting.value.text.lstrip("=")
-        yield Hit(
-            setting.line,
-            "NCCL is told its interface, and gloo is not",
-            f"export GLOO_SOCKET_IFNAME={interface}",
-        )
 
 
 @rule(
@@ -158,23 +170,23 @@ def collnet_with_sharp(job: Job) -> Iterator[Hit]:
             if _truth(assignment):
                 yield Hit(
                     assignment.line,
-                    "NCCL_COLLNET_ENABLE=1 holds for every group, beside --use-sharp",
+                    "NCCL_COLLNET_ENABLE=1 makes every group ask for SHARP, not only the one of --use-sharp",
                     "remove it",
                 )
 
 
-@rule("flight-recorder", "warning", "the record of a hang stays empty", source="PyTorch, torch.distributed")
+@rule("flight-recorder", "note", "the record of a hang stays empty", source="PyTorch, FlightRecorder.hpp")
 def flight_recorder(job: Job) -> Iterator[Hit]:
     """TORCH_NCCL_DUMP_ON_TIMEOUT writes the collectives that TORCH_NCCL_TRACE_BUFFER_SIZE has kept.
 
-    Older releases keep none by default; newer ones call it TORCH_FR_BUFFER_SIZE.
+    Older releases of PyTorch keep none by default; newer ones call the setting TORCH_FR_BUFFER_SIZE.
     """
     sizes = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
     for assignment in job.script.settings("TORCH_NCCL_DUMP_ON_TIMEOUT"):
         if _truth(assignment) and not any(job.script.settings(name) for name in sizes):
             yield Hit(
                 assignment.line,
-                "no collectives are kept to be dumped",
+                "older releases of PyTorch keep no collectives that could be dumped",
                 "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 as well",
             )
 
@@ -226,25 +238,25 @@ def secret_in_script(job: Job) -> Iterator[Hit]:
             )
 
 
+_WITHOUT_PROCESS = frozenset((
+    "export", "local", "declare", "readonly", "echo", "printf", "test", "[", "unset", "printenv", "source", ".",
+    "set", "read", "eval", "grep", "cat", "chmod", "ls", "rm", "cp",
+))  # fmt: skip
+"""Commands that start no process, and those whose arguments are files."""
+_NAME_OF_SECRET = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|ACCESS_KEY)$", re.IGNORECASE
+)
+"""Names of secrets themselves; TOKEN_DISPATCHER, CREDENTIALS (a file) and PASSWORD_FILE are none."""
+
+
 @rule("secret-argument", "error", "a secret is a command's argument", source="proc(5)")
 def secret_argument(job: Job) -> Iterator[Hit]:
     """Every user of a node can read the arguments of a program in ps; Slurm records those of a step."""
     for command in job.script.commands:
-        if command.name in (
-            "export",
-            "local",
-            "declare",
-            "readonly",
-            "echo",
-            "printf",
-            "test",
-            "[",
-            "unset",
-            "printenv",
-        ):
+        if command.name in _WITHOUT_PROCESS:
             continue
         for word in command.words[1:]:
-            names = [name for name in word.variables if SECRET.search(name)]
+            names = [name for name in word.variables if _NAME_OF_SECRET.search(name)]
             checks = re.search(r"\$\{\w+[-+?:]", word.source)
             if (
                 names
@@ -294,12 +306,12 @@ def environment_in_log(job: Job) -> Iterator[Hit]:
     for command in job.script.commands:
         texts = [word.text for word in command.words]
         whole = texts in (["env"], ["printenv"], ["export", "-p"], ["declare", "-x"], ["declare", "-px"])
-        if (whole or (texts[:1] == ["srun"] and texts[-1:] == ["env"])) and command.status in (
-            "plain",
-            "ignored",
-        ):
+        whole = whole or (texts[:1] == ["srun"] and texts[-1:] == ["env"])
+        whole = whole and command.status in ("plain", "ignored")
+        echoed = command.name == "echo" and re.search(r"\$\((printenv|env)\)", " ".join(texts))
+        if whole or echoed:
             yield Hit(
                 command.line,
-                "every variable goes to the log, secrets too",
+                "this writes every variable, the submitting shell's tokens included",
                 "print the names you want: env | grep ^NCCL_",
             )

@@ -12,9 +12,11 @@ from hpcgen.lint.script import Command
 
 @rule("syntax", "error", "bash does not take the script", source="man bash")
 def syntax(job: Job) -> Iterator[Hit]:
-    """bash stops at the line, in the middle of the job. Until it is mended, no rule can look at the commands."""
+    """bash stops at the line, in the middle of the job. Until it is corrected, no rule can look at the commands."""
     if job.script.error and not job.script.error.is_ours:
-        yield Hit(job.script.error.line, job.script.error.reason, "mend it; bash -n SCRIPT says more")
+        yield Hit(
+            job.script.error.line, f"bash stops here: {job.script.error.reason}", "bash -n SCRIPT says more"
+        )
 
 
 @rule("unreadable", "note", "hpcgen cannot read the script")
@@ -90,7 +92,7 @@ def setting_overwritten(job: Job) -> Iterator[Hit]:
     choices: dict[str, int] = {}
     for assignment in job.script.assignments:
         word = assignment.value
-        if word is None or assignment.append:
+        if word is None or assignment.append or assignment.outer is not None:
             continue
         if re.match(rf'"?\$\{{{assignment.name}(:?[-=?])', word.source):
             choices.setdefault(assignment.name, assignment.line)
@@ -101,8 +103,8 @@ def setting_overwritten(job: Job) -> Iterator[Hit]:
         ):
             yield Hit(
                 assignment.line,
-                f"line {choices[assignment.name]} lets {assignment.name} be given, and this overwrites it",
-                "use another name, or only the default above",
+                f"line {choices[assignment.name]} takes {assignment.name} from the environment, and this overwrites it",
+                "use another name, or keep only the default",
             )
 
 

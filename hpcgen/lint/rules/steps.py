@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from hpcgen.lint.job import Job
@@ -28,74 +29,117 @@ def no_kill_on_bad_exit(job: Job) -> Iterator[Hit]:
         many = (job.num_tasks(step) or 0) > 1 or job.may_be_multi_node
         if many and not step.option("kill-on-bad-exit") and not step.is_open:
             yield Hit(
-                step.line, "when one task dies, the others go on waiting for it", "srun --kill-on-bad-exit=1"
+                step.line,
+                "when one task fails, the others wait for it until a timeout or the time limit",
+                "srun --kill-on-bad-exit=1",
             )
 
 
-@rule("cpus-not-inherited", "warning", "tasks get one CPU", source="Slurm 22.05, release notes")
+@rule(
+    "cpus-not-inherited",
+    "warning",
+    "tasks get one CPU",
+    source="Slurm, RELEASE_NOTES of 22.05; CHANGELOG/slurm-23.11.md, which takes it back",
+    slurm=("22.05", "23.02"),
+)
 def cpus_not_inherited(job: Job) -> Iterator[Hit]:
-    """Since Slurm 22.05 srun does not take --cpus-per-task from the job: a task gets one CPU."""
+    """In Slurm 22.05 and 23.02, srun does not take --cpus-per-task from the job: a task gets one CPU.
+
+    Slurm 23.11 takes it from SLURM_CPUS_PER_TASK again, as releases before 22.05 did.
+    """
     cpus = job.number("cpus-per-task")
     if not cpus or cpus == 1 or job.exported("SRUN_CPUS_PER_TASK"):
         return
     for step in job.work_steps:
-        if not step.option("cpus-per-task", "exclusive", "cpus-per-gpu") and not step.is_open:
+        binding = step.option("cpu-bind")
+        is_bound = binding is not None and "mask" in binding.text
+        if (
+            not is_bound
+            and not step.option("cpus-per-task", "exclusive", "cpus-per-gpu")
+            and not step.is_open
+        ):
             yield Hit(
                 step.line,
-                f"srun does not inherit --cpus-per-task={cpus}: each task gets one CPU",
-                f"srun --cpus-per-task={cpus}, or export SRUN_CPUS_PER_TASK={cpus}",
+                f"srun of Slurm 22.05 and 23.02 ignores --cpus-per-task={cpus} of the job: each task gets one CPU",
+                f"srun --cpus-per-task={cpus}",
             )
 
 
-@rule("step-tasks", "warning", "srun starts fewer tasks than it says", source="measured on Slurm 22.05")
+@rule(
+    "step-tasks",
+    "warning",
+    "srun ignores its --ntasks-per-node",
+    source='Slurm, src/srun/opt.c, "can\'t honor --ntasks-per-node"; measured on 22.05',
+)
 def step_tasks(job: Job) -> Iterator[Hit]:
-    """--ntasks-per-node on srun does not add tasks to a job that asked for fewer: --ntasks does."""
+    """In a job whose directives set the tasks, --ntasks-per-node on srun alone changes nothing.
+
+    srun warns, and starts the tasks of the job. --ntasks beside it decides.
+    """
     for step in job.work_steps:
         option = step.option("ntasks-per-node")
         wanted = option.value.number if option and option.value else None
-        has = job.ntasks_per_node
-        if option and wanted and has and wanted > has and not step.option("ntasks"):
+        has = job.tasks_per_node(step)
+        # with --nodes, newer releases honor it
+        decided = not job.sets_tasks or step.option("ntasks", "nodes")
+        if option and wanted and has and wanted != has and not decided:
             yield Hit(
                 option.word.line,
-                f"the job has {has} task a node, and srun --ntasks-per-node={wanted} alone starts no more",
-                "give --ntasks as well",
+                f"srun ignores --ntasks-per-node={wanted} and starts the job's {has} per node",
+                f"srun --ntasks=$((SLURM_NNODES * {wanted})) --ntasks-per-node={wanted}",
             )
 
 
-@rule("kill-srun", "error", "killing srun kills the tasks at once", source="measured on Slurm 22.05")
+@rule("kill-srun", "warning", "killing srun kills the tasks at once", source="measured on Slurm 22.05")
 def kill_srun(job: Job) -> Iterator[Hit]:
-    """srun answers SIGTERM and SIGHUP by killing every task with SIGKILL: nothing is saved.
+    """srun answers SIGTERM, SIGHUP and SIGINT by killing every task with SIGKILL: a training saves nothing.
 
-    It forwards SIGUSR1 and SIGUSR2 to the tasks of all nodes.
+    It forwards SIGUSR1 and SIGUSR2 to the tasks of all nodes. Other programs, such as servers, are not reported.
     """
-    pids = {
-        assignment.name
-        for assignment in job.script.assignments
-        if assignment.value and assignment.value.source.strip('"') in ("$!", "${!}")
+    pids = _pids_of_trainings(job)
+    handlers = {
+        command.words[1].text: command.words[2:]
+        for command in job.script.commands
+        if command.name == "trap" and len(command.words) > 2
     }
-    if not any(step.background for step in job.steps):
-        return
-    texts = [(command, command.words) for command in job.script.commands]
-    for command, words in texts:
-        if command.name == "kill" and _kills(words) and any(pids & set(word.variables) for word in words):
+    for command in job.script.commands:
+        at_exit = all(word.text in ("EXIT", "0") for word in handlers.get(command.function, ()))
+        if command.name == "kill" and not (command.function and at_exit):
+            options = [word.text for word in command.words[1:] if word.text.startswith("-")]
+            kills = _is_deadly(options) and any(pids & set(word.variables) for word in command.words)
+        else:
+            at_exit = all(word.text in ("EXIT", "0") for word in command.words[2:])
+            kills = command.name == "trap" and not at_exit and _kills_in_trap(command, pids)
+        if kills:
             yield Hit(
-                command.line, "srun kills every task at once when it gets this signal", "kill -USR2 the srun"
-            )
-        elif command.name == "trap" and len(words) > 1:
-            yield from _kills_in_trap(command, pids)
-
-
-def _kills_in_trap(command: Command, pids: set[str]) -> Iterator[Hit]:
-    for found in re.finditer(r"\bkill\s+((?:-\S+\s+)*)[\"']?\$\{?(\w+|!)", command.words[1].text):
-        signal = found[1].split()
-        if (found[2] in pids or found[2] == "!") and _is_deadly(signal):
-            yield Hit(
-                command.line, "srun kills every task at once when it gets this signal", "kill -USR2 the srun"
+                command.line,
+                "this signal makes srun kill the training with SIGKILL, before it can save",
+                "kill -USR2 to the srun, which forwards it",
             )
 
 
-def _kills(words: tuple[Word, ...]) -> bool:
-    return _is_deadly([word.text for word in words[1:] if word.text.startswith("-")])
+def _pids_of_trainings(job: Job) -> set[str]:
+    """Variables with the process id of an srun that trains."""
+    training = {id(launch.step.command) for launch in job.trainings if launch.step}
+    starts = {(command.line, False) for command in job.script.commands if command.background}
+    for step in job.steps:
+        if step.background:
+            starts -= {(step.line, False)}
+            starts.add((step.line, id(step.command) in training))
+    pids = set()
+    for assignment in job.script.assignments:
+        before = sorted(start for start in starts if start[0] <= assignment.line)
+        is_pid = assignment.value and assignment.value.source.strip('"') in ("$!", "${!}")
+        if is_pid and before and before[-1][1]:
+            pids.add(assignment.name)
+    return pids
+
+
+def _kills_in_trap(command: Command, pids: set[str]) -> bool:
+    return any(
+        found[2] in pids and _is_deadly(found[1].split())
+        for found in re.finditer(r"\bkill\s+((?:-\S+\s+)*)[\"']?\$\{?(\w+|!)", command.words[1].text)
+    )
 
 
 def _is_deadly(options: list[str]) -> bool:
@@ -104,13 +148,27 @@ def _is_deadly(options: list[str]) -> bool:
     return not options or bool(re.fullmatch(r"-(S )?(TERM|HUP|INT|15|1|2)( --)?", text))
 
 
+_AT_ONCE = frozenset((
+    "echo", "printf", "date", "exit", "true", ":", "cd", "export", "set", "unset", "trap", "touch", "mkdir",
+    "hostname", "declare", "readonly",
+))  # fmt: skip
+"""Commands that end at once."""
+
+
 @rule("no-wait", "error", "the script does not wait for its step", source="man bash, JOB CONTROL")
 def no_wait(job: Job) -> Iterator[Hit]:
-    """A batch script that ends takes its steps along: srun in the background needs a wait."""
-    if any(command.name == "wait" for command in job.script.commands):
-        return
+    """A batch script that ends takes its steps along: srun in the background needs a wait.
+
+    Only reported where everything after the step ends at once. A loop or another program may be the wait.
+    """
     for step in job.work_steps:
-        if step.background:
+        command = step.command
+        after = next(
+            (job.script.commands[i + 1 :] for i, found in enumerate(job.script.commands) if found is command),
+            (),
+        )
+        may_not_run = command.function or (command.conditional and not command.in_loop)
+        if step.background and not may_not_run and all(found.name in _AT_ONCE for found in after):
             yield Hit(
                 step.line, "the script ends without waiting for this step, and Slurm kills it", "wait for it"
             )
@@ -134,36 +192,47 @@ def wait_interrupted(job: Job) -> Iterator[Hit]:
 
 @rule("step-outside-srun", "error", "one node of many runs the program", source=SRUN)
 def step_outside_srun(job: Job) -> Iterator[Hit]:
-    """A batch script runs on the first node alone. What all nodes are to run, srun must start."""
+    """A batch script runs on the first node alone. srun starts a program on all of them.
+
+    Launchers that reach the other nodes themselves, such as mpirun or deepspeed, are not reported.
+    """
     nodes = job.nodes or 0
-    through = {"srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "ray", "parallel-ssh"}
+    through = {
+        "srun", "mpirun", "mpiexec", "orterun", "prun", "horovodrun", "pdsh", "clush", "ssh", "ray", "parallel-ssh",
+        "parallel", "jsrun", "aprun", "ibrun", "source", ".",
+    }  # fmt: skip
     if nodes < 2 or any(command.name in through for command in job.script.commands) or job.steps:
         return
     for launch in job.trainings:
-        yield Hit(
-            launch.line,
-            f"{launch.launcher} runs on the first of {nodes} nodes alone, and waits for the others",
-            "start it with srun",
-        )
-
-
-@rule("too-many-agents", "error", "every task starts all ranks of its node", source="PyTorch, torchrun")
-def too_many_agents(job: Job) -> Iterator[Hit]:
-    """torchrun starts the ranks of a node itself, so a node needs one task: eight tasks of it start 64 ranks."""
-    for launch in job.launches:
-        ranks = launch.option("nproc-per-node")
-        if launch.launcher != "torchrun" or launch.step is None or not ranks or ranks.text == "1":
-            continue
-        option = launch.step.option("ntasks-per-node")
-        alone = launch.step.option("ntasks")
-        tasks = option.value.number if option and option.value else job.ntasks_per_node
-        if alone and alone.value and job.nodes and alone.value.number == job.nodes:
-            continue
-        if tasks and tasks > 1:
+        if launch.launcher in ("torchrun", "accelerate", "python") and not launch.command.conditional:
             yield Hit(
                 launch.line,
-                f"each of the {tasks} tasks of a node starts {ranks.text} ranks",
-                "srun --ntasks-per-node=1 torchrun, or python without torchrun",
+                f"without srun, {launch.launcher} runs on the first of the {nodes} nodes only",
+                "start it with srun",
+            )
+
+
+@rule(
+    "too-many-agents",
+    "error",
+    "every task starts all ranks of its node",
+    source="PyTorch, torch/distributed/run.py",
+)
+def too_many_agents(job: Job) -> Iterator[Hit]:
+    """torchrun starts the ranks of a node itself, so a node needs one task: eight tasks of it start 64 ranks.
+
+    srun needs --ntasks for that: its --ntasks-per-node=1 alone is ignored in a job of eight tasks a node.
+    """
+    for launch in job.launches:
+        ranks = launch.option("nproc-per-node")
+        if launch.launcher != "torchrun" or launch.step is None or not ranks or ranks.text in ("1", ""):
+            continue
+        tasks = job.tasks_per_node(launch.step)
+        if tasks and tasks > 1 and not launch.step.is_open:
+            yield Hit(
+                launch.line,
+                f"each of the {tasks} tasks of a node is a torchrun that starts {ranks.text} ranks",
+                'srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 torchrun, or python without torchrun',
             )
 
 
@@ -172,15 +241,16 @@ _OF_A_TASK = frozenset(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"))
 
 @rule("rank-of-batch-shell", "error", "every task gets the batch shell's rank", source="Slurm, man srun")
 def rank_of_batch_shell(job: Job) -> Iterator[Hit]:
-    """SLURM_PROCID, SLURM_NODEID and SLURM_LOCALID differ from task to task. In an argument of srun the batch shell,
-    which runs on the first node, puts in its own: 0. Every task gets rank 0, and waits for the others for ever.
+    """SLURM_PROCID, SLURM_NODEID and SLURM_LOCALID differ from task to task. The batch shell has its own: 0.
 
-    In single quotes, a shell of each task puts in the task's.
+    Written as an argument of srun, or exported as RANK before it, every task gets 0. In single quotes, a shell of
+    each task expands the variable. torchrun reads --node_rank only with --rdzv_backend=static, its default.
     """
     holders = {name: frozenset((name,)) for name in _OF_A_TASK}
     for assignment in job.script.assignments:
         if assignment.value and (names := _OF_A_TASK.intersection(assignment.value.variables)):
             holders[assignment.name] = names
+    unread = _unread_node_ranks(job)
     for step in job.steps:
         outer = step.command.outer
         if outer is not None and job.script.commands[outer].name == "srun":
@@ -188,11 +258,47 @@ def rank_of_batch_shell(job: Job) -> Iterator[Hit]:
         given = [option.value for option in step.all("export") if option.value]
         for word in (*given, *step.program):
             names = frozenset[str]().union(*(holders.get(name, ()) for name in word.variables))
+            if any(word is other for other in unread):
+                continue
             for name in sorted(name for name in names if not _is_0_for_all(job, step, name)):
                 yield Hit(
                     word.line,
-                    f"the batch shell puts in its own {name}, which is 0, for every task",
+                    f"the batch shell expands {name} here, so every task gets 0",
                     f"srun bash -c 'torchrun --node_rank \"${name}\" ...', in single quotes",
+                )
+    yield from _exported_ranks(job)
+
+
+def _unread_node_ranks(job: Job) -> list[Word]:
+    """The words of --node_rank where torchrun does not read them."""
+    words = []
+    for launch in job.launches:
+        backend, rank = launch.option("rdzv-backend"), launch.option("node-rank")
+        if backend and backend.text != "static" and rank:
+            words += [rank.word, *([rank.value] if rank.value else [])]
+    return words
+
+
+def _exported_ranks(job: Job) -> Iterator[Hit]:
+    """RANK and LOCAL_RANK that the batch shell exports to tasks without a launcher that sets them.
+
+    In containers pyxis sets both for images with PYTORCH_VERSION.
+    """
+    for assignment in job.script.exports:
+        value = assignment.value
+        names = _OF_A_TASK.intersection(value.variables if value else ())
+        if assignment.name not in ("RANK", "LOCAL_RANK") or not names or assignment.outer is not None:
+            continue
+        for launch in job.trainings:
+            step = launch.step
+            if step is None or launch.launcher != "python" or step.has_container or assignment.function:
+                continue
+            inside = launch.command.outer is not None or assignment.name in launch.environment
+            if step.line > assignment.line and not inside and not _is_0_for_all(job, step, min(names)):
+                yield Hit(
+                    assignment.line,
+                    f"the batch shell expands {min(names)} here, so every task of srun gets {assignment.name}=0",
+                    f"srun bash -c 'export {assignment.name}=${min(names)}; exec python ...', in single quotes",
                 )
 
 
@@ -219,7 +325,7 @@ def _ports(job: Job) -> Iterator[tuple[int, Word | None, Assignment | None]]:
     for launch in job.launches:
         for name in ("master-port", "rdzv-endpoint", "main-process-port"):
             option = launch.option(name)
-            if option and option.value:
+            if option and option.value and not launch.option("standalone"):
                 yield option.value.line, option.value, None
 
 
@@ -229,15 +335,32 @@ def _port(word: Word | None) -> int | None:
     return int(found[1]) if found else None
 
 
-@rule("fixed-port", "warning", "two jobs meet at one port", source="torch.distributed")
-def fixed_port(job: Job) -> Iterator[Hit]:
-    """With a fixed port, a second job on the node, or what a crashed one left, takes the place of the first.
+def _has_no_port(word: Word | None) -> bool:
+    """Whether a word is a host alone: node1, $(hostname)."""
+    return word is not None and bool(
+        re.fullmatch(r"\"?(\$\(hostname[^:)]*\)|[A-Za-z][\w.-]*)\"?", word.source)
+    )
 
-    A port from the job's number differs from job to job: $((10000 + SLURM_JOB_ID % 20000)).
+
+@rule(
+    "fixed-port",
+    "warning",
+    "two jobs meet at one port",
+    source="PyTorch, torch/distributed/run.py, Stacked single-node",
+)
+def fixed_port(job: Job) -> Iterator[Hit]:
+    """With a fixed port, two jobs on one node meet at it: one fails to start, or joins the other.
+
+    A port from the job's number differs from job to job. Jobs that have their nodes to themselves are not reported.
+    torchrun takes port 29400 where --rdzv_endpoint has none.
     """
+    if not job.script.is_batch or _has_whole_nodes(job):
+        return
+    if job.launches and all(launch.option("standalone") for launch in job.launches):
+        return
     said: set[int] = set()
-    for line, word, assignment in _ports(job) if job.script.is_batch else ():
-        port = _port(word)
+    for line, word, assignment in _ports(job):
+        port = 29400 if assignment is None and _has_no_port(word) else _port(word)
         if port is None or word is None or port in said:
             continue
         is_own = (
@@ -245,7 +368,40 @@ def fixed_port(job: Job) -> Iterator[Hit]:
         )
         if is_own:
             said.add(port)
-            yield Hit(line, f"the port {port} is the same for every job", "$((10000 + SLURM_JOB_ID % 20000))")
+            yield Hit(
+                line,
+                f"every job of this script uses port {port}, and two of them can share a node",
+                "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))",
+            )
+
+
+def _has_whole_nodes(job: Job) -> bool:
+    """Whether no other job can be on the nodes, as far as the directives tell."""
+    gpus = job.gpus_per_node or 0
+    return "exclusive" in job.script.options or gpus >= 8 or (job.is_multi_node and gpus >= 4)
+
+
+@rule(
+    "rdzv-endpoint",
+    "error",
+    "every node meets itself",
+    source="PyTorch, torch/distributed/run.py, get_rdzv_endpoint",
+)
+def rdzv_endpoint(job: Job) -> Iterator[Hit]:
+    """torchrun reads --master_addr and --master_port only with --rdzv_backend=static, its default.
+
+    With c10d and no --rdzv_endpoint the rendezvous is at localhost: each node waits there for the others.
+    """
+    for launch in job.launches:
+        backend, nodes = launch.option("rdzv-backend"), launch.option("nnodes")
+        alone = launch.option("rdzv-endpoint", "standalone") or job.script.settings("PET_RDZV_ENDPOINT")
+        is_one = job.nodes == 1 or nodes is None or nodes.text in ("1", "1:1")
+        if launch.launcher == "torchrun" and backend and backend.text == "c10d" and not alone and not is_one:
+            yield Hit(
+                backend.word.line,
+                "--rdzv_backend=c10d without --rdzv_endpoint: every node waits at its own localhost:29400",
+                '--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
+            )
 
 
 @rule("ephemeral-port", "warning", "the port may be taken", source="Linux, net.ipv4.ip_local_port_range")
@@ -261,16 +417,16 @@ def ephemeral_port(job: Job) -> Iterator[Hit]:
             ports = f"the port {least}" if least == greatest else f"a port between {least} and {greatest}"
             yield Hit(
                 line,
-                f"{ports} may be one that the kernel gave to an outgoing connection",
-                f"stay below {FIRST_EPHEMERAL_PORT}",
+                f"{ports} may be taken: the kernel gives {FIRST_EPHEMERAL_PORT} to {LAST_EPHEMERAL_PORT} to clients",
+                f"a port below {FIRST_EPHEMERAL_PORT}",
             )
 
 
 def _addresses(job: Job) -> Iterator[tuple[int, Word]]:
-    """Where the ranks are to meet: MASTER_ADDR, and what a launcher is told that does not come from there."""
-    for assignment in job.script.assignments:
-        if assignment.name == "MASTER_ADDR" and assignment.value and not assignment.conditional:
-            yield assignment.line, assignment.value
+    """Where the ranks meet: MASTER_ADDR where it is set once, and what launchers get from elsewhere."""
+    settings = [item for item in job.script.assignments if item.name == "MASTER_ADDR"]
+    if len(settings) == 1 and settings[0].value and not settings[0].conditional:
+        yield settings[0].line, settings[0].value
     for launch in job.launches:
         for name in ("rdzv-endpoint", "master-addr", "main-process-ip"):
             option = launch.option(name)
@@ -294,8 +450,8 @@ def localhost_master(job: Job) -> Iterator[Hit]:
 @rule("nodelist-as-host", "error", "a list of nodes is no host", source="Slurm, man scontrol")
 def nodelist_as_host(job: Job) -> Iterator[Hit]:
     """SLURM_JOB_NODELIST is compressed (gpu-[1-4]); scontrol show hostnames gives the names."""
-    for line, word in _addresses(job):
-        if re.match(r'"?\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?"?(:|$)', word.source) and job.nodes != 1:
+    for line, word in _addresses(job) if job.may_be_multi_node else ():
+        if re.match(r'"?\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?"?(:|$)', word.source):
             yield Hit(
                 line,
                 "the list of nodes is compressed (gpu-[1-4]) and names no host",
@@ -303,30 +459,36 @@ def nodelist_as_host(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("nodes-array", "error", "an array of one node", source="man bash, Arrays; PyTorch's Slurm example")
+@rule("nodes-array", "error", "an array of one node", source="man bash, Arrays")
 def nodes_array(job: Job) -> Iterator[Hit]:
-    """$nodes of an array is its first element, which ($nodes) copies. Of a text, ("$nodes") is one element."""
+    """$nodes of an array is its first element, which ($nodes) copies. Of a text, ("$nodes") is one element.
+
+    Only reported where the script uses more than the first element of the copy.
+    """
     arrays = {item.name for item in job.script.assignments if item.items is not None}
     lists = {
         item.name
         for item in job.script.assignments
         if item.value and re.search(r"scontrol\s+show\s+host", item.value.source)
     }
+    text = "\n".join(line for line in job.script.lines if not line.lstrip().startswith("#"))
     for assignment in job.script.assignments:
         if assignment.items is None or len(assignment.items) != 1:
             continue
         source = assignment.items[0].source
         found = re.fullmatch(r'("?)\$\{?(\w+)\}?"?', source)
-        if found and found[2] in arrays and found[2] != assignment.name:
+        if not found or not re.search(rf"\$\{{[#!]?{re.escape(assignment.name)}\[(?!0\])", text):
+            continue
+        if found[2] in arrays and found[2] != assignment.name:
             yield Hit(
                 assignment.line,
-                f"${found[2]} is the first element of the array: {assignment.name} gets one node",
+                f"${found[2]} is the first element of an array, so {assignment.name} has one node",
                 f'{assignment.name}=("${{{found[2]}[@]}}")',
             )
-        elif found and found[1] and found[2] in lists - arrays:
+        elif found[1] and found[2] in lists - arrays:
             yield Hit(
                 assignment.line,
-                f"{source} is one word, with all nodes in it",
+                f"{source} is one word with all nodes in it, so {assignment.name} has one element",
                 f'mapfile -t {assignment.name} < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
             )
 
@@ -352,7 +514,14 @@ def gpu_count(job: Job) -> Iterator[Hit]:
         if given
         else "--gres leaves SLURM_GPUS_PER_NODE unset"
     )
-    lines = {use.line for use in job.script.uses if use.name == "SLURM_GPUS_PER_NODE"}
+    if any(item.name == "SLURM_GPUS_PER_NODE" for item in job.script.assignments):
+        return
+    # ${SLURM_GPUS_PER_NODE:-8} says what to do where it is unset
+    lines = {
+        use.line
+        for use in job.script.uses
+        if use.name == "SLURM_GPUS_PER_NODE" and (given or not use.guarded)
+    }
     lines |= {use.line for use in job.script.arithmetic if use.name == "SLURM_GPUS_PER_NODE"}
     for line in sorted(lines):
         yield Hit(line, reason, "SLURM_GPUS_ON_NODE")
@@ -374,44 +543,80 @@ def world_size(job: Job) -> Iterator[Hit]:
                 )
 
 
+# ---- what the batch shell finds ----
+
+
+@rule(
+    "script-directory",
+    "error",
+    "the script is not where it was",
+    source="Slurm, man sbatch; measured on 22.05",
+)
+def script_directory(job: Job) -> Iterator[Hit]:
+    """sbatch copies the script: $0 and ${BASH_SOURCE[0]} lie in a directory of slurmd's, with nothing else in it.
+
+    SLURM_SUBMIT_DIR is where sbatch was called; `scontrol show job` has the script's path.
+    """
+    texts = [" ".join(word.source for word in command.words) for command in job.script.commands]
+    if not job.script.is_batch or any(re.search(r"\bsbatch\b|show job", text) for text in texts):
+        return
+    settings = Counter(item.name for item in job.script.assignments)
+    holders = {
+        item.name: item.line
+        for item in job.script.assignments
+        if item.value and _is_own_directory(item.value) and not item.conditional and settings[item.name] == 1
+    }
+    for command in job.script.commands:
+        if command.name in ("echo", "printf") or command.status == "substituted" or command.conditional:
+            continue
+        for word in command.words:
+            name = next((name for name in word.variables if name in holders), "")
+            if name or _is_own_directory(word):
+                yield Hit(
+                    holders.get(name, word.line),
+                    "sbatch copies the script into a directory of slurmd's, where no other file is",
+                    '"$SLURM_SUBMIT_DIR", or an absolute path',
+                )
+                return
+
+
+def _is_own_directory(word: Word) -> bool:
+    """Whether a word is made from the directory of the script, without another way."""
+    own = r"dirname\s+(--\s+)?\"?(\$0|\$\{0\}|\$\{?BASH_SOURCE(\[0\])?\}?)"
+    return bool(re.search(own, word.source)) and "SLURM_" not in word.source
+
+
 # ---- what becomes of a failure ----
 
-_CHECKS = re.compile(
-    r"health|preflight|node[_-]?check|(^|[/_-])nhc([_.-]|$)|dcgmi$|gpu[_-]?check", re.IGNORECASE
-)
+_CHECKS = re.compile(r"health|preflight|node[_-]?check|(^|[/_-])nhc([_.-]|$)|gpu[_-]?check", re.IGNORECASE)
+_RUNNERS = ("bash", "sh", "srun", "python", "python3", "timeout", "source", ".")
 
 
-@rule("check-ignored", "warning", "a health check's verdict is thrown away")
+@rule("check-ignored", "warning", "a health check's verdict is thrown away", source="man bash, Lists")
 def check_ignored(job: Job) -> Iterator[Hit]:
     """A check whose exit status nobody reads lets the job run on the bad node that it found."""
+    last = job.script.commands[-1] if job.script.commands else None
     for command in job.script.commands:
-        words = [word.text for word in command.words if not word.text.startswith("-")]
-        named = [text for text in words[:1] if _CHECKS.search(text)]
-        if words[:1] and words[0].rpartition("/")[2] in (
-            "bash",
-            "sh",
-            "srun",
-            "python",
-            "python3",
-            "timeout",
-            "source",
-            ".",
-        ):
-            named += [
-                text
-                for text in words[1:4]
-                if re.search(r"\.(sh|py)$|^[\w/.-]+$", text) and _CHECKS.search(text)
-            ]
-        if not named or command.function:
+        check = _check(command)
+        if command is last or command.function or command.outer is not None or not check:
             continue
         lost = command.status == "ignored" or (
             command.status == "piped" and "pipefail" not in job.script.shell_options
         )
         stops = "errexit" in job.script.shell_options
         if lost or (command.status == "plain" and not stops):
-            yield Hit(
-                command.line, f"nothing looks at the exit status of {named[0]}", f"{named[0]} || exit 1"
-            )
+            yield Hit(command.line, f"the job goes on when `{check}` fails", f"{check} || exit 1")
+
+
+def _check(command: Command) -> str:
+    """The health check that a command is, up to the name that says so; "" for another command."""
+    texts = [word.text for word in command.words]
+    if command.name == "dcgmi":
+        return " ".join(texts) if texts[1:2] == ["diag"] else ""
+    for index, text in enumerate(texts[:5] if command.name in _RUNNERS else texts[:1]):
+        if _CHECKS.search(text) and re.search(r"^[\w/.$-]+$", text) and not text.startswith("-"):
+            return " ".join(texts[: index + 1])
+    return ""
 
 
 @rule("failure-in-pipe", "warning", "a failed training looks like a success", source="man bash, Pipelines")
@@ -422,7 +627,11 @@ def failure_in_pipe(job: Job) -> Iterator[Hit]:
     working = {id(step.command) for step in job.work_steps} | {id(launch.command) for launch in job.trainings}
     for command in job.script.commands:
         if id(command) in working and command.status == "piped" and command.outer is None:
-            yield Hit(command.line, "the pipe hides the exit status of this command", "set -o pipefail")
+            yield Hit(
+                command.line,
+                "the job succeeds when this fails: the pipe has the status of its last command",
+                "set -o pipefail",
+            )
 
 
 @rule("failure-hidden", "warning", "a failed training looks like a success", source="Slurm, man sbatch")
@@ -443,7 +652,7 @@ def failure_hidden(job: Job) -> Iterator[Hit]:
         return
     yield Hit(
         command.line,
-        f"the job ends with the status of line {later[-1].line}, not of this step",
+        f"the job ends with the status of line {later[-1].line}, so a failure here goes unnoticed",
         "srun ... || exit, or set -e",
     )
 
