@@ -18,6 +18,13 @@ MAX_EXPANDED = 2_000_000
 PIECE_COST more; afterwards variables are unknown. Scripts that people write need a hundredth."""
 PIECE_COST = 20
 
+PLACEHOLDER = re.compile(
+    r"your|xxx|<|\.\.\.|change[_-]?(me|this|it)|replace|example|dummy|none|null|todo|fixme|insert|enter[_-]|fill[_-]?in"
+    r"|put[_-]|[_-]here|placeholder",
+    re.IGNORECASE,
+)
+"""Text that whoever uses a template replaces."""
+
 BLANKS = " \t\n"
 """What splits words, unless a script sets IFS; other white space does not."""
 

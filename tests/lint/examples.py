@@ -459,7 +459,10 @@ EXAMPLES: dict[str, Example] = {
     "image-empty": Example(
         fails=(_in(ENVIRONMENT, "CONTAINER_IMAGE="), (IMAGE, '--container-image="$CONTAINER_IMAGE"')),
         at="container-image",
-        passes=((IMAGE, '--container-image="$CONTAINER_IMAGE"'),),
+        passes=(
+            _in(ENVIRONMENT, "CONTAINER_IMAGE=\n[[ -n $CONTAINER_IMAGE ]] || exit 1"),
+            (IMAGE, '--container-image="$CONTAINER_IMAGE"'),
+        ),
     ),
     "image-pin": Example(
         fails=((IMAGE, "--container-image=nvcr.io#nvidia/pytorch:latest"),),
@@ -482,7 +485,7 @@ EXAMPLES: dict[str, Example] = {
         passes=(
             (
                 MOUNTS,
-                f"{MOUNTS},./results:/results,tmpfs:/scratch,'/a b':/b,$HOME/code:/code,$(realpath -- c,d):/e",
+                f"{MOUNTS},your_mounts,./a:/a,tmpfs:/scratch,'/a b':/b,$HOME/code:/code,$(realpath -- c,d):/e",
             ),
         ),
     ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Step
 from hpcgen.lint.rule import Hit, rule
+from hpcgen.lint.words import PLACEHOLDER
 
 PYXIS = "pyxis 0.24, args.c and pyxis_slurmstepd.c; measured with enroot 4.1"
 PASSED = re.compile(
@@ -165,13 +166,26 @@ def image_path(job: Job) -> Iterator[Hit]:
 
 @rule("image-empty", "warning", "no image is named", source='pyxis, args.c, "argument required"')
 def image_empty(job: Job) -> Iterator[Hit]:
-    """srun refuses an empty --container-image. In a template, the name is left to whoever submits the job."""
+    """srun refuses an empty --container-image. In a template, the name is left to whoever submits the job.
+
+    A variable that the environment may set, or that the script tests, is not reported.
+    """
     for step in job.steps:
         option = step.option("container-image")
         word = option.value if option else None
-        if word and word.known and word.certain and not word.text:
-            name = word.variables[0] if word.variables else "the name"
-            yield Hit(word.line, "--container-image is empty here", f"set {name}")
+        if word and word.known and word.certain and not word.text and not word.assumed:
+            found = re.search(r"\$\{?(\w+)", option.word.source if option else "") or re.search(
+                r"\$\{?(\w+)", word.source
+            )
+            if not found or not _is_tested(job, found[1]):
+                name = found[1] if found else "the name"
+                yield Hit(word.line, "--container-image is empty here, and srun refuses that", f"set {name}")
+
+
+def _is_tested(job: Job, name: str) -> bool:
+    """Whether a test of the script names a variable."""
+    tests = (line for line in job.script.lines if re.search(r"(^|\W)(\[|test)\s", line))
+    return any(re.search(rf"\b{re.escape(name)}\b", line) for line in tests)
 
 
 @rule("image-pin", "note", "the image may change", source="enroot, doc/cmd/import.md")
@@ -240,7 +254,9 @@ def mount_source(job: Job) -> Iterator[Hit]:
     """
     for line, mount in _mounts(job):
         for what, path in (("source", mount.source), ("target", mount.target)):
-            is_path = not path or path[0] in "./$`\"'" or path in ("tmpfs", "umount")
+            is_path = (
+                not path or PLACEHOLDER.search(path) or path[0] in "./$`\"'" or path in ("tmpfs", "umount")
+            )
             if not is_path:
                 yield Hit(
                     line,
@@ -293,7 +309,6 @@ def mount_unset(job: Job) -> Iterator[Hit]:
     """
     cared_for = {item.name for item in job.script.assignments} | {"PWD", "HOME", "USER", "TMPDIR"}
     cared_for |= {use.name for use in job.script.uses if use.guarded}
-    tests = [line for line in job.script.lines if re.search(r"(^|\W)(\[|test)\s", line)]
     for step in job.steps:
         for option in step.options:
             value = option.value
@@ -301,8 +316,8 @@ def mount_unset(job: Job) -> Iterator[Hit]:
                 continue
             found = re.fullmatch(r"\$\{?(\w+)\}?", value.source)
             name = found[1] if found and "=" not in option.word.text else ""
-            is_tested = any(re.search(rf"\b{name}\b", line) for line in tests)
-            if name and name not in cared_for and not is_tested and not name.startswith("SLURM"):
+            is_cared_for = name in cared_for or name.startswith("SLURM") or _is_tested(job, name)
+            if name and not is_cared_for:
                 yield Hit(
                     option.word.line,
                     f"when {name} is empty, --{option.name} takes the next word for its value",

@@ -362,6 +362,7 @@ def log_directory(job: Job) -> Iterator[Hit]:
                 job.script.option_line(name),
                 f"the directory of {value} must exist where sbatch is called, or the job ends without a log",
                 "make the directory before sbatch, or write an absolute path",
+                cause="directory",
             )
 
 

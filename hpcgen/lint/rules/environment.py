@@ -8,15 +8,11 @@ from collections.abc import Iterator
 from hpcgen.lint.job import Job
 from hpcgen.lint.rule import Hit, rule
 from hpcgen.lint.script import Assignment
+from hpcgen.lint.words import PLACEHOLDER
 from hpcgen.planning import known_variables as variables
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 
 NCCL = "NCCL user guide, Environment Variables"
-PLACEHOLDER = re.compile(
-    r"your|xxx|<|\.\.\.|change[_-]?(me|this|it)|replace|example|dummy|none|null|todo|fixme|insert|enter[_-]|fill[_-]?in"
-    r"|put[_-]|[_-]here|placeholder",
-    re.IGNORECASE,
-)
 
 
 def _environment(job: Job) -> Iterator[Assignment]:

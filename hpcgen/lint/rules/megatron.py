@@ -56,7 +56,7 @@ def megatron_option(job: Job) -> Iterator[Hit]:
 
 @rule(
     "megatron-removed-option",
-    "warning",
+    "note",
     "an option that ends Megatron-LM",
     source=f"{ARGUMENTS}, validate_args",
 )
@@ -296,9 +296,12 @@ def merge_file(job: Job) -> Iterator[Hit]:
 def max_connections(job: Job) -> Iterator[Hit]:
     """With TP or CP before Blackwell, CUDA_DEVICE_MAX_CONNECTIONS=1 keeps communication ahead of computation.
 
-    Megatron-LM refuses to start without it on these GPUs.
+    Megatron-LM since core 0.3 refuses to start without it on these GPUs. Scripts with options that it has dropped are
+    for older ones.
     """
     for launch in job.megatron:
+        if REMOVED.keys() & launch.flags.keys():
+            continue
         tensor, context = whole(launch, "tensor-model-parallel-size"), whole(launch, "context-parallel-size")
         sharded = {"use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp"} & launch.flags.keys()
         if (
