@@ -57,7 +57,12 @@ def _named(step: Step) -> set[str]:
     return {name for option in step.all("container-env")[-1:] for name in option.text.split(",")}
 
 
-@rule("container-env-gap", "note", "the image's value wins over the script's", source=PYXIS)
+@rule(
+    "container-env-gap",
+    "note",
+    "the image's value wins over the script's",
+    source="pyxis, args.c, help of --container-env; enroot, conf/hooks/extra/50-slurm-pytorch.sh",
+)
 def container_env_gap(job: Job) -> Iterator[Hit]:
     """A variable that the image sets keeps the image's value, unless --container-env names it.
 
@@ -109,7 +114,9 @@ def container_env_path(job: Job) -> Iterator[Hit]:
                 yield Hit(option.word.line, f"the host's {name} replaces the image's", f"leave {name} out")
 
 
-@rule("container-mounts-repeated", "error", "mounts are lost", source=PYXIS)
+@rule(
+    "container-mounts-repeated", "error", "mounts are lost", source="measured on pyxis 0.24 with Slurm 22.05"
+)
 def container_mounts_repeated(job: Job) -> Iterator[Hit]:
     """Of several --container-mounts pyxis takes the last one, without a word."""
     for step in job.steps:
@@ -120,7 +127,12 @@ def container_mounts_repeated(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("container-without-image", "error", "the step runs on the host", source=PYXIS)
+@rule(
+    "container-without-image",
+    "error",
+    "the step runs on the host",
+    source="pyxis, args.c, pyxis_args_enabled",
+)
 def container_without_image(job: Job) -> Iterator[Hit]:
     """Container options without an image are ignored, and the program runs on the host."""
     if "container-image" in job.script.options or job.script.settings("PYXIS_CONTAINER_IMAGE"):
@@ -139,7 +151,7 @@ def container_without_image(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("container-option", "error", "the step runs on the host", source=PYXIS)
+@rule("container-option", "error", "the step runs on the host", source="Slurm, man srun, --container")
 def container_option(job: Job) -> Iterator[Hit]:
     """--container is Slurm's option for an OCI bundle. With an image's name the step runs on the host."""
     for step in job.steps:
@@ -152,7 +164,12 @@ def container_option(job: Job) -> Iterator[Hit]:
                 )
 
 
-@rule("image-path", "error", "a path that is taken for a registry name", source=PYXIS)
+@rule(
+    "image-path",
+    "error",
+    "a path that is taken for a registry name",
+    source="pyxis, pyxis_slurmstepd.c, squashfs_path",
+)
 def image_path(job: Job) -> Iterator[Hit]:
     """pyxis takes an image for a file when it begins with / or a dot, and no shell expands ~ after a =."""
     for line, text, _ in _images(job):
@@ -221,7 +238,12 @@ def image_registry(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("image-name", "error", "an image name in capitals", source=PYXIS)
+@rule(
+    "image-name",
+    "error",
+    "an image name in capitals",
+    source="enroot, doc/cmd/import.md; measured on enroot 4.1",
+)
 def image_name(job: Job) -> Iterator[Hit]:
     """Names of images are lower case; enroot refuses others."""
     for line, text, known in _images(job):
@@ -267,7 +289,12 @@ def mount_source(job: Job) -> Iterator[Hit]:
                 break
 
 
-@rule("mount-flags", "error", "a mount's flags are not read", source=PYXIS)
+@rule(
+    "mount-flags",
+    "error",
+    "a mount's flags are not read",
+    source="enroot, doc/configuration.md; fstab(5); measured on pyxis 0.24",
+)
 def mount_flags(job: Job) -> Iterator[Hit]:
     """Flags of a mount are joined by + (:ro+noexec). pyxis accepts others, and they do nothing."""
     for line, mount in _mounts(job):
@@ -301,7 +328,7 @@ def mount_target_twice(job: Job) -> Iterator[Hit]:
                     )
 
 
-@rule("mount-unset", "note", "an empty variable swallows the command", source=PYXIS)
+@rule("mount-unset", "note", "an empty variable swallows the command", source="man bash, Word Splitting")
 def mount_unset(job: Job) -> Iterator[Hit]:
     """--container-mounts $MOUNTS without quotes: when MOUNTS is empty, the option takes the next word as its value.
 
@@ -334,7 +361,12 @@ def _mounts(job: Job) -> Iterator[tuple[int, Mount]]:
                     yield option.value.line if option.value else option.word.line, mount
 
 
-@rule("container-writable", "error", "writable and read-only", source=PYXIS)
+@rule(
+    "container-writable",
+    "error",
+    "writable and read-only",
+    source="pyxis, args.c, spank_option_container_writable",
+)
 def container_writable(job: Job) -> Iterator[Hit]:
     """--container-writable and --container-readonly exclude each other: srun refuses the step."""
     for step in job.steps:

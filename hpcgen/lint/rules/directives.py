@@ -20,7 +20,6 @@ from hpcgen.lint.sbatch import (
 from hpcgen.lint.script import Command
 from hpcgen.wording import counted
 
-SBATCH = "Slurm, man sbatch"
 MIN_SIGNAL_LEAD_S = 60
 MIN_CPUS_PER_GPU = 2
 DEFAULT_MAX_ARRAY_INDEX = 1000
@@ -28,7 +27,12 @@ SIMILARITY = 0.8
 """Of a misspelt option to the right one, as difflib counts it."""
 
 
-@rule("directive-after-command", "error", "sbatch does not see a directive", source=SBATCH)
+@rule(
+    "directive-after-command",
+    "error",
+    "sbatch does not see a directive",
+    source="Slurm, man sbatch, DESCRIPTION",
+)
 def directive_after_command(job: Job) -> Iterator[Hit]:
     """sbatch stops reading at the first line that is neither blank nor a comment: `set -e` or `module load`.
 
@@ -89,7 +93,12 @@ def _similar(name: str) -> str | None:
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=SIMILARITY)), None)
 
 
-@rule("directive-spelling", "warning", "a line looks like a directive and is none", source=SBATCH)
+@rule(
+    "directive-spelling",
+    "warning",
+    "a line looks like a directive and is none",
+    source="Slurm, src/sbatch/opt.c, _next_line",
+)
 def directive_spelling(job: Job) -> Iterator[Hit]:
     """Only `#SBATCH` in capitals at the very beginning of a line is a directive; the rest are comments.
 
@@ -123,7 +132,9 @@ def directive_cut(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("directive-variable", "error", "a variable in a directive", source=SBATCH)
+@rule(
+    "directive-variable", "error", "a variable in a directive", source="Slurm, man sbatch, filename pattern"
+)
 def directive_variable(job: Job) -> Iterator[Hit]:
     """sbatch reads directives before any shell does: $HOME is five letters. File names have %j, %N and %u instead."""
     for directive in job.script.directives:
@@ -135,7 +146,12 @@ def directive_variable(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("directive-twice", "warning", "a directive is given twice", source=SBATCH)
+@rule(
+    "directive-twice",
+    "warning",
+    "a directive is given twice",
+    source="Slurm, src/common/slurm_opt.c; for --mail-type 24.11 and 25.05",
+)
 def directive_twice(job: Job) -> Iterator[Hit]:
     """Of an option given twice, sbatch takes the last one. The other misleads whoever reads the script.
 
@@ -157,14 +173,19 @@ def directive_twice(job: Job) -> Iterator[Hit]:
         seen[directive.name] = directive.line, directive.value
 
 
-@rule("empty-script", "error", "sbatch refuses an empty script", source=SBATCH)
+@rule(
+    "empty-script",
+    "error",
+    "sbatch refuses an empty script",
+    source="Slurm, src/sbatch/sbatch.c, _get_script_buffer",
+)
 def empty_script(job: Job) -> Iterator[Hit]:
     """sbatch refuses a file of nothing but white space: most likely writing it has failed."""
     if not any(line.strip() for line in job.script.lines):
         yield Hit(1, "there is nothing in the script: sbatch refuses it", "write it again")
 
 
-@rule("no-shebang", "error", "sbatch refuses the script", source=SBATCH)
+@rule("no-shebang", "error", "sbatch refuses the script", source="Slurm, src/sbatch/sbatch.c, has_shebang")
 def no_shebang(job: Job) -> Iterator[Hit]:
     """sbatch only takes a script whose first line is #! and an interpreter."""
     if job.script.is_batch and not job.script.lines[0].startswith("#!"):
@@ -175,7 +196,12 @@ def no_shebang(job: Job) -> Iterator[Hit]:
         )
 
 
-@rule("dos-line-ends", "error", "sbatch refuses the script", source=SBATCH)
+@rule(
+    "dos-line-ends",
+    "error",
+    "sbatch refuses the script",
+    source="Slurm, src/sbatch/sbatch.c, contains_dos_linebreak",
+)
 def dos_line_ends(job: Job) -> Iterator[Hit]:
     """sbatch refuses scripts with the line ends of Windows, and bash takes the carriage return for a letter."""
     number = next(
@@ -185,7 +211,12 @@ def dos_line_ends(job: Job) -> Iterator[Hit]:
         yield Hit(number, "the line ends with a carriage return, as on Windows", "sed -i 's/\\r$//' SCRIPT")
 
 
-@rule("no-time-limit", "warning", "the job has no time limit", source=SBATCH)
+@rule(
+    "no-time-limit",
+    "warning",
+    "the job has no time limit",
+    source="Slurm, man sbatch, --time; slurm.conf, DefaultTime",
+)
 def no_time_limit(job: Job) -> Iterator[Hit]:
     """Without --time a job gets the partition's default: minutes on one cluster, without end on another.
 
@@ -245,7 +276,12 @@ def _replaces_its_shell(job: Job, command: Command) -> bool:
     return command.outer is None or own[-1] is command or command.words[0].text == "exec"
 
 
-@rule("signal-not-trapped", "error", "the warning kills the batch script", source="measured on Slurm 22.05")
+@rule(
+    "signal-not-trapped",
+    "error",
+    "the warning kills the batch script",
+    source="Slurm, man sbatch, --signal; measured on 22.05",
+)
 def signal_not_trapped(job: Job) -> Iterator[Hit]:
     """B: sends the signal to the batch shell alone. One without a trap dies of it, and the job ends early.
 
@@ -281,7 +317,7 @@ def _trapped(job: Job) -> set[str]:
     "signal-too-late",
     "warning",
     "the warning leaves no time for a checkpoint",
-    source="measured on Slurm 22.05",
+    source="Slurm, man sbatch, --signal; measured on 22.05",
 )
 def signal_too_late(job: Job) -> Iterator[Hit]:
     """The running step must end and a checkpoint be written between the warning and the limit.
@@ -315,7 +351,12 @@ def foreground_step(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("log-truncated", "warning", "a requeued job loses its log", source=SBATCH)
+@rule(
+    "log-truncated",
+    "warning",
+    "a requeued job loses its log",
+    source="Slurm, man sbatch, --open-mode; slurm.conf, JobFileAppend",
+)
 def log_truncated(job: Job) -> Iterator[Hit]:
     """A requeued job keeps its number, so %j names the same file again, and Slurm truncates it by default."""
     requeues = "requeue" in job.script.options or any(
@@ -330,7 +371,12 @@ def log_truncated(job: Job) -> Iterator[Hit]:
         )
 
 
-@rule("log-shared", "warning", "jobs overwrite each other's log", source=SBATCH)
+@rule(
+    "log-shared",
+    "warning",
+    "jobs overwrite each other's log",
+    source="Slurm, man sbatch, --output and --open-mode",
+)
 def log_shared(job: Job) -> Iterator[Hit]:
     """An output file without %j (%A for arrays) is the same for every job of the script: the next one truncates it.
 
@@ -348,7 +394,7 @@ def log_shared(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("log-directory", "note", "the log's directory may be missing", source=SBATCH)
+@rule("log-directory", "note", "the log's directory may be missing", source="Slurm, man sbatch, --output")
 def log_directory(job: Job) -> Iterator[Hit]:
     """Slurm opens the log before the script runs, in the directory sbatch was called from.
 
@@ -370,7 +416,7 @@ def log_directory(job: Job) -> Iterator[Hit]:
     "few-cpus",
     "warning",
     "too few CPUs for the GPUs",
-    source="Azure's GPT-3 175B example, 8 CPUs for 8 ranks",
+    source="Slurm, man sbatch, --cpus-per-task; the limit of 2 for each GPU is ours",
 )
 def few_cpus(job: Job) -> Iterator[Hit]:
     """Each GPU's process launches kernels, and has data loader and NCCL threads: one CPU starves the GPU.
@@ -393,7 +439,12 @@ def few_cpus(job: Job) -> Iterator[Hit]:
         )
 
 
-@rule("task-count", "warning", "the numbers of tasks contradict each other", source=SBATCH)
+@rule(
+    "task-count",
+    "warning",
+    "the numbers of tasks contradict each other",
+    source="Slurm, man sbatch, --ntasks-per-node",
+)
 def task_count(job: Job) -> Iterator[Hit]:
     """With --ntasks, --ntasks-per-node is only an upper limit: the job has as many tasks as --ntasks says."""
     tasks, per_node, nodes = job.number("ntasks"), job.number("ntasks-per-node"), job.number("nodes")
@@ -405,7 +456,12 @@ def task_count(job: Job) -> Iterator[Hit]:
         )
 
 
-@rule("container-directive", "error", "the batch script itself runs in the container", source="pyxis, README")
+@rule(
+    "container-directive",
+    "error",
+    "the batch script itself runs in the container",
+    source="pyxis, README, Usage; measured on pyxis 0.24",
+)
 def container_directive(job: Job) -> Iterator[Hit]:
     """A container option on a #SBATCH line puts the batch script into the container, where no srun or scontrol is."""
     calls = any(command.name in ("srun", "scontrol") for command in job.script.commands) or bool(job.steps)
@@ -418,7 +474,9 @@ def container_directive(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("array-index", "note", "an index beyond Slurm's default limit", source="Slurm, MaxArraySize")
+@rule(
+    "array-index", "note", "an index beyond Slurm's default limit", source="Slurm, slurm.conf, MaxArraySize"
+)
 def array_index(job: Job) -> Iterator[Hit]:
     """MaxArraySize limits the index, not the number of tasks, and is 1001 by default: 1000 is the last index."""
     value = job.script.options.get("array", "").partition("%")[0]
@@ -431,7 +489,7 @@ def array_index(job: Job) -> Iterator[Hit]:
         )
 
 
-@rule("export-none", "warning", "steps get an empty environment", source=SBATCH)
+@rule("export-none", "warning", "steps get an empty environment", source="Slurm, man sbatch, --export")
 def export_none(job: Job) -> Iterator[Hit]:
     """--export=NONE holds for srun as well (SLURM_EXPORT_ENV): what the script exports does not reach the tasks."""
     if job.script.options.get("export", "").upper() not in ("NONE", "NIL"):

@@ -12,8 +12,6 @@ from hpcgen.lint.words import PLACEHOLDER
 from hpcgen.planning import known_variables as variables
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 
-NCCL = "NCCL user guide, Environment Variables"
-
 
 def _environment(job: Job) -> Iterator[Assignment]:
     """Everything that commands get: exports, and NAME=value before a command."""
@@ -30,7 +28,12 @@ def _truth(assignment: Assignment) -> bool:
     )
 
 
-@rule("misspelt-variable", "error", "nothing reads this variable", source=NCCL)
+@rule(
+    "misspelt-variable",
+    "error",
+    "nothing reads this variable",
+    source="NCCL user guide, Environment Variables; PyTorch, ProcessGroupNCCL.hpp",
+)
 def misspelt_variable(job: Job) -> Iterator[Hit]:
     """A misspelt variable is no error to anyone: NCCL never sees it, and the job runs without the setting."""
     for assignment in _environment(job):
@@ -40,7 +43,12 @@ def misspelt_variable(job: Job) -> Iterator[Hit]:
             yield Hit(assignment.line, f"nothing reads {assignment.name}: {advice}", "remove it")
 
 
-@rule("unknown-variable", "note", "a variable that NCCL does not know", source=NCCL)
+@rule(
+    "unknown-variable",
+    "note",
+    "a variable that NCCL does not know",
+    source="NCCL user guide, Environment Variables; PyTorch, ProcessGroupNCCL.hpp",
+)
 def unknown_variable(job: Job) -> Iterator[Hit]:
     """The name is neither among NCCL's variables nor among those of PyTorch for NCCL; a plugin may read it.
 
@@ -56,7 +64,12 @@ def unknown_variable(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("renamed-variable", "note", "an old name of PyTorch's", source="PyTorch 2.2, release notes")
+@rule(
+    "renamed-variable",
+    "note",
+    "an old name of PyTorch's",
+    source="PyTorch 2.2, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp",
+)
 def renamed_variable(job: Job) -> Iterator[Hit]:
     """PyTorch's settings for NCCL begin with TORCH_NCCL_ since 2.2; the old names are read with a warning."""
     for assignment in _environment(job):
@@ -64,7 +77,12 @@ def renamed_variable(job: Job) -> Iterator[Hit]:
             yield Hit(assignment.line, f"PyTorch 2.2 renamed {assignment.name} to {new}", new)
 
 
-@rule("nccl-debug-level", "error", "NCCL_DEBUG has no such level", source=NCCL)
+@rule(
+    "nccl-debug-level",
+    "error",
+    "NCCL_DEBUG has no such level",
+    source="NCCL user guide, NCCL_DEBUG; NCCL, src/debug.cc",
+)
 def nccl_debug_level(job: Job) -> Iterator[Hit]:
     """The levels are VERSION, WARN, INFO and TRACE. Any other word, such as ERROR, turns all messages off."""
     for assignment in _environment(job):
@@ -74,7 +92,12 @@ def nccl_debug_level(job: Job) -> Iterator[Hit]:
             yield Hit(assignment.line, f"NCCL_DEBUG has no level {word.text}, and prints nothing", "WARN")
 
 
-@rule("nccl-debug-flood", "warning", "NCCL floods the log", source=NCCL)
+@rule(
+    "nccl-debug-flood",
+    "warning",
+    "NCCL floods the log",
+    source="NCCL user guide, NCCL_DEBUG and NCCL_DEBUG_FILE",
+)
 def nccl_debug_flood(job: Job) -> Iterator[Hit]:
     """With INFO each rank writes hundreds of lines: what matters drowns, and the log's file system has to work.
 
@@ -98,7 +121,7 @@ def nccl_debug_flood(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("few-nics", "warning", "most InfiniBand devices stay idle", source=NCCL)
+@rule("few-nics", "warning", "most InfiniBand devices stay idle", source="NCCL user guide, NCCL_IB_HCA")
 def few_nics(job: Job) -> Iterator[Hit]:
     """NCCL_IB_HCA is a list of the only devices that NCCL may use. ND-series nodes have one for each GPU."""
     for assignment in _environment(job):
@@ -118,7 +141,12 @@ def few_nics(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("transport-off", "note", "NCCL may not use the fast way", source=NCCL)
+@rule(
+    "transport-off",
+    "note",
+    "NCCL may not use the fast way",
+    source="NCCL user guide, NCCL_P2P_DISABLE and NCCL_IB_DISABLE",
+)
 def transport_off(job: Job) -> Iterator[Hit]:
     """NCCL_P2P_DISABLE turns NVLink off, NCCL_IB_DISABLE InfiniBand; both are for finding faults, not for training."""
     reasons = {
@@ -136,7 +164,7 @@ def transport_off(job: Job) -> Iterator[Hit]:
     "gloo-interface",
     "error",
     "gloo does not find the interface",
-    source="PyTorch, torch/csrc/distributed/c10d/init.cpp and gloo/transport/tcp/device.cc",
+    source="gloo, transport/tcp/device.cc, lookupAddrForIface; measured with PyTorch 2.13",
 )
 def gloo_interface(job: Job) -> Iterator[Hit]:
     """GLOO_SOCKET_IFNAME takes full names of interfaces. The ^ and = of NCCL_SOCKET_IFNAME are unknown to gloo.
@@ -187,7 +215,12 @@ def flight_recorder(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("offline-hub", "note", "ranks may ask a hub", source="Hugging Face, huggingface_hub")
+@rule(
+    "offline-hub",
+    "note",
+    "ranks may ask a hub",
+    source="Hugging Face, huggingface_hub, Environment variables, HF_HUB_OFFLINE",
+)
 def offline_hub(job: Job) -> Iterator[Hit]:
     """A tokenizer by its name is looked up on the hub by every rank: a thousand requests, while GPUs wait."""
     for launch in job.megatron:

@@ -128,7 +128,7 @@ def _text(launch: Launch, name: str) -> str:
     return word.text if word else ""
 
 
-@rule("model-shape", "error", "the model's sizes do not fit together", source=ARGUMENTS)
+@rule("model-shape", "error", "the model's sizes do not fit together", source=f"{ARGUMENTS}, validate_args")
 def model_shape(job: Job) -> Iterator[Hit]:
     """Heads divide the hidden size, query groups the heads, and positions cover the sequence."""
     for _, hit in _broken(job, model.RULES):
@@ -148,7 +148,12 @@ _SIZES = tuple(
 )  # fmt: skip
 
 
-@rule("parallel-sizes", "error", "the parallel sizes do not fit", source=ARGUMENTS)
+@rule(
+    "parallel-sizes",
+    "error",
+    "the parallel sizes do not fit",
+    source=f"{ARGUMENTS}, validate_args; Megatron-Core, parallel_state.py",
+)
 def parallel_sizes(job: Job) -> Iterator[Hit]:
     """TP divides heads and ffn, PP the layers, TP x PP x CP the ranks, and 2 x CP the sequence.
 
@@ -214,7 +219,12 @@ def tensor_parallel_across_nodes(job: Job) -> Iterator[Hit]:
             yield hit
 
 
-@rule("learning-rate", "error", "the learning rate's numbers contradict each other", source=ARGUMENTS)
+@rule(
+    "learning-rate",
+    "error",
+    "the learning rate's numbers contradict each other",
+    source=f"{ARGUMENTS}, validate_args; Megatron-Core, optimizer_param_scheduler.py",
+)
 def learning_rate(job: Job) -> Iterator[Hit]:
     """The smallest rate is not above the peak, the warm-up is given once, and ends before the decay does."""
     for launch, hit in _broken(job, (schedule.min_lr_is_not_above_lr, schedule.warmup_is_given_once)):
@@ -243,7 +253,12 @@ def decay_beyond_run(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("positions-fixed", "warning", "a longer sequence has no positions", source=ARGUMENTS)
+@rule(
+    "positions-fixed",
+    "warning",
+    "a longer sequence has no positions",
+    source=f"{ARGUMENTS}, validate_args, max_position_embeddings",
+)
 def positions_fixed(job: Job) -> Iterator[Hit]:
     """The sequence length can be changed from outside the script, and the number of positions cannot follow."""
     for launch in job.megatron:
@@ -276,7 +291,12 @@ def fp16(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("merge-file", "error", "the merges file is a vocabulary", source="GPT-2's tokenizer")
+@rule(
+    "merge-file",
+    "error",
+    "the merges file is a vocabulary",
+    source="Hugging Face, GPT2Tokenizer, merges_file",
+)
 def merge_file(job: Job) -> Iterator[Hit]:
     """--merge-file is merges.txt. With vocab.json the tokenizer reads JSON as merges, and makes other tokens."""
     for launch in job.megatron:
@@ -292,42 +312,51 @@ def merge_file(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("max-connections", "warning", "communication waits behind computation", source=ARGUMENTS)
+@rule(
+    "max-connections",
+    "warning",
+    "communication waits behind computation",
+    source=f"{ARGUMENTS}, validate_args, 23.04 to core 0.19",
+)
 def max_connections(job: Job) -> Iterator[Hit]:
-    """With TP or CP before Blackwell, CUDA_DEVICE_MAX_CONNECTIONS=1 keeps communication ahead of computation.
+    """With tensor parallelism, CUDA_DEVICE_MAX_CONNECTIONS=1 keeps communication ahead of computation.
 
-    Megatron-LM since core 0.3 refuses to start without it on these GPUs. Scripts with options that it has dropped are
-    for older ones.
+    Megatron-LM since 23.04 refuses to start without it on GPUs before Blackwell. Scripts with options that this
+    release has dropped, and those that source others, are not reported.
     """
+    exempt = {
+        "use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp", "overlap-moe-expert-parallel-comm",
+        "no-async-tensor-model-parallel-allreduce", *REMOVED,
+    }  # fmt: skip
+    blackwell = any(re.search(r"(?i)(?<![a-z0-9])g?b[23]00(?![a-z0-9])", line) for line in job.script.lines)
+    if blackwell or any(command.name in ("source", ".") for command in job.script.commands):
+        return
+    settings = job.script.settings("CUDA_DEVICE_MAX_CONNECTIONS")
     for launch in job.megatron:
-        if REMOVED.keys() & launch.flags.keys():
-            continue
-        tensor, context = whole(launch, "tensor-model-parallel-size"), whole(launch, "context-parallel-size")
-        sharded = {"use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp"} & launch.flags.keys()
+        is_split = (whole(launch, "tensor-model-parallel-size") or 1) > 1
         if (
-            sharded
-            or max(tensor or 1, context or 1) == 1
+            not is_split
+            or exempt & launch.flags.keys()
             or "CUDA_DEVICE_MAX_CONNECTIONS" in launch.environment
         ):
             continue
-        settings = job.script.settings("CUDA_DEVICE_MAX_CONNECTIONS")
         if not settings:
             yield Hit(
                 launch.line,
-                "tensor or context parallelism without CUDA_DEVICE_MAX_CONNECTIONS: Megatron-LM does not start",
-                "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+                "with tensor parallelism, Megatron-LM does not start without CUDA_DEVICE_MAX_CONNECTIONS=1",
+                "export CUDA_DEVICE_MAX_CONNECTIONS=1 (not needed on Blackwell)",
             )
         for setting in settings:
             word = setting.value
             if word and word.known and not word.assumed and word.text != "1":
                 yield Hit(
                     setting.line,
-                    f"tensor or context parallelism with CUDA_DEVICE_MAX_CONNECTIONS={word.text}",
-                    "1, before Blackwell",
+                    f"with tensor parallelism, Megatron-LM does not start with {word.text} here",
+                    "CUDA_DEVICE_MAX_CONNECTIONS=1 (not needed on Blackwell)",
                 )
 
 
-@rule("fsdp-connections", "error", "FSDP cannot overlap", source=ARGUMENTS)
+@rule("fsdp-connections", "error", "FSDP cannot overlap", source=f"{ARGUMENTS}, validate_args, core 0.16")
 def fsdp_connections(job: Job) -> Iterator[Hit]:
     """With one connection FSDP's communication cannot overlap its computation: Megatron-LM refuses to start."""
     for launch in job.megatron:
@@ -340,7 +369,12 @@ def fsdp_connections(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("checkpoint-worker", "warning", "a checkpoint worker without work", source=ARGUMENTS)
+@rule(
+    "checkpoint-worker",
+    "warning",
+    "a checkpoint worker without work",
+    source=f"{ARGUMENTS}, --use-persistent-ckpt-worker",
+)
 def checkpoint_worker(job: Job) -> Iterator[Hit]:
     """--use-persistent-ckpt-worker is for --async-save. Without that, saves block the training as before."""
     for launch in job.megatron:
@@ -353,7 +387,7 @@ def checkpoint_worker(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("save-without-load", "warning", "a restart begins at iteration 0", source=ARGUMENTS)
+@rule("save-without-load", "warning", "a restart begins at iteration 0", source=f"{ARGUMENTS}, --load")
 def save_without_load(job: Job) -> Iterator[Hit]:
     """A job that runs again resumes only when --load names the directory it saves to. Else it overwrites it."""
     for launch in job.megatron:
@@ -366,7 +400,12 @@ def save_without_load(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("no-exit-handler", "note", "no checkpoint at the time limit", source=f"{ARGUMENTS}; Slurm, KillWait")
+@rule(
+    "no-exit-handler",
+    "note",
+    "no checkpoint at the time limit",
+    source=f"{ARGUMENTS}, --exit-duration-in-mins; Slurm, slurm.conf, KillWait",
+)
 def no_exit_handler(job: Job) -> Iterator[Hit]:
     """At its limit a job gets SIGTERM and, 30 seconds later, SIGKILL: too late for a checkpoint.
 
@@ -387,7 +426,7 @@ def no_exit_handler(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("no-save", "warning", "the training keeps nothing", source=ARGUMENTS)
+@rule("no-save", "warning", "the training keeps nothing", source=f"{ARGUMENTS}, --save")
 def no_save(job: Job) -> Iterator[Hit]:
     """Without --save, Megatron-LM writes no checkpoint. Short runs, which may be benchmarks, are not reported."""
     for launch in job.megatron:
@@ -407,7 +446,7 @@ def no_save(job: Job) -> Iterator[Hit]:
     "files-by-count",
     "warning",
     "a fixed number of files for validation and test",
-    source="Azure's GPT-3 175B example",
+    source="coreutils, head; Azure's GPT-3 175B example",
 )
 def files_by_count(job: Job) -> Iterator[Hit]:
     """head and tail with fixed counts over the list of data files: with fewer files than that, files of the training
@@ -439,7 +478,7 @@ def files_by_count(job: Job) -> Iterator[Hit]:
     "suffix-by-pattern",
     "error",
     "a suffix that is cut in the middle of a path",
-    source="Azure's GPT-3 175B example",
+    source="sed, Overview of basic regular expression syntax",
 )
 def suffix_by_pattern(job: Job) -> Iterator[Hit]:
     """In sed's pattern a dot is any character: s/.bin//g turns /mnt/robin/x.bin into /mnt/r/x."""

@@ -85,7 +85,7 @@ def similar_name(job: Job) -> Iterator[Hit]:
     "setting-overwritten",
     "warning",
     "a setting that can be given is overwritten",
-    source="Azure's GPT-3 example",
+    source="man bash, Parameter Expansion",
 )
 def setting_overwritten(job: Job) -> Iterator[Hit]:
     """IMAGE=${IMAGE:-default} lets whoever submits choose. A later IMAGE=... takes that away."""
@@ -108,7 +108,7 @@ def setting_overwritten(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("default-model", "warning", "an unknown size trains another model", source="Azure's GPT-3 example")
+@rule("default-model", "warning", "an unknown size trains another model", source="man bash, case")
 def default_model(job: Job) -> Iterator[Hit]:
     """A case whose *) sets a model's sizes takes a misspelt name for that model: the job trains the wrong one."""
     for branches in job.script.cases:
@@ -134,7 +134,12 @@ def default_model(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("subprocess-unchecked", "warning", "a failed command goes unseen", source="Python, subprocess")
+@rule(
+    "subprocess-unchecked",
+    "warning",
+    "a failed command goes unseen",
+    source="Python, subprocess.run, check and shell",
+)
 def subprocess_unchecked(job: Job) -> Iterator[Hit]:
     """subprocess.run(..., shell=True) without check=True goes on after a failure, and takes blanks in a path apart."""
     for command in job.script.commands:
@@ -145,7 +150,7 @@ def subprocess_unchecked(job: Job) -> Iterator[Hit]:
                 )
 
 
-@rule("marker-after-failure", "warning", "a marker of success after a failure", source="Azure's data scripts")
+@rule("marker-after-failure", "warning", "a marker of success after a failure", source="man bash, Lists")
 def marker_after_failure(job: Job) -> Iterator[Hit]:
     """A marker that is written whatever came before makes the next run skip work that was never done."""
     if "errexit" in job.script.shell_options:

@@ -1,0 +1,336 @@
+"""Which rank each task has, and where the ranks meet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcgen.lint.job import Job
+from hpcgen.lint.launch import Step
+from hpcgen.lint.rule import Hit, rule
+from hpcgen.lint.script import Assignment
+from hpcgen.lint.words import Word
+
+FIRST_EPHEMERAL_PORT, LAST_EPHEMERAL_PORT = 32768, 60999
+"""Linux, net.ipv4.ip_local_port_range: ports that any outgoing connection may take."""
+
+_OF_A_TASK = frozenset(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"))
+
+
+@rule(
+    "rank-of-batch-shell",
+    "error",
+    "every task gets the batch shell's rank",
+    source="Slurm, man srun, OUTPUT ENVIRONMENT VARIABLES; PyTorch, torch/distributed/run.py, --node-rank",
+)
+def rank_of_batch_shell(job: Job) -> Iterator[Hit]:
+    """SLURM_PROCID, SLURM_NODEID and SLURM_LOCALID differ from task to task. The batch shell has its own: 0.
+
+    Written as an argument of srun, or exported as RANK before it, every task gets 0. In single quotes, a shell of
+    each task expands the variable. torchrun reads --node_rank only with --rdzv_backend=static, its default.
+    """
+    holders = {name: frozenset((name,)) for name in _OF_A_TASK}
+    for assignment in job.script.assignments:
+        if assignment.value and (names := _OF_A_TASK.intersection(assignment.value.variables)):
+            holders[assignment.name] = names
+    unread = _unread_node_ranks(job)
+    for step in job.steps:
+        outer = step.command.outer
+        if outer is not None and job.script.commands[outer].name == "srun":
+            continue  # a task's shell puts it in
+        given = [option.value for option in step.all("export") if option.value]
+        for word in (*given, *step.program):
+            names = frozenset[str]().union(*(holders.get(name, ()) for name in word.variables))
+            if any(word is other for other in unread):
+                continue
+            for name in sorted(name for name in names if not _is_0_for_all(job, step, name)):
+                yield Hit(
+                    word.line,
+                    f"the batch shell expands {name} here, so every task gets 0",
+                    f"srun bash -c 'torchrun --node_rank \"${name}\" ...', in single quotes",
+                )
+    yield from _exported_ranks(job)
+
+
+def _unread_node_ranks(job: Job) -> list[Word]:
+    """The words of --node_rank where torchrun does not read them."""
+    words = []
+    for launch in job.launches:
+        backend, rank = launch.option("rdzv-backend"), launch.option("node-rank")
+        if backend and backend.text != "static" and rank:
+            words += [rank.word, *([rank.value] if rank.value else [])]
+    return words
+
+
+def _exported_ranks(job: Job) -> Iterator[Hit]:
+    """RANK and LOCAL_RANK that the batch shell exports to tasks without a launcher that sets them.
+
+    In containers pyxis sets both for images with PYTORCH_VERSION.
+    """
+    for assignment in job.script.exports:
+        value = assignment.value
+        names = _OF_A_TASK.intersection(value.variables if value else ())
+        if assignment.name not in ("RANK", "LOCAL_RANK") or not names or assignment.outer is not None:
+            continue
+        for launch in job.trainings:
+            step = launch.step
+            if step is None or launch.launcher != "python" or step.has_container or assignment.function:
+                continue
+            inside = launch.command.outer is not None or assignment.name in launch.environment
+            if step.line > assignment.line and not inside and not _is_0_for_all(job, step, min(names)):
+                yield Hit(
+                    assignment.line,
+                    f"the batch shell expands {min(names)} here, so every task of srun gets {assignment.name}=0",
+                    f"srun bash -c 'export {assignment.name}=${min(names)}; exec python ...', in single quotes",
+                )
+
+
+def _is_0_for_all(job: Job, step: Step, name: str) -> bool:
+    """Whether the step is so small that each of its tasks has 0."""
+    option = step.option("nodes")
+    nodes = option.value.number if option and option.value else job.nodes
+    tasks = job.num_tasks(step)
+    if tasks == 1:
+        return True
+    if name == "SLURM_NODEID":
+        return nodes == 1
+    return name == "SLURM_LOCALID" and tasks is not None and tasks == nodes
+
+
+# ---- where the ranks meet ----
+
+
+def _ports(job: Job) -> Iterator[tuple[int, Word | None, Assignment | None]]:
+    """Every port of a rendezvous: its line, and where its value is from."""
+    for assignment in job.script.assignments:
+        if assignment.name == "MASTER_PORT":
+            yield assignment.line, assignment.value, assignment
+    for launch in job.launches:
+        for name in ("master-port", "rdzv-endpoint", "main-process-port"):
+            option = launch.option(name)
+            if option and option.value and not launch.option("standalone"):
+                yield option.value.line, option.value, None
+
+
+def _port(word: Word | None) -> int | None:
+    """The number a word ends with: 29500, host:29500."""
+    found = re.search(r"(?:^|:)(\d{2,5})$", word.text) if word else None
+    return int(found[1]) if found else None
+
+
+def _has_no_port(word: Word | None) -> bool:
+    """Whether a word is a host alone: node1, $(hostname)."""
+    return word is not None and bool(
+        re.fullmatch(r"\"?(\$\(hostname[^:)]*\)|[A-Za-z][\w.-]*)\"?", word.source)
+    )
+
+
+@rule(
+    "fixed-port",
+    "warning",
+    "two jobs meet at one port",
+    source="PyTorch, torch/distributed/run.py, Stacked single-node",
+)
+def fixed_port(job: Job) -> Iterator[Hit]:
+    """With a fixed port, two jobs on one node meet at it: one fails to start, or joins the other.
+
+    A port from the job's number differs from job to job. Jobs that have their nodes to themselves are not reported.
+    torchrun takes port 29400 where --rdzv_endpoint has none.
+    """
+    if not job.script.is_batch or _has_whole_nodes(job):
+        return
+    if job.launches and all(launch.option("standalone") for launch in job.launches):
+        return
+    said: set[int] = set()
+    for line, word, assignment in _ports(job):
+        port = 29400 if assignment is None and _has_no_port(word) else _port(word)
+        if port is None or word is None or port in said:
+            continue
+        is_own = (
+            not word.variables if assignment else not any("PORT" in name.upper() for name in word.variables)
+        )
+        if is_own:
+            said.add(port)
+            yield Hit(
+                line,
+                f"every job of this script uses port {port}, and two of them can share a node",
+                "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))",
+            )
+
+
+def _has_whole_nodes(job: Job) -> bool:
+    """Whether no other job can be on the nodes, as far as the directives tell."""
+    gpus = job.gpus_per_node or 0
+    return "exclusive" in job.script.options or gpus >= 8 or (job.is_multi_node and gpus >= 4)
+
+
+@rule(
+    "rdzv-endpoint",
+    "error",
+    "every node meets itself",
+    source="PyTorch, torch/distributed/run.py, get_rdzv_endpoint",
+)
+def rdzv_endpoint(job: Job) -> Iterator[Hit]:
+    """torchrun reads --master_addr and --master_port only with --rdzv_backend=static, its default.
+
+    With c10d and no --rdzv_endpoint the rendezvous is at localhost: each node waits there for the others.
+    """
+    for launch in job.launches:
+        backend, nodes = launch.option("rdzv-backend"), launch.option("nnodes")
+        alone = launch.option("rdzv-endpoint", "standalone") or job.script.settings("PET_RDZV_ENDPOINT")
+        is_one = job.nodes == 1 or nodes is None or nodes.text in ("1", "1:1")
+        if launch.launcher == "torchrun" and backend and backend.text == "c10d" and not alone and not is_one:
+            yield Hit(
+                backend.word.line,
+                "--rdzv_backend=c10d without --rdzv_endpoint: every node waits at its own localhost:29400",
+                '--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
+            )
+
+
+@rule("ephemeral-port", "warning", "the port may be taken", source="Linux, net.ipv4.ip_local_port_range")
+def ephemeral_port(job: Job) -> Iterator[Hit]:
+    """From 32768 to 60999 the kernel gives ports to outgoing connections: now and then the job's is taken."""
+    for line, word, assignment in _ports(job):
+        least = greatest = _port(word) if word and not word.assumed else None
+        if assignment and assignment.interval:
+            least, greatest = assignment.interval.least, assignment.interval.greatest
+        if least is None or greatest is None:
+            continue
+        if greatest >= FIRST_EPHEMERAL_PORT and least <= LAST_EPHEMERAL_PORT:
+            ports = f"the port {least}" if least == greatest else f"a port between {least} and {greatest}"
+            yield Hit(
+                line,
+                f"{ports} may be taken: the kernel gives {FIRST_EPHEMERAL_PORT} to {LAST_EPHEMERAL_PORT} to clients",
+                f"a port below {FIRST_EPHEMERAL_PORT}",
+            )
+
+
+def _addresses(job: Job) -> Iterator[tuple[int, Word]]:
+    """Where the ranks meet: MASTER_ADDR where it is set once, and what launchers get from elsewhere."""
+    settings = [item for item in job.script.assignments if item.name == "MASTER_ADDR"]
+    if len(settings) == 1 and settings[0].value and not settings[0].conditional:
+        yield settings[0].line, settings[0].value
+    for launch in job.launches:
+        for name in ("rdzv-endpoint", "master-addr", "main-process-ip"):
+            option = launch.option(name)
+            if option and option.value and "MASTER_ADDR" not in option.value.variables:
+                yield option.value.line, option.value
+                break
+
+
+@rule(
+    "localhost-master",
+    "error",
+    "every node meets itself",
+    source="PyTorch, torch.distributed, environment variable initialization",
+)
+def localhost_master(job: Job) -> Iterator[Hit]:
+    """With MASTER_ADDR=localhost each node waits for the others at its own address, until a timeout."""
+    for line, word in _addresses(job) if job.is_multi_node else ():
+        if re.match(r"(localhost|127\.\d+\.\d+\.\d+|::1)(:|$)", word.text):
+            yield Hit(
+                line,
+                f"the ranks of {job.nodes} nodes cannot meet at {word.text}",
+                'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            )
+
+
+@rule("nodelist-as-host", "error", "a list of nodes is no host", source="Slurm, man scontrol, show hostnames")
+def nodelist_as_host(job: Job) -> Iterator[Hit]:
+    """SLURM_JOB_NODELIST is compressed (gpu-[1-4]); scontrol show hostnames gives the names."""
+    for line, word in _addresses(job) if job.may_be_multi_node else ():
+        if re.match(r'"?\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?"?(:|$)', word.source):
+            yield Hit(
+                line,
+                "the list of nodes is compressed (gpu-[1-4]) and names no host",
+                '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            )
+
+
+@rule("nodes-array", "error", "an array of one node", source="man bash, Arrays")
+def nodes_array(job: Job) -> Iterator[Hit]:
+    """$nodes of an array is its first element, which ($nodes) copies. Of a text, ("$nodes") is one element.
+
+    Only reported where the script uses more than the first element of the copy.
+    """
+    arrays = {item.name for item in job.script.assignments if item.items is not None}
+    lists = {
+        item.name
+        for item in job.script.assignments
+        if item.value and re.search(r"scontrol\s+show\s+host", item.value.source)
+    }
+    text = "\n".join(line for line in job.script.lines if not line.lstrip().startswith("#"))
+    for assignment in job.script.assignments:
+        if assignment.items is None or len(assignment.items) != 1:
+            continue
+        source = assignment.items[0].source
+        found = re.fullmatch(r'("?)\$\{?(\w+)\}?"?', source)
+        if not found or not re.search(rf"\$\{{[#!]?{re.escape(assignment.name)}\[(?!0\])", text):
+            continue
+        if found[2] in arrays and found[2] != assignment.name:
+            yield Hit(
+                assignment.line,
+                f"${found[2]} is the first element of an array, so {assignment.name} has one node",
+                f'{assignment.name}=("${{{found[2]}[@]}}")',
+            )
+        elif found[1] and found[2] in lists - arrays:
+            yield Hit(
+                assignment.line,
+                f"{source} is one word with all nodes in it, so {assignment.name} has one element",
+                f'mapfile -t {assignment.name} < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+            )
+
+
+@rule(
+    "gpu-count",
+    "warning",
+    "SLURM_GPUS_PER_NODE may be no number",
+    source="Slurm, man sbatch, OUTPUT ENVIRONMENT",
+)
+def gpu_count(job: Job) -> Iterator[Hit]:
+    """SLURM_GPUS_PER_NODE is what --gpus-per-node says, "h100:8" included, and unset with --gres.
+
+    SLURM_GPUS_ON_NODE is always a number.
+    """
+    if not job.script.is_batch or re.fullmatch(r"\d+", job.script.options.get("gpus-per-node", "")):
+        return
+    if "gpus-per-node" not in job.script.options and "gres" not in job.script.options:
+        return
+    given = job.script.options.get("gpus-per-node")
+    reason = (
+        f"SLURM_GPUS_PER_NODE is {given}, not a number"
+        if given
+        else "--gres leaves SLURM_GPUS_PER_NODE unset"
+    )
+    if any(item.name == "SLURM_GPUS_PER_NODE" for item in job.script.assignments):
+        return
+    # ${SLURM_GPUS_PER_NODE:-8} says what to do where it is unset
+    lines = {
+        use.line
+        for use in job.script.uses
+        if use.name == "SLURM_GPUS_PER_NODE" and (given or not use.guarded)
+    }
+    lines |= {use.line for use in job.script.arithmetic if use.name == "SLURM_GPUS_PER_NODE"}
+    for line in sorted(lines):
+        yield Hit(line, reason, "SLURM_GPUS_ON_NODE")
+
+
+@rule(
+    "world-size",
+    "error",
+    "WORLD_SIZE is not the number of ranks",
+    source="PyTorch, torch.distributed, environment variable initialization",
+)
+def world_size(job: Job) -> Iterator[Hit]:
+    """With too large a WORLD_SIZE the ranks wait for others that never come; with too small a one they clash."""
+    direct = [launch for launch in job.trainings if launch.launcher == "python" and launch.step]
+    for assignment in job.script.settings("WORLD_SIZE"):
+        number = assignment.value.number if assignment.value else None
+        for launch in direct:
+            world = job.world_size(launch)
+            if number and world and world[0] * world[1] != number and not assignment.conditional:
+                yield Hit(
+                    assignment.line,
+                    f"WORLD_SIZE is {number}, and srun starts {world[0]} x {world[1]} = {world[0] * world[1]} ranks",
+                    "WORLD_SIZE=$SLURM_NTASKS",
+                )
