@@ -154,6 +154,14 @@ class Job:
         nodes, per_node = self._num_nodes(step), self.tasks_per_node(step)
         return nodes * per_node if nodes and per_node else None
 
+    @cached_property
+    def requeues(self) -> bool:
+        """Whether the job asks to run again: by --requeue, or with scontrol."""
+        return "requeue" in self.script.options or any(
+            command.name == "scontrol" and any(word.text == "requeue" for word in command.words)
+            for command in self.script.commands
+        )
+
     @property
     def sets_tasks(self) -> bool:
         """Whether a directive says how many tasks there are."""

@@ -409,6 +409,24 @@ EXAMPLES: dict[str, Example] = {
             (SRUN, TORCHRUN.replace("torchrun", 'torchrun --rdzv-backend=c10d --node_rank "$SLURM_NODEID"')),
         ),
     ),
+    "directory-by-date": Example(
+        fails=(("/shared/checkpoints/gpt3-13b", "/shared/runs/$(date +%F-%H%M)"),),
+        at="--",
+        passes=(("/shared/checkpoints/gpt3-13b", "/shared/runs/$SLURM_JOB_ID"),),
+    ),
+    "few-gpus": Example(
+        fails=(
+            _in(ENVIRONMENT, "export CUDA_VISIBLE_DEVICES=0,1"),
+            ("NCCL_DEBUG,", "NCCL_DEBUG,CUDA_VISIBLE_DEVICES,"),
+        ),
+        at="CUDA_VISIBLE_DEVICES",
+        passes=(_in(ENVIRONMENT, "export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7"),),
+    ),
+    "resubmits-itself": Example(
+        fails=(_in(LAUNCH, 'sbatch --dependency=singleton "$0"'),),
+        at="singleton",
+        passes=(_in(LAUNCH, '[[ -e /shared/progress ]] && sbatch --dependency=singleton "$0"'),),
+    ),
     "script-directory": Example(
         fails=(_in(LAUNCH, 'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\nsource "$HERE/common.sh"'),),
         at="HERE=",

@@ -359,11 +359,7 @@ def foreground_step(job: Job) -> Iterator[Hit]:
 )
 def log_truncated(job: Job) -> Iterator[Hit]:
     """A requeued job keeps its number, so %j names the same file again, and Slurm truncates it by default."""
-    requeues = "requeue" in job.script.options or any(
-        command.name == "scontrol" and any(word.text == "requeue" for word in command.words)
-        for command in job.script.commands
-    )
-    if requeues and job.script.is_batch and job.script.options.get("open-mode") != "append":
+    if job.requeues and job.script.is_batch and job.script.options.get("open-mode") != "append":
         yield Hit(
             job.script.option_line("requeue"),
             "when the job is requeued, Slurm truncates its log",

@@ -281,6 +281,84 @@ def _is_own_directory(word: Word) -> bool:
     return bool(re.search(own, word.source)) and "SLURM_" not in word.source
 
 
+_DIRECTORIES = (
+    "save",
+    "load",
+    "output-dir",
+    "save-dir",
+    "checkpoint-dir",
+    "ckpt-dir",
+    "run-dir",
+    "work-dir",
+    "resume",
+)
+"""Options of trainings that name where checkpoints are."""
+
+
+@rule(
+    "directory-by-date",
+    "warning",
+    "a requeued job looks for its checkpoints elsewhere",
+    source="Slurm, man sbatch, --requeue",
+)
+def directory_by_date(job: Job) -> Iterator[Hit]:
+    """A requeued job runs the script again: $(date) gives another directory, without the checkpoints.
+
+    SLURM_JOB_ID stays the same.
+    """
+    for launch in job.trainings if job.requeues else ():
+        for name, flag in launch.flags.items():
+            word = flag.value
+            if name.replace("_", "-") in _DIRECTORIES and word and re.search(r"(\$\(|`)date\b", word.text):
+                yield Hit(
+                    word.line,
+                    f"--{name} contains the date: a requeued job starts in another directory, without checkpoints",
+                    "$SLURM_JOB_ID in place of the date",
+                    cause="date",
+                )
+
+
+@rule("few-gpus", "warning", "GPUs stay idle", source="CUDA, CUDA_VISIBLE_DEVICES")
+def few_gpus(job: Job) -> Iterator[Hit]:
+    """CUDA_VISIBLE_DEVICES=0,1 hides the other GPUs that the job has asked for. Slurm sets it to all of them."""
+    gpus = job.gpus_per_node
+    for setting in job.script.settings("CUDA_VISIBLE_DEVICES") if job.trainings and job.nodes else ():
+        word = setting.value
+        visible = (
+            len(word.text.split(",")) if word and word.known and re.fullmatch(r"\d+(,\d+)*", word.text) else 0
+        )
+        is_for_all = not setting.conditional and not setting.function and setting.outer is None
+        if gpus and 0 < visible < gpus and is_for_all:
+            yield Hit(
+                setting.line,
+                f"the job asks for {gpus} GPUs of a node, and uses {visible}",
+                "remove it, or ask for fewer",
+            )
+
+
+@rule(
+    "resubmits-itself",
+    "warning",
+    "a job that fails resubmits itself for ever",
+    source="Slurm, man sbatch, --dependency",
+)
+def resubmits_itself(job: Job) -> Iterator[Hit]:
+    """A script that submits itself before its training does so again when the training ends at once.
+
+    After the training, and only when it has made progress, the chain ends by itself.
+    """
+    last = max((launch.line for launch in job.trainings), default=0)
+    for command in job.script.commands:
+        own = any(re.search(r"^\"?(\$0|\$\{0\}|\$\{?BASH_SOURCE)", word.source) for word in command.words[1:])
+        is_always = not command.conditional and not command.function and command.line < last
+        if command.name == "sbatch" and own and is_always:
+            yield Hit(
+                command.line,
+                "the script submits itself before it trains: a training that fails at once does so for ever",
+                "submit after the training, and only when it has saved a checkpoint",
+            )
+
+
 # ---- what becomes of a failure ----
 
 _CHECKS = re.compile(r"health|preflight|node[_-]?check|(^|[/_-])nhc([_.-]|$)|gpu[_-]?check", re.IGNORECASE)
