@@ -563,11 +563,6 @@ EXAMPLES: dict[str, Example] = {
         passes=(_in(ENVIRONMENT, "NCCL_MIN_CHANNELS=32 # not exported"),),
         also=frozenset({"container-env-gap"}),
     ),
-    "unknown-variable": Example(
-        fails=(_in(ENVIRONMENT, "export NCCL_TURBO=1"), ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_TURBO,")),
-        at="NCCL_TURBO",
-        passes=(_in(ENVIRONMENT, 'export NCCL_CONTAINER=/shared/nccl.sqsh\nls "$NCCL_CONTAINER"'),),
-    ),
     "renamed-variable": Example(
         fails=(
             _in(ENVIRONMENT, "export NCCL_ASYNC_ERROR_HANDLING=1"),

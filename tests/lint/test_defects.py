@@ -237,6 +237,11 @@ def test_a_log_without_the_jobs_number_is_shared(name: str, shared: bool) -> Non
         ("srun --export=ALL,RANK=$SLURM_PROCID python train.py", ["SLURM_PROCID"]),
         ("srun bash -c 'torchrun --node_rank $SLURM_NODEID train.py'", []),
         ('srun bash -c "torchrun --node_rank \\$SLURM_NODEID train.py"', []),
+        ("srun -N2 torchrun --rdzv_backend c10d --node_rank $SLURM_NODEID train.py", []),
+        (
+            'L="accelerate launch --machine_rank $SLURM_PROCID --rdzv_backend=c10d"\nsrun bash -c "$L train.py" 2>&1',
+            [],
+        ),
         ("srun -n1 -N1 ./copy $SLURM_PROCID", []),
         ("srun -N1 -n8 ./check $SLURM_NODEID", []),
         ("srun -N2 -n2 ./check $SLURM_LOCALID", []),

@@ -332,14 +332,16 @@ def mount_target_twice(job: Job) -> Iterator[Hit]:
 def mount_unset(job: Job) -> Iterator[Hit]:
     """--container-mounts $MOUNTS without quotes: when MOUNTS is empty, the option takes the next word as its value.
 
-    Variables that the script sets, tests or gives a default are not reported.
+    Variables that the script sets, tests or gives a default are not reported, nor is an image: a step needs one.
     """
     cared_for = {item.name for item in job.script.assignments} | {"PWD", "HOME", "USER", "TMPDIR"}
     cared_for |= {use.name for use in job.script.uses if use.guarded}
     for step in job.steps:
         for option in step.options:
             value = option.value
-            if not option.name.startswith("container-") or value is None or value is option.word:
+            if not option.name.startswith("container-") or option.name == "container-image":
+                continue
+            if value is None or value is option.word:
                 continue
             found = re.fullmatch(r"\$\{?(\w+)\}?", value.source)
             name = found[1] if found and "=" not in option.word.text else ""

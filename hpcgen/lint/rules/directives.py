@@ -18,6 +18,7 @@ from hpcgen.lint.sbatch import (
     matching_options,
 )
 from hpcgen.lint.script import Command
+from hpcgen.lint.words import PLACEHOLDER
 from hpcgen.wording import counted
 
 MIN_SIGNAL_LEAD_S = 60
@@ -382,11 +383,13 @@ def log_shared(job: Job) -> Iterator[Hit]:
         value = job.script.options.get(name, "")
         appends = job.script.options.get("open-mode") == "append"
         has_job = re.search(r"%\d*[AJj]", value.replace("%%", ""))
-        if value and not has_job and not value.startswith("/dev/") and not appends:
+        is_named = value and not value.startswith("/dev/") and not PLACEHOLDER.search(value)
+        if is_named and not has_job and not appends:
             yield Hit(
                 job.script.option_line(name),
                 f"every job of this script writes to {value}, and truncates it",
                 "put %j into the name",
+                cause="log",
             )
 
 

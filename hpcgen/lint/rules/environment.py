@@ -44,27 +44,6 @@ def misspelt_variable(job: Job) -> Iterator[Hit]:
 
 
 @rule(
-    "unknown-variable",
-    "note",
-    "a variable that NCCL does not know",
-    source="NCCL user guide, Environment Variables; PyTorch, ProcessGroupNCCL.hpp",
-)
-def unknown_variable(job: Job) -> Iterator[Hit]:
-    """The name is neither among NCCL's variables nor among those of PyTorch for NCCL; a plugin may read it.
-
-    Variables that the script itself uses are not reported.
-    """
-    used = {use.name for use in job.script.uses}
-    for assignment in _environment(job):
-        name = assignment.name
-        is_known = name in variables.known() or name in variables.UNREAD or variables.right_name(name)
-        if variables.is_checked(name) and not is_known and name not in used:
-            yield Hit(
-                assignment.line, f"NCCL and PyTorch have no variable {name}", "look it up, or remove it"
-            )
-
-
-@rule(
     "renamed-variable",
     "note",
     "an old name of PyTorch's",

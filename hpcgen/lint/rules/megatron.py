@@ -326,7 +326,7 @@ def max_connections(job: Job) -> Iterator[Hit]:
     """
     exempt = {
         "use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp", "overlap-moe-expert-parallel-comm",
-        "no-async-tensor-model-parallel-allreduce", *REMOVED,
+        "no-async-tensor-model-parallel-allreduce", "data-impl", "DDP-impl", *REMOVED,
     }  # fmt: skip
     blackwell = any(re.search(r"(?i)(?<![a-z0-9])g?b[23]00(?![a-z0-9])", line) for line in job.script.lines)
     if blackwell or any(command.name in ("source", ".") for command in job.script.commands):

@@ -33,15 +33,15 @@ def rank_of_batch_shell(job: Job) -> Iterator[Hit]:
     for assignment in job.script.assignments:
         if assignment.value and (names := _OF_A_TASK.intersection(assignment.value.variables)):
             holders[assignment.name] = names
-    unread = _unread_node_ranks(job)
     for step in job.steps:
         outer = step.command.outer
         if outer is not None and job.script.commands[outer].name == "srun":
             continue  # a task's shell puts it in
         given = [option.value for option in step.all("export") if option.value]
+        unread = _unread_node_ranks(job, step)
         for word in (*given, *step.program):
             names = frozenset[str]().union(*(holders.get(name, ()) for name in word.variables))
-            if any(word is other for other in unread):
+            if any(rank in word.text for rank in unread):
                 continue
             for name in sorted(name for name in names if not _is_0_for_all(job, step, name)):
                 yield Hit(
@@ -52,14 +52,18 @@ def rank_of_batch_shell(job: Job) -> Iterator[Hit]:
     yield from _exported_ranks(job)
 
 
-def _unread_node_ranks(job: Job) -> list[Word]:
-    """The words of --node_rank where torchrun does not read them."""
-    words = []
+def _unread_node_ranks(job: Job, step: Step) -> list[str]:
+    """Texts of the rank of the node where torchrun, or accelerate with it, does not read that.
+
+    They are parts of a word where a shell starts the launcher: srun bash -c "torchrun ...".
+    """
+    texts = []
     for launch in job.launches:
-        backend, rank = launch.option("rdzv-backend"), launch.option("node-rank")
-        if backend and backend.text != "static" and rank:
-            words += [rank.word, *([rank.value] if rank.value else [])]
-    return words
+        backend, rank = launch.option("rdzv-backend"), launch.option("node-rank", "machine-rank")
+        is_here = launch.step is not None and launch.step.command is step.command
+        if is_here and backend and backend.text != "static" and rank and rank.value:
+            texts.append(rank.text)
+    return texts
 
 
 def _exported_ranks(job: Job) -> Iterator[Hit]:
