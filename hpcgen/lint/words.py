@@ -20,7 +20,7 @@ PIECE_COST = 20
 
 PLACEHOLDER = re.compile(
     r"your|xxx|<|\.\.\.|change[_-]?(me|this|it)|replace|example|dummy|none|null|todo|fixme|insert|enter[_-]|fill[_-]?in"
-    r"|put[_-]|[_-]here|placeholder|__\w+__",
+    r"|put[_-]|[_-]here|placeholder|disabled|offline|__\w+__",
     re.IGNORECASE,
 )
 """Text that whoever uses a template replaces."""

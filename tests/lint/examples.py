@@ -161,7 +161,7 @@ EXAMPLES: dict[str, Example] = {
     "directive-cut": Example(
         fails=(_in("#SBATCH --mem=0", "#SBATCH --comment=nvcr.io#nvidia/pytorch"),),
         at="nvcr.io",
-        passes=(_in("#SBATCH --mem=0", "#SBATCH --comment=nvcr.io\\#nvidia  # the image"),),
+        passes=(_in("#SBATCH --mem=0", "#SBATCH --comment=nvcr.io\\#nvidia# the image"),),
     ),
     "directive-variable": Example(
         fails=(("--output=/shared/logs/", "--output=$HOME/logs/"),),
@@ -628,7 +628,7 @@ EXAMPLES: dict[str, Example] = {
         passes=(
             _in(
                 ENVIRONMENT,
-                "export WANDB_API_KEY=CHANGE_THIS HF_TOKEN=$(cat ~/.token) S3_SECRET_FILE=/run/secrets/s3",
+                "export WANDB_API_KEY=CHANGE_THIS PAD_TOKEN=padding HF_TOKEN=$(cat ~/.tok) S3_SECRET_FILE=/run/s3",
             ),
         ),
     ),

@@ -135,7 +135,9 @@ def container_mounts_repeated(job: Job) -> Iterator[Hit]:
 )
 def container_without_image(job: Job) -> Iterator[Hit]:
     """Container options without an image are ignored, and the program runs on the host."""
-    if "container-image" in job.script.options or job.script.settings("PYXIS_CONTAINER_IMAGE"):
+    if {"container-image", "container-name"} & job.script.options.keys() or job.script.settings(
+        "PYXIS_CONTAINER_IMAGE"
+    ):
         return
     for step in job.steps:
         given = [

@@ -125,7 +125,7 @@ def directive_spelling(job: Job) -> Iterator[Hit]:
 def directive_cut(job: Job) -> Iterator[Hit]:
     """In a directive an unquoted `#` begins a comment even within a word: nvcr.io#nvidia/pytorch becomes nvcr.io."""
     for directive in job.script.directives:
-        if directive.cut:
+        if directive.cut.strip("#"):  # a lone # begins a comment that is meant as one
             yield Hit(
                 directive.line,
                 f"sbatch takes {directive.cut} for a comment: --{directive.name} is only {directive.value}",

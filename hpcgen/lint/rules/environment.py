@@ -218,6 +218,13 @@ def offline_hub(job: Job) -> Iterator[Hit]:
 
 # ---- secrets: no message may hold a value ----
 
+_NAME_OF_SECRET = re.compile(
+    r"(?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)(?<!MASK_)(?<!STOP_)(?<!IMAGE_)"
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|ACCESS_KEY)$",
+    re.IGNORECASE,
+)
+"""Names of secrets themselves; TOKEN_DISPATCHER, PAD_TOKEN, CREDENTIALS (a file) and PASSWORD_FILE are none."""
+
 
 @rule(
     "secret-in-script",
@@ -231,7 +238,7 @@ def secret_in_script(job: Job) -> Iterator[Hit]:
         word = assignment.value
         if word is None or not word.known or len(word.text) < 8 or PLACEHOLDER.search(word.text):
             continue
-        if SECRET.search(assignment.name) and not re.search(r"(^|[/.])[\w./-]*/", word.text):
+        if _NAME_OF_SECRET.search(assignment.name) and not re.search(r"(^|[/.])[\w./-]*/", word.text):
             yield Hit(
                 assignment.line,
                 f"the value of {assignment.name} is written here",
@@ -251,10 +258,6 @@ _WITHOUT_PROCESS = frozenset((
     "set", "read", "eval", "grep", "cat", "chmod", "ls", "rm", "cp",
 ))  # fmt: skip
 """Commands that start no process, and those whose arguments are files."""
-_NAME_OF_SECRET = re.compile(
-    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|ACCESS_KEY)$", re.IGNORECASE
-)
-"""Names of secrets themselves; TOKEN_DISPATCHER, CREDENTIALS (a file) and PASSWORD_FILE are none."""
 
 
 @rule("secret-argument", "error", "a secret is a command's argument", source="proc(5)")
