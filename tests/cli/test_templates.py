@@ -282,6 +282,4 @@ def test_check_reads_the_scripts_with_hpcgens_own_lint(cluster: str, workplace: 
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})
     checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
     assert checked.status == 1
-    assert (
-        f"{site}/slurm/base.sbatch.j2:3: nccl-debug-level: INFOO is no level of NCCL_DEBUG" in checked.stdout
-    )
+    assert f"{site}/slurm/base.sbatch.j2:3: nccl-debug-level: NCCL_DEBUG has no level INFOO" in checked.stdout
