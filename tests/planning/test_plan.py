@@ -213,9 +213,7 @@ def test_a_prefix_with_a_suffix_is_told_to_be_one(tmp_path, suffix):
     with pytest.raises(ConfigErrors) as error:
         plan(run)
     [mistake] = error.value.mistakes
-    assert re.match(
-        rf"\S+run\.yaml:\d+: data\.train\[0\]\.prefix = \S+ names no pair: ", mistake
-    )
+    assert re.match(r"\S+run\.yaml:\d+: data\.train\[0\]\.prefix = \S+ names no pair: ", mistake)
     assert mistake.endswith(
         f"corpus{suffix}.idx: no such file, and stage train needs it; write it without {suffix}"
     )
