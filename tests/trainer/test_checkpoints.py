@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from tests.recorded_run import write_checkpoint
 from tests.trainer.runs import GPT, ROOT, Ranks, Run, finished, gpt_config, run
 from tests.trainer.tensors import assert_same_checkpoint
 from trainer import checkpoint, checkpoint_files
@@ -478,9 +479,10 @@ def test_data_parallel_ranks_share_the_writing(corpus: str, tmp_path: Path) -> N
 def make(directory: Path, *iterations: int, pinned: tuple[int, ...] = (), torn: tuple[int, ...] = ()) -> None:
     for iteration in iterations:
         path = checkpoint_files.iteration_directory(directory, iteration)
-        path.mkdir(parents=True)
-        if iteration not in torn:
-            (path / COMPLETE).write_text(checkpoint_files.record_text({"iteration": iteration, "files": {}}))
+        if iteration in torn:
+            path.mkdir(parents=True)
+        else:
+            write_checkpoint(directory, iteration)
         if iteration in pinned:
             (path / PINNED).touch()
 

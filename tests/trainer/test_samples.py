@@ -10,8 +10,9 @@ from typing import Any
 
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from tests.recorded_run import write_checkpoint
 from tests.trainer.runs import ROOT, environment
-from trainer.checkpoint_files import COMPLETE, METADATA, TRACKER, record_text
+from trainer.checkpoint_files import METADATA, TRACKER
 
 
 def samples(config: dict[str, Any], path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -77,9 +78,7 @@ def test_samples_that_the_run_does_not_read_are_refused(config: dict[str, Any], 
 
 def test_a_run_that_changed_its_batch_is_asked_as_it_reads(config: dict[str, Any], tmp_path: Path) -> None:
     """Three of six steps had 8 samples, the others have the configuration's 4: 36 samples, not 24."""
-    path = tmp_path / "run/checkpoints/iter_0000003"
-    path.mkdir(parents=True)
-    (path / COMPLETE).write_text(record_text({"iteration": 3, "consumed_samples": 24, "files": {}}))
+    write_checkpoint(tmp_path / "run/checkpoints", 3, consumed_samples=24)
     assert "35: " in samples(config, tmp_path / "config.json", "35").stdout
     refused = samples(config, tmp_path / "config.json", "36")
     assert (refused.returncode, "36 to 36 is not within 0 to 35" in refused.stderr) == (2, True)
