@@ -61,7 +61,7 @@ class Carried:
         """Whether the command line gives this key, a part of it, or the section around it."""
         place: Any = self.chosen
         for key in path.split("."):
-            if not isinstance(place, dict):
+            if not isinstance(place, Mapping):
                 return True
             if key not in place:
                 return False
@@ -80,7 +80,7 @@ class Carried:
 
 def _at(place: Any, path: str) -> Any:
     for key in path.split("."):
-        place = place.get(key) if isinstance(place, dict) else None
+        place = place.get(key) if isinstance(place, Mapping) else None
     return place
 
 
