@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -100,7 +101,11 @@ def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask:
     arguments = (*stage.arguments, "--config", str(job_dir / "trainer.json"))
     if stage.name != "train":
         return ModuleTask(arguments, environment)
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    environment |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "TRAINER_RENDEZVOUS_ID": secrets.token_hex(16),
+    }
     return ModuleTask((*arguments, "--stop-file", str(job_dir / "stop")), environment)
 
 

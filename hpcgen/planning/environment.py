@@ -25,11 +25,14 @@ from trainer.config import ParallelismConfig
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 """Where the ranks meet: the script of every stage with ranks computes them."""
 
+RENDEZVOUS_ID = "TRAINER_RENDEZVOUS_ID"
+"""By this the trainer's ranks know each other where MASTER_PORT is taken; computed along with RENDEZVOUS."""
+
 SET_BY_THE_SCRIPT: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(GPU_STAGES, RENDEZVOUS),
+    **dict.fromkeys(GPU_STAGES, (*RENDEZVOUS, RENDEZVOUS_ID)),
     **dict.fromkeys(ARRAY_STAGES, ("CORPUS_JOB",)),
     "index-cache": ("TRAINER_CONFIG",),
-    "train": (*RENDEZVOUS, "TRAINER_CONFIG", "TRAINER_STOP_FILE"),
+    "train": (*RENDEZVOUS, RENDEZVOUS_ID, "TRAINER_CONFIG", "TRAINER_STOP_FILE"),
 }
 """Known only when the job runs: what the script of a stage computes."""
 

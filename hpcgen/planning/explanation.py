@@ -32,8 +32,9 @@ from hpcgen.planning.software import runtime
 
 COMPUTED = {
     "MASTER_ADDR": "address of the step's first node, as scontrol knows it",
-    "MASTER_PORT": "10000 to 29999, from the job's number, its life and the attempt",
+    "MASTER_PORT": "10000 to 29999, from the job's number, its life and the attempt; a later one where it is taken",
     "WORLD_SIZE": "ranks of the step",
+    "TRAINER_RENDEZVOUS_ID": "random, for each attempt: by it the ranks know each other where MASTER_PORT is taken",
     "CORPUS_JOB": "RUN_DIR/jobs/ARRAY_TASK/corpus.json",
     "TRAINER_CONFIG": "RUN_DIR/jobs/JOBID/trainer.json",
     "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-LIFE",

@@ -74,12 +74,15 @@ def test_the_exports_are_those_of_the_rendered_script(tmp_path, workplace, stage
     assert "export FOO='a b'" in exports
 
 
+OF_THE_LAUNCH_LINE = {"TRAINER_CONFIG", "TRAINER_STOP_FILE", "TRAINER_RENDEZVOUS_ID", "CORPUS_JOB"}
+
+
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "image"])
 def test_the_names_for_the_container_are_those_of_the_rendered_script(tmp_path, workplace, stage):
     """But for what the launch line of the trainer or of a data stage needs."""
     values = run_of_every_stage("pyxis", secrets=["HF_TOKEN"])
     container = planned(tmp_path, values, [stage]).stages[stage].container
-    rendered = set(container.environment) - {"TRAINER_CONFIG", "TRAINER_STOP_FILE", "CORPUS_JOB"}
+    rendered = set(container.environment) - OF_THE_LAUNCH_LINE
     assert set(as_json("-c", tmp_path / "run.yaml", "--stage", stage)["container_env"]) == rendered
 
 

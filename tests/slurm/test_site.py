@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 import urllib.request
 from pathlib import Path
@@ -150,9 +151,11 @@ def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(
     left[0].mkdir()
     left[1].symlink_to(tmp_path)
     script = hpcgen("render", "tensorboard", "-c", str(tiny_run), cwd=tiny_run.parent)
-    job_id = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
+    job_id = slurm_cluster.sbatch(script, "--hold", cwd=tiny_run.parent)
     log = tiny_run.parent / "run" / f"tensorboard-{job_id}.log"
+    taken = socket.create_server(("127.0.0.1", 10_000 + int(job_id) % 20_000))
     try:
+        slurm_cluster.run("scontrol", "release", job_id)
         end, page = time.monotonic() + 90, b""
         while time.monotonic() < end and b"TensorBoard" not in page:
             time.sleep(0.5)
@@ -167,6 +170,7 @@ def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(
         assert not left[0].exists(), "scratch of a job that is gone"
         assert left[1].is_symlink(), "nothing of ours"
     finally:
+        taken.close()
         slurm_cluster.run("scancel", job_id)
         left[1].unlink()
     assert slurm_cluster.wait(job_id, timeout_s=60) == "CANCELLED"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,16 @@ from tests.slurm.conftest import (
 def test_the_piped_script_trains_on_both_nodes_and_computes_what_one_process_does(
     slurm_cluster: SlurmCluster, tiny_run: Path, single_process_curve: dict[int, tuple[float, float]]
 ) -> None:
-    log = run_job(slurm_cluster, tiny_run, *TWO_NODES, *TP2_PP2)
+    """Another program has the port that the job's number gives."""
+    script = render(tiny_run, *TWO_NODES, *TP2_PP2)
+    job_id = slurm_cluster.sbatch(script, "--hold", cwd=tiny_run.parent)
+    port = 10_000 + int(job_id) * 8 % 20_000
+    with socket.create_server(("127.0.0.1", port)):
+        slurm_cluster.run("scontrol", "release", job_id)
+        state = slurm_cluster.wait(job_id, timeout_s=JOB_S)
+    log = log_of(tiny_run, job_id)
+    assert state == "COMPLETED", log
+    assert f"rank 0: port {port} is taken; the ranks meet at port" in log
     assert "on ndv5-[1-2]" in log
     assert "TP 2 x PP 2" in log
     found = curve(tiny_run)

@@ -72,13 +72,13 @@ class Run:
 class Ranks:
     """The processes of one life of a run."""
 
-    def __init__(self, config: dict[str, Any], *arguments: str) -> None:
+    def __init__(self, config: dict[str, Any], *arguments: str, port: str | None = None) -> None:
         self.directory = Path(config["run_dir"])
         self.directory.mkdir(parents=True, exist_ok=True)
         config_file = self.directory / "config.json"
         config_file.write_text(json.dumps(config))
         self._log = self.directory / "log"
-        port = free_port()
+        port = port or free_port()
         # A fork has imported everything: not for a GPU, nor with what PYTHONPATH brings.
         start = new_process if config["device"] == "cuda" or "PYTHONPATH" in os.environ else ForkedRank
         self.processes = [
@@ -132,6 +132,7 @@ def environment(rank: int, world_size: int, port: str) -> dict[str, str]:
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
+        "TRAINER_RENDEZVOUS_ID": f"{os.getpid()}-{port}",
         "OMP_NUM_THREADS": "1",
     }
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import socket
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import DistStoreError, TCPStore
 
+from tests.trainer import runs
 from tests.trainer.runs import run
 from trainer.errors import TrainerError
-from trainer.rendezvous import Ranks, find_ranks, open_store
+from trainer.rendezvous import Ranks, candidate_ports, find_ranks, open_store
 
 EXPLICIT = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 BATCH_SHELL = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}
@@ -71,3 +76,46 @@ def test_a_life_that_torchrun_starts_again_hears_nothing_of_the_one_before() -> 
     second = open_store(ranks, environ | {"TORCHELASTIC_RESTART_COUNT": "1"}, timeout, waits=False)
     assert first.check(["terminated"])
     assert not second.check(["terminated"])
+
+
+@contextlib.contextmanager
+def taken(port: int, *, hangs_up: bool) -> Iterator[None]:
+    """A service that says nothing, or that ends each connection at once."""
+
+    def hang_up() -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                listener.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        if hangs_up:
+            threading.Thread(target=hang_up, daemon=True).start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_ranks_pass_over_the_ports_of_others(config: dict[str, Any]) -> None:
+    """Another job of the same number of ranks, which began at the same port, has two of them."""
+    ports = candidate_ports(int(runs.free_port()))
+    first = ports[0]
+    config["world_size"] = 2
+    config["training"]["train_iters"] = 1
+    config["optimizer"]["lr_warmup_iters"] = 0
+    timeout = datetime.timedelta(seconds=10)
+    of_another = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(first), "TRAINER_RENDEZVOUS_ID": "another"}
+    with taken(first, hangs_up=False), taken(ports[1], hangs_up=True):
+        store = TCPStore("127.0.0.1", ports[2], is_master=True, wait_for_workers=False)
+        another = open_store(Ranks(0, 0, 2, "a test"), of_another, timeout, waits=False)
+        found = runs.Ranks(config, port=str(first)).wait()
+    assert found.statuses == (0, 0), found.log
+    assert f"rank 0: port {first} is taken; the ranks meet at port {ports[4]}" in found.log
+    assert store.num_keys() + another.num_keys() <= 2, "nothing was said at the stores of others"
+
+
+def test_a_rank_that_does_not_come_is_named_in_time() -> None:
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": runs.free_port(), "TRAINER_RENDEZVOUS_ID": "one"}
+    with pytest.raises(DistStoreError, match="1 of 2 ranks did not come within 0:00:01, rank 1 among them"):
+        open_store(Ranks(0, 0, 2, "a test"), environ, datetime.timedelta(seconds=1))
+    environ["TRAINER_RENDEZVOUS_ID"] = "two"
+    with pytest.raises(DistStoreError, match="rank 0 did not answer within 0:00:01 at"):
+        open_store(Ranks(1, 1, 2, "a test"), environ, datetime.timedelta(seconds=1))

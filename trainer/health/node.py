@@ -90,7 +90,11 @@ def run(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str], repo
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename
     # Two nodes of a test may share a host, and so an address.
     port = int(environ.get("MASTER_PORT", "29500")) + int(environ.get("SLURM_NODEID", "0")) % 1000
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    address = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TRAINER_RENDEZVOUS_ID": environ.get("TRAINER_RENDEZVOUS_ID", ""),
+    }
     report = reports / f"{node}-container.json"
     try:
         with Meeting(own, node, address, config.timeout_s, PROGRAM) as meeting:
