@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcgen.files import private_file, publish
 from hpcgen.wording import counted
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -72,8 +73,8 @@ def draw_png(curve: Curve, path: Path, title: str) -> Path | None:
     axes.set(title=title, xlabel="iteration", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()
-    temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, dpi=120, format="png")
+    with private_file(path) as file:
+        figure.savefig(file, dpi=120, format="png")
+        publish(file, path)
     pyplot.close(figure)
-    temporary.replace(path)
     return path

@@ -11,9 +11,9 @@ class Exit(enum.IntEnum):
     DONE = 0
     """The last iteration is saved (DONE), or the run was asked to stop and has saved (STOPPED)."""
     FAULT = 1
-    """A bug, or something nobody expected: the log has the traceback."""
+    """A bug, which leaves its traceback in the log, or a refusal that may pass: storage that does not answer."""
     REFUSED = 2
-    """The configuration, the data, the ranks or a checkpoint are not what the run needs."""
+    """The configuration, the data, the ranks or a checkpoint are not what the run needs. Always final."""
     NOT_FINITE = 3
     """The loss, the gradient norm or what a checkpoint would hold is not finite."""
     HUNG = 4
@@ -44,6 +44,7 @@ class TrainerError(Exception):
 class RunDirectoryBusyError(TrainerError):
     """Another process trains in the run directory, whose marks are not this process's to set."""
 
+    exit_code = Exit.FAULT
     is_final = False
 
 

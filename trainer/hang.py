@@ -22,7 +22,7 @@ import torch
 
 from trainer.peers import ranges
 from trainer.rendezvous import Ranks
-from trainer.run_directory import RunDirectory
+from trainer.run_directory import RunDirectory, open_nofollow
 
 FLIGHT_RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
 """torch's functions: of NCCL's collectives, and of any backend's (since 2.9)."""
@@ -98,7 +98,8 @@ def write(run: RunDirectory, report: Report) -> None:
         OSError: a file cannot be written.
     """
     run.stacks.mkdir(parents=True, exist_ok=True)
-    with (run.stacks / f"rank-{report.rank:05d}.txt").open("w", encoding="utf-8") as file:
+    path = run.stacks / f"rank-{report.rank:05d}.txt"
+    with open(path, "w", encoding="utf-8", opener=open_nofollow) as file:  # Path.open has no opener
         print(json.dumps(dataclasses.asdict(report)), file=file)
         print("\nMain thread (most recent call last):", file=file)
         traceback.print_stack(_main_frame(), file=file)
@@ -107,7 +108,9 @@ def write(run: RunDirectory, report: Report) -> None:
     record = _flight_record()
     if record is not None:
         # torchfrtrace finds the rank behind the prefix
-        (run.stacks / f"{RunDirectory.FLIGHT_RECORD}{report.rank}").write_bytes(record)
+        path = run.stacks / f"{RunDirectory.FLIGHT_RECORD}{report.rank}"
+        with open(path, "wb", opener=open_nofollow) as kept:
+            kept.write(record)
 
 
 def _flight_record() -> bytes | None:

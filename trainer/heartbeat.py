@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
+from trainer.run_directory import publish
 from trainer.watch import Beat, Watch
 
 AT_MOST_EVERY_S = 10.0
@@ -61,8 +62,6 @@ class Heartbeat:
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
-        private = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):  # a full disk: saves say so, and the next beat tries again
-            private.write_text(json.dumps(content) + "\n", encoding="utf-8")
-            private.replace(self._path)
+            publish(self._path, json.dumps(content) + "\n")
         self._written = beat

@@ -209,7 +209,7 @@ def _private_directory(directory: Path) -> Iterator[Path]:
             if _lock(lock) and not os.fstat(lock.fileno()).st_nlink:
                 continue
             private = lock_file.with_suffix("")
-            private.mkdir()
+            private.mkdir(mode=0o700)  # nobody else puts links into it
             try:
                 yield private
             finally:

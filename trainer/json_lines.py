@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.run_directory import next_number, publish
+from trainer.run_directory import next_number, open_nofollow, publish
 from trainer.storage import refused
 
 CLOSE_S = 5.0
@@ -34,7 +34,7 @@ class JsonLines:
         """
         self._path, self._complain = path, complain
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = open(path, "ab", buffering=0, opener=open_nofollow)  # noqa: SIM115
         except OSError as error:
             raise refused(error, path, "written") from error
         self._is_torn = self._has_complained = False

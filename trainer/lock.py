@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from trainer.errors import RunDirectoryBusyError
+from trainer.run_directory import open_nofollow
 
 RUN = ".lock"
 """In a run directory."""
@@ -25,7 +26,7 @@ def hold(path: Path, busy: str) -> None:
         RunDirectoryBusyError: another process holds it; says `busy`.
         OSError: it cannot be made.
     """
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    lock = open_nofollow(str(path), os.O_RDWR | os.O_CREAT)
     held = _held.get(path)
     if held is not None and os.path.sameopenfile(held, lock):
         os.close(lock)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -76,17 +78,17 @@ class Profiler:
 
     def _export(self, trace: torch.profiler.profile, name: str) -> Path:
         """Chrome's trace format, compressed: for ui.perfetto.dev."""
-        path = self._directory / f"{name}.json.gz"
-        private = path.with_name(f".{path.name}")  # torch compresses by the ending
-        trace.export_chrome_trace(str(private))
-        return private.replace(path)
+        return self._publish(f"{name}.json.gz", trace.export_chrome_trace)  # torch compresses by the ending
 
     def _dump_memory(self, name: str) -> Path:
         """What pytorch.org/memory_viz shows."""
-        path = self._directory / f"{name}.memory.pickle"
-        private = path.with_name(f".{path.name}")
-        torch.cuda.memory._dump_snapshot(str(private))
-        return private.replace(path)
+        return self._publish(f"{name}.memory.pickle", torch.cuda.memory._dump_snapshot)
+
+    def _publish(self, name: str, write: Callable[[str], object]) -> Path:
+        """Lets torch write a file where nobody else can put a link, and moves it to its place."""
+        with tempfile.TemporaryDirectory(prefix=".", dir=self._directory) as private:
+            write(f"{private}/{name}")
+            return Path(private, name).replace(self._directory / name)
 
 
 def _range(logging: LoggingConfig) -> tuple[int, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import BinaryIO, ClassVar
 
 from trainer.config import TrainerConfig
 
@@ -108,18 +109,39 @@ def next_number(path: Path) -> Path:
 
 
 def publish(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees all of it or what was there before, even after a power cut."""
-    private = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    """Writes a file so that a reader sees all of it or what was there before, even after a power cut.
+
+    Raises:
+        OSError: it cannot be written; what was there before is still there.
+    """
+    private, file = _create_private(path)
     try:
-        with private.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with file:
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
+        private.replace(path)
     except OSError:
         private.unlink(missing_ok=True)
         raise
-    private.replace(path)
     sync_directory(path.parent)
+
+
+def _create_private(path: Path) -> tuple[Path, BinaryIO]:
+    """A new file next to `path`. Nobody can have put a link there: "x" follows none, and another name is taken."""
+    while True:
+        private = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        with contextlib.suppress(FileExistsError):
+            return private, private.open("xb")
+
+
+def open_nofollow(path: str, flags: int) -> int:
+    """For `open(opener=...)`, where a name must be known to others: a symbolic link in its place is refused.
+
+    Raises:
+        OSError: ELOOP for a link, which somebody else may have put there to have its target overwritten.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def sync_directory(path: Path) -> None:

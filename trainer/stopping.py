@@ -19,7 +19,7 @@ from trainer.config import ConfigError
 from trainer.errors import Exit, TrainerError
 from trainer.peers import Peers, ranges, within
 from trainer.rendezvous import Ranks, find_ranks
-from trainer.run_directory import RunDirectory, publish
+from trainer.run_directory import RunDirectory, open_nofollow, publish
 
 ROLL_CALL_S = 3.5
 """How long after SIGTERM the other ranks may take to have got theirs."""
@@ -150,7 +150,7 @@ def announce(error: TrainerError | ConfigError, run: RunDirectory | None) -> Non
             try:
                 publish(run.failed, f"{error}\n")
             except OSError:  # a full disk takes an empty file, which says as much to the batch script
-                run.failed.touch()
+                os.close(open_nofollow(str(run.failed), os.O_WRONLY | os.O_CREAT))
 
 
 def leave(status: int, line: str | None = None) -> NoReturn:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.distributed import from_rank_0
-from trainer.errors import TrainerError
+from trainer.errors import Exit, TrainerError
 
 T = TypeVar("T")
 
-FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ELOOP)
 """What somebody must mend first. Starting again would train up to the next save, and fail as this life did."""
 
 
@@ -38,6 +38,8 @@ def refused(error: OSError, path: Path, be: str = "read") -> TrainerError:
     full = ": is the disk full?" if _is_short_write(error) else ""
     raised = TrainerError(f"{error.filename or path} cannot be {be} ({error.strerror or error}{full})")
     raised.is_final = is_final(error)
+    if not raised.is_final:
+        raised.exit_code = Exit.FAULT
     return raised
 
 

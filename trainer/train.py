@@ -107,7 +107,7 @@ def _train(
 ) -> None:
     """What `train` does once the ranks have met."""
     last = config.training.train_iters
-    if distributed.from_rank_0(lambda: _open(run, config)):
+    if at_rank_0(lambda: _open(run, config), run.root, "written"):
         log.line(f"{config.name}: iteration {last} is done, nothing to do")
         _finish(run, last, config)
         return

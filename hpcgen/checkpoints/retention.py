@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,11 @@ def pin(checkpoint: Checkpoint) -> None:
     if not (checkpoint.is_complete or checkpoint.is_foreign):
         raise HpcgenError(f"{checkpoint.path}: is not complete, {checkpoint.flaw}", "pin one that is")
     try:
-        (checkpoint.path / checkpoint_files.PINNED).touch()
+        os.close(
+            os.open(
+                checkpoint.path / checkpoint_files.PINNED, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666
+            )
+        )
     except OSError as error:
         raise cannot(error, checkpoint.path, "pinned") from error
 

@@ -87,7 +87,9 @@ class PartialFile:
         """Brings what there is to the disk, and writes down that it is there."""
         sync(self.file)
         private = _new_note_path(self._path)
-        private.write_bytes(msgspec.json.encode(_Note(self._origin, self.validator, self.size, self.total)))
+        private.unlink(missing_ok=True)  # of a note that a full disk cut off
+        with private.open("xb") as note:
+            note.write(msgspec.json.encode(_Note(self._origin, self.validator, self.size, self.total)))
         private.replace(_note_path(self._path))
         self._noted = self.size
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,11 +17,13 @@ import pytest
 
 from tests.trainer.runs import ROOT, Ranks, environment, run
 from trainer import config as configuration
-from trainer import lock
+from trainer import hang, lock
 from trainer.config import ConfigError, TrainerConfig
-from trainer.errors import Exit
+from trainer.errors import Exit, TrainerError
+from trainer.json_lines import JsonLines
 from trainer.layout import check_layout
 from trainer.resolve import resolve
+from trainer.run_directory import RunDirectory, publish
 
 
 def trainer(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -119,7 +122,39 @@ def test_what_rank_0_meets_for_all_is_reported_once(config: dict[str, Any]) -> N
     (directory / "stacks").touch()  # where a directory is to be
     result = run(config)
     assert result.statuses == (Exit.FAULT, Exit.FAULT)
-    assert result.log.count("NotADirectoryError: ") == 1
+    assert result.log.count(f"{directory / 'stacks'} cannot be written (Not a directory)") == 1
+
+
+def test_a_run_directory_that_cannot_be_written_is_refused_in_one_line(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    config["run_dir"] = "/sys/hpcgen/run"  # nobody can make a directory there
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = trainer("--config", str(tmp_path / "config.json"))
+    assert done.returncode == Exit.REFUSED
+    assert re.fullmatch(r"trainer: /sys/hpcgen cannot be written \(.*\)\n", done.stderr), done.stderr
+
+
+def test_links_that_others_have_put_in_place_of_files_are_not_followed(tmp_path: Path) -> None:
+    """In a directory of a group its members can make them, under every name that can be foreseen."""
+    precious = tmp_path / "precious"
+    precious.write_text("data")
+    run = RunDirectory(tmp_path, tmp_path / "checkpoints", tmp_path / "index-cache")
+    run.stacks.mkdir()
+    names = [f".{name}.{socket.gethostname()}.{os.getpid()}" for name in ("DONE", "heartbeat")]
+    names += [".lock", "metrics.jsonl", "stacks/rank-00000.txt"]
+    for name in names:
+        (tmp_path / name).symlink_to(precious)
+    publish(run.done, "6\n")
+    with pytest.raises(OSError, match="symbolic links"):
+        lock.hold(tmp_path / lock.RUN, "busy")
+    with pytest.raises(TrainerError, match="symbolic links") as refused:
+        JsonLines(run.metrics, print)
+    assert refused.value.is_final
+    with pytest.raises(OSError, match="symbolic links"):
+        hang.write(run, hang.Report(0, "here", 1, 0, "train", "?", 1.0, "now"))
+    assert precious.read_text() == "data"
+    assert run.done.read_text() == "6\n"
 
 
 def test_ranks_that_make_no_sense_are_named_in_one_line(config: dict[str, Any], tmp_path: Path) -> None:

@@ -349,7 +349,7 @@ def _publish(save: _Save, written: list[Written]) -> str | None:
     """
     path = save.path
     save.plan.write_index([part.results for part in written])
-    with (path / COMMON).open("wb") as file:
+    with (path / COMMON).open("xb") as file:
         file.write(save.plan.common)
     save_config(CheckpointingConfig("torch_dist", 1), str(path))
     files = {name: entry for part in written for name, entry in part.files.items()}

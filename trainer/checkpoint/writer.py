@@ -182,7 +182,7 @@ class Writing:
     def _write_file(self, bucket: Bucket) -> tuple[str, dict[str, Any], list[WriteResult]]:
         path, name, (objects, tensors) = bucket
         try:
-            with Path(path).open("wb") as file:
+            with Path(path).open("xb") as file:  # in a directory that others of the group may write to
                 stream = _HashedFile(file)
                 self._streams.append(stream)
                 results = []
