@@ -385,6 +385,7 @@ def megatron_lm_flags(case: Case, arguments: argparse.Namespace, scratch: Path) 
         "split": "1,0,0",
         "tokenizer-type": "NullTokenizer",
         "eval-iters": 0,
+        "eval-interval": 10**6,  # it has no default, and is divided by all the same
         "log-interval": 1,
         "attention-dropout": 0,
         "hidden-dropout": 0,

@@ -1,0 +1,43 @@
+"""The flags that benchmarks and docs give to pretrain_gpt.py; make test-exchange runs it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import exchange, train
+from hpcgen.lint.megatron import options
+
+REQUIRED = {"eval-interval"}
+"""Without a default in core_v0.16.1 and core_v0.19.0, whose training.py divides by it whatever eval-iters is."""
+
+CORPUS = argparse.Namespace(
+    corpus=Path("corpus"), directory=Path("here"), device="cuda", precision="bf16", steps=20
+)
+CASES = {case.name: case for case in train.CASES if case.has_peers}
+DOCS = Path(__file__).parents[2] / "docs" / "exchange.md"
+
+
+def check(words: list[str]) -> None:
+    given = {word.removeprefix("--").partition("=")[0] for word in words if word.startswith("--")}
+    assert given >= REQUIRED
+    assert given <= options()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_speed_benchmark(name: str) -> None:
+    check(train.megatron_lm_flags(CASES[name], CORPUS, Path("scratch")))
+
+
+def test_the_exchange_benchmark() -> None:
+    check(exchange.flags(CORPUS, Path("checkpoints")))
+
+
+def test_the_documentation() -> None:
+    [command] = re.findall(
+        r"^torchrun .* pretrain_gpt\.py \\\n((?:.*\\\n)*.*)\n", DOCS.read_text(), re.MULTILINE
+    )
+    check(command.split())
