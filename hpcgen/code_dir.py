@@ -196,7 +196,7 @@ def verify(target: Path, files: dict[str, str]) -> None:
     changed = sorted(path for path in files.keys() | there.keys() if files.get(path) != there.get(path))
     if changed:
         raise HpcgenError(
-            f"{target}: {counted(len(changed), 'file')} changed since they were installed ({', '.join(changed[:3])})",
+            f"{target}: {counted(len(changed), 'file')} changed since the installation ({', '.join(changed[:3])})",
             "remove the directory when no job uses it, and run this again",
         )
 

@@ -243,7 +243,7 @@ def test_a_changed_directory_is_refused(tmp_path: Path, tree: Path, change: str)
     published = code_dir.publish(tree, tmp_path, "3.12")
     changed = published / "trainer" / ("torch.py" if change == "add" else "__init__.py")
     changed.unlink() if change == "remove" else changed.write_text("import os")
-    with pytest.raises(HpcgenError, match=rf"1 files changed since .* \(trainer/{changed.name}\)"):
+    with pytest.raises(HpcgenError, match=rf"1 file changed since .* \(trainer/{changed.name}\)"):
         code_dir.publish(copy, tmp_path, "3.12")
 
 
