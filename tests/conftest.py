@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import hypothesis
 import pytest
+
+# A shell starts `make test &` with SIGINT ignored, and every process that a test starts would inherit that: those that
+# a test interrupts would go on. What has a handler here has the default action there.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine that is busy with the neighbour's test is no reason to fail.
 hypothesis.settings.register_profile(
