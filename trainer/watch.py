@@ -12,6 +12,7 @@ import dataclasses
 import faulthandler
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -66,6 +67,7 @@ class Watch:
         """Whether this life has done a step."""
         self._slowest_s = 0.0
         self._is_hurried = False
+        self._is_alarmed = self._asks = False
         self.last = Beat("start", 0, time.time(), time.monotonic())
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -113,24 +115,41 @@ class Watch:
                 timeout_s = min(timeout_s, max(HURRIED_S, SLOWEST_STEPS * self._slowest_s))
             # Beyond this thread: C code that never gives the interpreter back stops it, and faulthandler needs none.
             faulthandler.dump_traceback_later(timeout_s + REPORT_S + OTHERS_S, exit=True, file=2)
-            # Half of it is reason enough when another rank has waited for all of it.
-            if quiet_s > timeout_s or (quiet_s > timeout_s / 2 and self._peers.is_alarmed()):
+            if quiet_s > timeout_s or (self._is_alarmed and quiet_s > timeout_s / 2):
                 self._end(quiet_s)
+            if quiet_s > timeout_s / 2 and not self._asks:
+                self._asks = True
+                threading.Thread(target=self._ask_for_alarm, daemon=True).start()
             if self._closed.wait(min(1.0, timeout_s / 10)):
                 return
 
+    def _ask_for_alarm(self) -> None:
+        """Asks whether another rank has waited for all of its timeout, for which half of this one's is reason enough.
+
+        In a thread of its own: where rank 0 does not answer, a question takes longer than between two looks.
+        """
+        self._is_alarmed = self._peers.is_alarmed()
+        self._asks = False
+
     def _end(self, quiet_s: float) -> None:
         faulthandler.dump_traceback_later(END_S, exit=True, file=2)
-        threading.Thread(target=self._peers.raise_alarm, daemon=True).start()  # rank 0 may not answer
+        # Beside the report: the store of rank 0 may not answer.
+        hosts: dict[int, str] = {}
+        threading.Thread(target=self._tell_and_ask, args=(hosts,), daemon=True).start()
         report = hang.Report.of_this_rank(
             self._ranks, self.last.iteration, self.last.phase, self.last.time, quiet_s
         )
         with contextlib.suppress(TimeoutError):
             within(REPORT_S, lambda: hang.write(self._run, report))
         time.sleep(OTHERS_S)
-        leave(Exit.TERMINATED if self._is_hurried else Exit.HUNG, self._verdict(report))
+        leave(Exit.TERMINATED if self._is_hurried else Exit.HUNG, self._verdict(report, hosts))
 
-    def _verdict(self, own: hang.Report) -> str | None:
+    def _tell_and_ask(self, hosts: dict[int, str]) -> None:
+        """Tells the other ranks, and puts into `hosts` where they run."""
+        self._peers.raise_alarm()
+        hosts |= self._peers.hosts()
+
+    def _verdict(self, own: hang.Report, hosts: Mapping[int, str]) -> str | None:
         """The line for the log, from the first rank that reported; None from the others."""
         try:
             reports = within(REPORT_S, lambda: hang.read(self._run))
@@ -141,4 +160,4 @@ class Watch:
         )
         if own.rank != min(reports):
             return None
-        return hang.verdict(reports, self._ranks.world_size, self._peers.hosts(), self._run.stacks)
+        return hang.verdict(reports, self._ranks.world_size, dict(hosts), self._run.stacks)

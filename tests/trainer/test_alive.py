@@ -64,6 +64,20 @@ def test_a_stopped_rank_ends_the_others_with_their_stacks(two_ranks: dict[str, A
     assert heartbeat["time"] <= time.time()
 
 
+@pytest.mark.slow
+def test_a_stopped_rank_0_whose_store_does_not_answer_delays_no_one(two_ranks: dict[str, Any]) -> None:
+    two_ranks["training"]["distributed_timeout_seconds_after_init"] = 3
+    ranks = Ranks(two_ranks)
+    ranks.wait_for_step()
+    ranks.send(signal.SIGSTOP, rank=0)
+    assert ranks.processes[1].wait(ENOUGH_S) == Exit.HUNG
+    ranks.send(signal.SIGKILL, rank=0)
+    log = ranks.wait().log
+    assert re.search(
+        r"^trainer: hung: nothing moved for [34](\.\d)? s; look first at rank 0, which", log, re.MULTILINE
+    )
+
+
 def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
     two_ranks: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
