@@ -64,18 +64,35 @@ def test_a_stopped_rank_ends_the_others_with_their_stacks(two_ranks: dict[str, A
     assert heartbeat["time"] <= time.time()
 
 
+SILENT_STORE = """
+import sys, threading, time
+from pathlib import Path
+from trainer import device
+device.stand_in_for_cuda()
+from trainer.config import TrainingConfig
+from trainer.rendezvous import Ranks
+from trainer.run_directory import RunDirectory
+from trainer.watch import Watch
+
+class Silent:
+    def __getattr__(self, question):
+        return threading.Event().wait
+
+directory = Path(sys.argv[1])
+training = TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1, distributed_timeout_minutes=1 / 60)
+with Watch(RunDirectory(directory, directory, directory), Ranks(1, 1, 2, "a test"), Silent(), training):
+    time.sleep(60)
+"""
+
+
 @pytest.mark.slow
-def test_a_stopped_rank_0_whose_store_does_not_answer_delays_no_one(two_ranks: dict[str, Any]) -> None:
-    two_ranks["training"]["distributed_timeout_seconds_after_init"] = 3
-    ranks = Ranks(two_ranks)
-    ranks.wait_for_step()
-    ranks.send(signal.SIGSTOP, rank=0)
-    assert ranks.processes[1].wait(ENOUGH_S) == Exit.HUNG
-    ranks.send(signal.SIGKILL, rank=0)
-    log = ranks.wait().log
-    assert re.search(
-        r"^trainer: hung: nothing moved for [34](\.\d)? s; look first at rank 0, which", log, re.MULTILINE
+def test_a_store_that_is_silent_for_ever_keeps_no_watch_from_its_end(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT_STORE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )
+    assert done.returncode == Exit.HUNG, done.stderr
+    assert "trainer: hung: nothing moved for" in done.stderr
+    assert "look first at rank 0, which did not report" in done.stderr
 
 
 def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
