@@ -114,6 +114,58 @@ def test_a_run_directory_is_free_as_soon_as_its_process_is_gone(tmp_path: Path) 
         lock.hold(tmp_path / lock.RUN, "busy")
 
 
+WITHOUT_LOCKS = """
+import errno, fcntl, os, sys
+from pathlib import Path
+from trainer import lock
+
+def flock(file, how):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+fcntl.flock = flock
+lock.BEAT_S, lock.WATCH_S, lock.SETTLE_S = 0.2, 3.0, 0.5
+try:
+    lock.hold(Path(sys.argv[1]), "busy")
+except lock.RunDirectoryBusyError as error:
+    sys.exit(f"refused: {error}")
+print("here", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_one_process_holds_a_directory_where_the_file_system_has_no_locks(tmp_path: Path) -> None:
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", WITHOUT_LOCKS, str(tmp_path / lock.RUN)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    owner_file = tmp_path / ".lock.owner"
+    owner, other = start(), start()
+    said = {process: process.stdout.readline() for process in (owner, other)}  # type: ignore[union-attr]
+    if not said[owner]:
+        owner, other = other, owner
+    assert [said[owner], said[other]] == ["here\n", ""], "of two that start at once, one"
+    assert "refused: busy" in other.communicate()[1]
+    late = start()
+    assert "refused: busy" in late.communicate()[1]
+    owner.kill()
+    owner.communicate()
+
+    killed = json.loads(owner_file.read_text())
+    after = start()
+    assert after.communicate("\n")[0] == "here\n", "its host knows that the owner is dead"
+    assert not owner_file.exists()
+    owner_file.write_text(json.dumps(killed | {"host": "elsewhere"}))
+    after = start()
+    assert after.stdout is not None
+    assert after.stdout.readline() == "here\n", "no sign of life from another host"
+    while after.poll() is None:
+        owner_file.write_text(json.dumps(killed | {"host": "elsewhere"}))
+        time.sleep(0.1)
+    assert "busy (this process showed no sign of life" in after.communicate()[1]
+    assert after.returncode == Exit.FAULT
+
+
 @pytest.mark.slow
 def test_what_rank_0_meets_for_all_is_reported_once(config: dict[str, Any]) -> None:
     config["world_size"] = 2
