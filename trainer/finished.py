@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer import checkpoint_files, hyperparameters, provenance
 from trainer.checkpoint_files import Checkpoint
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, fingerprint
 from trainer.run_directory import RunDirectory
 
 
@@ -19,7 +19,7 @@ def is_done(run: RunDirectory, config: TrainerConfig) -> bool:
     """
     newest = last_checkpoint(run, config)
     if newest is None:
-        return False
+        return is_marked(run, config) and checkpoint_files.newest_complete(run.checkpoints) is None
     assert newest.record is not None
     files = provenance.examine(config, newest.record)
     where = f"{run.root} (iteration {newest.iteration})"
@@ -30,7 +30,7 @@ def is_done(run: RunDirectory, config: TrainerConfig) -> bool:
 def last_checkpoint(run: RunDirectory, config: TrainerConfig) -> Checkpoint | None:
     """The checkpoint that the finished `run` ended with; None where there is something left to train.
 
-    Also None when no checkpoint is left: then `trainer.evidence` decides whether the run may begin again.
+    Also None when no checkpoint is left: then `is_marked` tells, or else `trainer.evidence` whether it may begin again.
 
     Raises:
         OSError: the checkpoints cannot be read.
@@ -39,3 +39,16 @@ def last_checkpoint(run: RunDirectory, config: TrainerConfig) -> Checkpoint | No
         return None
     newest = checkpoint_files.newest_complete(run.checkpoints)
     return newest if newest is not None and newest.iteration == config.training.train_iters else None
+
+
+def is_marked(run: RunDirectory, config: TrainerConfig) -> bool:
+    """Whether DONE says that the resolved `config`, value for value, is finished.
+
+    Raises:
+        OSError: DONE cannot be read.
+    """
+    try:
+        text = run.done.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return False
+    return text.splitlines()[1:] == [fingerprint(config)]

@@ -336,19 +336,9 @@ def _download_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
 
 
 def _extract_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
-    directory = job.directory
-    seen: dict[str, str] = {}
     for file in manifest.files:
         if file.name.endswith(COMPRESSED):
-            unit = _extract_unit(directory, file)
-            output = unit.name
-            other = seen.setdefault(output, file.name)
-            if other != file.name:
-                raise HpcgenError(
-                    f"{other} and {file.name} would both be uncompressed to {directory / output}",
-                    "leave one of them out (data.corpus.include), or use prepare, which uncompresses to no file",
-                )
-            yield unit
+            yield _extract_unit(job.directory, file)
 
 
 def _shares(job: CorpusJob, manifest: Manifest) -> Iterator[tuple[list[ManifestFile], Share, list[str]]]:

@@ -69,19 +69,28 @@ RESERVED = frozenset(
 RESERVED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "BASH")
 
 LEAKED = (
-    *(
-        "NCCL_*",
-        "UCX_*",
-        "SHARP_*",
-        "NVTE_*",
-        "TORCH_*",
-        "TORCHINDUCTOR_*",
-        "PYTORCH_*",
-        "GLOO_*",
-        "OMPI_MCA_*",
-    ),
-    *("MELLANOX_*", "NVIDIA_*", "CUDA_DEVICE_*", "OMP_*", "TORCHELASTIC_*", "PYTHONPATH", "PYTHONHOME"),
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    "NCCL_*",
+    "UCX_*",
+    "SHARP_*",
+    "NVTE_*",
+    "TORCH_*",
+    "TORCHINDUCTOR_*",
+    "PYTORCH_*",
+    "GLOO_*",
+    "OMPI_MCA_*",
+    "MELLANOX_*",
+    "NVIDIA_*",
+    "PYXIS_CONTAINER_*",
+    "CUDA_DEVICE_*",
+    "OMP_*",
+    "TORCHELASTIC_*",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
 )
 """What a submitting shell leaks into a job and would change it: the script unsets it first."""
 

@@ -17,7 +17,7 @@ from trainer import checkpoint_files, evidence, provenance
 from trainer.checkpoint_files import COMPLETE, FORMAT, TRACKER, Checkpoint
 from trainer.config import TrainerConfig
 from trainer.errors import TrainerError
-from trainer.finished import last_checkpoint
+from trainer.finished import is_marked, last_checkpoint
 from trainer.hyperparameters import FREE, OF_OPTIMIZER_STATE, Change, check_changes, sections
 from trainer.run_directory import RunDirectory
 
@@ -75,12 +75,13 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
 
 def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
     """A warning where the run is finished already; its configuration has passed `changed_hyperparameters`."""
+    run = RunDirectory.of(trainer)
     try:
-        last = last_checkpoint(RunDirectory.of(trainer), trainer)
+        is_finished = is_marked(run, trainer) or last_checkpoint(run, trainer) is not None
     except OSError:
         return []
     reason = f"is reached: the run in {trainer.run_dir} is finished, and there is nothing to train"
-    return [Problem("training.train_iters", reason, "set more to train on")] if last else []
+    return [Problem("training.train_iters", reason, "set more to train on")] if is_finished else []
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,8 @@ def discarded_training(trainer: TrainerConfig) -> list[Problem]:
     key, own = _own(trainer)
     keys = trainer.checkpoint
     try:
+        if is_marked(RunDirectory.of(trainer), trainer):
+            return []
         if not (own.is_dir() if keys.save else Path(trainer.run_dir).is_dir()) or _newest_whole(own):
             return []
         found = _newest_whole(Path(keys.load)) if keys.load and not keys.finetune else None

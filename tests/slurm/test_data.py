@@ -141,8 +141,11 @@ def logs(run: Path) -> str:
 
 
 def kill_processes_of(cluster: SlurmCluster, array_job_id: str, index: int) -> None:
-    """kill -9 for every process of the task's step, as the kernel does it when memory runs out."""
-    marks = {f"SLURM_ARRAY_JOB_ID={array_job_id}", f"SLURM_ARRAY_TASK_ID={index}", "SLURM_STEP_ID=1"}
+    """kill -9 for every process of the task's step, as the kernel does it when memory runs out.
+
+    Steps 0 and 1 look after the nodes.
+    """
+    marks = {f"SLURM_ARRAY_JOB_ID={array_job_id}", f"SLURM_ARRAY_TASK_ID={index}", "SLURM_STEP_ID=2"}
     marks.add(f"SLURM_CONF={cluster.env['SLURM_CONF']}")
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

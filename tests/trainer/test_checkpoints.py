@@ -316,7 +316,7 @@ def test_storage_that_fails_during_a_load_is_no_fault_of_the_checkpoint(
     monkeypatch.setenv("AT_LOAD_RANK", "0")
     monkeypatch.setenv("AT_LOAD", str(errno.EIO))
     result = run(going_on(corpus, saved, tmp_path / "run"))
-    assert result.statuses == (Exit.REFUSED,)
+    assert result.statuses == (Exit.FAULT,)
     assert "distcp cannot be read (Input/output error)" in result.log
     assert "Traceback" not in result.log
     assert not (result.directory / "FAILED").exists()

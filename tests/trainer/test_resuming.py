@@ -13,6 +13,7 @@ from megatron.core import dist_checkpointing
 
 from tests.trainer.runs import Ranks, Run, finished, gpt_config, run, write_corpus
 from tests.trainer.tensors import assert_same_checkpoint
+from trainer.errors import Exit
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +147,8 @@ def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(
 ) -> None:
     shutil.copytree(single_gpt.directory, config["run_dir"])
     shutil.rmtree(Path(config["run_dir"]) / "checkpoints")
+    assert "iteration 6 is done, nothing to do" in finished(config).log
+    config["training"]["seed"] = 7
     again = run(config)
     assert again.statuses == (2,)
     assert "DONE says that iteration '6' was the last" in again.log
@@ -267,7 +270,7 @@ def test_two_runs_in_one_directory_are_refused(config: dict[str, Any]) -> None:
     second = run(config)
     first.send(signal.SIGKILL)
     first.wait()
-    assert second.statuses == (2,)
+    assert second.statuses == (Exit.FAULT,)
     assert "another process is training in" in second.log
 
 
@@ -279,7 +282,7 @@ def test_two_runs_that_save_into_one_directory_are_refused(config: dict[str, Any
     second = run(config | {"run_dir": str(tmp_path / "second")})
     first.send(signal.SIGKILL)
     first.wait()
-    assert second.statuses == (2,)
+    assert second.statuses == (Exit.FAULT,)
     assert f"another process saves its checkpoints in {tmp_path / 'shared'}" in second.log
     assert not (second.directory / "FAILED").exists()
 
