@@ -142,17 +142,15 @@ def test_fewer_steps_than_are_done_are_refused(config: dict[str, Any], single_gp
     assert (shorter.directory / "DONE").exists()
 
 
-def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(
-    config: dict[str, Any], single_gpt: Run
-) -> None:
-    shutil.copytree(single_gpt.directory, config["run_dir"])
-    shutil.rmtree(Path(config["run_dir"]) / "checkpoints")
+def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(config: dict[str, Any]) -> None:
+    first = finished(config)
+    shutil.rmtree(first.checkpoints)
     assert "iteration 6 is done, nothing to do" in finished(config).log
     config["training"]["seed"] = 7
     again = run(config)
     assert again.statuses == (2,)
     assert "DONE says that iteration '6' was the last" in again.log
-    assert again.steps == single_gpt.steps
+    assert again.steps == first.steps
 
 
 def test_load_is_where_a_run_without_checkpoints_starts(
