@@ -35,18 +35,35 @@ def test_a_trainer_that_cannot_be_imported_ends_the_job_with_one_clear_line(
 
 
 def test_three_lives_without_progress_end_the_job(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
-    """A Python that imports the trainer and dies when it is to train, as a bug in the start-up would."""
-    python = tiny_run.parent / "python"
-    profile = tiny_run.parent / "cluster.yaml"
-    real = profile.read_text().splitlines()[1].removeprefix("python: ")
-    python.write_text(f'#!/bin/bash\n[[ "$*" == *--versions* ]] && exec {real} "$@"\necho broken\nexit 7\n')
-    python.chmod(0o755)
-    profile.write_text(f"extends: local\npython: {python}\nstartup_time_s: 1\n")
+    end_training_with(7, tiny_run)
     job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
     log = log_of(tiny_run, job_id)
     assert log.count("broken") == 3
     assert "failed with status 7: three lives without progress beyond iteration 0; not requeued" in log
+
+
+def test_a_refusal_is_final_where_the_trainer_cannot_write_the_reason(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    end_training_with(2, tiny_run)
+    job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    log = log_of(tiny_run, job_id)
+    assert log.count("broken") == 1
+    assert "not requeued, since it would fail again (status 2, reason above)" in log
+
+
+def end_training_with(status: int, run: Path) -> None:
+    """A Python that imports the trainer and dies when it is to train, as a bug in the start-up would."""
+    python = run.parent / "python"
+    profile = run.parent / "cluster.yaml"
+    real = profile.read_text().splitlines()[1].removeprefix("python: ")
+    python.write_text(
+        f'#!/bin/bash\n[[ "$*" == *--versions* ]] && exec {real} "$@"\necho broken\nexit {status}\n'
+    )
+    python.chmod(0o755)
+    profile.write_text(f"extends: local\npython: {python}\nstartup_time_s: 1\n")
 
 
 def test_a_loss_that_is_not_a_number_ends_the_job_in_its_first_life(
