@@ -9,7 +9,7 @@ from functools import cached_property
 
 from hpcgen.lint.sbatch import num_option_words, take_apart
 from hpcgen.lint.script import Command
-from hpcgen.lint.words import Word
+from hpcgen.lint.words import UNKNOWN, Word
 from hpcgen.lint.wrappers import wrapped
 
 # fmt: off
@@ -197,7 +197,7 @@ def _value_word(value: str | None, word: Word, rest: Sequence[Word], index: int)
         (word.text.startswith("--") and "=" in word.text) or len(word.text) > 2
     ):
         source = word.source.partition("=")[2] or word.source
-        known = word.known or "$" not in value
+        known = word.known or not UNKNOWN.search(value)
         return Word(
             text=value,
             known=known,

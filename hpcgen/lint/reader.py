@@ -14,6 +14,7 @@ from hpcgen.lint.branches import merged, weak
 from hpcgen.lint.conditions import holds, leaves, matches
 from hpcgen.lint.script import Assignment, Branch, Command, Function, Script, Status, Use
 from hpcgen.lint.syntax import MAX_BYTES, Node, ShellSyntaxError, names_in, parse
+from hpcgen.lint.template import ANGLES, ANY, BRACES, masked, unmasked
 from hpcgen.lint.tree import (
     assigned,
     assigned_in_arithmetic,
@@ -110,6 +111,7 @@ class _Reader:
         self._budget = Budget()
         self._expander = Expander(b"", self._variables)
         self._place = _Place()
+        self._error: ShellSyntaxError | None = None
 
     def script(self) -> Script:
         exports = [item for item in self._assignments if item.exported or item.name in self._exported]
@@ -126,6 +128,7 @@ class _Reader:
             arithmetic=tuple(self._arithmetic),
             unset=frozenset(self._unset),
             pipelines=tuple(self._pipelines),
+            error=self._error,
         )
 
     def read(
@@ -138,7 +141,7 @@ class _Reader:
         doubts: tuple[tuple[int, int], ...] = (),
     ) -> None:
         """Adds what is in a script, or in the text of a `bash -c`, of which the bytes in `doubts` are uncertain."""
-        tree, source = parse(text)
+        tree, source, places = self._parsed(text, outer=place is None)
         before, tree_before = self._expander, self._tree
         self._tree = tree
         self._expander = Expander(
@@ -150,6 +153,7 @@ class _Reader:
             visit=self._substituted,
             on_default=self._set,
             trusts_defaults=self._trusts_defaults,
+            places=places,
             doubts=doubts
             if len(source) == len(text.encode(errors="replace"))
             else ((0, len(source)),) * bool(doubts),
@@ -159,6 +163,27 @@ class _Reader:
         self._arithmetic += [Use(name=name, line=line_at(line)) for name, line in names_in_arithmetic(tree)]
         self._statements(tree.get("Stmts", []), place or _Place())
         self._expander, self._tree = before, tree_before
+
+    def _parsed(self, text: str, *, outer: bool) -> tuple[Node, bytes, re.Pattern[str]]:
+        """The tree of a text, the bytes that its offsets count, and the places of a template in it.
+
+        A script that bash refuses because of a <name> is read with it as a word of which nothing is known.
+        """
+        places = BRACES
+        try:
+            tree, source = parse(masked(text))
+        except ShellSyntaxError as error:
+            refused = None if error.is_ours else _placeholder(text, error.line)
+            if refused is None:
+                raise
+            places = ANY
+            try:
+                tree, source = parse(masked(text, places))
+            except ShellSyntaxError:
+                raise error from None
+            if outer:
+                self._error = refused
+        return tree, unmasked(source, text, places), places
 
     def _statements(self, statements: list[Node], place: _Place) -> None:
         """A list of statements: only the last one gives the list its status, unless the next reads it."""
@@ -545,6 +570,14 @@ class _Reader:
     def _restore(self, saved: dict[str, Variable]) -> None:
         self._variables.clear()
         self._variables.update(saved)
+
+
+def _placeholder(text: str, line: int) -> ShellSyntaxError | None:
+    """What is wrong with the <name> on a line that bash refuses; None without one."""
+    lines = text.split("\n")
+    found = ANGLES.search(lines[line - 1]) if 0 < line <= len(lines) else None
+    reason = "is a placeholder that bash reads as a redirection"
+    return ShellSyntaxError(line, f"`{found[0]}` {reason}", is_placeholder=True) if found else None
 
 
 def _of_slurm(options: dict[str, str]) -> dict[str, Variable]:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hpcgen.lint.template import BRACES, is_tag
+
 # fmt: off
 SHORT_OPTIONS = {
     "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint",
@@ -122,10 +124,23 @@ def directives(lines: Sequence[str]) -> tuple[Directive, ...]:
     return tuple(found)
 
 
+def stray_words(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Line and text of the first word of each directive that belongs to no option."""
+    for number, line in enumerate(lines[: first_command(lines) - 1], start=1):
+        if not re.match(r"#SBATCH\s", line):
+            continue
+        words, _ = _words(line.removeprefix("#SBATCH"))
+        rest = words[num_option_words(words) :]
+        if rest and rest[0] not in ("hetjob", "packjob") and not BRACES.search(rest[0]):
+            yield number, rest[0]
+
+
 def first_command(lines: Sequence[str]) -> int:
     """The line at which sbatch stops: the first that is neither blank nor a comment; one past the last if none is."""
     commands = (
-        number for number, line in enumerate(lines, start=1) if line.strip() and line.lstrip()[0] != "#"
+        number
+        for number, line in enumerate(lines, start=1)
+        if line.strip() and line.lstrip()[0] != "#" and not is_tag(line)
     )
     return next(commands, len(lines) + 1)
 
@@ -174,6 +189,10 @@ def _words(text: str) -> tuple[list[str], str]:
     while position < len(text):
         character = text[position]
         escaped = character == "\\" and position + 1 < len(text)
+        if place := BRACES.match(text, position):  # a template's, which may hold blanks
+            word.append(place[0])
+            in_word, position = True, place.end()
+            continue
         if character == "#" and not quote:
             break
         if character.isspace() and not quote:

@@ -127,7 +127,7 @@ class Script:
     arithmetic: tuple[Use, ...] = ()
     """Variables within $(( )) and (( ))."""
     error: ShellSyntaxError | None = None
-    """Where bash would stop reading; there are no commands then."""
+    """Where bash would stop reading. There are no commands then, unless only a placeholder is in the way."""
 
     @cached_property
     def options(self) -> dict[str, str]:

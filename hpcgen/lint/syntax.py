@@ -29,10 +29,15 @@ Node = Any
 
 
 class ShellSyntaxError(Exception):
-    """The text cannot be read; `line` is counted from 1. `is_ours` where bash itself takes it."""
+    """The text cannot be read; `line` is counted from 1.
 
-    def __init__(self, line: int, reason: str, *, is_ours: bool = False) -> None:
-        self.line, self.reason, self.is_ours = line, reason, is_ours
+    `is_ours` where bash itself takes it, `is_placeholder` where a <name> is left in it.
+    """
+
+    def __init__(
+        self, line: int, reason: str, *, is_ours: bool = False, is_placeholder: bool = False
+    ) -> None:
+        self.line, self.reason, self.is_ours, self.is_placeholder = line, reason, is_ours, is_placeholder
         super().__init__(f"line {line}: {reason}")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hpcgen.lint.arithmetic import value_of
 from hpcgen.lint.syntax import Node, names_in
+from hpcgen.lint.template import ANY, BRACES, MASK, parts
 
 MAX_WORDS = 20_000
 """Words that one expansion may give: arrays that hold each other double with every line."""
@@ -20,10 +21,13 @@ PIECE_COST = 20
 
 PLACEHOLDER = re.compile(
     r"your|xxx|<|\.\.\.|change[_-]?(me|this|it)|replace|example|dummy|none|null|todo|fixme|insert|enter[_-]|fill[_-]?in"
-    r"|put[_-]|[_-]here|placeholder|disabled|offline|__\w+__",
+    r"|put[_-]|[_-]here|placeholder|disabled|offline|__\w+__|\{\{|\{%",
     re.IGNORECASE,
 )
 """Text that whoever uses a template replaces."""
+
+UNKNOWN = re.compile(rf"\$|{ANY.pattern}")
+"""What makes a text unknown: an expansion, or a place of a template."""
 
 BLANKS = " \t\n"
 """What splits words, unless a script sets IFS; other white space does not."""
@@ -117,6 +121,8 @@ class Expander:
     """The bytes of `source`, as start and end, that come from code that may not run."""
     trusts_defaults: bool = False
     """Whether conditions take ${NAME:-value} for the value, which the environment of the job may replace."""
+    places: re.Pattern[str] = BRACES
+    """Places of a template that are masked in the tree, and not in `source`."""
     _used: list[str] = field(default_factory=list)
     _certain: bool = True
     """Whether every number of the last arithmetic expression is certain."""
@@ -229,13 +235,14 @@ class Expander:
             kind = part["Type"]
             if kind == "Lit":
                 # a pattern, a brace or a tilde becomes something else
-                literal = quoted or not re.search(r"[*?\[]|\{.*(,|\.\.).*\}|^~", part["Value"])
-                text = _unescape(part["Value"], quoted=quoted)
-                yield Piece(text, known=literal, quoted=quoted or "\\" in part["Value"])
+                plain = quoted or not re.search(r"[*?\[]|\{.*(,|\.\.).*\}|^~", part["Value"])
+                for literal, is_text in self._unmasked(part):
+                    text = _unescape(literal, quoted=quoted)
+                    yield Piece(text, known=plain and is_text, quoted=quoted or "\\" in literal)
             elif kind == "SglQuoted":
-                text = part.get("Value", "")
-                known = not (part.get("Dollar") and re.search(r"\\[xuUc0-7]", text))
-                yield Piece(_ansi_c(text) if part.get("Dollar") else text, known=known, quoted=True)
+                for text, is_text in self._unmasked(part):
+                    known = is_text and not (part.get("Dollar") and re.search(r"\\[xuUc0-7]", text))
+                    yield Piece(_ansi_c(text) if part.get("Dollar") else text, known=known, quoted=True)
             elif kind == "DblQuoted":
                 yield Piece("", quoted=True)
                 yield from self._parts(part.get("Parts", []), quoted=True)
@@ -250,6 +257,11 @@ class Expander:
                     self._used, self._assumed, self._splits = state
                 self._used += names_in(part)
                 yield Piece(self.text_of(part), known=False, quoted=quoted)
+
+    def _unmasked(self, part: Node) -> list[tuple[str, bool]]:
+        """The text of a part, and which of it is known: the places of a template are not."""
+        value = part.get("Value", "")
+        return parts(value, self.text_of(part), self.places) if MASK.search(value) else [(value, True)]
 
     def _arithmetic(self, node: Node) -> int | None:
         self._certain = True
@@ -444,7 +456,7 @@ def _resplit(items: Iterable[Word]) -> Iterator[Word]:
     for item in items:
         texts = re.findall(rf"(?:\$\([^)]*\)|[^{BLANKS}])+" if not item.known else f"[^{BLANKS}]+", item.text)
         for text in texts:
-            yield replace(item, text=text, known=item.known or "$" not in text)
+            yield replace(item, text=text, known=item.known or not UNKNOWN.search(text))
 
 
 def _unescape(text: str, *, quoted: bool) -> str:

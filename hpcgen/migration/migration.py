@@ -76,7 +76,7 @@ def migrate(
             f"{path}: is not a shell script: {script.interpreter} runs it", "give a shell script"
         )
     if script.error:
-        raise HpcgenError(f"{path}:{script.error.line}: {script.error.reason}", "bash -n says more")
+        raise HpcgenError(f"{path}:{script.error.line}: {script.error.reason}", "correct the script")
     job = Job(script)
     carried = Carried(chosen)
     launch, others = _launches(job, path)

@@ -12,10 +12,18 @@ from hpcgen.lint.script import Command
 
 @rule("syntax", "error", "bash does not take the script", source="man bash")
 def syntax(job: Job) -> Iterator[Hit]:
-    """bash stops at the line, in the middle of the job. Until it is corrected, no rule can look at the commands."""
-    if job.script.error and not job.script.error.is_ours:
+    """bash stops at the line, in the middle of the job. Until it is corrected, no rule can look at the commands.
+
+    The rest of a script with a placeholder such as <name> is read as if the value was there.
+    """
+    error = job.script.error
+    if error and error.is_placeholder:
+        yield Hit(error.line, error.reason, "write the value")
+    elif error and not error.is_ours:
         yield Hit(
-            job.script.error.line, f"bash stops here: {job.script.error.reason}", "bash -n SCRIPT says more"
+            error.line,
+            f"bash stops here: {error.reason}",
+            "correct this line, or the quote or the block before it that is not closed",
         )
 
 
