@@ -46,7 +46,8 @@ def _explain(context: click.Context, parameter: click.Parameter, id: str | None)
     rule = RULES[id]
     click.echo(f"{rule.id} ({rule.severity}): {rule.title}\n\n{rule.explanation}")
     if rule.slurm:
-        click.echo(f"\nSlurm versions: {rule.slurm[0]} to {rule.slurm[1]}")
+        first, last = rule.slurm
+        click.echo(f"\nSlurm versions: {f'{first} to {last}' if first else f'up to {last}'}")
     if rule.source:
         click.echo(f"\nSource: {rule.source}")
     click.echo(f"\nTo ignore it at a line, write above it: # hpcgen: ignore={rule.id}")

@@ -65,7 +65,8 @@ def interval_of(node: Node, number: Callable[[Node], int | None]) -> Interval | 
         return None
     divisor = value_of(node["Y"], number)
     if operator == "%" and divisor:
-        return Interval(0, divisor - 1)
+        dividend = interval_of(node["X"], number)
+        return Interval(0, min(divisor - 1, dividend.greatest) if dividend else divisor - 1)
     left, right = interval_of(node["X"], number), interval_of(node["Y"], number)
     if operator == "+" and left and right:
         return Interval(left.least + right.least, left.greatest + right.greatest)

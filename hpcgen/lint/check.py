@@ -66,8 +66,7 @@ def _findings(script: Script, rules: Collection[str] | None, slurm_version: str 
     job = Job(script)
     ignored = _ignored(script)
     for rule in RULES.values():
-        severity = rule.severity_on(slurm_version)
-        if severity is None or (rules is not None and rule.id not in rules):
+        if not rule.applies_to(slurm_version) or (rules is not None and rule.id not in rules):
             continue
         hits = [hit for hit in rule.check(job) if rule.id not in ignored.get(hit.line, ())]
         for first, *others in _grouped(hits):
@@ -75,7 +74,7 @@ def _findings(script: Script, rules: Collection[str] | None, slurm_version: str 
                 path=script.path,
                 line=first.line,
                 rule=rule.id,
-                severity=severity,
+                severity=rule.severity_of(first, slurm_version),
                 why=first.why,
                 fix=first.fix,
                 also=tuple(dict.fromkeys(hit.line for hit in others if hit.line != first.line)),
@@ -83,10 +82,11 @@ def _findings(script: Script, rules: Collection[str] | None, slurm_version: str 
 
 
 def _grouped(hits: Iterable[Hit]) -> Iterable[list[Hit]]:
-    """Hits of one rule by their cause, each group in the order of its lines."""
-    groups: dict[tuple[str, str], list[Hit]] = {}
+    """Hits of one rule by their severity and cause, each group in the order of its lines."""
+    groups: dict[tuple[Severity | None, str, str], list[Hit]] = {}
     for hit in sorted(hits, key=lambda hit: hit.line):
-        groups.setdefault((hit.cause, "") if hit.cause else (hit.why, hit.fix), []).append(hit)
+        what = (hit.cause, "") if hit.cause else (hit.why, hit.fix)
+        groups.setdefault((hit.severity, *what), []).append(hit)
     return groups.values()
 
 

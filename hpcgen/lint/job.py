@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hpcgen.config.fields import seconds
 from hpcgen.lint.launch import Launch, Option, Step, launch_of, step_of, unwrapped
 from hpcgen.lint.script import Assignment, Command, Script
 from hpcgen.lint.words import Word
@@ -89,6 +90,15 @@ class Job:
         """The whole number that a directive gives."""
         value = self.script.options.get(option, "")
         return int(value) if re.fullmatch(r"\d{1,9}", value, re.ASCII) else None
+
+    @cached_property
+    def time_limit_s(self) -> int | None:
+        """The limit that --time gives, in seconds; None without one, or with UNLIMITED."""
+        value = self.script.options.get("time", "")
+        if re.fullmatch(r"\d{1,9}", value, re.ASCII):
+            return 60 * int(value)
+        is_time = re.fullmatch(r"\d{1,9}(-\d{1,9}(:\d{1,9}){0,2}|(:\d{1,9}){1,2})", value, re.ASCII)
+        return seconds(value) if is_time else None
 
     @cached_property
     def nodes(self) -> int | None:

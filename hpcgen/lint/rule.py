@@ -22,6 +22,8 @@ class Hit:
     fix: str
     cause: str = ""
     """Shared by hits that one mistake causes although `why` differs. They become one finding."""
+    severity: Severity | None = None
+    """That of this place. None: the rule's."""
 
 
 Check = Callable[[Job], Iterator[Hit]]
@@ -40,21 +42,19 @@ class Rule:
     source: str
     """Where the fact is documented or was measured; "" for facts about hpcgen itself."""
     slurm: tuple[str, str] | None
-    """First and last Slurm release that behave so. None: every release."""
+    """First ("" for any) and last Slurm release that behave so. None: every release."""
     check: Check
 
-    def severity_on(self, slurm_version: str | None) -> Severity | None:
-        """Severity on a Slurm release; None where the rule does not apply.
-
-        Without a release, a rule for some releases only yields notes.
-        """
-        if self.slurm is None:
-            return self.severity
-        if slurm_version is None:
-            return "note"
-        first, last = self.slurm
+    def applies_to(self, slurm_version: str | None) -> bool:
+        """Whether the rule holds, or may hold, on a Slurm release."""
         # releases are YY.MM, so their order is that of the text
-        return self.severity if first <= slurm_version <= last else None
+        return self.slurm is None or slurm_version is None or self.slurm[0] <= slurm_version <= self.slurm[1]
+
+    def severity_of(self, hit: Hit, slurm_version: str | None) -> Severity:
+        """Severity of a hit. Without a release, a rule for some releases only yields notes."""
+        if self.slurm is not None and slurm_version is None:
+            return "note"
+        return hit.severity or self.severity
 
 
 RULES: dict[str, Rule] = {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Step
 from hpcgen.lint.rule import Hit, rule
+from hpcgen.lint.template import ANY
 from hpcgen.lint.words import PLACEHOLDER
 
 PYXIS = "pyxis 0.24, args.c and pyxis_slurmstepd.c; measured with enroot 4.1"
@@ -235,7 +236,7 @@ def image_registry(job: Job) -> Iterator[Hit]:
         if known and found and "#" not in text and not text.endswith(".sqsh"):
             yield Hit(
                 line,
-                f"enroot before 4.0 looks for {text} on Docker Hub: it separates the registry by #",
+                f"before 4.0, enroot looks for {text} on Docker Hub, because it expects # after the registry's name",
                 f"{found[1]}#{found[2]}",
             )
 
@@ -263,11 +264,11 @@ def image_name(job: Job) -> Iterator[Hit]:
 
 
 def _images(job: Job) -> Iterator[tuple[int, str, bool]]:
-    """Line and text of each image, and whether the text is known."""
+    """Line and text of each image, and whether the text is known: <name> is not."""
     for step in job.steps:
         for option in step.all("container-image"):
             if option.value:
-                yield option.value.line, option.text, option.value.known
+                yield option.value.line, option.text, option.value.known and not ANY.search(option.text)
 
 
 @rule("mount-source", "error", "pyxis refuses a mount", source="pyxis, args.c, add_mount")
@@ -285,7 +286,9 @@ def mount_source(job: Job) -> Iterator[Hit]:
                 yield Hit(
                     line,
                     f"the mount {what} {path!r} is no path: it begins neither with / nor with a dot",
-                    'write "$HOME" for ~, and ./ before a relative path',
+                    "join flags with +, as in :ro+noexec"
+                    if path in MOUNT_FLAGS
+                    else 'write "$HOME" for ~, and ./ before a relative path',
                     cause="mount",
                 )
                 break
@@ -298,20 +301,28 @@ def mount_source(job: Job) -> Iterator[Hit]:
     source="enroot, doc/configuration.md; fstab(5); measured on pyxis 0.24",
 )
 def mount_flags(job: Job) -> Iterator[Hit]:
-    """Flags of a mount are joined by + (:ro+noexec). pyxis accepts others, and they do nothing."""
+    """Flags of a mount are joined by + (:ro+noexec). Joined by a colon, they are lost.
+
+    pyxis accepts words that are no flags, and they do nothing. That is a warning where :r or :readonly was meant to
+    be :ro, and a note otherwise: :z and :Z are SELinux labels of docker's.
+    """
     for line, mount in _mounts(job):
-        flags = "+".join(mount.flags)
-        wrong = [flag for flag in flags.split("+") if flag and flag not in MOUNT_FLAGS and "$" not in flag]
-        if mount.source in ("tmpfs", "umount") or "=" in flags:
+        flags = "+".join(mount.flags).split("+") if mount.flags else []
+        wrong = [flag for flag in flags if flag and flag not in MOUNT_FLAGS and "$" not in flag]
+        if mount.source in ("tmpfs", "umount") or any("=" in flag for flag in flags):
             continue  # mount(8) has options of its own for these
-        if wrong or len(mount.flags) > 1:
-            right = "+".join(flag for flag in flags.split("+") if flag in MOUNT_FLAGS) or "ro"
-            yield Hit(
-                line,
-                f"the flags :{':'.join(mount.flags)} of {mount.source} have no effect",
-                f":{right}",
-                cause="mount flags",
-            )
+        known = [flag for flag in flags if flag in MOUNT_FLAGS]
+        written = f":{':'.join(mount.flags)}"
+        if known and len(mount.flags) > 1:
+            why = f"the flags {written} of {mount.source} have no effect: + joins flags"
+            yield Hit(line, why, f":{'+'.join(known)}", cause="mount flags")
+        elif {*wrong} & {"r", "readonly", "RO"}:
+            why = f"pyxis has no flag {written}: {mount.source} stays writable"
+            yield Hit(line, why, ":ro", cause="mount flags", severity="warning")
+        elif wrong:
+            what = "docker's" if {*wrong} <= {"z", "Z"} else "no flag of a mount"
+            why = f":{':'.join(wrong)} of {mount.source} is {what}; pyxis ignores it"
+            yield Hit(line, why, "drop it", cause="mount flags", severity="note")
 
 
 @rule("mount-target-twice", "error", "a mount hides another", source=PYXIS)

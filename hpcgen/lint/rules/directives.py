@@ -16,6 +16,7 @@ from hpcgen.lint.sbatch import (
     Directive,
     first_command,
     matching_options,
+    stray_words,
 )
 from hpcgen.lint.script import Command
 from hpcgen.lint.words import PLACEHOLDER
@@ -23,6 +24,7 @@ from hpcgen.wording import counted
 
 MIN_SIGNAL_LEAD_S = 60
 MIN_CPUS_PER_GPU = 2
+GOOD_CPUS_PER_GPU = 4
 DEFAULT_MAX_ARRAY_INDEX = 1000
 SIMILARITY = 0.8
 """Of a misspelt option to the right one, as difflib counts it."""
@@ -59,8 +61,16 @@ def directive_after_command(job: Job) -> Iterator[Hit]:
 def directive_unknown(job: Job) -> Iterator[Hit]:
     """sbatch ends with "unrecognized option", and there is no job. Options of srun are none of sbatch's.
 
-    The beginning of a name is taken where it can be one option only.
+    The beginning of a name is taken where it can be one option only. A word that belongs to no option ends sbatch
+    with "Invalid directive found in batch script".
     """
+    for line, word in stray_words(job.script.lines):
+        yield Hit(
+            line,
+            f"{word!r} belongs to no option: sbatch refuses the directive",
+            "write the value, in quotes if it has blanks, and # before a comment",
+            cause="stray word",
+        )
     for directive in _unknown(job):
         name, matching = directive.name, matching_options(directive.name)
         written = f"--{name}" if len(name) > 1 else f"-{name}"
@@ -144,6 +154,7 @@ def directive_variable(job: Job) -> Iterator[Hit]:
                 directive.line,
                 f"sbatch does not expand {found[0]} in --{directive.name}",
                 "write the value, or give the option to sbatch on its command line",
+                cause=found[0],
             )
 
 
@@ -227,7 +238,7 @@ def no_time_limit(job: Job) -> Iterator[Hit]:
         yield Hit(
             job.script.first_directive,
             "no --time: the job gets the partition's default limit",
-            "#SBATCH --time=1-00:00:00",
+            "#SBATCH --time=<what the run needs>, e.g. 1-00:00:00",
         )
 
 
@@ -393,22 +404,37 @@ def log_shared(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule("log-directory", "note", "the log's directory may be missing", source="Slurm, man sbatch, --output")
+@rule(
+    "log-directory",
+    "note",
+    "the log's directory may be missing",
+    source="Slurm, man sbatch, --output; CHANGELOG/slurm-23.02.md, which creates the directory",
+    slurm=("", "22.05"),
+)
 def log_directory(job: Job) -> Iterator[Hit]:
-    """Slurm opens the log before the script runs, in the directory sbatch was called from.
+    """Up to 22.05, Slurm opens the log in a directory that must be there before the script runs.
 
-    When the directory is not there, the job ends at once and leaves no log that says why: mkdir in the script
-    comes too late.
+    Otherwise the job ends at once and leaves no log that says why: mkdir in the script comes too late. A script
+    that shows the mkdir, as a comment for whoever submits it, is not reported. Slurm 23.02 makes the directory.
     """
     for name in ("output", "error"):
         value = job.script.options.get(name, "")
-        if "/" in value.removeprefix("./") and not value.startswith("/") and "$" not in value:
-            yield Hit(
-                job.script.option_line(name),
-                f"the directory of {value} must exist where sbatch is called, or the job ends without a log",
-                "make the directory before sbatch, or write an absolute path",
-                cause="directory",
-            )
+        directory = value.removeprefix("./").rpartition("/")[0]
+        is_relative = directory and not value.startswith("/") and "$" not in value
+        if not is_relative or PLACEHOLDER.search(value) or _is_made(job, directory):
+            continue
+        yield Hit(
+            job.script.option_line(name),
+            f"Slurm up to 22.05 does not make the directory of {value}: without it, the job ends without a log",
+            "use no % in the directory" if "%" in directory else f"mkdir -p {directory} before sbatch",
+            cause="directory",
+        )
+
+
+def _is_made(job: Job, directory: str) -> bool:
+    """Whether a command or a comment of the script makes a directory."""
+    path = rf"\bmkdir\b.*[\s/\"']{re.escape(directory)}(?![\w.-])"
+    return any(re.search(path, line) for line in job.script.lines)
 
 
 @rule(
@@ -420,7 +446,7 @@ def log_directory(job: Job) -> Iterator[Hit]:
 def few_cpus(job: Job) -> Iterator[Hit]:
     """Each GPU's process launches kernels, and has data loader and NCCL threads: one CPU starves the GPU.
 
-    Nodes of eight GPUs have about a hundred CPUs; --cpus-per-task=12 with eight tasks uses 96 of them. Without
+    Nodes of eight GPUs have about a hundred CPUs: four for each GPU are the least that one asks for. Without
     --cpus-per-task the cluster may have a default per GPU (DefCpuPerGPU), and nothing is said.
     """
     gpus, tasks = job.gpus_per_node, job.ntasks_per_node
@@ -433,8 +459,8 @@ def few_cpus(job: Job) -> Iterator[Hit]:
     if cpus < MIN_CPUS_PER_GPU * gpus:
         yield Hit(
             job.script.option_line("cpus-per-task"),
-            f"{tasks} x {given} = {cpus} CPUs serve the {gpus} GPUs of a node",
-            "divide the CPUs of the node among the tasks (12 each for 8 tasks on 96 CPUs)",
+            f"{counted(tasks, 'task')} x {counted(given, 'CPU')} = {cpus} for the {counted(gpus, 'GPU')} of a node",
+            f"--cpus-per-task={-(-GOOD_CPUS_PER_GPU * gpus // tasks)}: {GOOD_CPUS_PER_GPU} for each of the {gpus} GPUs",
         )
 
 

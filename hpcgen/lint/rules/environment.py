@@ -50,10 +50,18 @@ def misspelt_variable(job: Job) -> Iterator[Hit]:
     source="PyTorch 2.2, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp",
 )
 def renamed_variable(job: Job) -> Iterator[Hit]:
-    """PyTorch's settings for NCCL begin with TORCH_NCCL_ since 2.2; the old names are read with a warning."""
+    """PyTorch's settings for NCCL begin with TORCH_NCCL_ since 2.2; the old names are read with a warning.
+
+    Older releases read the old names alone. Nothing is said of a script that exports both.
+    """
     for assignment in _environment(job):
-        if new := variables.RENAMED.get(assignment.name):
-            yield Hit(assignment.line, f"PyTorch 2.2 renamed {assignment.name} to {new}", new)
+        new = variables.RENAMED.get(assignment.name)
+        if new and not job.script.settings(new):
+            yield Hit(
+                assignment.line,
+                f"from PyTorch 2.2 on, {assignment.name} is called {new}",
+                f"{new}; for older releases, export both",
+            )
 
 
 @rule(
@@ -95,7 +103,7 @@ def nccl_debug_flood(job: Job) -> Iterator[Hit]:
         if assignment.name == "NCCL_DEBUG" and is_verbose and not assignment.conditional:
             yield Hit(
                 assignment.line,
-                "every rank writes hundreds of lines of NCCL's into the job's log",
+                "every rank writes hundreds of NCCL's lines into the job's log",
                 "NCCL_DEBUG=WARN, or NCCL_DEBUG_FILE=/shared/nccl/%h.%p.log",
             )
 
@@ -127,16 +135,23 @@ def few_nics(job: Job) -> Iterator[Hit]:
     source="NCCL user guide, NCCL_P2P_DISABLE and NCCL_IB_DISABLE",
 )
 def transport_off(job: Job) -> Iterator[Hit]:
-    """NCCL_P2P_DISABLE turns NVLink off, NCCL_IB_DISABLE InfiniBand; both are for finding faults, not for training."""
+    """NCCL_P2P_DISABLE turns NVLink off, NCCL_IB_DISABLE InfiniBand; both are for finding faults, not for training.
+
+    Where FI_*, NCCL_NET or NCCL_NET_PLUGIN is set, a plugin such as aws-ofi-nccl carries the traffic, and nothing
+    is said.
+    """
     reasons = {
-        "NCCL_P2P_DISABLE": "GPUs of a node talk through host memory instead of NVLink",
-        "NCCL_IB_DISABLE": "nodes talk through TCP instead of InfiniBand or RoCE",
+        "NCCL_P2P_DISABLE": ("GPUs of a node talk through host memory instead of NVLink", "NVLink"),
+        "NCCL_IB_DISABLE": ("nodes talk through TCP instead of InfiniBand or RoCE", "InfiniBand or RoCE"),
     }
+    if any(re.match(r"FI_|NCCL_NET(_PLUGIN)?$", assignment.name) for assignment in _environment(job)):
+        return
     for assignment in _environment(job) if job.trainings else ():
         if assignment.name in reasons and _truth(assignment) and not assignment.conditional:
             if assignment.name == "NCCL_IB_DISABLE" and job.nodes == 1:
                 continue
-            yield Hit(assignment.line, reasons[assignment.name], "remove it where the hardware is there")
+            why, hardware = reasons[assignment.name]
+            yield Hit(assignment.line, why, f"remove {assignment.name} on nodes with {hardware}")
 
 
 @rule(
@@ -293,22 +308,27 @@ def trace_with_secrets(job: Job) -> Iterator[Hit]:
         if SECRET.search(name) and before and before[-1][1]:
             yield Hit(
                 before[-1][0],
-                f"the log shows the value of {name}, which line {line} handles",
-                "remove it, or set +x around what handles secrets",
+                f"set -x writes the value of {name} into the log",
+                f"{_without_trace(before[-1][2])} (line {before[-1][0]}), or `set +x` before line {line}",
             )
             return
 
 
-def _trace_switches(job: Job) -> Iterator[tuple[int, bool]]:
-    """Lines that turn tracing on or off."""
+def _without_trace(switch: str) -> str:
+    """How a line that turns tracing on gets rid of that."""
+    return f"remove `{switch}`" if switch in ("set -x", "set -o xtrace") else f"take the x out of `{switch}`"
+
+
+def _trace_switches(job: Job) -> Iterator[tuple[int, bool, str]]:
+    """Lines that turn tracing on or off, and what they say."""
     if re.match(r"#!.*\s-\w*x", job.script.lines[0]):
-        yield 1, True
+        yield 1, True, job.script.lines[0].strip()
     for command in job.script.commands:
         texts = [word.text for word in command.words]
         if command.name == "set":
             for text, following in zip(texts[1:], [*texts[2:], ""], strict=True):
                 if re.fullmatch(r"[-+]\w*x\w*", text) or (text in ("-o", "+o") and following == "xtrace"):
-                    yield command.line, text.startswith("-")
+                    yield command.line, text.startswith("-"), " ".join(texts)
 
 
 @rule("environment-in-log", "note", "the log shows the whole environment", source="man env")

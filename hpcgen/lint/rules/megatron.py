@@ -409,14 +409,15 @@ def save_without_load(job: Job) -> Iterator[Hit]:
 def no_exit_handler(job: Job) -> Iterator[Hit]:
     """At its limit a job gets SIGTERM and, 30 seconds later, SIGKILL: too late for a checkpoint.
 
-    --exit-duration-in-mins saves in time before the limit, --exit-signal-handler at a signal.
+    --exit-duration-in-mins saves in time before the limit, --exit-signal-handler at a signal. Only reported of a
+    script with --time.
     """
     handlers = {"exit-signal-handler", "exit-duration-in-mins", "exit-interval"}
     for launch in job.megatron:
         if (
             "save" in launch.flags
             and not handlers & launch.flags.keys()
-            and job.script.is_batch
+            and {"time", "time-min"} & job.script.options.keys()
             and not launch.is_open
         ):
             yield Hit(

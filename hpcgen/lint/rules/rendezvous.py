@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Step
-from hpcgen.lint.rule import Hit, rule
+from hpcgen.lint.rule import Hit, Severity, rule
 from hpcgen.lint.script import Assignment
 from hpcgen.lint.words import Word
 
 FIRST_EPHEMERAL_PORT, LAST_EPHEMERAL_PORT = 32768, 60999
 """Linux, net.ipv4.ip_local_port_range: ports that any outgoing connection may take."""
+MAX_SHOWN = 40
+"""Characters of a value in a message."""
 
 _OF_A_TASK = frozenset(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"))
 
@@ -27,7 +29,8 @@ def rank_of_batch_shell(job: Job) -> Iterator[Hit]:
     """SLURM_PROCID, SLURM_NODEID and SLURM_LOCALID differ from task to task. The batch shell has its own: 0.
 
     Written as an argument of srun, or exported as RANK before it, every task gets 0. In single quotes, a shell of
-    each task expands the variable. torchrun reads --node_rank only with --rdzv_backend=static, its default.
+    each task expands the variable. torchrun reads --node_rank only with --rdzv_backend=static, its default, and
+    without --standalone.
     """
     holders = {name: frozenset((name,)) for name in _OF_A_TASK}
     for assignment in job.script.assignments:
@@ -37,13 +40,19 @@ def rank_of_batch_shell(job: Job) -> Iterator[Hit]:
         outer = step.command.outer
         if outer is not None and job.script.commands[outer].name == "srun":
             continue  # a task's shell puts it in
-        given = [option.value for option in step.all("export") if option.value]
-        unread = _unread_node_ranks(job, step)
-        for word in (*given, *step.program):
-            names = frozenset[str]().union(*(holders.get(name, ()) for name in word.variables))
-            if any(rank in word.text for rank in unread):
+        words = (*(option.value for option in step.all("export") if option.value), *step.program)
+        is_unread = _ignores_node_rank(step)
+        for before, word in zip(("", *(word.text for word in words)), words, strict=False):
+            # of a text such as $LAUNCHER that becomes several words, not every word holds the rank
+            found = {
+                name
+                for variable in word.variables
+                for name in holders.get(variable, ())
+                if re.search(rf"\b({name}|{variable})\b", word.text)
+            }
+            if is_unread and any(_NODE_RANK.search(text) for text in (before.strip(), word.text)):
                 continue
-            for name in sorted(name for name in names if not _is_0_for_all(job, step, name)):
+            for name in sorted(name for name in found if not _is_0_for_all(job, step, name)):
                 yield Hit(
                     word.line,
                     f"the batch shell expands {name} here, so every task gets 0",
@@ -52,18 +61,13 @@ def rank_of_batch_shell(job: Job) -> Iterator[Hit]:
     yield from _exported_ranks(job)
 
 
-def _unread_node_ranks(job: Job, step: Step) -> list[str]:
-    """Texts of the rank of the node where torchrun, or accelerate with it, does not read that.
+_NODE_RANK = re.compile(r"--(node|machine)[_-]rank\b")
 
-    They are parts of a word where a shell starts the launcher: srun bash -c "torchrun ...".
-    """
-    texts = []
-    for launch in job.launches:
-        backend, rank = launch.option("rdzv-backend"), launch.option("node-rank", "machine-rank")
-        is_here = launch.step is not None and launch.step.command is step.command
-        if is_here and backend and backend.text != "static" and rank and rank.value:
-            texts.append(rank.text)
-    return texts
+
+def _ignores_node_rank(step: Step) -> bool:
+    """Whether the launcher of a step, wherever its options come from, finds the ranks of the nodes itself."""
+    text = " ".join(word.text for word in step.program)
+    return bool(re.search(r"--standalone\b|--rdzv[_-]backend[=\s]+[\"']?(?!static\b)\S", text))
 
 
 def _exported_ranks(job: Job) -> Iterator[Hit]:
@@ -183,7 +187,8 @@ def rdzv_endpoint(job: Job) -> Iterator[Hit]:
         backend, nodes = launch.option("rdzv-backend"), launch.option("nnodes")
         alone = launch.option("rdzv-endpoint", "standalone") or job.script.settings("PET_RDZV_ENDPOINT")
         is_one = job.nodes == 1 or nodes is None or nodes.text in ("1", "1:1")
-        if launch.launcher == "torchrun" and backend and backend.text == "c10d" and not alone and not is_one:
+        is_c10d = backend is not None and backend.text == "c10d" and backend.word.certain
+        if launch.launcher == "torchrun" and backend and is_c10d and not alone and not is_one:
             yield Hit(
                 backend.word.line,
                 "--rdzv_backend=c10d without --rdzv_endpoint: every node waits at its own localhost:29400",
@@ -210,11 +215,13 @@ def ephemeral_port(job: Job) -> Iterator[Hit]:
 
 
 def _addresses(job: Job) -> Iterator[tuple[int, Word]]:
-    """Where the ranks meet: MASTER_ADDR where it is set once, and what launchers get from elsewhere."""
+    """Where the ranks meet: MASTER_ADDR where it is set once, and what launchers that surely run get from elsewhere."""
     settings = [item for item in job.script.assignments if item.name == "MASTER_ADDR"]
     if len(settings) == 1 and settings[0].value and not settings[0].conditional:
         yield settings[0].line, settings[0].value
     for launch in job.launches:
+        if launch.command.conditional and not launch.command.function and not launch.command.in_loop:
+            continue
         for name in ("rdzv-endpoint", "master-addr", "main-process-ip"):
             option = launch.option(name)
             if option and option.value and "MASTER_ADDR" not in option.value.variables:
@@ -231,10 +238,11 @@ def _addresses(job: Job) -> Iterator[tuple[int, Word]]:
 def localhost_master(job: Job) -> Iterator[Hit]:
     """With MASTER_ADDR=localhost each node waits for the others at its own address, until a timeout."""
     for line, word in _addresses(job) if job.is_multi_node else ():
-        if re.match(r"(localhost|127\.\d+\.\d+\.\d+|::1)(:|$)", word.text):
+        if word.certain and re.match(r"(localhost|127\.\d+\.\d+\.\d+|::1)(:|$)", word.text):
+            address = word.text if len(word.text) <= MAX_SHOWN else f"{word.text[:MAX_SHOWN]}..."
             yield Hit(
                 line,
-                f"the ranks of {job.nodes} nodes cannot meet at {word.text}",
+                f"the ranks of {job.nodes} nodes cannot meet at {address}",
                 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             )
 
@@ -294,7 +302,7 @@ def nodes_array(job: Job) -> Iterator[Hit]:
 def gpu_count(job: Job) -> Iterator[Hit]:
     """SLURM_GPUS_PER_NODE is what --gpus-per-node says, "h100:8" included, and unset with --gres.
 
-    SLURM_GPUS_ON_NODE is always a number.
+    SLURM_GPUS_ON_NODE is always a number. A script that only prints the value gets a note.
     """
     if not job.script.is_batch or re.fullmatch(r"\d+", job.script.options.get("gpus-per-node", "")):
         return
@@ -315,8 +323,20 @@ def gpu_count(job: Job) -> Iterator[Hit]:
         if use.name == "SLURM_GPUS_PER_NODE" and (given or not use.guarded)
     }
     lines |= {use.line for use in job.script.arithmetic if use.name == "SLURM_GPUS_PER_NODE"}
+    severity: Severity | None = "note" if lines <= _printed(job, "SLURM_GPUS_PER_NODE") else None
     for line in sorted(lines):
-        yield Hit(line, reason, "SLURM_GPUS_ON_NODE")
+        yield Hit(line, reason, "read SLURM_GPUS_ON_NODE", severity=severity)
+
+
+def _printed(job: Job, name: str) -> set[int]:
+    """The lines where a variable is printed into the log, and not used for anything else."""
+    printed: set[int] = set()
+    others = {item.line for item in job.script.assignments if item.value and name in item.value.variables}
+    for command in job.script.commands:
+        if any(name in word.variables for word in command.words):
+            is_print = command.name in ("echo", "printf") and command.status not in ("piped", "substituted")
+            (printed if is_print else others).update(range(command.line, command.end + 1))
+    return printed - others
 
 
 @rule(

@@ -11,6 +11,9 @@ from hpcgen.lint.rule import Hit, rule
 from hpcgen.lint.script import Command
 from hpcgen.lint.words import Word
 
+SHORT_JOB_S = 600
+"""Time limit of a job in which nobody loses much by waiting."""
+
 
 @rule(
     "no-kill-on-bad-exit",
@@ -21,12 +24,14 @@ from hpcgen.lint.words import Word
 def no_kill_on_bad_exit(job: Job) -> Iterator[Hit]:
     """When one task dies, the others wait for it in a collective until a timeout, or until the job's limit.
 
-    --kill-on-bad-exit=1 (-K) ends the step at once.
+    --kill-on-bad-exit=1 (-K) ends the step at once. A job that --time ends within ten minutes is not reported.
     """
-    if job.exported("SLURM_KILL_BAD_EXIT"):
+    limit_s = job.time_limit_s
+    if job.exported("SLURM_KILL_BAD_EXIT") or (limit_s is not None and limit_s <= SHORT_JOB_S):
         return
     for step in job.work_steps:
-        many = (job.num_tasks(step) or 0) > 1 or job.may_be_multi_node
+        tasks = job.num_tasks(step)
+        many = tasks > 1 if tasks else job.may_be_multi_node
         if many and not step.option("kill-on-bad-exit") and not step.is_open:
             yield Hit(
                 step.line,
@@ -37,15 +42,19 @@ def no_kill_on_bad_exit(job: Job) -> Iterator[Hit]:
 
 @rule(
     "cpus-not-inherited",
-    "warning",
-    "tasks get one CPU",
+    "note",
+    "tasks may get one CPU",
     source="Slurm, RELEASE_NOTES of 22.05; CHANGELOG/slurm-23.11.md, which takes it back",
     slurm=("22.05", "23.02"),
 )
 def cpus_not_inherited(job: Job) -> Iterator[Hit]:
-    """In Slurm 22.05 and 23.02, srun does not take --cpus-per-task from the job: a task gets one CPU.
+    """In Slurm 22.05 and 23.02, srun does not take --cpus-per-task from the job.
 
-    Slurm 23.11 takes it from SLURM_CPUS_PER_TASK again, as releases before 22.05 did.
+    Where tasks are bound to cores, each gets one CPU: by --cpu-bind=cores, by --exact, or by TaskPluginParam=Autobind
+    of the cluster. Otherwise the tasks share all CPUs of the job. With --slurm-version, the finding is a warning where
+    srun itself has --exact, --cpu-bind=cores or --cpu-bind=threads. Elsewhere, it is a note.
+
+    Slurm 23.11 takes the number from SLURM_CPUS_PER_TASK again, as releases before 22.05 did.
     """
     cpus = job.number("cpus-per-task")
     if not cpus or cpus == 1 or job.exported("SRUN_CPUS_PER_TASK"):
@@ -53,6 +62,8 @@ def cpus_not_inherited(job: Job) -> Iterator[Hit]:
     for step in job.work_steps:
         binding = step.option("cpu-bind")
         is_bound = binding is not None and "mask" in binding.text
+        by_cores = binding is not None and re.search(r"\b(cores|threads)\b", binding.text)
+        binds = step.option("exact") or by_cores
         if (
             not is_bound
             and not step.option("cpus-per-task", "exclusive", "cpus-per-gpu")
@@ -60,8 +71,10 @@ def cpus_not_inherited(job: Job) -> Iterator[Hit]:
         ):
             yield Hit(
                 step.line,
-                f"srun of Slurm 22.05 and 23.02 ignores --cpus-per-task={cpus} of the job: each task gets one CPU",
+                f"srun of Slurm 22.05 and 23.02 ignores --cpus-per-task={cpus} of the job: where tasks are bound to "
+                "cores (--cpu-bind=cores, --exact, Autobind), each gets one CPU",
                 f"srun --cpus-per-task={cpus}",
+                severity="warning" if binds else None,
             )
 
 
@@ -206,7 +219,8 @@ def step_outside_srun(job: Job) -> Iterator[Hit]:
     if nodes < 2 or any(command.name in through for command in job.script.commands) or job.steps:
         return
     for launch in job.trainings:
-        if launch.launcher in ("torchrun", "accelerate", "python") and not launch.command.conditional:
+        is_certain = launch.command.words[0].certain and not launch.command.conditional
+        if launch.launcher in ("torchrun", "accelerate", "python") and is_certain:
             yield Hit(
                 launch.line,
                 f"without srun, {launch.launcher} runs on the first of the {nodes} nodes only",
