@@ -32,7 +32,7 @@ def test_a_finding_says_where_why_and_what_to_do(script) -> None:
     assert found.status == 1
     assert found.stdout == (
         "job.sh:2: warning: no --time: the job gets the partition's default limit [no-time-limit]\n"
-        "    fix: #SBATCH --time=1-00:00:00\n"
+        "    fix: #SBATCH --time=<what the run needs>, e.g. 1-00:00:00\n"
     )
     assert found.stderr == "1 warning\n"
 
@@ -178,7 +178,7 @@ def test_a_mistake_ends_with_2(script, arguments, message) -> None:
     ],
 )
 def test_what_some_slurm_versions_do_is_a_warning_for_these(script, options, severity) -> None:
-    text = edited((("    --cpus-per-task=12\n", ""),))
+    text = edited((("    --cpus-per-task=12\n", "    --cpu-bind=cores\n"),))
     found = json.loads(hpcgen("lint", "--json", *options, script(text)).stdout)
     assert [finding["severity"] for finding in found] == ([severity] if severity else [])
     assert all("22.05 and 23.02" in finding["why"] for finding in found)

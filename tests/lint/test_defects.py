@@ -30,7 +30,6 @@ IN_ONE_SCRIPT = [
     ("NCCL_COLLNET_ENABLE for the job beside use-sharp", "collnet-with-sharp", "NCCL_COLLNET_ENABLE"),
     ("no kill-on-bad-exit", "no-kill-on-bad-exit", "srun"),
     ("no time limit", "no-time-limit", "--job-name"),
-    ("no exit handler", "no-exit-handler", "srun"),
     ("a rate that never decays", "decay-beyond-run", "--lr-decay-iters"),
     ("set -x with tokens", "trace-with-secrets", "set -xe"),
     ("SLURM_GPUS_PER_NODE with a type of GPU", "gpu-count", "SLURM_GPUS_PER_NODE"),
@@ -132,6 +131,7 @@ IN_SCRIPTS_OF_THEIR_OWN = [
         "srun --container-image=/a.sqsh --container-mounts $MOUNTS python train.py\n",
         "srun",
     ),
+    ("no exit handler", "no-exit-handler", "srun python pretrain_gpt.py --save /shared/run\n", "srun"),
     (
         "a directive cut at #",
         "directive-cut",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.lint.check import RULES, Finding, lint
-from tests.lint.examples import EXAMPLES, SOUND, edited
+from tests.lint.examples import EXAMPLES, MESSAGES, SOUND, edited
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = sorted(
@@ -57,6 +57,17 @@ def test_bash_takes_the_examples(rule: str) -> None:
             ["bash", "-n"], input=edited(edits), capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("matter", MESSAGES)
+def test_a_rule_says_this_of_a_script(matter: str) -> None:
+    rule, message = MESSAGES[matter]
+    found = lint(message.script, rules=[rule], slurm_version=message.slurm)
+    assert len(found) == bool(message.why), found
+    for finding in found:
+        assert message.why in finding.why
+        assert message.fix in finding.fix
+        assert message.severity in (finding.severity, "")
 
 
 @pytest.mark.parametrize("path", GOLDEN)
