@@ -11,6 +11,7 @@ from hpcgen.config.fields import seconds
 from hpcgen.lint.launch import Launch, Option, Step, launch_of, step_of, unwrapped
 from hpcgen.lint.script import Assignment, Command, Script
 from hpcgen.lint.words import Word
+from hpcgen.lint.wrappers import wrapped
 
 MAX_INLINED = 5
 """Functions within functions that are followed to the command they run."""
@@ -20,6 +21,21 @@ ALL_ARGUMENTS = ('"$@"', "$@", '"${@}"', "${@}")
 
 
 _TEST_PROGRAMS = re.compile(r"(^|/)\w+_perf(_mpi)?$")
+
+_AIDS = frozenset((
+    ".", ":", "[", "awk", "cat", "cd", "chmod", "chown", "conda", "cp", "curl", "date", "dcgmi", "declare", "df",
+    "docker", "du", "echo", "enroot", "env", "exit", "export", "false", "find", "free", "getent", "git", "grep", "head",
+    "hostname", "ibstat", "id", "ip", "kill", "killall", "ln", "ls", "lscpu", "mkdir", "ml", "module", "mount", "mv",
+    "nvidia-smi", "ping", "pip", "pip3", "pkill", "podman", "printenv", "printf", "ps", "ray", "rm", "rocm-smi",
+    "rsync", "sbcast", "scp", "sed", "set", "sleep", "sort", "source", "sudo", "ssh", "sysctl", "tar", "tee", "test",
+    "touch", "trap", "true", "ulimit", "umask", "uname", "unset", "unzip", "uv", "wait", "wc", "wget", "whoami",
+))  # fmt: skip
+"""Commands that look, copy, clean up or serve others: no step is there for them alone."""
+_AID_SCRIPTS = re.compile(
+    r"(^|[/_.-])(setup|prepare|install|download|clean\w*|check|health\w*|preflight|info|debug|copy|stage|sync|cache|warm\w*|"
+    r"import|pull|ray|serv\w*|start|stop|kill|monitor\w*|watch\w*|test|bench\w*|env\w*)([_.-]|$)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,63 @@ class Job:
                 found.append(step)
         return tuple(found)
 
+    @cached_property
+    def parallel_steps(self) -> tuple[Step, ...]:
+        """The steps that start several tasks in a job with GPUs, whatever their program.
+
+        Not checks, copies and servers, nor steps in the background or with --overlap, which accompany others.
+        """
+        return tuple(
+            step
+            for step in self.steps
+            if self._has_gpus(step)
+            and self.has_many_tasks(step)
+            and not step.background
+            and not step.option("overlap", "no-kill")
+            and not self._is_aid(step)
+        )
+
+    @cached_property
+    def work(self) -> tuple[Command, ...]:
+        """The commands of the script whose failure is the job's, in their order.
+
+        Trainings and work steps; without any, programs that run as one task beside other steps, and parallel steps.
+        """
+        commands = [step.command for step in self.work_steps]
+        commands += [launch.step.command if launch.step else launch.command for launch in self.trainings]
+        if not commands:
+            commands = [launch.step.command for launch in self.launches if launch.step and not _asks(launch)]
+            commands += [step.command for step in self.parallel_steps]
+        chosen = {id(self.outermost(command)) for command in commands}
+        return tuple(command for command in self.script.commands if id(command) in chosen)
+
+    def outermost(self, command: Command) -> Command:
+        """The command of the script that runs a command in the text of `bash -c`."""
+        while command.outer is not None:
+            command = self.script.commands[command.outer]
+        return command
+
+    def _has_gpus(self, step: Step) -> bool:
+        return self.uses_gpus or step.option("gpus", "gpus-per-node", "gpus-per-task") is not None
+
+    def has_many_tasks(self, step: Step) -> bool:
+        """Whether a step certainly has more than one task."""
+        return (self.num_tasks(step) or 0) > 1 or (self.tasks_per_node(step) or 0) > 1
+
+    def _is_aid(self, step: Step) -> bool:
+        """Whether a step only looks, copies, cleans up or serves others, or its program is not known."""
+        index = next(index for index, found in enumerate(self.script.commands) if found is step.command)
+        inner = [found for found in self.script.commands if found.outer == index]
+        if inner:
+            last = inner[-1]
+            is_sure = last.conditional == step.command.conditional and last.name not in self.script.functions
+            return not is_sure or last.name in _AIDS or _is_aid_script(last.words)
+        program = unwrapped(wrapped(unwrapped(step.program)))
+        if not program or any(word.text == "-c" for word in program[1:2]):
+            return True
+        name = program[0].text.rpartition("/")[2]
+        return name in _AIDS or _is_aid_script(program)
+
     # ---- resources ----
 
     def number(self, option: str) -> int | None:
@@ -131,7 +204,7 @@ class Job:
                 found = re.fullmatch(r"(?:gres/)?(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d{1,3})", part)
                 if found and (option != "gres" or "gpu" in part):
                     return int(found[1])
-        per_task, tasks = self.number("gpus-per-task"), self.number("ntasks-per-node")
+        per_task, tasks = self.number("gpus-per-task"), self.ntasks_per_node
         if per_task and tasks:
             return per_task * tasks
         total, nodes = self.number("gpus"), self.nodes
@@ -228,6 +301,11 @@ def _number(option: Option | None, otherwise: int | None, prefix: str) -> int | 
         return (word.number if word else None) or otherwise
     # what the environment may replace is most likely replaced
     return None if word.assumed else word.number
+
+
+def _is_aid_script(words: Sequence[Word]) -> bool:
+    """Whether the first words name a script that prepares, checks or cleans up."""
+    return any(_AID_SCRIPTS.search(word.text) for word in words[:2])
 
 
 def _is_passed_on(program: Sequence[Word]) -> bool:

@@ -28,6 +28,13 @@ _TRAINING_FILES = re.compile(
     r"([\w-]*[_-])?((pre)?train|finetun|fine_tun|sft[_.-]|dpo[_.-]|grpo[_.-])[\w.-]*(?<!_test)\.py$"
 )
 _TRAINING_MODULES = re.compile(r"(^|[._])(pre)?train(er|ing)?(\.(train|main))?$|^open_lm\.main$")
+_OTHER_WORK = re.compile(
+    r"(^|[._/-])(eval|infer|test|generat|convert|preprocess|prepare|bench|download|tokeni[sz]e|export|serve|score|embed|"
+    r"predict|profile|all_?reduce)", re.IGNORECASE
+)
+"""Names of programs that do something else than train."""
+_OF_TRAININGS = ("torchrun", "accelerate", "deepspeed", "composer", "tune", "axolotl")
+"""Launchers whose programs train, unless their names say something else."""
 # fmt: on
 
 
@@ -103,7 +110,7 @@ class Launch:
     step: Step | None
     """The srun call that it runs in."""
     launcher: str
-    """torchrun, accelerate, deepspeed, composer, or python."""
+    """torchrun, accelerate, deepspeed, composer, tune, axolotl, or python."""
     options: tuple[Option, ...]
     """The launcher's."""
     program: str
@@ -142,7 +149,8 @@ class Launch:
         """Whether it is a training program, and not one that is asked for its version."""
         asked = {word.text for word in self.arguments} & {"--version", "--versions", "--help", "-h"}
         pattern = _TRAINING_MODULES if self.is_module else _TRAINING_FILES
-        return not asked and bool(pattern.search(self.program))
+        likely = self.launcher in _OF_TRAININGS and not _OTHER_WORK.search(self.program)
+        return not asked and (likely or bool(pattern.search(self.program)))
 
     @property
     def is_megatron(self) -> bool:
@@ -264,6 +272,8 @@ def _launcher(name: str, words: tuple[Word, ...]) -> tuple[str, tuple[Word, ...]
         return "accelerate", words[2:]
     if name in ("deepspeed", "composer"):
         return name, words[1:]
+    if (name, words[1].text if len(words) > 1 else "") in (("tune", "run"), ("axolotl", "train")):
+        return name, words[2:]
     if re.fullmatch(r"python[\d.]*", name):
         rest = words[1:]
         for index, word in enumerate(rest[:4]):

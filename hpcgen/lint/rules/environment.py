@@ -90,12 +90,8 @@ def nccl_debug_flood(job: Job) -> Iterator[Hit]:
 
     With NCCL_DEBUG_FILE they go elsewhere.
     """
-    if (
-        not job.trainings
-        or not job.script.is_batch
-        or job.nodes == 1
-        or job.script.settings("NCCL_DEBUG_FILE")
-    ):
+    has_ranks = job.trainings or job.parallel_steps or any(map(job.has_many_tasks, job.work_steps))
+    if not has_ranks or not job.script.is_batch or job.nodes == 1 or job.script.settings("NCCL_DEBUG_FILE"):
         return
     for assignment in _environment(job):
         word = assignment.value

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hpcgen.lint.job import Job
 from hpcgen.lint.rule import Hit, rule
@@ -29,9 +30,14 @@ def no_kill_on_bad_exit(job: Job) -> Iterator[Hit]:
     limit_s = job.time_limit_s
     if job.exported("SLURM_KILL_BAD_EXIT") or (limit_s is not None and limit_s <= SHORT_JOB_S):
         return
-    for step in job.work_steps:
+    talks = job.script.settings("MASTER_ADDR") or any(
+        item.name.startswith("NCCL_") for item in job.script.exports
+    )
+    # the tasks of a program that is not known wait for each other where the script says how they meet
+    others = [step for step in job.parallel_steps if step not in job.work_steps] if talks else []
+    for step in (*job.work_steps, *others):
         tasks = job.num_tasks(step)
-        many = tasks > 1 if tasks else job.may_be_multi_node
+        many = tasks > 1 if tasks else job.has_many_tasks(step) or job.may_be_multi_node
         if many and not step.option("kill-on-bad-exit") and not step.is_open:
             yield Hit(
                 step.line,
@@ -266,8 +272,7 @@ def script_directory(job: Job) -> Iterator[Hit]:
 
     SLURM_SUBMIT_DIR is where sbatch was called; `scontrol show job` has the script's path.
     """
-    texts = [" ".join(word.source for word in command.words) for command in job.script.commands]
-    if not job.script.is_batch or any(re.search(r"\bsbatch\b|show job", text) for text in texts):
+    if not job.script.is_batch or any(map(_submits_or_asks, job.script.commands)):
         return
     settings = Counter(item.name for item in job.script.assignments)
     holders = {
@@ -287,6 +292,17 @@ def script_directory(job: Job) -> Iterator[Hit]:
                     '"$SLURM_SUBMIT_DIR", or an absolute path',
                 )
                 return
+
+
+def _submits_or_asks(command: Command) -> bool:
+    """Whether a command submits a job, or asks Slurm for the script's path."""
+    if command.name in ("echo", "printf"):
+        return False
+    texts = [word.text for word in command.words]
+    asks = command.name == "scontrol" and any(re.match(r"job(s|id)?\b", text) for text in texts)
+    if command.name in ("bash", "eval", "sh", "ssh", "xargs") and re.search(r"\bsbatch\b", " ".join(texts)):
+        return True
+    return asks or any(re.match(r"(\S*/)?sbatch(\s|$)", text) for text in texts)
 
 
 def _is_own_directory(word: Word) -> bool:
@@ -357,20 +373,38 @@ def few_gpus(job: Job) -> Iterator[Hit]:
     source="Slurm, man sbatch, --dependency",
 )
 def resubmits_itself(job: Job) -> Iterator[Hit]:
-    """A script that submits itself before its training does so again when the training ends at once.
+    """A script that submits itself before its work does so again when the work ends at once.
 
-    After the training, and only when it has made progress, the chain ends by itself.
+    After the work, and only when it has made progress, the chain ends by itself; afterok ends it at a failure.
     """
-    last = max((launch.line for launch in job.trainings), default=0)
+    lines = [launch.line for launch in job.launches] + [step.line for step in job.parallel_steps]
+    last = max(lines, default=0)
     for command in job.script.commands:
-        own = any(re.search(r"^\"?(\$0|\$\{0\}|\$\{?BASH_SOURCE)", word.source) for word in command.words[1:])
+        texts = [word.text for word in command.words[1:]]
+        own = any(map(_is_own_path, command.words[1:])) or _own_name(job, command) in texts
         is_always = not command.conditional and not command.function and command.line < last
-        if command.name == "sbatch" and own and is_always:
+        if command.name == "sbatch" and own and is_always and not any("afterok" in text for text in texts):
             yield Hit(
                 command.line,
-                "the script submits itself before it trains: a training that fails at once does so for ever",
-                "submit after the training, and only when it has saved a checkpoint",
+                "the script submits itself before its work: work that fails at once does so for ever",
+                "submit after the work, and only when it has made progress",
             )
+
+
+def _is_own_path(word: Word) -> bool:
+    return bool(re.search(r"^\"?(\$0|\$\{0\}|\$\{?BASH_SOURCE)", word.source))
+
+
+def _own_name(job: Job, command: Command) -> str | None:
+    """The name that the script's file has for a command; None where that may be another file.
+
+    After a cd it is the script's when the job's name ends with it.
+    """
+    name = job.script.path.rpartition("/")[2]
+    moves = any(found.name in ("cd", "pushd") and found.line <= command.line for found in job.script.commands)
+    stem = name.partition(".")[0]
+    is_job = bool(stem) and job.script.options.get("job-name", "").endswith(stem)
+    return name if job.script.is_batch and name != "-" and (is_job or not moves) else None
 
 
 # ---- what becomes of a failure ----
@@ -411,9 +445,14 @@ def failure_in_pipe(job: Job) -> Iterator[Hit]:
     """The status of `srun ... | tee log` is tee's: the job ends as COMPLETED whatever became of the training."""
     if "pipefail" in job.script.shell_options:
         return
-    working = {id(step.command) for step in job.work_steps} | {id(launch.command) for launch in job.trainings}
+    # what another program than tee reads may be an answer of the nodes
+    pipelines = [pipeline for pipeline in job.script.pipelines if pipeline[-1].name == "tee"]
+    logged = {id(command) for pipeline in pipelines for command in pipeline}
+    parallel = {id(step.command) for step in job.parallel_steps if step not in job.work_steps}
+    working = {id(command) for command in job.work} - parallel | parallel & logged
+    read = max((use.line for use in job.script.uses if use.name == "PIPESTATUS"), default=0)
     for command in job.script.commands:
-        if id(command) in working and command.status == "piped" and command.outer is None:
+        if id(command) in working and command.status == "piped" and read < command.end:
             yield Hit(
                 command.line,
                 "the job succeeds when this fails: the pipe has the status of its last command",
@@ -430,23 +469,65 @@ def failure_in_pipe(job: Job) -> Iterator[Hit]:
 def failure_hidden(job: Job) -> Iterator[Hit]:
     """The job's state is the status of the script's last command: `echo done` after srun makes it COMPLETED.
 
-    Jobs that wait for its success (afterok) then start on nothing.
+    Jobs that wait for its success (afterok) then start on nothing. So does a step with the text of its `bash -c`.
     """
-    if not job.script.is_batch or {"errexit"} & job.script.shell_options or not job.work_steps:
+    yield from _hidden_in_step(job)
+    if not job.script.is_batch or {"errexit"} & job.script.shell_options or not job.work:
         return
-    step = job.work_steps[-1]
-    command = step.command
+    command = job.work[-1]
     later = [item for item in job.script.commands if item.line > command.end and not item.function]
     exits = [item for item in later if item.name == "exit" and len(item.words) > 1]
-    if command.status != "plain" or command.function or command.outer is not None or step.background:
+    if command.status != "plain" or command.function or command.background:
+        return
+    if any(step.background for step in job.steps if step.command is command):
         return
     if command.conditional or not later or any(word.variables for item in exits for word in item.words):
+        return
+    if later[0].name == "exit" and later[0] not in exits:
+        return  # with the status of the command before it
+    if any(item.name == "trap" and item.words[-1].text == "ERR" for item in job.script.commands):
         return
     yield Hit(
         command.line,
         f"the job ends with the status of line {later[-1].line}, so a failure here goes unnoticed",
-        "srun ... || exit, or set -e",
+        f"{command.name} ... || exit, or set -e",
     )
+
+
+def _hidden_in_step(job: Job) -> Iterator[Hit]:
+    """Trainings in the text of `srun bash -c` after which another command gives the step its status."""
+    commands = job.script.commands
+    for launch in job.launches:
+        number = launch.command.outer
+        outer = None if number is None or not launch.trains else commands[number]
+        if (
+            outer is None
+            or outer.name != "srun"
+            or launch.command.status != "plain"
+            or launch.command.background
+        ):
+            continue
+        inner = [item for item in commands if item.outer == number]
+        if launch.command.conditional != outer.conditional or _stops_at_failure(outer, inner):
+            continue
+        at = next(index for index, item in enumerate(inner) if item is launch.command)
+        later = [item for item in inner[at + 1 :] if item.statement != launch.command.statement]
+        exits = [item for item in later if item.name in ("exit", "exec", "wait", "trap")]
+        if later and not exits:
+            yield Hit(
+                launch.line,
+                f"the step ends with the status of `{later[-1].name}` after it, so a failure here goes unnoticed",
+                "set -e at the start of the text",
+            )
+
+
+def _stops_at_failure(outer: Command, inner: Sequence[Command]) -> bool:
+    """Whether the shell of a `bash -c` ends at the first failure."""
+    texts = [word.text for word in outer.words]
+    shell = next(index for index, text in enumerate(texts) if re.search(r"(^|/)\w*sh$", text))
+    options = itertools.takewhile(lambda text: text.startswith("-"), texts[shell + 1 :])
+    sets = [word.text for item in inner if item.name == "set" for word in item.words[1:]]
+    return any(text == "errexit" or re.fullmatch(r"-[a-z]*e[a-z]*", text) for text in (*options, *sets))
 
 
 @rule("launch-twice", "note", "srun within srun", source="Slurm, man srun, DESCRIPTION")
