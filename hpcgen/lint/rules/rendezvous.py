@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -194,6 +195,76 @@ def rdzv_endpoint(job: Job) -> Iterator[Hit]:
                 "--rdzv_backend=c10d without --rdzv_endpoint: every node waits at its own localhost:29400",
                 '--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
             )
+
+
+@rule(
+    "port-of-each-task",
+    "error",
+    "every task picks a port of its own",
+    source="PyTorch, torch.distributed, environment variable initialization",
+)
+def port_of_each_task(job: Job) -> Iterator[Hit]:
+    """A random MASTER_PORT in the shell of a task differs from task to task, so the nodes never meet.
+
+    The batch shell chooses one for all, or a number from the job's makes it the same everywhere.
+    """
+    meets = [item for item in job.script.assignments if item.name == "MASTER_ADDR" and item.value]
+    if not any(re.search(r"scontrol|NODELIST", item.value.source) for item in meets if item.value):
+        return  # each task may be a world of its own
+    if any(item.name == "RANDOM" for item in job.script.assignments):
+        return
+    if any(launch.option("standalone") for launch in job.launches):
+        return
+    inside = {name for step in job.steps if job.has_many_tasks(step) for name in _called_in(job, step)}
+    steps = [step.command for step in job.steps if job.has_many_tasks(step) and _is_literal(step)]
+    for item in job.script.assignments:
+        if item.name != "MASTER_PORT" or item.value is None or not _is_random(job, item.value):
+            continue
+        outer = None if item.outer is None else job.script.commands[item.outer]
+        in_text = outer is not None and not item.conditional and any(outer is command for command in steps)
+        if in_text or (item.outer is None and item.function in inside and _runs_always(job, item)):
+            yield Hit(
+                item.line,
+                "every task of the step picks another MASTER_PORT, and the ranks never meet",
+                "export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) before srun",
+            )
+
+
+def _called_in(job: Job, step: Step) -> Iterator[str]:
+    """The functions of the script that the text of `srun bash -c` calls."""
+    for command in job.script.commands:
+        outer = None if command.outer is None else job.script.commands[command.outer]
+        if outer is step.command and command.name in job.script.functions and not command.conditional:
+            yield command.name
+
+
+def _is_literal(step: Step) -> bool:
+    """Whether the shell of the task, not the batch shell, expands the text of `bash -c`."""
+    texts = [word.source for word in step.program]
+    return any(
+        re.fullmatch(r"-\w*c", flag) and text.startswith("'") for flag, text in itertools.pairwise(texts)
+    )
+
+
+def _is_random(job: Job, word: Word) -> bool:
+    """Whether every evaluation of a word gives another number."""
+    source = word.source
+    called = [name for name in job.script.functions if re.search(rf"\$\(\s*{re.escape(name)}\b", source)]
+    for name in called:
+        own = [
+            found for command in job.script.commands if command.function == name for found in command.words
+        ]
+        source += " ".join(found.source for found in own)
+    kept = "MASTER_PORT" in word.source or re.search(r"random-source|SLURM_JOB", source)
+    return not kept and bool(re.search(r"\bshuf\b|\bRANDOM\b|\bbind\(\(", source))
+
+
+def _runs_always(job: Job, item: Assignment) -> bool:
+    """Whether nothing before an assignment in a function decides about it."""
+    body = job.script.lines[job.script.functions[item.function].line : item.line]
+    return not any(
+        re.search(r"\b(if|case|elif|while|for)\b|&&|\|\|", line.partition("#")[0]) for line in body
+    )
 
 
 @rule("ephemeral-port", "warning", "the port may be taken", source="Linux, net.ipv4.ip_local_port_range")
