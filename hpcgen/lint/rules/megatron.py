@@ -389,7 +389,10 @@ def checkpoint_worker(job: Job) -> Iterator[Hit]:
 
 @rule("save-without-load", "warning", "a restart begins at iteration 0", source=f"{ARGUMENTS}, --load")
 def save_without_load(job: Job) -> Iterator[Hit]:
-    """A job that runs again resumes only when --load names the directory it saves to. Else it overwrites it."""
+    """A job that runs again resumes only when --load names the directory it saves to. Else it overwrites it.
+
+    With --finetune and another directory in --load, a requeued job starts from that directory's weights again.
+    """
     for launch in job.megatron:
         flag = launch.flags.get("save")
         if flag and "load" not in launch.flags and not launch.is_open and job.script.is_batch:
@@ -398,6 +401,27 @@ def save_without_load(job: Job) -> Iterator[Hit]:
                 "without --load, the next run starts from iteration 0 and overwrites what this one saved",
                 "--load with the same directory",
             )
+        elif job.script.is_batch and "no-requeue" not in job.script.options and _loads_others_again(launch):
+            yield Hit(
+                launch.flags["load"].line,
+                "--finetune takes the weights of --load at every start: a requeued job begins at iteration 0 again",
+                "--load with the directory of --save, without --finetune, once that has a checkpoint",
+            )
+
+
+def _loads_others_again(launch: Launch) -> bool:
+    """Whether --finetune certainly begins with another directory than the one that --save names."""
+    flags = launch.flags
+    if not {"save", "load", "save-interval", "finetune"} <= flags.keys() or launch.is_open:
+        return False
+    save, load = flags["save"].value, flags["load"].value
+    if not (flags["finetune"].word.certain and save and load and save.certain and load.certain):
+        return False
+    if save.assumed or load.assumed or not (save.text.startswith("/") and load.text.startswith("/")):
+        return False
+    # what is known of both, up to the first variable, must differ
+    starts = [re.split(r"[$`{]", word.text.rstrip("/") + "/")[0] for word in (save, load)]
+    return not starts[0].startswith(starts[1]) and not starts[1].startswith(starts[0])
 
 
 @rule(
