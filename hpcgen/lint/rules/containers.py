@@ -418,14 +418,15 @@ def topology_not_mounted(job: Job) -> Iterator[Hit]:
 def path_not_mounted(job: Job) -> Iterator[Hit]:
     """What lies under no mount is missing in the container; what is written there ends with the job.
 
-    Looked at are the paths that Megatron-LM's options name, except those that images have. A cluster may mount more
-    by itself (enroot's mounts.d).
+    Looked at are the paths that Megatron-LM's options name, except those that images have, and any program's arguments
+    that name the source of a mount with another target. A cluster may mount more by itself (enroot's mounts.d).
     """
     names = (
         "save", "load", "tensorboard-dir", "data-cache-path", "vocab-file", "merge-file", "tokenizer-model",
         "data-path", "train-data-path", "valid-data-path", "test-data-path", "wandb-save-dir",
     )  # fmt: skip
     in_images = ("/workspace/", "/opt/", "/root/", "/usr/", "/tmp/", "/dev/shm/")
+    yield from _paths_of_host(job)
     for launch in job.megatron:
         step = launch.step
         if step is None or not step.option("container-image") or step.is_open:
@@ -441,6 +442,41 @@ def path_not_mounted(job: Job) -> Iterator[Hit]:
                         cause="path",
                     )
 
+
+def _paths_of_host(job: Job) -> Iterator[Hit]:
+    """Arguments under the source of a mount, and under no target."""
+    for step in job.steps:
+        if not step.option("container-image") or step.is_open or not step.option("container-mounts"):
+            continue
+        mounts = [mount for option in step.all("container-mounts")[-1:] for mount in mounts_of(option.text)]
+        sources = {
+            mount.source.rstrip("/"): mount.target
+            for mount in mounts
+            if re.match(r"/\w", mount.source)
+            and not _OF_SYSTEM.match(mount.source)
+            and "$" not in mount.source
+        }
+        launches = [launch for launch in job.launches if launch.step and launch.step.command is step.command]
+        for word in (*step.program, *(word for launch in launches for word in launch.arguments)):
+            path = re.sub(r"^--?[\w-]+=", "", word.text)
+            if (
+                not (word.known and word.certain)
+                or not re.fullmatch(r"/[\w./+-]+", path)
+                or _is_mounted(step, path)
+            ):
+                continue
+            source = next((source for source in sources if f"{path}/".startswith(f"{source}/")), None)
+            if source:
+                yield Hit(
+                    word.line,
+                    f"{path} is the host's: the container of line {step.line} has {source} at {sources[source]}",
+                    sources[source] + path.removeprefix(source),
+                    cause="path",
+                )
+
+
+_OF_SYSTEM = re.compile(r"/(bin|dev|etc|home|lib\w*|opt|proc|root|run|sbin|sys|tmp|usr|var|workspace)(/|$)")
+"""Directories that images have themselves, or that pyxis may mount."""
 
 _SET_BY_ENVIRONMENT = ("IMAGE", "MOUNTS", "WORKDIR", "NAME", "SAVE", "ENV")
 
