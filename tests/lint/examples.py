@@ -121,7 +121,7 @@ def _in(place: str, line: str) -> tuple[str, str]:
     return f"{place}\n", f"{place}\n{line}\n"
 
 
-def _flag(old: str, new: str) -> Edits:
+def flag(old: str, new: str) -> Edits:
     return ((f"    {old}\n", f"    {new}\n" if new else ""),)
 
 
@@ -270,21 +270,21 @@ EXAMPLES: dict[str, Example] = {
     ),
     # ---- steps ----
     "no-kill-on-bad-exit": Example(
-        fails=_flag("--kill-on-bad-exit=1", ""), at="srun", passes=_flag("--kill-on-bad-exit=1", "-K1")
+        fails=flag("--kill-on-bad-exit=1", ""), at="srun", passes=flag("--kill-on-bad-exit=1", "-K1")
     ),
     "cpus-not-inherited": Example(
-        fails=_flag("--cpus-per-task=12", ""),
+        fails=flag("--cpus-per-task=12", ""),
         at="srun",
-        passes=_flag("--cpus-per-task=12", "--cpu-bind=mask_cpu:0xff,0xff00"),
+        passes=flag("--cpus-per-task=12", "--cpu-bind=mask_cpu:0xff,0xff00"),
     ),
     "step-tasks": Example(
         fails=(
             ("#SBATCH --ntasks-per-node=8", "#SBATCH --ntasks-per-node=1"),
-            *_flag("--ntasks=32", ""),
-            *_flag("--cpus-per-task=12", "--cpus-per-task=1"),
+            *flag("--ntasks=32", ""),
+            *flag("--cpus-per-task=12", "--cpus-per-task=1"),
         ),
         at="--ntasks-per-node=8",
-        passes=(("#SBATCH --ntasks-per-node=8\n", ""), *_flag("--ntasks=32", "")),
+        passes=(("#SBATCH --ntasks-per-node=8\n", ""), *flag("--ntasks=32", "")),
         also=frozenset({"world-size", "parallel-sizes", "few-cpus", "batch-size"}),
     ),
     "kill-srun": Example(
@@ -371,6 +371,21 @@ EXAMPLES: dict[str, Example] = {
             _in(
                 TASKS,
                 'nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))\nall=($nodes)\necho "${all[0]}"',
+            ),
+        ),
+    ),
+    "port-of-each-task": Example(
+        fails=(
+            (
+                SRUN,
+                "srun --kill-on-bad-exit=1 bash -c 'export MASTER_PORT=$(shuf -i 10000-20000 -n 1); exec ./train'",
+            ),
+        ),
+        at="shuf",
+        passes=(
+            (
+                SRUN,
+                'srun --kill-on-bad-exit=1 bash -c "export MASTER_PORT=$(shuf -i 10000-20000 -n 1); exec ./train"',
             ),
         ),
     ),
@@ -540,11 +555,11 @@ EXAMPLES: dict[str, Example] = {
         ),
     ),
     "container-writable": Example(
-        fails=_flag(
+        fails=flag(
             "--no-container-mount-home", "--no-container-mount-home --container-writable --container-readonly"
         ),
         at="--container-writable",
-        passes=_flag("--no-container-mount-home", "--no-container-mount-home --container-readonly"),
+        passes=flag("--no-container-mount-home", "--no-container-mount-home --container-readonly"),
     ),
     "topology-not-mounted": Example(
         fails=((",/opt/microsoft:/opt/microsoft:ro", ""),),
@@ -607,10 +622,10 @@ EXAMPLES: dict[str, Example] = {
         fails=(
             _in(ENVIRONMENT, "export NCCL_COLLNET_ENABLE=1"),
             ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_COLLNET_ENABLE,"),
-            *_flag("--log-throughput", "--log-throughput --use-sharp"),
+            *flag("--log-throughput", "--log-throughput --use-sharp"),
         ),
         at="NCCL_COLLNET_ENABLE",
-        passes=_flag("--log-throughput", "--log-throughput --use-sharp"),
+        passes=flag("--log-throughput", "--log-throughput --use-sharp"),
     ),
     "flight-recorder": Example(
         fails=(("export TORCH_NCCL_TRACE_BUFFER_SIZE=2000\n", ""),),
@@ -618,9 +633,9 @@ EXAMPLES: dict[str, Example] = {
         passes=(("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"),),
     ),
     "offline-hub": Example(
-        fails=_flag("--log-throughput", "--log-throughput --tokenizer-model meta-llama/Llama-3.1-8B"),
+        fails=flag("--log-throughput", "--log-throughput --tokenizer-model meta-llama/Llama-3.1-8B"),
         at="meta-llama",
-        passes=_flag("--log-throughput", "--log-throughput --tokenizer-model /shared/llama3"),
+        passes=flag("--log-throughput", "--log-throughput --tokenizer-model /shared/llama3"),
     ),
     "secret-in-script": Example(
         fails=(_in(ENVIRONMENT, "export WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567"),),
@@ -654,14 +669,14 @@ EXAMPLES: dict[str, Example] = {
     ),
     # ---- Megatron-LM ----
     "megatron-option": Example(
-        fails=_flag("--log-throughput", "--log-throughput --data-parallel-size 4"),
+        fails=flag("--log-throughput", "--log-throughput --data-parallel-size 4"),
         at="--data-parallel-size",
-        passes=_flag("--log-throughput", "--log-throughput --override-opt_param-scheduler"),
+        passes=flag("--log-throughput", "--log-throughput --override-opt_param-scheduler"),
     ),
     "megatron-removed-option": Example(
-        fails=_flag("--log-throughput", "--log-throughput --checkpoint-activations"),
+        fails=flag("--log-throughput", "--log-throughput --checkpoint-activations"),
         at="--checkpoint-activations",
-        passes=_flag("--log-throughput", "--log-throughput --recompute-activations"),
+        passes=flag("--log-throughput", "--log-throughput --recompute-activations"),
     ),
     "model-shape": Example(
         fails=(("--max-position-embeddings 2048", "--max-position-embeddings 1024"),),
@@ -708,9 +723,9 @@ EXAMPLES: dict[str, Example] = {
         passes=(("2048", '"${SEQ_LENGTH:-2048}"'),),
     ),
     "fp16": Example(
-        fails=(*_flag("--bf16", "--fp16"), ("gpus-per-node=8", "gpus-per-node=h100:8")),
+        fails=(*flag("--bf16", "--fp16"), ("gpus-per-node=8", "gpus-per-node=h100:8")),
         at="--fp16",
-        passes=_flag("--bf16", "--fp16"),
+        passes=flag("--bf16", "--fp16"),
     ),
     "merge-file": Example(
         fails=(("merges.txt", "vocab.json"),), at="--merge-file", passes=(("merges.txt", "gpt2-merges.bpe"),)
@@ -724,35 +739,35 @@ EXAMPLES: dict[str, Example] = {
         ),
     ),
     "fsdp-connections": Example(
-        fails=_flag("--log-throughput", "--log-throughput --use-torch-fsdp2"),
+        fails=flag("--log-throughput", "--log-throughput --use-torch-fsdp2"),
         at="CUDA_DEVICE_MAX_CONNECTIONS",
         passes=(
-            *_flag("--log-throughput", "--log-throughput --use-torch-fsdp2"),
+            *flag("--log-throughput", "--log-throughput --use-torch-fsdp2"),
             ("CONNECTIONS=1\n", "CONNECTIONS=8\n"),
         ),
     ),
     "checkpoint-worker": Example(
-        fails=_flag("--log-throughput", "--log-throughput --use-persistent-ckpt-worker"),
+        fails=flag("--log-throughput", "--log-throughput --use-persistent-ckpt-worker"),
         at="--use-persistent-ckpt-worker",
-        passes=_flag("--log-throughput", "--log-throughput --use-persistent-ckpt-worker --async-save"),
+        passes=flag("--log-throughput", "--log-throughput --use-persistent-ckpt-worker --async-save"),
     ),
     "save-without-load": Example(
-        fails=_flag("--load /shared/checkpoints/gpt3-13b", ""),
+        fails=flag("--load /shared/checkpoints/gpt3-13b", ""),
         at="--save",
         passes=(
-            *_flag("--load /shared/checkpoints/gpt3-13b", ""),
+            *flag("--load /shared/checkpoints/gpt3-13b", ""),
             ('"${output[@]}"', '"${output[@]}" $EXTRA_ARGS'),
         ),
     ),
     "no-exit-handler": Example(
-        fails=_flag("--exit-signal-handler", ""),
+        fails=flag("--exit-signal-handler", ""),
         at="srun",
-        passes=_flag("--exit-signal-handler", "--exit-interval 1000"),
+        passes=flag("--exit-signal-handler", "--exit-interval 1000"),
     ),
     "no-save": Example(
-        fails=_flag("--save /shared/checkpoints/gpt3-13b", ""),
+        fails=flag("--save /shared/checkpoints/gpt3-13b", ""),
         at="srun",
-        passes=(*_flag("--save /shared/checkpoints/gpt3-13b", ""), ("140000", "50")),
+        passes=(*flag("--save /shared/checkpoints/gpt3-13b", ""), ("140000", "50")),
     ),
     "files-by-count": Example(
         fails=(_in(TASKS, 'readarray -t VALID < <(find /shared/tokens -name "*.bin" | sort | tail -n 15)'),),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcgen.lint.check import RULES, Finding, lint
-from tests.lint.examples import EXAMPLES, MESSAGES, SOUND, edited
+from tests.lint.examples import EXAMPLES, MESSAGES, SOUND, Example, edited
+from tests.lint.further_examples import FURTHER
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = sorted(
@@ -29,9 +30,12 @@ def test_nothing_is_wrong_with_the_sound_script() -> None:
     assert lint(SOUND) == []
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_script_that_breaks_a_rule_breaks_that_one(rule: str) -> None:
-    example = EXAMPLES[rule]
+ALL = [*EXAMPLES.items(), *FURTHER.values()]
+NAMES = [*EXAMPLES, *FURTHER]
+
+
+@pytest.mark.parametrize(("rule", "example"), ALL, ids=NAMES)
+def test_a_script_that_breaks_a_rule_breaks_that_one(rule: str, example: Example) -> None:
     text = edited(example.fails)
     found = lint(text)
     assert rule in names(found)
@@ -44,15 +48,24 @@ def test_a_script_that_breaks_a_rule_breaks_that_one(rule: str) -> None:
             assert finding.fix
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_script_that_nearly_breaks_it_does_not(rule: str) -> None:
-    assert lint(edited(EXAMPLES[rule].passes), rules=[rule]) == []
+@pytest.mark.parametrize(("rule", "example"), ALL, ids=NAMES)
+def test_a_script_that_nearly_breaks_it_does_not(rule: str, example: Example) -> None:
+    assert lint(edited(example.passes), rules=[rule]) == []
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "syntax"])
-def test_bash_takes_the_examples(rule: str) -> None:
+def test_a_script_that_submits_itself_by_its_name() -> None:
+    text = "#!/bin/bash\n#SBATCH --time=60\nsbatch convert.slurm\npython convert.py\n"
+    assert names(lint(text, "jobs/convert.slurm")) == {"resubmits-itself"}
+    assert lint(text, "jobs/export.slurm") == []
+    elsewhere = text.replace("sbatch", "cd /shared/next\nsbatch")
+    assert lint(elsewhere, "jobs/convert.slurm") == []
+    assert lint(edited((("--time=60", "--time=60 --job-name=a-convert"),), elsewhere), "convert.slurm") != []
+
+
+@pytest.mark.parametrize("example", [example for rule, example in ALL if rule != "syntax"])
+def test_bash_takes_the_examples(example: Example) -> None:
     """Else they would show something else than what they are for."""
-    for edits in (EXAMPLES[rule].fails, EXAMPLES[rule].passes):
+    for edits in (example.fails, example.passes):
         done = subprocess.run(
             ["bash", "-n"], input=edited(edits), capture_output=True, text=True, check=False
         )

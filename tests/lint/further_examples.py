@@ -1,0 +1,164 @@
+"""More examples of rules: other ways to break them, and what comes near."""
+
+from __future__ import annotations
+
+from tests.lint.examples import SOUND, Example, flag
+
+HEAD = """\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --time=60
+"""
+BINARY = f"{HEAD}export NCCL_SOCKET_IFNAME=eth0\nsrun ./train_gpt -n $SLURM_NTASKS\n"
+AGENTS = HEAD.replace("node=8\n#SBATCH --gpus", "node=1\n#SBATCH --gpus")
+FREE_PORT = f"""{AGENTS}\
+free_port() {{
+    shuf -i 10000-20000 -n 1
+}}
+meet() {{
+    export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    export MASTER_PORT=$(free_port)
+}}
+export -f free_port meet
+srun -K bash -c 'meet; exec ./train'
+"""
+EFFDET = f"""{HEAD}\
+srun -K --container-image=/shared/a.sqsh --container-mounts=/backbones:/checkpoints,/data:/data \\
+    python train.py --data=/data/coco --backbone /backbones/b0.pth
+"""
+FINETUNE = (
+    *flag("--load /shared/checkpoints/gpt3-13b", "--load /shared/starcoder --finetune"),
+    ("--save /shared/checkpoints/gpt3-13b", "--save /shared/tuned/$SLURM_JOB_ID"),
+)
+IN_STEP = f"""{AGENTS}\
+srun -K bash -c "
+cd /shared/code
+torchrun --standalone --nproc-per-node=8 train.py
+ssh login rsync /shared/code/out /archive
+"
+"""
+
+
+def _script(fails: str, passes: str, at: str, *also: str) -> Example:
+    return Example(fails=((SOUND, fails),), at=at, passes=((SOUND, passes),), also=frozenset(also))
+
+
+FURTHER: dict[str, tuple[str, Example]] = {
+    "a program that nobody knows": (
+        "no-kill-on-bad-exit",
+        _script(BINARY, BINARY.replace("./train_gpt", "nvidia-smi"), "srun"),
+    ),
+    "tasks that do not meet": (
+        "no-kill-on-bad-exit",
+        _script(BINARY, BINARY.replace("export NCCL_SOCKET_IFNAME=eth0\n", ""), "srun"),
+    ),
+    "as many nodes as sbatch is told": (
+        "no-kill-on-bad-exit",
+        _script(
+            f"{HEAD}srun python train.py\n".replace("#SBATCH --nodes=2\n", ""),
+            f"{AGENTS}srun python train.py\n".replace("#SBATCH --nodes=2\n", ""),
+            "srun",
+        ),
+    ),
+    "torchtune": (
+        "no-kill-on-bad-exit",
+        _script(
+            f"{AGENTS}ip=$(srun -N 1 -n 1 hostname -i)\nsrun tune run --nnodes 2 full_finetune_distributed\n",
+            f"{AGENTS}ip=$(srun -N 1 -n 1 hostname -i)\nsrun -N 1 -n 1 tune download llama\n",
+            "srun tune",
+        ),
+    ),
+    "axolotl": (
+        "failure-hidden",
+        _script(
+            f"{AGENTS}srun -K axolotl train a.yaml\necho done\n",
+            f"{AGENTS}srun -K axolotl train a.yaml || exit\necho done\n",
+            "srun",
+        ),
+    ),
+    "a binary before an echo": (
+        "failure-hidden",
+        _script(
+            BINARY.replace("srun", "srun -K") + "echo done\n",
+            BINARY.replace("srun ./train_gpt", "srun bash setup_env.sh") + "echo done\n",
+            "srun",
+        ),
+    ),
+    "a training without srun": (
+        "failure-hidden",
+        _script(
+            f"{AGENTS}torchrun --standalone main.py\necho done\n".replace("nodes=2", "nodes=1"),
+            f"{AGENTS}torchrun --standalone evaluate.py\necho done\n".replace("nodes=2", "nodes=1"),
+            "torchrun",
+        ),
+    ),
+    "within bash -c": (
+        "failure-hidden",
+        _script(IN_STEP, IN_STEP.replace('"\ncd', '"\nset -e\ncd'), "torchrun"),
+    ),
+    "within bash -ec": ("failure-hidden", _script(IN_STEP, IN_STEP.replace(" -c", " -ec"), "torchrun")),
+    "one task beside other steps": (
+        "failure-in-pipe",
+        _script(
+            f"{AGENTS}srun -N 1 -n 1 ray start --head --block &\nsrun -N 1 -n 1 python -m verl.main_ppo | tee log\n",
+            f"{AGENTS}srun -N 1 -n 1 ray start --head --block &\nsrun -N 1 -n 1 python -m verl.main_ppo | tee log\n"
+            "exit ${PIPESTATUS[0]}\n",
+            "main_ppo",
+        ),
+    ),
+    "a binary before tee": (
+        "failure-in-pipe",
+        _script(
+            BINARY.replace("srun", "srun -K").replace("NTASKS\n", "NTASKS | tee log\n"),
+            BINARY.replace("srun", "srun -K").replace("NTASKS\n", "NTASKS | sort\n"),
+            "srun",
+        ),
+    ),
+    "ranks of an evaluation": (
+        "nccl-debug-flood",
+        _script(
+            f"{HEAD}export NCCL_DEBUG=info\nsrun -K python -m evaluate.linear_probe\n",
+            f"{HEAD}export NCCL_DEBUG=info\nsrun -K -N 1 -n 1 python -m evaluate.linear_probe\n",
+            "NCCL_DEBUG",
+        ),
+    ),
+    "sbatch in a message": (
+        "script-directory",
+        _script(
+            f'{HEAD}here=$(dirname "$0")\necho "start it with sbatch"\nbash "$here/run.sh"\n',
+            f'{HEAD}here=$(dirname "$0")\nsbatch --test-only next.sh\nbash "$here/run.sh"\n',
+            "here=",
+        ),
+    ),
+    "any work": (
+        "resubmits-itself",
+        _script(
+            f"{HEAD}sbatch --begin=now+4hour $0\npython convert.py\n",
+            f"{HEAD}sbatch --dependency=afterok:$SLURM_JOB_ID $0\npython convert.py\n",
+            "sbatch",
+        ),
+    ),
+    "a function that every task calls": (
+        "port-of-each-task",
+        _script(
+            FREE_PORT,
+            FREE_PORT.replace("srun -K bash -c 'meet; exec ./train'", "meet\nsrun -K ./train"),
+            "T=",
+        ),
+    ),
+    "weights of another directory": (
+        "save-without-load",
+        Example(
+            fails=FINETUNE,
+            at="--load",
+            passes=(*FINETUNE[:1], ("--save /shared/checkpoints/gpt3-13b", "--save /shared/$RUN")),
+        ),
+    ),
+    "the path outside the container": (
+        "path-not-mounted",
+        _script(EFFDET, EFFDET.replace("/backbones/b0", "/checkpoints/b0"), "--backbone"),
+    ),
+}
+"""Other ways to break a rule: what they are, the rule, and its example."""
