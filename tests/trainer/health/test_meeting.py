@@ -82,6 +82,7 @@ def test_a_process_that_stops_is_named_by_the_one_that_waits_for_it(stopped: int
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
+        "TRAINER_RENDEZVOUS_ID": "test",
         "TORCH_CPP_LOG_LEVEL": "FATAL",
     }
     ranks = [
