@@ -147,3 +147,16 @@ def test_what_is_read_of_the_index_is_what_torch_reads(saved: Run) -> None:
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert ours.storage_data == theirs.storage_data
     assert (ours.planner_data, ours.version) == (theirs.planner_data, theirs.version)
+
+
+def test_an_extra_state_of_a_core_that_replaces_torchs_loader_is_read() -> None:
+    """megatron-core 0.19 puts its own function in the place of torch.storage._load_from_bytes, also when it saves."""
+    scales = {"scale_fwd": torch.tensor([2.0, 4.0])}
+    written = pickle.dumps(scales, protocol=3)
+    replaced = written.replace(
+        b"ctorch.storage\n_load_from_bytes\n", b"cmegatron.core.safe_globals\nsafe_load_from_bytes\n"
+    )
+    assert replaced != written
+    state = torch.frombuffer(bytearray(replaced), dtype=torch.uint8)
+    there = pickle.loads(unpickling.checked_extra_state(state).numpy().tobytes())
+    assert torch.equal(there["scale_fwd"], scales["scale_fwd"])

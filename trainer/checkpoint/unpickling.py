@@ -41,6 +41,15 @@ from trainer.checkpoint_index import INDEX, CheckpointIndex, ForbiddenError, Sto
 RECIPES = "transformer_engine.common.recipe"
 """Module of Transformer Engine's FP8 recipes, which an extra state holds one of."""
 
+CORE_RECIPES = frozenset({("megatron.core.extensions.transformer_engine", "TEDelayedScaling")})
+"""Megatron-Core's own subclasses of these, in megatron-core 0.16 to 0.19."""
+
+STORAGES = frozenset({
+    ("torch.storage", "_load_from_bytes"),
+    ("megatron.core.safe_globals", "safe_load_from_bytes"),  # megatron-core 0.19 puts it in its place
+})  # fmt: skip
+"""What a pickled tensor names for its storage."""
+
 REBUILDERS = frozenset({("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict")})
 """What a pickled tensor names, apart from its storage."""
 
@@ -72,9 +81,9 @@ class _ExtraState(pickle.Unpickler):
     """Allows tensors, plain values and Transformer Engine's recipes."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if (module_name, global_name) == ("torch.storage", "_load_from_bytes"):
+        if (module_name, global_name) in STORAGES:
             return _storage
-        if (module_name, global_name) in REBUILDERS:
+        if (module_name, global_name) in REBUILDERS | CORE_RECIPES:
             return super().find_class(module_name, global_name)
         if module_name == RECIPES and global_name.isidentifier():
             found = super().find_class(module_name, global_name)
