@@ -168,7 +168,7 @@ def test_a_checkpoint_that_holds_nan_is_named_when_it_is_loaded(config: dict[str
     config["optimizer"]["lr_decay_iters"] = 8
     path = finished(config).checkpoints / "iter_0000006"
     metadata = pickle.loads((path / ".metadata").read_bytes())
-    name = "optimizer.state.param.decoder.final_layernorm.weight"  # fp32: the weight itself, loaded last
+    name = "optimizer.state.exp_avg.decoder.final_layernorm.weight"
     place = next(where for what, where in metadata.storage_data.items() if what.fqn == name)
     file = path / place.relative_path
     data = bytearray(file.read_bytes())
@@ -185,7 +185,7 @@ def test_a_checkpoint_that_holds_nan_is_named_when_it_is_loaded(config: dict[str
     assert result.statuses == (3,), result.log
     assert f"{path} is as it was written, and holds numbers that are not finite: rank 0 on " in result.log
     assert (
-        "decoder.final_layernorm.weight; rename it, for example to iter_0000006.bad, to go on from the one before"
+        "the optimizer's exp_avg; rename it, for example to iter_0000006.bad, to go on from the one before"
         in result.log
     )
 

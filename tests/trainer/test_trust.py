@@ -156,7 +156,7 @@ def test_an_extra_state_of_a_core_that_replaces_torchs_loader_is_read() -> None:
     replaced = written.replace(
         b"ctorch.storage\n_load_from_bytes\n", b"cmegatron.core.safe_globals\nsafe_load_from_bytes\n"
     )
-    assert replaced != written
+    assert b"safe_load_from_bytes" in replaced
     state = torch.frombuffer(bytearray(replaced), dtype=torch.uint8)
     there = pickle.loads(unpickling.checked_extra_state(state).numpy().tobytes())
     assert torch.equal(there["scale_fwd"], scales["scale_fwd"])
