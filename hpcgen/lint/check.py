@@ -66,9 +66,15 @@ def _findings(script: Script, rules: Collection[str] | None, slurm_version: str 
     job = Job(script)
     ignored = _ignored(script)
     for rule in RULES.values():
-        if not rule.applies_to(slurm_version) or (rules is not None and rule.id not in rules):
+        if not rule.applies_to(slurm_version, job.oldest_slurm) or (
+            rules is not None and rule.id not in rules
+        ):
             continue
-        hits = [hit for hit in rule.check(job) if rule.id not in ignored.get(hit.line, ())]
+        hits = [
+            hit
+            for hit in rule.check(job)
+            if rule.id not in ignored.get(hit.line, ()) and not (hit.needs_release and slurm_version is None)
+        ]
         for first, *others in _grouped(hits):
             yield Finding(
                 path=script.path,

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from hpcgen.config.fields import seconds
 from hpcgen.lint.launch import Launch, Option, Step, launch_of, step_of, unwrapped
+from hpcgen.lint.sbatch import release_with
 from hpcgen.lint.script import Assignment, Command, Script
 from hpcgen.lint.words import Word
 from hpcgen.lint.wrappers import wrapped
@@ -195,6 +196,13 @@ class Job:
             return self.nodes != 1
         given = [option for launch in self.launches if (option := launch.option("nnodes"))]
         return any(option.text != "1" for option in given)
+
+    @cached_property
+    def oldest_slurm(self) -> str:
+        """The oldest Slurm release that has the options of the script; "" where any may have them."""
+        given = [*self.script.options.items()]
+        given += [(option.name, option.text) for step in self.steps for option in step.options]
+        return max((release_with(name, value) for name, value in given), default="")
 
     @cached_property
     def gpus_per_node(self) -> int | None:

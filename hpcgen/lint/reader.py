@@ -167,11 +167,12 @@ class _Reader:
     def _parsed(self, text: str, *, outer: bool) -> tuple[Node, bytes, re.Pattern[str]]:
         """The tree of a text, the bytes that its offsets count, and the places of a template in it.
 
-        A script that bash refuses because of a <name> is read with it as a word of which nothing is known.
+        A script that bash refuses because of a <name> is read with it as a word of which nothing is known. So is the
+        text of a `bash -c` with a <NAME OF SEVERAL WORDS>, in which bash takes the next option for a file.
         """
-        places = BRACES
+        places = BRACES if outer or not _SEVERAL_WORDS.search(text) else ANY
         try:
-            tree, source = parse(masked(text))
+            tree, source = parse(masked(text, places))
         except ShellSyntaxError as error:
             refused = None if error.is_ours else _placeholder(text, error.line)
             if refused is None:
@@ -570,6 +571,9 @@ class _Reader:
     def _restore(self, saved: dict[str, Variable]) -> None:
         self._variables.clear()
         self._variables.update(saved)
+
+
+_SEVERAL_WORDS = re.compile(r"(?<!<)<[A-Z]{2,} [\w .-]*\w>")
 
 
 def _placeholder(text: str, line: int) -> ShellSyntaxError | None:

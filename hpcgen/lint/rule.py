@@ -24,6 +24,8 @@ class Hit:
     """Shared by hits that one mistake causes although `why` differs. They become one finding."""
     severity: Severity | None = None
     """That of this place. None: the rule's."""
+    needs_release: bool = False
+    """Whether it is reported only where the cluster's Slurm release is known."""
 
 
 Check = Callable[[Job], Iterator[Hit]]
@@ -45,10 +47,13 @@ class Rule:
     """First ("" for any) and last Slurm release that behave so. None: every release."""
     check: Check
 
-    def applies_to(self, slurm_version: str | None) -> bool:
-        """Whether the rule holds, or may hold, on a Slurm release."""
+    def applies_to(self, slurm_version: str | None, oldest: str = "") -> bool:
+        """Whether the rule holds, or may hold, on a Slurm release, for a script that needs at least `oldest`."""
+        if self.slurm is None:
+            return True
+        first, last = self.slurm
         # releases are YY.MM, so their order is that of the text
-        return self.slurm is None or slurm_version is None or self.slurm[0] <= slurm_version <= self.slurm[1]
+        return oldest <= last and (slurm_version is None or first <= slurm_version <= last)
 
     def severity_of(self, hit: Hit, slurm_version: str | None) -> Severity:
         """Severity of a hit. Without a release, a rule for some releases only yields notes."""

@@ -44,12 +44,11 @@ UNREAD = {
 """Names that nothing reads, with what to do instead."""
 
 RENAMED = {
-    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
     "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
     "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
 }
-"""PyTorch's variables that got a prefix in 2.2."""
+"""PyTorch's variables that got a prefix in 2.2, without NCCL_ASYNC_ERROR_HANDLING, whose effect became the default."""
 
 PLUGIN_PREFIXES = (
     "NCCL_OFI_", "NCCL_FASTRAK_", "NCCL_GPUDIRECT", "NCCL_IBEXT_", "NCCL_SHARP_", "NCCL_UCX_", "NCCL_TESTS",

@@ -273,7 +273,7 @@ EXAMPLES: dict[str, Example] = {
         fails=flag("--kill-on-bad-exit=1", ""), at="srun", passes=flag("--kill-on-bad-exit=1", "-K1")
     ),
     "cpus-not-inherited": Example(
-        fails=flag("--cpus-per-task=12", ""),
+        fails=flag("--cpus-per-task=12", "--cpu-bind=cores"),
         at="srun",
         passes=flag("--cpus-per-task=12", "--cpu-bind=mask_cpu:0xff,0xff00"),
     ),
@@ -580,13 +580,13 @@ EXAMPLES: dict[str, Example] = {
     ),
     "renamed-variable": Example(
         fails=(
-            _in(ENVIRONMENT, "export NCCL_ASYNC_ERROR_HANDLING=1"),
-            ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_ASYNC_ERROR_HANDLING,"),
+            _in(ENVIRONMENT, "export NCCL_BLOCKING_WAIT=1"),
+            ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_BLOCKING_WAIT,"),
         ),
-        at="NCCL_ASYNC",
+        at="NCCL_BLOCKING_WAIT",
         passes=(
-            _in(ENVIRONMENT, "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1"),
-            ("NCCL_DEBUG,", "NCCL_DEBUG,TORCH_NCCL_ASYNC_ERROR_HANDLING,"),
+            _in(ENVIRONMENT, "export TORCH_NCCL_BLOCKING_WAIT=1"),
+            ("NCCL_DEBUG,", "NCCL_DEBUG,TORCH_NCCL_BLOCKING_WAIT,"),
         ),
     ),
     "nccl-debug-level": Example(
@@ -942,6 +942,22 @@ MESSAGES: dict[str, tuple[str, Message]] = {
             severity="error",
         ),
     ),
+    "a placeholder in a directive": (
+        "directive-unknown",
+        Message(
+            script=HEAD.replace("--time=", "<SLURM OPTIONS> --time="),
+            why="`<SLURM OPTIONS>` is a placeholder",
+            fix="replace it",
+        ),
+    ),
+    "a time limit that is turned off": (
+        "no-time-limit",
+        Message(script="#!/bin/bash\n###SBATCH -t 8:00:00\n#SBATCH -N1\n"),
+    ),
+    "another directive that is turned off": (
+        "no-time-limit",
+        Message(script="#!/bin/bash\n##SBATCH --ntasks=8\n#SBATCH -N1\n", why="no --time"),
+    ),
     "a comment in a directive": (
         "directive-unknown",
         Message(script=HEAD.replace("--time=", "-p {partition} # yours\n#SBATCH --time=")),
@@ -971,7 +987,11 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     ),
     "a log's directory with the job's number": (
         "log-directory",
-        Message(script=LOG.format("logs/%j/out"), why="Slurm up to 22.05", fix="use no % in the directory"),
+        Message(
+            script=LOG.format("logs/%j/out"),
+            why="Slurm up to 22.05",
+            fix="Slurm 23.02 or newer makes it; older ones need a directory without %",
+        ),
     ),
     "a log's directory that a comment makes": (
         "log-directory",
@@ -980,6 +1000,10 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     "another directory that a comment makes": (
         "log-directory",
         Message(script=LOG.format("logs/%j.out") + "mkdir -p logs2\n", why="Slurm up to 22.05"),
+    ),
+    "a log's directory of a newer Slurm": (
+        "log-directory",
+        Message(script=LOG.format("logs/%j.out") + "srun --gres-flags=allow-task-sharing hostname\n"),
     ),
     "one variable in two directives": (
         "directive-variable",
@@ -1000,7 +1024,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         "cpus-not-inherited",
         Message(
             script=_step("", CPUS),
-            why="(--cpu-bind=cores, --exact, Autobind)",
+            why="(--cpu-bind=cores, --exact, --hint=nomultithread, Autobind)",
             severity="note",
             slurm="22.05",
         ),
@@ -1016,6 +1040,22 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     "CPUs without a version": (
         "cpus-not-inherited",
         Message(script=_step("--exact", CPUS), why="each gets one CPU", severity="note"),
+    ),
+    "CPUs of tasks that nothing binds": ("cpus-not-inherited", Message(script=_step("", CPUS))),
+    "CPUs with a hint": (
+        "cpus-not-inherited",
+        Message(script=_step("--hint=nomultithread", CPUS), why="each gets one CPU", severity="note"),
+    ),
+    "CPUs of a newer Slurm": (
+        "cpus-not-inherited",
+        Message(script=_step("--exact --gres-flags=allow-task-sharing", CPUS)),
+    ),
+    "a failure within a step": (
+        "failure-hidden",
+        Message(
+            script=f"{HEAD}srun bash -c '\ntorchrun --standalone /shared/train.py\nrsync a b\n'\n",
+            why="`train.py` (line 7) goes unnoticed: the step ends with the status of `rsync` (line 8)",
+        ),
     ),
     "tasks of ten minutes": ("no-kill-on-bad-exit", Message(script=_step("", HEAD.replace("1:00:00", "10")))),
     "tasks of eleven minutes": (
@@ -1071,6 +1111,22 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         "mount-source",
         Message(script=_mounts(":ro,noexec"), why="'noexec' is no path", fix=":ro+noexec", severity="error"),
     ),
+    "a value that the step sets itself": (
+        "container-env-value",
+        Message(
+            script=f"{HEAD}srun --container-image=/a.sqsh --container-env=A=1 bash -c 'export A=1; ./x'\n",
+            why="A has a value here",
+            severity="warning",
+        ),
+    ),
+    "a value that the step does not set": (
+        "container-env-value",
+        Message(
+            script=f"{HEAD}srun --container-image=/a.sqsh --container-env=A=1 bash -c 'export B=1; ./x'\n",
+            why="A has a value here",
+            severity="error",
+        ),
+    ),
     "a registry with a slash": (
         "image-registry",
         Message(
@@ -1115,14 +1171,18 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     "an old name": (
         "renamed-variable",
         Message(
-            script=f"{HEAD}export NCCL_ASYNC_ERROR_HANDLING=1\n",
-            why="from PyTorch 2.2 on, NCCL_ASYNC_ERROR_HANDLING is called TORCH_NCCL_ASYNC_ERROR_HANDLING",
+            script=f"{HEAD}export NCCL_BLOCKING_WAIT=1\n",
+            why="from PyTorch 2.2 on, NCCL_BLOCKING_WAIT is called TORCH_NCCL_BLOCKING_WAIT",
             fix="export both",
         ),
     ),
+    "an old name whose effect is the default": (
+        "renamed-variable",
+        Message(script=f"{HEAD}export NCCL_ASYNC_ERROR_HANDLING=1\n"),
+    ),
     "an old name next to the new one": (
         "renamed-variable",
-        Message(script=f"{HEAD}export NCCL_ASYNC_ERROR_HANDLING=1 TORCH_NCCL_ASYNC_ERROR_HANDLING=1\n"),
+        Message(script=f"{HEAD}export NCCL_BLOCKING_WAIT=1 TORCH_NCCL_BLOCKING_WAIT=1\n"),
     ),
     "NCCL's lines": (
         "nccl-debug-flood",

@@ -39,6 +39,10 @@ torchrun --standalone --nproc-per-node=8 train.py
 ssh login rsync /shared/code/out /archive
 "
 """
+PLACES = f"""{AGENTS}\
+options="--vocab-file <PATH TO vocab.json> --save <PATH TO RUN> --load <PATH TO RUN> --split 98,2,0"
+srun -K sh -c "python pretrain_gpt.py ${{options}}"
+"""
 
 
 def _script(fails: str, passes: str, at: str, *also: str) -> Example:
@@ -155,6 +159,26 @@ FURTHER: dict[str, tuple[str, Example]] = {
             at="--load",
             passes=(*FINETUNE[:1], ("--save /shared/checkpoints/gpt3-13b", "--save /shared/$RUN")),
         ),
+    ),
+    "a function that calls a program": (
+        "secret-argument",
+        _script(
+            f'{AGENTS}x=$(register "$HUB_TOKEN")\nregister() {{\n    curl -H "Token: $HUB_TOKEN"\n}}\n',
+            f'{AGENTS}x=$(register "$HUB_TOKEN")\nregister() {{\n    curl -H @header\n}}\nregister "$HUB_TOKEN"\n',
+            "curl",
+        ),
+    ),
+    "a function that gives its arguments to a program": (
+        "secret-argument",
+        _script(
+            f'{AGENTS}run() {{\n    timeout 9 "$@"\n}}\nrun ./login "$HUB_TOKEN"\n',
+            f'{AGENTS}run() {{\n    echo "$@"\n}}\nrun ./login "$HUB_TOKEN"\n',
+            "run ./login",
+        ),
+    ),
+    "a placeholder of several words": (
+        "save-without-load",
+        _script(PLACES.replace("--load <PATH TO RUN> ", ""), PLACES, "python"),
     ),
     "the path outside the container": (
         "path-not-mounted",

@@ -95,14 +95,26 @@ def container_env_gap(job: Job) -> Iterator[Hit]:
 
 @rule("container-env-value", "error", "--container-env takes names", source=PYXIS)
 def container_env_value(job: Job) -> Iterator[Hit]:
-    """--container-env=FOO=bar does not set FOO to bar: the option takes names, and the rest is garbage."""
+    """--container-env=FOO=bar does not set FOO to bar: the option takes names, and the rest is garbage.
+
+    A warning where the text of the step's `bash -c` sets the same names itself.
+    """
     for step in job.steps:
+        own = {
+            item.name
+            for item in job.script.assignments
+            if item.outer is not None and job.script.commands[item.outer] is step.command
+        }
         for option in step.all("container-env"):
-            if "=" in option.text:
+            given = [
+                name for name, equals, _ in (part.partition("=") for part in option.text.split(",")) if equals
+            ]
+            if given:
                 yield Hit(
                     option.word.line,
-                    f"--container-env takes names, and {option.text.partition('=')[0]} has a value here",
+                    f"--container-env takes names, and {given[0]} has a value here",
                     "export the variables, and give their names alone",
+                    severity="warning" if own.issuperset(given) else None,
                 )
 
 

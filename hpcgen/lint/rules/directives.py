@@ -19,6 +19,7 @@ from hpcgen.lint.sbatch import (
     stray_words,
 )
 from hpcgen.lint.script import Command
+from hpcgen.lint.template import ANGLES
 from hpcgen.lint.words import PLACEHOLDER
 from hpcgen.wording import counted
 
@@ -65,10 +66,15 @@ def directive_unknown(job: Job) -> Iterator[Hit]:
     with "Invalid directive found in batch script".
     """
     for line, word in stray_words(job.script.lines):
+        place = next(
+            (name for name in ANGLES.findall(job.script.lines[line - 1]) if name.startswith(word)), ""
+        )
         yield Hit(
             line,
-            f"{word!r} belongs to no option: sbatch refuses the directive",
-            "write the value, in quotes if it has blanks, and # before a comment",
+            f"`{place}` is a placeholder: sbatch refuses the directive"
+            if place
+            else f"{word!r} belongs to no option: sbatch refuses the directive",
+            "replace it" if place else "write the value, in quotes if it has blanks, and # before a comment",
             cause="stray word",
         )
     for directive in _unknown(job):
@@ -232,9 +238,12 @@ def dos_line_ends(job: Job) -> Iterator[Hit]:
 def no_time_limit(job: Job) -> Iterator[Hit]:
     """Without --time a job gets the partition's default: minutes on one cluster, without end on another.
 
-    A limit lets Slurm start the job in gaps (backfill), and ends one that hangs.
+    A limit lets Slurm start the job in gaps (backfill), and ends one that hangs. A script with --time in a directive
+    that is commented out (##SBATCH) is not reported: whoever submits it gives the limit.
     """
-    if job.script.is_batch and not {"time", "time-min"} & job.script.options.keys():
+    header = job.script.lines[: first_command(job.script.lines) - 1]
+    turned_off = any(re.match(r"\s*#[#\s]+SBATCH\s(.*\s)?(-t|--time)", line) for line in header)
+    if job.script.is_batch and not {"time", "time-min"} & job.script.options.keys() and not turned_off:
         yield Hit(
             job.script.first_directive,
             "no --time: the job gets the partition's default limit",
@@ -415,7 +424,8 @@ def log_directory(job: Job) -> Iterator[Hit]:
     """Up to 22.05, Slurm opens the log in a directory that must be there before the script runs.
 
     Otherwise the job ends at once and leaves no log that says why: mkdir in the script comes too late. A script
-    that shows the mkdir, as a comment for whoever submits it, is not reported. Slurm 23.02 makes the directory.
+    that shows the mkdir, as a comment for whoever submits it, is not reported. Slurm 23.02 makes the directory: nor is
+    a script reported that needs a newer release, as with --gres-flags=allow-task-sharing.
     """
     for name in ("output", "error"):
         value = job.script.options.get(name, "")
@@ -426,7 +436,9 @@ def log_directory(job: Job) -> Iterator[Hit]:
         yield Hit(
             job.script.option_line(name),
             f"Slurm up to 22.05 does not make the directory of {value}: without it, the job ends without a log",
-            "use no % in the directory" if "%" in directory else f"mkdir -p {directory} before sbatch",
+            "Slurm 23.02 or newer makes it; older ones need a directory without %"
+            if "%" in directory
+            else f"mkdir -p {directory} before sbatch",
             cause="directory",
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcgen.lint.job import Job
+from hpcgen.lint.job import ALL_ARGUMENTS, Job
 from hpcgen.lint.rule import Hit, rule
 from hpcgen.lint.script import Assignment
 from hpcgen.lint.words import PLACEHOLDER
@@ -52,7 +52,8 @@ def misspelt_variable(job: Job) -> Iterator[Hit]:
 def renamed_variable(job: Job) -> Iterator[Hit]:
     """PyTorch's settings for NCCL begin with TORCH_NCCL_ since 2.2; the old names are read with a warning.
 
-    Older releases read the old names alone. Nothing is said of a script that exports both.
+    Older releases read the old names alone. Nothing is said of a script that exports both, or of
+    NCCL_ASYNC_ERROR_HANDLING: what it turns on is the default since 2.2.
     """
     for assignment in _environment(job):
         new = variables.RENAMED.get(assignment.name)
@@ -273,9 +274,19 @@ _WITHOUT_PROCESS = frozenset((
 
 @rule("secret-argument", "error", "a secret is a command's argument", source="proc(5)")
 def secret_argument(job: Job) -> Iterator[Hit]:
-    """Every user of a node can read the arguments of a program in ps; Slurm records those of a step."""
+    """Every user of a node can read the arguments of a program in ps; Slurm records those of a step.
+
+    Arguments of a function of the script are not reported, unless it gives all of them ("$@") to a program.
+    """
+    handing_on = {
+        command.function
+        for command in job.script.commands
+        if command.name not in _WITHOUT_PROCESS
+        and any(word.source in ALL_ARGUMENTS for word in command.words)
+    }
+    inner = job.script.functions.keys() - handing_on
     for command in job.script.commands:
-        if command.name in _WITHOUT_PROCESS:
+        if command.name in _WITHOUT_PROCESS or (command.words and command.words[0].text in inner):
             continue
         for word in command.words[1:]:
             names = [name for name in word.variables if _NAME_OF_SECRET.search(name)]

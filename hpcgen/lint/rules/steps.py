@@ -56,9 +56,11 @@ def no_kill_on_bad_exit(job: Job) -> Iterator[Hit]:
 def cpus_not_inherited(job: Job) -> Iterator[Hit]:
     """In Slurm 22.05 and 23.02, srun does not take --cpus-per-task from the job.
 
-    Where tasks are bound to cores, each gets one CPU: by --cpu-bind=cores, by --exact, or by TaskPluginParam=Autobind
-    of the cluster. Otherwise the tasks share all CPUs of the job. With --slurm-version, the finding is a warning where
-    srun itself has --exact, --cpu-bind=cores or --cpu-bind=threads. Elsewhere, it is a note.
+    Where tasks are bound to cores, each gets one CPU: by --cpu-bind=cores, by --exact, by --hint=nomultithread, or by
+    TaskPluginParam=Autobind of the cluster. Otherwise the tasks share all CPUs of the job.
+
+    Without --slurm-version, only srun that itself has --exact, --hint=nomultithread, --cpu-bind=cores or
+    --cpu-bind=threads is reported, as a note. With it, that is a warning, and any other srun a note.
 
     Slurm 23.11 takes the number from SLURM_CPUS_PER_TASK again, as releases before 22.05 did.
     """
@@ -69,7 +71,8 @@ def cpus_not_inherited(job: Job) -> Iterator[Hit]:
         binding = step.option("cpu-bind")
         is_bound = binding is not None and "mask" in binding.text
         by_cores = binding is not None and re.search(r"\b(cores|threads)\b", binding.text)
-        binds = step.option("exact") or by_cores
+        hint = step.option("hint")
+        binds = step.option("exact") or by_cores or (hint is not None and hint.text == "nomultithread")
         if (
             not is_bound
             and not step.option("cpus-per-task", "exclusive", "cpus-per-gpu")
@@ -78,9 +81,10 @@ def cpus_not_inherited(job: Job) -> Iterator[Hit]:
             yield Hit(
                 step.line,
                 f"srun of Slurm 22.05 and 23.02 ignores --cpus-per-task={cpus} of the job: where tasks are bound to "
-                "cores (--cpu-bind=cores, --exact, Autobind), each gets one CPU",
+                "cores (--cpu-bind=cores, --exact, --hint=nomultithread, Autobind), each gets one CPU",
                 f"srun --cpus-per-task={cpus}",
                 severity="warning" if binds else None,
+                needs_release=not binds,
             )
 
 
@@ -514,10 +518,20 @@ def _hidden_in_step(job: Job) -> Iterator[Hit]:
         later = [item for item in inner[at + 1 :] if item.statement != launch.command.statement]
         exits = [item for item in later if item.name in ("exit", "exec", "wait", "trap")]
         if later and not exits:
+            program, last = launch.program.rpartition("/")[2], later[-1]
+            program = program if re.fullmatch(r"[\w.-]+", program) else launch.launcher
+            # in a text with variables or continued lines, all commands have one line
+            lines = (
+                [f" (line {line})" for line in (launch.line, last.line)]
+                if last.line > launch.line
+                else [""] * 2
+            )
             yield Hit(
                 launch.line,
-                f"the step ends with the status of `{later[-1].name}` after it, so a failure here goes unnoticed",
+                f"a failure of `{program}`{lines[0]} goes unnoticed: the step ends with the status of "
+                f"`{last.name}`{lines[1]}",
                 "set -e at the start of the text",
+                cause=f"step {number}",
             )
 
 
