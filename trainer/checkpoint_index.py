@@ -49,7 +49,7 @@ class Place:
 
     name: str
     offsets: Sizes | None
-    """Of the piece in its tensor; None for an object."""
+    """Offsets of the piece in its tensor; None for an object."""
     number: int | None
     """Position of the piece among the chunks, as a hint."""
     file: str
@@ -62,7 +62,7 @@ class Place:
 
 @dataclass(frozen=True)
 class CheckpointIndex:
-    """What a checkpoint holds, and where."""
+    """The tensors and objects of a checkpoint, and where they are."""
 
     tensors: Mapping[str, StoredTensor]
     objects: tuple[str, ...]

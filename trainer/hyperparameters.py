@@ -93,7 +93,7 @@ NAMES = tuple(
 
 
 ANOTHER_RUN = "Name another run_dir for another experiment"
-"""What to do about a finished run that is in the way."""
+"""The hint for a finished run that is in the way."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ SAVING = ".saving.lock"
 """In a directory of checkpoints, which several run directories may name, and which may be a run directory itself."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What flock says on file systems without locks: NFS without its lock daemon, Lustre mounted without flock."""
+"""Errors of flock on file systems without locks: NFS without its lock daemon, Lustre mounted without flock."""
 
 BEAT_S = 10.0
 """Where there are no locks, the owner of a directory renews its file this often (seconds)."""

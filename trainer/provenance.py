@@ -41,7 +41,7 @@ _CHUNK = 2**23
 _SECOND = 1_000_000_000
 
 Identity = dict[str, Any]
-"""Of a file: size (bytes), modified_ns, and sha256, which is None where it is not known."""
+"""Identity of a file: size (bytes), modified_ns, and sha256, which is None where it is not known."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Examination:
     """How the files of a configuration compare with those that a checkpoint was trained with."""
 
     origins: dict[str, Any]
-    """What checkpoints of this attempt record: {"code": {key: ...}, "pairs": {key: [...]}}."""
+    """The record that checkpoints of this attempt hold: {"code": {key: ...}, "pairs": {key: [...]}}."""
     saved: dict[str, Any] = field(default_factory=dict)
     """The checkpoint's sections, with the paths of today for files that were moved and are the same."""
     changes: list[Change] = field(default_factory=list)
@@ -248,7 +248,7 @@ def _sha256(path: Path, size: int, modified_ns: int) -> str:
 
 
 def _recorded(directory: Path) -> dict[str, Identity]:
-    """What hpcgen's records in a directory say of the files there, by name. One record may be of several pairs."""
+    """Identities that hpcgen's records in a directory give for its files, by name. A record may cover several pairs."""
     found = {}
     for path in directory.glob(f"*{RECORD_FILE}"):
         try:

@@ -34,7 +34,7 @@ Check = Literal[
     "topology",
     "memlock",
 ]
-"""What enroot/health_check.py can look for."""
+"""Components that enroot/health_check.py can check for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ class Run:
     cluster_files: tuple[str, ...] = ()
     """The profile and what it extends, itself first; "shipped:clusters/local.yaml" for those of hpcgen."""
     node_type_files: tuple[str, ...] = ()
-    """The same of the node type."""
+    """The file of the node type, where it is a site's own."""
     mistakes: tuple[str, ...] = ()
     """What is wrong in the run file, left out of `config`; planning refuses it together with broken rules."""
     unsure_sections: frozenset[str] = frozenset()

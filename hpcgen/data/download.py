@@ -317,7 +317,9 @@ class _Transfer:
         if reason:
             self._restart()
             raise (
-                self._web_page() if reason == "a web page" else self._wrong(f"is {reason}", "mend the source")
+                self._web_page()
+                if reason == "a web page"
+                else self._wrong(f"is {reason}", "correct the source")
             )
 
     def _web_page(self) -> Exception:

@@ -127,7 +127,7 @@ class Web:
                     raise _refusal(response, url, has_token="Authorization" in headers)
                 yield response
         except (httpx2.UnsupportedProtocol, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
-            raise HpcgenError(f"{shown(url)}: {error}", "mend the source") from error
+            raise HpcgenError(f"{shown(url)}: {error}", "correct the source") from error
         except httpx2.RequestError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise HpcgenError(
@@ -242,7 +242,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def content_validator(response: httpx2.Response) -> str | None:
-    """What If-Range takes: a strong ETag, else the time of the last change where that was a minute ago or more.
+    """The validator for If-Range: a strong ETag, else the time of the last change where that was a minute ago or more.
 
     Within a minute a file might change twice under the same time (RFC 9110, 8.8.2.2).
     """
@@ -300,7 +300,7 @@ def _refuse_other_scheme(response: httpx2.Response) -> None:
     if response.is_redirect and scheme and scheme[1].lower() not in ("http", "https"):
         raise HpcgenError(
             f"{shown(str(response.url))}: redirects to an unsupported protocol ({scheme[1]})",
-            "mend the source",
+            "correct the source",
         )
 
 

@@ -1,4 +1,4 @@
-"""What the files of a corpus may be called and where they may come from: checked when planning and when reading.
+"""Checks of the names and addresses of a corpus's files, when a corpus is planned and when its list is read.
 
 A name becomes a path below the corpus's directory, and an address is fetched, so neither may come unchecked from a
 list that somebody else can write.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpcgen.data.manifest import ManifestFile
 
 SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
-"""Of the files that are taken where no patterns say what to take."""
+"""Suffixes of the files that are taken where no patterns are given."""
 _MORE_SUFFIXES = (".json", ".json.zst", ".json.gz")
 """JSON Lines have these names in some corpora (C4, Dolma); elsewhere they are one JSON document, so patterns decide."""
 _LONGEST_SEGMENT = 200
@@ -55,7 +55,7 @@ def _server_reason(address: str) -> str | None:
 
 
 def problems(files: Sequence[ManifestFile]) -> Iterator[tuple[str, str]]:
-    """What is wrong with files: for each kind of mistake the reason and a hint."""
+    """The mistakes in a list of files: for each kind, the reason and a hint."""
     for is_wrong, reason, hint in _WRONG:
         if wrong := [repr(file.name) for file in files if is_wrong(file)]:
             yield f"{counted(len(wrong), 'file')} {reason}: {few(wrong)}", hint
@@ -122,20 +122,20 @@ _WRONG: tuple[tuple[Callable[[ManifestFile], bool], str, str], ...] = (
     (
         _unsafe,
         "without a safe name (relative, printable, without '..' or '\\', not too long)",
-        "mend the source",
+        "correct the source",
     ),
     (
         _unknown_suffix,
         "with a name that does not end in .jsonl or .json, or .zst or .gz after it",
         "leave them out with data.corpus.include",
     ),
-    (_negative, "of a size below 0", "mend the source"),
-    (_no_hash, "whose SHA-256 is not 64 hexadecimal digits", "mend the source"),
-    (_unknown_split, f"in a split other than {', '.join((*SPLITS, WHOLE))}", "mend data.corpus.splits"),
+    (_negative, "of a size below 0", "correct the source"),
+    (_no_hash, "whose SHA-256 is not 64 hexadecimal digits", "correct the source"),
+    (_unknown_split, f"in a split other than {', '.join((*SPLITS, WHOLE))}", "correct data.corpus.splits"),
     (
         _no_place,
         "without either a valid http or https address or an absolute path",
         "give each file one of them",
     ),
 )
-"""What a file must not be: how it is known, what it is, and what to do."""
+"""Mistakes of a single file: a test for each, the reason, and a hint."""

@@ -348,7 +348,7 @@ def _shares(job: CorpusJob, manifest: Manifest) -> Iterator[tuple[list[ManifestF
         if not files:
             raise HpcgenError(
                 f"{job.directory}: the manifest has no file of {split}",
-                "mend data.corpus.splits, or run hpcgen data plan again",
+                "correct data.corpus.splits, or run hpcgen data plan again",
             )
         names = output_names(split, count)
         for share in assign([file.size for file in files], count):

@@ -1,4 +1,4 @@
-"""What variables hold after branches of which only a run can tell which one it takes."""
+"""Values of variables after branches that only a run can decide."""
 
 from __future__ import annotations
 

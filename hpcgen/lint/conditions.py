@@ -87,7 +87,7 @@ def _program(words: Sequence[Word], expander: Expander) -> bool | None:
 
 
 def _operands(texts: Sequence[str]) -> bool | None:
-    """What `test` says of its arguments, by their number as POSIX has it."""
+    """The result of `test`, by the number of its arguments as POSIX defines it."""
     match list(texts):
         case []:
             return False

@@ -255,7 +255,7 @@ def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) ->
 
 
 def _without_script(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """What `./launch.sh train.py` runs: within a step, such a script sets the rank's variables first."""
+    """The program behind `./launch.sh train.py`: in a step, such a script sets the rank's variables first."""
     first = 1 if words and words[0].text.rpartition("/")[2] in _SHELLS else 0
     if len(words) < first + 2 or not words[first].text.endswith(".sh"):
         return words

@@ -577,7 +577,7 @@ _SEVERAL_WORDS = re.compile(r"(?<!<)<[A-Z]{2,} [\w .-]*\w>")
 
 
 def _placeholder(text: str, line: int) -> ShellSyntaxError | None:
-    """What is wrong with the <name> on a line that bash refuses; None without one."""
+    """The error for a <name> on a line that bash refuses; None where the line has none."""
     lines = text.split("\n")
     found = ANGLES.search(lines[line - 1]) if 0 < line <= len(lines) else None
     reason = "is a placeholder that bash reads as a redirection"

@@ -23,7 +23,7 @@ class Hit:
     cause: str = ""
     """Shared by hits that one mistake causes although `why` differs. They become one finding."""
     severity: Severity | None = None
-    """That of this place. None: the rule's."""
+    """Severity of this finding. Default: that of the rule."""
     needs_release: bool = False
     """Whether it is reported only where the cluster's Slurm release is known."""
 

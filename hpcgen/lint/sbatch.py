@@ -67,7 +67,7 @@ SRUN_OPTIONS = (frozenset(SHORT_OPTIONS.values()) | WITHOUT_VALUE) - SBATCH_OPTI
 NEW_OPTIONS = {"segment": "24.05", "stepmgr": "24.05"}
 """Options of sbatch and srun -> the Slurm release that brought them."""
 NEW_GRES_FLAGS = {"allow-task-sharing": "23.11"}
-"""The same for values of --gres-flags (CHANGELOG/slurm-23.11.md)."""
+"""Values of --gres-flags -> the Slurm release that added them (CHANGELOG/slurm-23.11.md)."""
 
 
 def release_with(name: str, value: str) -> str:

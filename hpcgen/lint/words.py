@@ -27,7 +27,7 @@ PLACEHOLDER = re.compile(
 """Text that whoever uses a template replaces."""
 
 UNKNOWN = re.compile(rf"\$|{ANY.pattern}")
-"""What makes a text unknown: an expansion, or a place of a template."""
+"""Parts that make a text unknown: an expansion, or a place of a template."""
 
 BLANKS = " \t\n"
 """What splits words, unless a script sets IFS; other white space does not."""
@@ -304,7 +304,7 @@ class Expander:
             yield unknown
 
     def _replaced(self, part: Node, variable: Variable | None) -> tuple[Piece, ...] | None:
-        """What ${name/a/b} and ${name//a/b} give where name is known, and a and b are plain text."""
+        """The value of ${name/a/b} and ${name//a/b}, where name is known and a and b are plain text."""
         change = part.get("Repl")
         others = part.keys() & {"Excl", "Length", "Width", "Slice", "Names", "Index", "Exp"}
         if not change or others or variable is None or variable.items is not None:

@@ -13,7 +13,7 @@ class Wrapper:
     """How the command line of a wrapper is read."""
 
     subcommands: tuple[str, ...] = ()
-    """Those that run a program; none where the program follows the options."""
+    """Subcommands that run a program; none where the program follows the options."""
     with_value: frozenset[str] = frozenset()
     """Options that take the next word."""
     takes_image: bool = False

@@ -150,7 +150,7 @@ def printable(text: str) -> str:
 
 
 def _needed(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> None:
-    """What a run file must have besides: refused, or filled in where the results do not depend on it."""
+    """Values that a run file needs besides: refused, or filled in where the results do not depend on them."""
     refused = {key for leftover in carried.leftovers if leftover.decides for key in leftover.keys}
     for key in NEEDED:
         if carried.get(key) is None and key not in refused:

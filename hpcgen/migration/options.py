@@ -137,7 +137,7 @@ WHY_NOT = {
 """Why the trainer does not do what an option says."""
 
 PLACEHOLDER = re.compile(r"<[^<>]*>|/path/to\b|\b(CHANGE|REPLACE)_?(ME|THIS)\b|\bTODO\b")
-"""What stands for a value in a script that is not filled in yet."""
+"""Placeholders for values that a script leaves to its user."""
 
 ALIASES = {("lr-wsd-decay-style", "1-sqrt"): "minus_sqrt"}
 """Values of forks -> Megatron-LM's own: optimizer_param_scheduler.py of swiss-ai/Megatron-LM has the same formula."""

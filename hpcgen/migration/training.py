@@ -196,7 +196,7 @@ def _precision(flags: Flags, carried: Carried) -> None:
 
 
 def _model(flags: Flags, carried: Carried) -> None:
-    """What Megatron-LM derives in validate_args (arguments.py), and its flags that say the opposite of a key."""
+    """Values that Megatron-LM derives in validate_args (arguments.py), and its flags that say the opposite of a key."""
     carried.seen |= {"group-query-attention", "num-query-groups", "disable-bias-linear"} & flags.keys()
     carried.seen |= {
         "use-rotary-position-embeddings",

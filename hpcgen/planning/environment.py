@@ -400,7 +400,7 @@ def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...
 
 
 def node_type_environment_problems(name: str, node_type: NodeType) -> Iterator[Problem]:
-    """The same of a node type's variables, told at the profile's key `node_type`."""
+    """Problems of a node type's variables, reported at the profile's key `node_type`."""
     values = {**node_type.environment, **node_type.sharp}
     for problem in environment_problems({name: fact.value for name, fact in values.items()}, ()):
         variable = problem.path.removeprefix("environment.")

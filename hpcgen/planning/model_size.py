@@ -1,4 +1,4 @@
-"""What follows from the shape of a model alone: its parameters, how many there are, and bytes of a checkpoint."""
+"""Sizes that follow from the shape of a model alone: its parameters, their number, and the bytes of a checkpoint."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def profile_mistakes(profile: Profile) -> tuple[str, ...]:
 
 
 def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
-    """What rendering any stage would warn about in a profile without mistakes and in its node type."""
+    """Warnings that rendering any stage would give for a valid profile and its node type."""
     values = {**ANY_RUN, "cluster": name, "slurm": {"train": {"nodes": 2}}}
     run = load_document(documents.constant(values, "any run"), directory)
     config = absolute_paths(run.config, run.directory)

@@ -127,7 +127,7 @@ def _own(trainer: TrainerConfig) -> tuple[str, Path]:
 
 
 def discarded_training(trainer: TrainerConfig) -> list[Problem]:
-    """What the trainer would refuse because the run would begin before training that it has saved.
+    """The trainer's refusal to begin before training that the run has saved, if it would refuse.
 
     Nothing is said where this machine does not see the directory of the checkpoints.
     """

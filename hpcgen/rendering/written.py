@@ -1,4 +1,4 @@
-"""Which line of which template wrote a line of a script."""
+"""Finds the line of a template that wrote a line of a script."""
 
 from __future__ import annotations
 

@@ -430,7 +430,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         chosen(names, [1, 1, 1, 1, 1, 0, None], include=("*",))
     assert list(error.value.messages) == [
         "source: 1 file without a safe name (relative, printable, without '..' or '\\', not too long): "
-        "'../e.jsonl'; mend the source",
+        "'../e.jsonl'; correct the source",
         "source: 1 file with a name that does not end in .jsonl or .json, or .zst or .gz after it: 'c.parquet'; "
         "leave them out with data.corpus.include",
         "source: names that stand for two files: b.jsonl; give each file its own name",

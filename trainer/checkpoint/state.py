@@ -114,7 +114,7 @@ def raise_not_finite(what: str | None, problem: str, consequence: str) -> None:
 
 
 def _trained(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
-    """What training changes on this rank."""
+    """The tensors on this rank that training changes, by name."""
     for chunk in state.model:
         yield from chunk.named_parameters()
     for part in getattr(state.optimizer, "chained_optimizers", (state.optimizer,)):

@@ -48,10 +48,10 @@ STORAGES = frozenset({
     ("torch.storage", "_load_from_bytes"),
     ("megatron.core.safe_globals", "safe_load_from_bytes"),  # megatron-core 0.19 puts it in its place
 })  # fmt: skip
-"""What a pickled tensor names for its storage."""
+"""Functions that a pickled tensor names for its storage."""
 
 REBUILDERS = frozenset({("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict")})
-"""What a pickled tensor names, apart from its storage."""
+"""Functions that a pickled tensor names, apart from its storage."""
 
 ALLOW_CHECKED = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 """Without it, Transformer Engine 2.18 and later refuse every pickled extra state."""
@@ -96,12 +96,12 @@ class _ExtraState(pickle.Unpickler):
 
 
 def _storage(data: bytes) -> Any:
-    """What torch.storage._load_from_bytes does, with weights_only."""
+    """Loads a storage as torch.storage._load_from_bytes does, with weights_only."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def forbidden(error: BaseException) -> str | None:
-    """What an error of loading says about code in the file; None when it is of another kind."""
+    """The code that an error of loading found in the file, in words; None when the error is of another kind."""
     if isinstance(error, ForbiddenError):
         return str(error)
     if isinstance(error, pickle.UnpicklingError) and (

@@ -71,7 +71,7 @@ def command(
 
 
 def _read(named: tuple[Path, ...], config: Path | None, overrides: tuple[str, ...]) -> RunPairs | None:
-    """What the run file says of its pairs; None without a run file."""
+    """The pairs that the run file names; None without a run file."""
     if config is None and not named and Path("run.yaml").exists():
         config = Path("run.yaml")
     return read_pairs(config, overrides) if config is not None else None

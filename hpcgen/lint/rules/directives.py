@@ -171,7 +171,7 @@ def directive_variable(job: Job) -> Iterator[Hit]:
     source="Slurm, src/common/slurm_opt.c; for --mail-type 24.11 and 25.05",
 )
 def directive_twice(job: Job) -> Iterator[Hit]:
-    """Of an option given twice, sbatch takes the last one. The other misleads whoever reads the script.
+    """sbatch takes the last one of an option that is given twice. The other misleads whoever reads the script.
 
     The components of a heterogeneous job have directives of their own. Up to Slurm 24.11, --mail-type adds up.
     """

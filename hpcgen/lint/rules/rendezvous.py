@@ -1,4 +1,4 @@
-"""Which rank each task has, and where the ranks meet."""
+"""Rules about the rank of each task and the place where the ranks meet."""
 
 from __future__ import annotations
 
