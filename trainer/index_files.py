@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy
+
 from trainer.blend import Say
 from trainer.errors import TrainerError
 from trainer.provenance import identify
@@ -118,7 +120,17 @@ def fault(index: Index, directory: Path) -> str | None:
             return f"lacks its file {name}"
         if identity != record["files"].get(name):
             return f"is damaged: {name} is not what was written"
+        if name.endswith(".npy") and not _is_of_numbers(directory / name):
+            return f"cannot be trusted: {name} is not an array of numbers"
     return None
+
+
+def _is_of_numbers(path: Path) -> bool:
+    """Whether an .npy file holds numbers alone. Megatron-Core also loads pickled objects, which could run code."""
+    try:
+        return isinstance(numpy.load(path, mmap_mode="r", allow_pickle=False), numpy.ndarray)
+    except (ValueError, EOFError):
+        return False
 
 
 def _build_all(indices: Sequence[Index], directory: Path, say: Say) -> None:

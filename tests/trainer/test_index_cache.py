@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -215,6 +218,40 @@ def test_a_damaged_file_is_named_and_built_again(
     assert start.samples == undisturbed.samples
     assert contents(cache) == expected
     assert not Start(wanted, cache).has_built
+
+
+class Planted:
+    """A pickle that makes a directory where it is unpickled."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.directory),)
+
+
+@pytest.mark.parametrize("is_array", [True, False])
+def test_an_index_with_code_in_it_is_never_loaded(
+    is_array: bool, wanted: TrainerConfig, tmp_path: Path
+) -> None:
+    """Whoever writes to a shared cache can write its record as well; Core loads pickled objects."""
+    undisturbed = Start(wanted, tmp_path / "cache")
+    path = next((tmp_path / "cache").glob("*GPTDataset-train-document_index.npy"))
+    planted = Planted(tmp_path / "planted")
+    path.write_bytes(pickle.dumps(planted))
+    if is_array:
+        numpy.save(path, numpy.array([planted], dtype=object), allow_pickle=True)
+    record = Path(str(path).replace("document_index.npy", "record.json"))
+    forged = json.loads(record.read_text())
+    forged["files"][path.name] = {
+        "size": path.stat().st_size,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
+    record.write_text(json.dumps(forged))
+    start = Start(wanted, tmp_path / "cache")
+    assert "document_index.npy is not an array of numbers" in start.text
+    assert start.samples == undisturbed.samples
+    assert not planted.directory.exists()
 
 
 def test_what_megatron_left_half_written_is_not_believed(wanted: TrainerConfig, tmp_path: Path) -> None:
