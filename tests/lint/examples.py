@@ -1151,6 +1151,39 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         "transport-off",
         Message(script=HEAD + IB_OFF + f"NCCL_NET_PLUGIN=ofi srun {TRAINING}\n"),
     ),
+    "a variable that some trainer may read": (
+        "misspelt-variable",
+        Message(
+            script=f"{HEAD}export NCCL_TIMEOUT=60\n{_step('-K')}",
+            why="NCCL has no timeout",
+            severity="warning",
+        ),
+    ),
+    "an unread name next to the right one": (
+        "misspelt-variable",
+        Message(
+            script=f"{HEAD}export NCCL_MIN_CHANNELS=4 NCCL_MIN_NCHANNELS=4\n",
+            why="NCCL_MIN_NCHANNELS is set too",
+            fix="remove it",
+            severity="warning",
+        ),
+    ),
+    "the script's directory outside of Slurm": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here="${{SLURM_SUBMIT_DIR:-$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)}}"\n'
+            'srun -K python "$here/train.py"\n'
+        ),
+    ),
+    "a port of jobs that run one after the other": (
+        "fixed-port",
+        Message(
+            script=f"{HEAD.replace('gpu:4', 'gpu:1')}".replace(
+                "nodes=2", "nodes=1\n#SBATCH --dependency=singleton"
+            )
+            + "export MASTER_PORT=29500\nsrun -K python train.py\n"
+        ),
+    ),
     "a number of GPUs that is only printed": (
         "gpu-count",
         Message(

@@ -35,12 +35,22 @@ def _truth(assignment: Assignment) -> bool:
     source="NCCL user guide, Environment Variables; PyTorch, ProcessGroupNCCL.hpp",
 )
 def misspelt_variable(job: Job) -> Iterator[Hit]:
-    """A misspelt variable is no error to anyone: NCCL never sees it, and the job runs without the setting."""
+    """A misspelt variable is no error to anyone: NCCL never sees it, and the job runs without the setting.
+
+    Where the right name is set as well, or no other name is meant, it is a warning: some other program may read it.
+    """
     for assignment in _environment(job):
-        if right := variables.right_name(assignment.name):
-            yield Hit(assignment.line, f"neither NCCL nor PyTorch reads {assignment.name}", f"{right}")
-        elif advice := variables.UNREAD.get(assignment.name):
-            yield Hit(assignment.line, f"nothing reads {assignment.name}: {advice}", "remove it")
+        name, right = assignment.name, variables.right_name(assignment.name)
+        if right and not job.script.settings(right):
+            yield Hit(assignment.line, f"neither NCCL nor PyTorch reads {name}", right)
+        elif right:
+            why = f"neither NCCL nor PyTorch reads {name}; {right} is set too"
+            yield Hit(assignment.line, why, "remove it", severity="warning")
+        elif advice := variables.UNREAD.get(name):
+            why = f"neither NCCL nor PyTorch reads {name}: {advice}"
+            yield Hit(
+                assignment.line, why, "remove it, unless your program reads it by itself", severity="warning"
+            )
 
 
 @rule(

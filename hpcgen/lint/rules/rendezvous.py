@@ -168,8 +168,10 @@ def fixed_port(job: Job) -> Iterator[Hit]:
 
 
 def _has_whole_nodes(job: Job) -> bool:
-    """Whether no other job can be on the nodes, as far as the directives tell."""
+    """Whether no other job of this script can be on the nodes, as far as the directives tell."""
     gpus = job.gpus_per_node or 0
+    if job.script.options.get("dependency") == "singleton":
+        return True
     return "exclusive" in job.script.options or gpus >= 8 or (job.is_multi_node and gpus >= 4)
 
 

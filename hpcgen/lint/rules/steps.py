@@ -287,6 +287,8 @@ def script_directory(job: Job) -> Iterator[Hit]:
     for command in job.script.commands:
         if command.name in ("echo", "printf") or command.status == "substituted" or command.conditional:
             continue
+        if "${SLURM_" in job.script.lines[command.line - 1]:
+            continue  # ${SLURM_SUBMIT_DIR:-$(cd "$(dirname "$0")" && pwd)} has another way within a job
         for word in command.words:
             name = next((name for name in word.variables if name in holders), "")
             if name or _is_own_directory(word):
