@@ -287,8 +287,8 @@ def script_directory(job: Job) -> Iterator[Hit]:
     for command in job.script.commands:
         if command.name in ("echo", "printf") or command.status == "substituted" or command.conditional:
             continue
-        if "${SLURM_" in job.script.lines[command.line - 1]:
-            continue  # ${SLURM_SUBMIT_DIR:-$(cd "$(dirname "$0")" && pwd)} has another way within a job
+        if _OTHER_WAY.search(job.script.lines[command.line - 1]):
+            continue
         for word in command.words:
             name = next((name for name in word.variables if name in holders), "")
             if name or _is_own_directory(word):
@@ -314,7 +314,11 @@ def _submits_or_asks(command: Command) -> bool:
 def _is_own_directory(word: Word) -> bool:
     """Whether a word is made from the directory of the script, without another way."""
     own = r"dirname\s+(--\s+)?\"?(\$0|\$\{0\}|\$\{?BASH_SOURCE(\[0\])?\}?)"
-    return bool(re.search(own, word.source)) and "SLURM_" not in word.source
+    return bool(re.search(own, word.source)) and not _OTHER_WAY.search(word.source)
+
+
+_OTHER_WAY = re.compile(r"\$\{\w+:?-|SLURM_")
+"""In ${SLURM_SUBMIT_DIR:-$(cd "$(dirname "$0")" && pwd)}, the script's directory is for runs outside of Slurm."""
 
 
 _DIRECTORIES = (
