@@ -377,7 +377,7 @@ def test_many_units_are_looked_at(tmp_path, monkeypatch, slow_look_s):
 
 def test_a_split_without_files(corpus):
     other = with_settings(corpus, splits=SplitPatterns(train=("a*",), valid=("b*",)))
-    with pytest.raises(HpcgenError, match=r"no file of train; mend data\.corpus\.splits"):
+    with pytest.raises(HpcgenError, match=r"no file of train; correct data\.corpus\.splits"):
         to_do(other, "prepare")
 
 
