@@ -198,7 +198,7 @@ PARTS = (
         stages=GPU_STAGES,
     ),
     Part(
-        block="conclusion",
+        block="functions",
         what="scontrol requeue",
         pattern=r'\bscontrol requeue "\$SLURM_JOB_ID"',
         why="Slurm requeues neither a job that is out of time nor one that failed",
