@@ -167,7 +167,7 @@ PARTS = (
     Part(
         block="run_directory",
         what="the check of $run_dir/DONE",
-        pattern=r"\bif\b.*\$run_dir/DONE\b",
+        pattern=r"\bif\b.*\$run_dir/DONE\b.* && \[\[",
         why="a job of a chain, or one that was requeued after its end, would train again",
         stages=_TRAIN,
     ),
@@ -198,7 +198,7 @@ PARTS = (
         stages=GPU_STAGES,
     ),
     Part(
-        block="conclusion",
+        block="functions",
         what="scontrol requeue",
         pattern=r'\bscontrol requeue "\$SLURM_JOB_ID"',
         why="Slurm requeues neither a job that is out of time nor one that failed",
@@ -281,7 +281,7 @@ def _frame(lines: Sequence[Line]) -> Iterator[Finding]:
 
 def _parts(code: Sequence[Line], stage: StagePlan, launch: int) -> Iterator[Finding]:
     for part in PARTS:
-        placed = [line for line in code if (line.number > launch) == (part.block == "conclusion")]
+        placed = [line for line in code if line.number < launch or part.block == "conclusion"]
         is_of_stage = part.stages is None or stage.name in part.stages
         if is_of_stage and not any(re.search(part.pattern, line.code) for line in placed):
             yield _lost(part.what, part.block, part.why)

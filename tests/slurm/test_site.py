@@ -131,17 +131,50 @@ def test_broken_hooks_cost_neither_the_requeue_nor_the_conclusion(
     assert "failed with status 7 at iteration 0 (began at 0): back into the queue" in log
 
 
-def test_a_broken_prologue_is_named(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
-    templates = tiny_run.parent / "site" / "slurm"
-    templates.mkdir(parents=True)
-    block = '{% block prologue %}\nset -e\nfalse || true\ncd "$SITE_DIRECTRY"\n{% endblock %}\n'
-    (templates / "train.sbatch.j2").write_text('{% extends "hpcgen/slurm/train.sbatch.j2" %}\n' + block)
-    command = ("render", "train", "-c", str(tiny_run), "--templates", str(templates.parent))
-    job_id = slurm_cluster.sbatch(hpcgen(*command, cwd=tiny_run.parent), cwd=tiny_run.parent)
+BROKEN_PROLOGUES = {
+    "unset variable": ('set -e\nfalse || true\ncd "$SITE_DIRECTRY"', "SITE_DIRECTRY: unbound variable"),
+    "exit": ("exit 2", "ended the job with status 2"),
+    "failing command": ("set -e\nmodule() { return 3; }\nmodule load nccl", "ended the job with status 3"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_PROLOGUES)
+def test_a_broken_prologue_is_a_failure_that_is_requeued_until_the_third_attempt(
+    slurm_cluster: SlurmCluster, tiny_run: Path, name: str
+) -> None:
+    prologue, said = BROKEN_PROLOGUES[name]
+    job_id = submit_with_prologue(slurm_cluster, tiny_run, "train", prologue)
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
     log = log_of(tiny_run, job_id)
-    assert "SITE_DIRECTRY: unbound variable" in log
-    assert log.rstrip().endswith("ERROR: block prologue ended the job (above)")
+    assert log.count(said) == 3, log
+    assert log.count("ERROR: block prologue ended the job with status") == 3
+    assert log.count("failed with status 1 at iteration 0 (began at 0): back into the queue") == 2
+    assert "without progress beyond iteration 0; not requeued" in log.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("stage", "last"), [("nccl-test", "the test came to no result"), ("node-health", "no node was checked")]
+)
+def test_a_broken_prologue_ends_another_stage_with_its_own_message(
+    slurm_cluster: SlurmCluster, tiny_run: Path, stage: str, last: str
+) -> None:
+    job_id = submit_with_prologue(slurm_cluster, tiny_run, stage, "exit 0")
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    log = (tiny_run.parent / "run" / f"{stage}-{job_id}.log").read_text()
+    assert "ERROR: block prologue ended the job with status 0" in log
+    assert last in log.splitlines()[-1]
+
+
+def submit_with_prologue(cluster: SlurmCluster, run: Path, stage: str, prologue: str) -> str:
+    """The job of a stage whose site has this prologue."""
+    templates = run.parent / "site" / "slurm"
+    templates.mkdir(parents=True)
+    block = f"{{% block prologue %}}\n{prologue}\n{{% endblock %}}\n"
+    (templates / f"{stage}.sbatch.j2").write_text(
+        f'{{% extends "hpcgen/slurm/{stage}.sbatch.j2" %}}\n{block}'
+    )
+    command = ("render", stage, "-c", str(run), "--templates", str(templates.parent))
+    return cluster.sbatch(hpcgen(*command, cwd=run.parent), cwd=run.parent)
 
 
 def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(
