@@ -10,10 +10,10 @@ import traceback
 from pathlib import Path
 
 from trainer.contract import config as configuration
-from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
 from trainer.contract.run_directory import RunDirectory
 from trainer.distributed import device
-from trainer.faults.stopping import announce, is_another_s, leave
+from trainer.faults.stopping import announce, leave
 from trainer.metrics.console import quiet_libraries
 from trainer.metrics.versions import print_versions
 
@@ -36,12 +36,13 @@ def main() -> int:
         gc.freeze()
         gc.enable()
         train(config, stop_file=arguments.stop_file, progress=arguments.progress)
-    except (configuration.ConfigError, TrainerError) as error:
+    except TrainerError as error:
         announce(error, config and RunDirectory.of(config))
-        leave(error.exit_code if isinstance(error, TrainerError) else Exit.REFUSED)
-    except Exception as error:
-        if not is_another_s(error):
-            traceback.print_exc()
+        leave(error.exit_code)
+    except ReportedByRank0Error:
+        leave(Exit.FAULT)
+    except Exception:
+        traceback.print_exc()
         leave(Exit.FAULT)
     finally:
         # Loader workers outlive SIGTERM, which is all that the interpreter would send them before it waits for them.

@@ -17,8 +17,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from trainer import checkpoint
 from trainer.contract import finished, hyperparameters, provenance
 from trainer.contract.batch_size import batch_size_at, covering
-from trainer.contract.config import ConfigError, TrainerConfig, fingerprint, to_dict
-from trainer.contract.errors import TrainerError
+from trainer.contract.config import TrainerConfig, fingerprint, to_dict
+from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory, publish, set_aside
 from trainer.contract.wording import counted
@@ -84,7 +84,7 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
         stop.answer_sigterm(ranks, peers, is_worth_saving=lambda: watch.has_stepped, hurry=watch.hurry)
         try:
             _train(config, ranks, process_groups, run, stop, watch, log)
-        except (ConfigError, TrainerError) as error:
+        except TrainerError as error:
             stop.agreed()
             announce(error, run)
             raise
@@ -138,7 +138,7 @@ def _train(
     except TrainerError as error:
         stop.agreed()
         announce(error, run)
-        if error.is_everywhere:
+        if error.scope is Scope.ALL_RANKS:
             _finish_save(checkpoints, log)
         metrics.stop(state.iteration, str(error))
         metrics.close()

@@ -102,10 +102,10 @@ def find_problems(
         if checkpoint.record is None:
             return checkpoint_files.problems(checkpoint, hashes=hashes)
         files: dict[str, dict[str, Any]] = checkpoint.record["files"]
-        problems = []
+        problems: list[str] = []
         for names in _batches(list(files)):
             batch = {name: files[name] for name in names}
-            problems += checkpoint_files.file_problems(checkpoint.path, batch, hashes=hashes)
+            problems += checkpoint_files.file_problems(checkpoint.path, batch, hashes=hashes).values()
             on_bytes(sum(file["bytes"] for file in batch.values()))
         return problems
     except OSError as error:

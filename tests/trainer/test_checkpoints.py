@@ -27,7 +27,7 @@ from tests.trainer.runs import GPT, ROOT, Ranks, Run, finished, gpt_config, run
 from tests.trainer.tensors import assert_same_checkpoint
 from trainer import checkpoint
 from trainer.checkpoint import reading
-from trainer.checkpoint.loading import let_pass
+from trainer.checkpoint.loading import raise_environment_fault
 from trainer.checkpoint.optimizer_state import boxes
 from trainer.checkpoint.saving import interval_s, prune
 from trainer.checkpoint.writer import HostBuffer
@@ -306,8 +306,8 @@ def test_a_rank_that_dies_during_a_load_is_no_fault_of_the_checkpoint(
 )
 def test_what_torch_wraps_while_it_loads_stays_what_it_is(cause: RuntimeError, tmp_path: Path) -> None:
     with pytest.raises(type(cause), match=re.escape(str(cause))):
-        let_pass(CheckpointException("load", {3: (cause, None)}), tmp_path)
-    let_pass(CheckpointException("load", {3: (KeyError("a tensor"), None)}), tmp_path)
+        raise_environment_fault(CheckpointException("load", {3: (cause, None)}), tmp_path)
+    raise_environment_fault(CheckpointException("load", {3: (KeyError("a tensor"), None)}), tmp_path)
 
 
 def test_storage_that_fails_during_a_load_is_no_fault_of_the_checkpoint(

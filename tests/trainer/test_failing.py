@@ -202,7 +202,7 @@ def test_links_that_others_have_put_in_place_of_files_are_not_followed(tmp_path:
         lock.hold(tmp_path / lock.RUN, "busy")
     with pytest.raises(TrainerError, match="symbolic links") as refused:
         JsonLines(run.metrics, print)
-    assert refused.value.is_final
+    assert not refused.value.retry
     with pytest.raises(OSError, match="symbolic links"):
         hang.write(run, hang.Report(0, "here", 1, 0, "train", "?", 1.0, "now"))
     assert precious.read_text() == "data"

@@ -26,7 +26,7 @@ from trainer.checkpoint import state as contents
 from trainer.contract import checkpoint_files, evidence, hyperparameters, provenance
 from trainer.contract.checkpoint_files import COMMON, FORMAT, METADATA, STARTED, TRACKER, Checkpoint
 from trainer.contract.config import TrainerConfig
-from trainer.contract.errors import TrainerError
+from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.hyperparameters import Change
 from trainer.contract.run_directory import publish
 from trainer.distributed.groups import GLOO_ERRORS
@@ -86,9 +86,10 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
         return None
     found, passed_over = _newest_whole(Path(config.checkpoint.load), log, beat, is_own=False)
     if found is None:
-        raise _everywhere(
+        raise TrainerError(
             f"checkpoint.load = {config.checkpoint.load!r} holds no checkpoint that is whole: name a directory of "
-            "checkpoints, or leave it out to start from random weights"
+            "checkpoints, or leave it out to start from random weights",
+            scope=Scope.ALL_RANKS,
         )
     weights_only = config.checkpoint.finetune
     _check_evidence(own, config, begins_at=0 if weights_only else found.iteration)
@@ -105,7 +106,7 @@ def _check_evidence(own: Path, config: TrainerConfig, *, begins_at: int) -> None
         )
 
     if reason := at_rank_0(refusal, own):
-        raise _everywhere(str(reason))
+        raise TrainerError(str(reason), scope=Scope.ALL_RANKS)
 
 
 def _source(
@@ -120,8 +121,9 @@ def _source(
     """`found`, if `config` may go on from it; known before the model is built, which takes minutes when large."""
     record = found.record or {}
     if record.get("format", FORMAT) > FORMAT:
-        raise _everywhere(
-            f"{found.path} was written by a later trainer (format {record['format']}): use that one"
+        raise TrainerError(
+            f"{found.path} was written by a later trainer (format {record['format']}): use that one",
+            scope=Scope.ALL_RANKS,
         )
     files = _examine(found, config, log, beat, weights_only)
 
@@ -156,9 +158,8 @@ def _examine(
             f"data: reading {len(files.to_hash)} pairs ({size / 1e9:,.2f} GB): their times differ from those that "
             f"{found.path} was trained with; their SHA-256 tells whether they are the same"
         )
-        problems = reading.file_problems(Path("/"), files.to_hash, beat)
-        differing = [path for path in files.to_hash if any(each.startswith(f"{path} ") for each in problems)]
-        files.refute(differing, provenance.pairs_key(config))
+        differing = reading.file_problems(Path("/"), files.to_hash, beat)
+        files.refute(list(differing), provenance.pairs_key(config))
     return files
 
 
@@ -178,16 +179,9 @@ def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> mega
                 f"megatron-core {megatron.core.__version__} cannot read it, for it has no {COMMON}: use the "
                 "megatron-core that wrote it, which is 0.19 or later"
             ) from error
-        let_pass(error, path)
+        raise_environment_fault(error, path)
         raise TrainerError(f"{COMMON} cannot be read ({type(error).__name__}: {error})") from error
     return megatron_lm.resumed(common, config.parallelism, weights_only=weights_only)
-
-
-def _everywhere(message: str) -> TrainerError:
-    """For what all ranks raise at the same place."""
-    error = TrainerError(message)
-    error.is_everywhere = True
-    return error
 
 
 def _take_possession(directory: Path) -> None:
@@ -268,21 +262,22 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
             contents.fill(state, loaded, weights_only=source.weights_only)
     # Pickle, zip, key and shape errors, and torch's own, which is no Exception and raised on all ranks.
     except (Exception, CheckpointException) as error:
-        let_pass(error, source.path)
-        raised = TrainerError(
+        raise_environment_fault(error, source.path)
+        raise TrainerError(
             f"{source.path} is as it was written, and cannot be loaded ({type(error).__name__}: {error}); use the "
-            f"versions that wrote it ({_versions(source)}), or rename it to go on from the one before it"
+            f"versions that wrote it ({_versions(source)}), or rename it to go on from the one before it",
+            scope=_scope(error),
+        ) from error
+    if absent:
+        raise TrainerError(
+            f"{source.path} is of another model: it has no {', '.join(sorted(absent)[:SHOWN])}",
+            scope=Scope.ALL_RANKS,
         )
-        raised.is_everywhere = isinstance(error, CheckpointException)
-        raise raised from error
-    if not absent:
-        contents.check_loaded(state, source.path)
-    else:
-        raise _everywhere(f"{source.path} is of another model: it has no {', '.join(sorted(absent)[:SHOWN])}")
+    contents.check_loaded(state, source.path)
 
 
-def let_pass(error: BaseException, path: Path) -> None:
-    """Raises what is behind an error of loading, when that says nothing about the checkpoint `path`.
+def raise_environment_fault(error: BaseException, path: Path) -> None:
+    """Raises the cause of an error of loading, when the cause says nothing about the checkpoint `path`.
 
     Raises:
         TrainerError: the storage refused a file, which may pass; or a file names code, which is not run.
@@ -295,20 +290,22 @@ def let_pass(error: BaseException, path: Path) -> None:
             raise cause
     for cause in causes:
         if isinstance(cause, OSError):
-            raised = storage.refused(cause, path)
-            raised.is_everywhere = isinstance(error, CheckpointException)
-            raise raised from error
+            raise storage.storage_error(cause, path, scope=_scope(error)) from error
 
 
 def _refuse_code(error: BaseException, path: Path) -> None:
     """Raises an error of loading the checkpoint `path` again as a TrainerError, if a file of it names code."""
     for cause in _causes(error):
         if reason := unpickling.forbidden(cause):
-            raised = TrainerError(
-                f"{path}: {reason}. Nothing of it was run. Do not load this checkpoint; find out who wrote its files"
-            )
-            raised.is_everywhere = isinstance(error, CheckpointException)
-            raise raised from error
+            raise TrainerError(
+                f"{path}: {reason}. Nothing of it was run. Do not load this checkpoint; find out who wrote its files",
+                scope=_scope(error),
+            ) from error
+
+
+def _scope(error: BaseException) -> Scope:
+    """The ranks that raise an error of loading: torch raises its own on all of them."""
+    return Scope.ALL_RANKS if isinstance(error, CheckpointException) else Scope.ONE_RANK
 
 
 def _is_of_the_machine(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.errors import Scope
 from trainer.faults import storage
 
 TURN_S = 2.0
@@ -28,11 +29,13 @@ def problems(checkpoint: Checkpoint, beat: Callable[[], None]) -> list[str]:
     """
     if checkpoint.record is None:
         return checkpoint_files.problems(checkpoint, hashes=True)
-    return file_problems(checkpoint.path, checkpoint.record["files"], beat)
+    return list(file_problems(checkpoint.path, checkpoint.record["files"], beat).values())
 
 
-def file_problems(path: Path, files: Mapping[str, Mapping[str, Any]], beat: Callable[[], None]) -> list[str]:
-    """`problems` of `files` below `path`, which have their bytes and sha256 as a record lists them."""
+def file_problems(
+    path: Path, files: Mapping[str, Mapping[str, Any]], beat: Callable[[], None]
+) -> dict[str, str]:
+    """`problems` of `files` below `path`, by name. `files` have their bytes and sha256 as a record lists them."""
     by_size = sorted(files, key=lambda name: (-files[name]["bytes"], name))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     share = {name: files[name] for name in by_size[rank::world_size]}
@@ -49,7 +52,7 @@ class _Reading:
         self._counting = threading.Lock()
         self.num_bytes = 0
         """So many were read."""
-        self.found: list[str] = []
+        self.found: dict[str, str] = {}
         self.error: BaseException | None = None
         # A daemon: a rank that leaves does not wait for storage that hangs.
         self._thread = threading.Thread(target=self._run, name="checkpoint-reading", daemon=True)
@@ -73,7 +76,7 @@ class _Reading:
             self.num_bytes += num_bytes
 
 
-def _of_all_ranks(reading: _Reading, beat: Callable[[], None]) -> list[str]:
+def _of_all_ranks(reading: _Reading, beat: Callable[[], None]) -> dict[str, str]:
     num_bytes = -1.0
     is_reading = True
     while is_reading:  # in turns, so that no collective waits for long, however much there is to read
@@ -82,16 +85,16 @@ def _of_all_ranks(reading: _Reading, beat: Callable[[], None]) -> list[str]:
         if num_bytes_now != num_bytes:
             beat()
         num_bytes = num_bytes_now
-    verdicts: list[tuple[list[str], BaseException | None]] = [([], None)] * torch.distributed.get_world_size()
+    verdicts: list[tuple[dict[str, str], BaseException | None]] = [
+        ({}, None)
+    ] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(verdicts, (reading.found, reading.error))
     for _, error in verdicts:
         if isinstance(error, OSError):
-            raised = storage.refused(error, reading.path)
-            raised.is_everywhere = True
-            raise raised
+            raise storage.storage_error(error, reading.path, scope=Scope.ALL_RANKS)
         if error is not None:
             raise error
-    return [problem for found, _ in verdicts for problem in found]
+    return {name: problem for found, _ in verdicts for name, problem in found.items()}
 
 
 def _sum(is_reading: bool, num_bytes: int) -> tuple[bool, float]:

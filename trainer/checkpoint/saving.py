@@ -28,7 +28,7 @@ from trainer.checkpoint.writer import HostBuffer, NotFiniteError, Writing, Writt
 from trainer.contract import checkpoint_files, hyperparameters
 from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
 from trainer.contract.config import CheckpointConfig, TrainerConfig, to_dict
-from trainer.contract.errors import NotSavedError, TrainerError
+from trainer.contract.errors import NotSavedError, Scope, TrainerError
 from trainer.contract.run_directory import publish, sync_directory
 from trainer.distributed.groups import from_rank_0
 from trainer.faults import storage
@@ -171,7 +171,7 @@ class Checkpoints:
 
     def _forgive(self, error: NotSavedError) -> None:
         """Raises `error` again unless it may pass, all ranks know of it, and no save failed since the last complete."""
-        if error.is_final or not error.is_everywhere or self._has_failed:
+        if not error.retry or error.scope is not Scope.ALL_RANKS or self._has_failed:
             raise error
         self._has_failed = True
         self._log.line(f"{error}; it is tried once more")
@@ -326,7 +326,7 @@ def _gather(writing: Writing) -> list[Written]:
     world_size = torch.distributed.get_world_size()
     error = writing.error
     failures: list[tuple[str, bool] | None] = [None] * world_size
-    torch.distributed.all_gather_object(failures, error and (_failure(error), storage.is_final(error)))
+    torch.distributed.all_gather_object(failures, error and (_failure(error), storage.allows_retry(error)))
     contents.raise_not_finite(
         str(error) if isinstance(error, NotFiniteError) else None,
         "a checkpoint would hold numbers that are not finite",
@@ -334,11 +334,9 @@ def _gather(writing: Writing) -> list[Written]:
     )
     failed = [failure for failure in failures if failure is not None]
     if failed:
-        message, is_final = failed[0]
+        message, retry = failed[0]
         others = f" (as on {len(failed) - 1} other ranks)" if len(failed) > 1 else ""
-        raised = NotSavedError(message + others, is_final=is_final)
-        raised.is_everywhere = True
-        raise raised
+        raise NotSavedError(message + others, scope=Scope.ALL_RANKS, retry=retry)
     written: list[Any] | None = [None] * world_size if torch.distributed.get_rank() == 0 else None
     torch.distributed.gather_object(writing.wait(), written)
     return written or []
@@ -396,7 +394,7 @@ def _reporting(function: Callable[[], T]) -> T:
     try:
         return function()
     except OSError as error:
-        raise NotSavedError(_failure(error), is_final=storage.is_final(error)) from error
+        raise NotSavedError(_failure(error), retry=storage.allows_retry(error)) from error
 
 
 def _failure(error: BaseException) -> str:

@@ -242,7 +242,7 @@ def problems(checkpoint: Checkpoint, *, hashes: bool) -> list[str]:
         return []
     if checkpoint.record is None:
         return [str(checkpoint.flaw)]
-    return file_problems(checkpoint.path, checkpoint.record["files"], hashes=hashes)
+    return list(file_problems(checkpoint.path, checkpoint.record["files"], hashes=hashes).values())
 
 
 def file_problems(
@@ -251,8 +251,8 @@ def file_problems(
     *,
     hashes: bool,
     on_bytes: Callable[[int], None] = lambda count: None,
-) -> list[str]:
-    """`problems` of some files of the checkpoint `path`, given as its record lists them.
+) -> dict[str, str]:
+    """`problems` of some files of the checkpoint `path`, given as its record lists them, by name.
 
     With `hashes`, threads tell `on_bytes` what they have read.
     """
@@ -269,7 +269,8 @@ def file_problems(
         return None
 
     with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # hashlib lets go of the interpreter lock
-        return [found for found in threads.map(problem, files) if found is not None]
+        found = zip(files, threads.map(problem, files), strict=True)
+        return {name: reason for name, reason in found if reason is not None}
 
 
 def whole_ones(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:

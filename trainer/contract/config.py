@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
+from trainer.contract.errors import TrainerError
+
 FORBID_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 """Read by pydantic, where hpcgen validates these classes; plain data here."""
 
@@ -362,7 +364,7 @@ class TrainerConfig:
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
 
 
-class ConfigError(Exception):
+class ConfigError(TrainerError):
     """The configuration file is not what the trainer can run; the message says where and why."""
 
 

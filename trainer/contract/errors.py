@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+from typing import TypeVar
 
 
 class Exit(enum.IntEnum):
@@ -26,50 +28,69 @@ class Exit(enum.IntEnum):
     """SIGTERM, and not all ranks were there to save, or nothing was there to be saved."""
 
 
+class Scope(enum.Enum):
+    """The ranks that raise an error."""
+
+    ONE_RANK = "one rank"
+    """The rank reports the error itself; the others notice that it is gone."""
+    ALL_RANKS = "all ranks"
+    """Every rank raises the error at the same point, so that rank 0 alone reports it."""
+
+
+Self = TypeVar("Self", bound="TrainerError")
+
+
 class TrainerError(Exception):
-    """The run cannot start or go on as it is; the message says why and what to do."""
+    """The run cannot start or continue as it is; the message says why and what to do."""
 
-    exit_code = Exit.REFUSED
+    def __init__(
+        self,
+        message: str,
+        *,
+        scope: Scope = Scope.ONE_RANK,
+        retry: bool = False,
+        exit_code: Exit | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.scope = scope
+        self.retry = retry
+        """Starting again may succeed. Otherwise the message is left in the run directory as FAILED."""
+        self.exit_code = exit_code or (Exit.FAULT if retry else Exit.REFUSED)
 
-    is_final = True
-    """Starting again would give the same: the reason is left in the run directory as FAILED."""
-
-    is_everywhere = False
-    """Every rank raises it, so that rank 0 alone reports it."""
-
-    is_announced = False
-    """Its line is in the log, and the reason in the run directory."""
+    def on_all_ranks(self: Self) -> Self:
+        """A copy of this error for every rank to raise."""
+        raised = copy.copy(self)
+        raised.scope = Scope.ALL_RANKS
+        return raised
 
 
 class RunDirectoryBusyError(TrainerError):
-    """Another process trains in the run directory, whose marks are not this process's to set."""
+    """Another process trains in the run directory, and its markers must stay."""
 
-    exit_code = Exit.FAULT
-    is_final = False
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry=True)
 
 
 class NonFiniteError(TrainerError):
-    """The loss, the gradient norm or what a checkpoint would hold is not finite."""
+    """The loss, the gradient norm or what a checkpoint would hold is not finite; raised on all ranks."""
 
-    exit_code = Exit.NOT_FINITE
-    is_everywhere = True
+    def __init__(self, message: str) -> None:
+        super().__init__(message, scope=Scope.ALL_RANKS, exit_code=Exit.NOT_FINITE)
 
 
 class LostPeersError(TrainerError):
-    """Another rank is gone or cannot be reached; on other nodes, or once it is back, the run goes on."""
+    """Another rank is gone or cannot be reached. On other nodes, or once it is back, the run continues."""
 
-    exit_code = Exit.LOST_PEERS
-    is_final = False
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry=True, exit_code=Exit.LOST_PEERS)
 
 
 class NotSavedError(TrainerError):
-    """A checkpoint could not be written; older ones are as they were.
+    """A checkpoint could not be written; older ones are as they were. A full disk allows no retry."""
 
-    `is_final` says whether another try would fail as well, as on a full disk.
-    """
+    def __init__(self, message: str, *, scope: Scope = Scope.ONE_RANK, retry: bool = False) -> None:
+        super().__init__(message, scope=scope, retry=retry, exit_code=Exit.NOT_SAVED)
 
-    exit_code = Exit.NOT_SAVED
 
-    def __init__(self, message: str, *, is_final: bool = True) -> None:
-        super().__init__(message)
-        self.is_final = is_final
+class ReportedByRank0Error(Exception):
+    """Rank 0 has failed with an unexpected error, which it reports; raised on the other ranks."""

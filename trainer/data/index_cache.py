@@ -26,7 +26,7 @@ def main() -> int:
         config = resolve(configuration.read(arguments.config))
         device.prepare("cpu")  # whatever the run computes on
         _build(config)
-    except (configuration.ConfigError, TrainerError) as error:
+    except TrainerError as error:
         print(f"index cache: {error}", file=sys.stderr)
         return 2
     except OSError as error:

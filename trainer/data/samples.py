@@ -32,7 +32,7 @@ def main() -> int:
         config = _as_read(resolve(configuration.read(arguments.config)))
         device.prepare("cpu")  # whatever the run computes on
         dataset = _training_set(config)
-    except (configuration.ConfigError, TrainerError, OSError) as error:
+    except (TrainerError, OSError) as error:
         print(f"samples: {error}", file=sys.stderr)
         return 2
     last = arguments.first if arguments.last is None else arguments.last

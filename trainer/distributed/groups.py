@@ -13,7 +13,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import distributed_c10d
 
 from trainer.contract.config import TrainerConfig
-from trainer.contract.errors import LostPeersError, TrainerError
+from trainer.contract.errors import LostPeersError, ReportedByRank0Error, TrainerError
 from trainer.distributed.rendezvous import Ranks, open_store, take_gpu
 
 T = TypeVar("T")
@@ -64,19 +64,26 @@ def initialize(config: TrainerConfig, ranks: Ranks, environ: Mapping[str, str]) 
 def from_rank_0(function: Callable[[], T]) -> T:
     """Calls `function` on rank 0 alone; returns its result, or raises its error, on every rank.
 
-    Whatever the error is, it then has `is_everywhere` set, as a TrainerError has it.
+    Raises:
+        TrainerError: on all ranks, as `function` raised it on rank 0.
+        ReportedByRank0Error: in place of any other error, on the other ranks.
     """
-    box: list[tuple[T | None, Exception | None]] = [(None, None)]
+    box: list[tuple[T | None, TrainerError | ReportedByRank0Error | None]] = [(None, None)]
+    unexpected = None
     if torch.distributed.get_rank() == 0:
         try:
             box = [(function(), None)]
+        except TrainerError as error:
+            box = [(None, error.on_all_ranks())]
         except Exception as error:  # whatever it is, the others wait for the answer
-            error.is_everywhere = True
-            box = [(None, error)]
+            unexpected = error
+            box = [(None, ReportedByRank0Error(f"{type(error).__name__}: {error}"))]
     torch.distributed.broadcast_object_list(box, src=0)
-    result, error = box[0]
-    if error is not None:
-        raise error
+    if unexpected is not None:
+        raise unexpected
+    result, raised = box[0]
+    if raised is not None:
+        raise raised
     return result
 
 

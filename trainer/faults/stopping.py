@@ -10,13 +10,13 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from trainer.contract.config import ConfigError
-from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.errors import Exit, Scope, TrainerError
 from trainer.contract.run_directory import RunDirectory, open_nofollow, publish
 from trainer.distributed.peers import Peers, ranges, within
 from trainer.distributed.rendezvous import Ranks, find_ranks
@@ -32,6 +32,9 @@ LOOK_EVERY_S = 0.2
 
 LINE_S = 2.0
 """A stderr that nobody reads does not keep a process from ending."""
+
+_announced: weakref.WeakSet[TrainerError] = weakref.WeakSet()
+"""Errors that are in the log: an error passes several handlers on its way out."""
 
 
 class StopRequest:
@@ -131,26 +134,25 @@ class StopRequest:
         leave(Exit.TERMINATED, f"{ranks.name}: SIGTERM; {line}")
 
 
-def is_another_s(error: Exception) -> bool:
-    """Whether the error is rank 0's to report."""
-    return getattr(error, "is_everywhere", False) and find_ranks(os.environ).rank != 0
-
-
-def announce(error: TrainerError | ConfigError, run: RunDirectory | None) -> None:
-    """Says why the run ends, once, and leaves it in the run directory when starting again would give the same.
+def announce(error: TrainerError, run: RunDirectory | None) -> None:
+    """Logs why the run ends, once, and leaves it in the run directory unless starting again may succeed.
 
     Whatever takes time comes after this: srun ends a rank as soon as another one has left.
     """
-    if getattr(error, "is_announced", False) or is_another_s(error):
+    if error in _announced or _reported_by_rank_0(error):
         return
-    error.is_announced = True
+    _announced.add(error)
     _say(str(error))
-    if run is not None and getattr(error, "is_final", True):
+    if run is not None and not error.retry:
         with contextlib.suppress(OSError):  # the log has it, and the run directory may be what is wrong
             try:
                 publish(run.failed, f"{error}\n")
             except OSError:  # a full disk takes an empty file, which says as much to the batch script
                 os.close(open_nofollow(str(run.failed), os.O_WRONLY | os.O_CREAT))
+
+
+def _reported_by_rank_0(error: TrainerError) -> bool:
+    return error.scope is Scope.ALL_RANKS and find_ranks(os.environ).rank != 0
 
 
 def leave(status: int, line: str | None = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What the storage refused: whether starting again would help, and what to say of it."""
+"""Failures of the storage: whether a retry may help, and how they are reported."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.errors import Scope, TrainerError
 from trainer.distributed.groups import from_rank_0
 
 T = TypeVar("T")
 
 FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ELOOP)
-"""What somebody must mend first. Starting again would train up to the next save, and fail as this life did."""
+"""Somebody must fix these first. Another attempt would train up to the next save, and fail in the same way."""
 
 
-def is_final(error: BaseException) -> bool:
-    """Whether another try would be refused as well."""
-    if not isinstance(error, OSError):
-        return False
-    return error.errno in FINAL_ERRORS or _is_short_write(error)
+def allows_retry(error: BaseException) -> bool:
+    """Whether the same operation may succeed later."""
+    return not (isinstance(error, OSError) and (error.errno in FINAL_ERRORS or _is_short_write(error)))
 
 
 def _is_short_write(error: OSError) -> bool:
-    """numpy says of a full disk how much it took, without a number."""
+    """Whether numpy reports a full disk: its error says how much was written, without an errno."""
     return error.errno is None
 
 
@@ -33,18 +31,23 @@ def reason(error: OSError, path: Path | str = "storage") -> str:
     return f"{error.filename or path}: {error.strerror or error} (errno {error.errno})"
 
 
-def refused(error: OSError, path: Path, be: str = "read") -> TrainerError:
-    """A fault of the storage, which says nothing about a checkpoint, and may pass, unless it `is_final`."""
+def storage_error(
+    error: OSError, path: Path, operation: str = "read", scope: Scope = Scope.ONE_RANK
+) -> TrainerError:
+    """The error that reports a failure of the storage, which says nothing about a checkpoint.
+
+    `operation` is a participle, as in "cannot be read"; `path` is named where `error` names no file.
+    """
     full = ": is the disk full?" if _is_short_write(error) else ""
-    raised = TrainerError(f"{error.filename or path} cannot be {be} ({error.strerror or error}{full})")
-    raised.is_final = is_final(error)
-    if not raised.is_final:
-        raised.exit_code = Exit.FAULT
-    return raised
+    return TrainerError(
+        f"{error.filename or path} cannot be {operation} ({error.strerror or error}{full})",
+        scope=scope,
+        retry=allows_retry(error),
+    )
 
 
-def at_rank_0(function: Callable[[], T], path: Path, be: str = "read") -> T:
-    """`from_rank_0` for what touches files below `path`.
+def at_rank_0(function: Callable[[], T], path: Path, operation: str = "read") -> T:
+    """`from_rank_0` for a function that reads or writes files below `path`.
 
     Raises:
         TrainerError: on all ranks, in place of an OSError.
@@ -54,6 +57,6 @@ def at_rank_0(function: Callable[[], T], path: Path, be: str = "read") -> T:
         try:
             return function()
         except OSError as error:
-            raise refused(error, path, be) from error
+            raise storage_error(error, path, operation) from error
 
     return from_rank_0(reporting)

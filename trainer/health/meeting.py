@@ -35,13 +35,15 @@ HANG_STATUS = 1
 class MissingRanksError(TrainerError):
     """Ranks did not come to a step in time."""
 
-    exit_code = 1
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry=True)
 
 
 class BrokenError(TrainerError):
     """The ranks cannot meet, or a collective ended with an error."""
 
-    exit_code = 1
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry=True)
 
 
 @dataclass(frozen=True)

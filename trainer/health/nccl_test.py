@@ -58,10 +58,10 @@ def main() -> int:
             perf_output=arguments.all_reduce_perf_output,
             record=arguments.record_baseline,
         )
-    except (ConfigError, TrainerError) as error:
+    except TrainerError as error:
         if not isinstance(error, MissingRanksError) or ranks is None or ranks.rank == 0:
             print(f"{PROGRAM}: ERROR: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, TrainerError) else 2
+        return error.exit_code
 
 
 def run(

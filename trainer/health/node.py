@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from trainer.contract.config import ConfigError
 from trainer.contract.errors import TrainerError
 from trainer.contract.health import NodeHealthConfig, read
 from trainer.contract.run_directory import publish
@@ -75,9 +74,9 @@ def main() -> int:
     try:
         config = read(NodeHealthConfig, arguments.config)
         return run(config, find_ranks(os.environ), os.environ, arguments.reports)
-    except (ConfigError, TrainerError) as error:
+    except TrainerError as error:
         print(f"{PROGRAM}: ERROR: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, TrainerError) else 2
+        return error.exit_code
 
 
 def run(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str], reports: Path) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.run_directory import next_number, open_nofollow, publish
-from trainer.faults.storage import refused
+from trainer.faults.storage import storage_error
 
 CLOSE_S = 5.0
 """A storage that hangs does not keep a run from ending."""
@@ -36,7 +36,7 @@ class JsonLines:
         try:
             self._file = open(path, "ab", buffering=0, opener=open_nofollow)  # noqa: SIM115
         except OSError as error:
-            raise refused(error, path, "written") from error
+            raise storage_error(error, path, "written") from error
         self._is_torn = self._has_complained = False
         # Unbounded: a kilobyte a step is little for as long as a storage can hang before the run is ended for it.
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -107,7 +107,7 @@ def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
         with _copy_of(path) if lost and iteration == 0 else contextlib.nullcontext():
             publish(path, "".join(kept))
     except OSError as error:
-        raise refused(error, path, "written") from error
+        raise storage_error(error, path, "written") from error
     return lost
 
 
