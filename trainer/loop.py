@@ -14,7 +14,7 @@ from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.data.loader import data_iterators
 from trainer.evaluation import evaluate
 from trainer.faults.stopping import StopRequest
-from trainer.faults.watch import Watch
+from trainer.faults.watch import Phase, Watch
 from trainer.metrics.console import Log
 from trainer.metrics.instruments import Instruments
 from trainer.metrics.record import Metrics
@@ -23,7 +23,7 @@ from trainer.step import DataIterators, StepResult, TrainingState, Vote, train_s
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    """The steps of one life and what is due between them. Every rank runs the same."""
+    """The steps of one attempt and what is due between them. Every rank runs the same."""
 
     state: TrainingState
     datasets: dict[str, torch.utils.data.Dataset | None]
@@ -44,10 +44,10 @@ class TrainingLoop:
             NonFiniteError: see `train_step`.
         """
         batches = self._batches()
-        self.watch.beat("train", self.state.iteration)
+        self.watch.beat(Phase.TRAIN, self.state.iteration)
         if (
             self.state.iteration > 0
-        ):  # the life that saved this iteration may have stopped before it evaluated
+        ):  # the attempt that saved this iteration may have stopped before it evaluated
             self._evaluate_due_splits()
         is_stopping = False
         while not self._is_over() and not is_stopping:
@@ -90,11 +90,11 @@ class TrainingLoop:
         if is_leaving:
             self.stop.agreed()
         is_due = interval is not None and self.state.iteration % interval == 0
-        if is_leaving or is_due or vote.save or self.checkpoints.is_owed:
+        if is_leaving or is_due or vote.save or self.checkpoints.retry_pending:
             self.metrics.catch_up(self.state.iteration)
-            self.watch.beat("save")
+            self.watch.beat(Phase.SAVE)
             self.checkpoints.save(self.state, wait=is_leaving)
-            self.watch.beat("train", self.state.iteration)
+            self.watch.beat(Phase.TRAIN, self.state.iteration)
             self.metrics.skip_time()
 
     def _evaluate_due_splits(self) -> None:
@@ -107,10 +107,10 @@ class TrainingLoop:
                     )
                 self.metrics.evaluation(state.iteration, split, loss)
                 self.metrics.skip_time()
-        self.watch.beat("train", state.iteration)
+        self.watch.beat(Phase.TRAIN, state.iteration)
 
     def _beat_evaluation(self) -> None:
-        self.watch.beat("evaluate")
+        self.watch.beat(Phase.EVALUATE)
 
 
 def due_evaluations(iteration: int, training: TrainingConfig) -> list[str]:

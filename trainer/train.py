@@ -35,7 +35,7 @@ from trainer.faults.spikes import SpikeWatch
 from trainer.faults.stopping import StopRequest, announce
 from trainer.faults.storage import at_rank_0
 from trainer.faults.stragglers import StragglerWatch, gather_places
-from trainer.faults.watch import Watch
+from trainer.faults.watch import Phase, Watch
 from trainer.loop import TrainingLoop
 from trainer.metrics.console import Log
 from trainer.metrics.instruments import Instruments
@@ -101,31 +101,31 @@ def _train(
 ) -> None:
     """What `train` does once the ranks have met."""
     last = config.training.train_iters
-    if at_rank_0(lambda: _open(run, config), run.root, "written"):
+    if at_rank_0(lambda: _open_run_directory(run, config), run.root, "written"):
         log.line(f"{config.name}: iteration {last} is done, nothing to do")
-        _finish(run, last, config)
+        _mark_end(run, last, config)
         return
 
-    source = checkpoint.find(run.checkpoints, config, log, lambda: watch.beat("start"))
+    source = checkpoint.find(run.checkpoints, config, log, lambda: watch.beat(Phase.START))
     origins = source.origins if source else at_rank_0(lambda: provenance.examine(config).origins, run.root)
     state = _build_state(config, groups, log)
     if source is not None:
-        watch.beat("load")
+        watch.beat(Phase.LOAD)
         checkpoint.load(source, state, groups)
     log.line(_summary(config, groups, source, state))
-    watch.beat("data", state.iteration)
+    watch.beat(Phase.DATA, state.iteration)
     datasets = _open_datasets(config, run, state, source)
 
     timers = Timers(config.device)
     timers.attach(state.model, state.optimizer)
     places = gather_places(ranks, groups)
-    at_rank_0(lambda: _accept(run, config), run.root, "written")
+    at_rank_0(lambda: _record_start(run, config), run.root, "written")
     stragglers = StragglerWatch(timers, places, ranks.rank, config.device)
     metrics = Metrics(config, run, log, timers, state.iteration, ranks.rank == 0)
     metrics.start(state.iteration, places, source)
     log.start(state.iteration, last)
     checkpoints = checkpoint.Checkpoints(
-        run.checkpoints, config, groups, log, metrics.checkpoint, lambda: watch.beat("save"), origins
+        run.checkpoints, config, groups, log, metrics.checkpoint, lambda: watch.beat(Phase.SAVE), origins
     )
     checkpoints.prepare(state)
     graphs = cuda_graphs.LayerGraphs(config, state, groups, log)
@@ -146,10 +146,10 @@ def _train(
     except Exception:
         metrics.close()  # its lines are written by a thread
         raise
-    watch.beat("end")
+    watch.beat(Phase.END)
     metrics.close()
     log.close()
-    _finish(run, state.iteration, config)
+    _mark_end(run, state.iteration, config)
 
 
 def _build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log) -> TrainingState:
@@ -187,7 +187,7 @@ def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:
         log.line(str(error))
 
 
-def _open(run: RunDirectory, config: TrainerConfig) -> bool:
+def _open_run_directory(run: RunDirectory, config: TrainerConfig) -> bool:
     """Makes the run directory and removes the markers of earlier attempts, but not DONE. Returns whether it is done.
 
     Raises:
@@ -204,7 +204,7 @@ def _open(run: RunDirectory, config: TrainerConfig) -> bool:
     return is_done
 
 
-def _accept(run: RunDirectory, config: TrainerConfig) -> None:
+def _record_start(run: RunDirectory, config: TrainerConfig) -> None:
     """Records that this attempt trains: nothing can refuse its configuration any more."""
     run.done.unlink(missing_ok=True)
     publish(run.trained_with, json.dumps(to_dict(config), indent=1) + "\n")
@@ -217,13 +217,13 @@ def _accept(run: RunDirectory, config: TrainerConfig) -> None:
         )
 
 
-def _finish(run: RunDirectory, iteration: int, config: TrainerConfig) -> None:
-    """Marks what the run came to, once every rank is through."""
+def _mark_end(run: RunDirectory, iteration: int, config: TrainerConfig) -> None:
+    """Writes DONE or STOPPED, then waits for all ranks."""
     if iteration >= config.training.train_iters:
         marker, text = run.done, f"{iteration}\n{fingerprint(config)}\n"
     else:
         marker, text = run.stopped, f"{iteration}\n"
-    groups.from_rank_0(lambda: publish(marker, text))
+    at_rank_0(lambda: publish(marker, text), marker, "written")
     groups.finalize()
 
 

@@ -87,7 +87,7 @@ def read_directory(directory: Path) -> list[Checkpoint]:
     try:
         return checkpoint_files.list_checkpoints(directory)
     except OSError as error:
-        raise cannot(error, directory, "read") from error
+        raise file_error(error, directory, "read") from error
 
 
 def find_problems(
@@ -109,32 +109,32 @@ def find_problems(
             on_bytes(sum(file["bytes"] for file in batch.values()))
         return problems
     except OSError as error:
-        raise cannot(error, checkpoint.path, "read") from error
+        raise file_error(error, checkpoint.path, "read") from error
 
 
-def whole_ones(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The same checkpoints, of which those whose files are not there as recorded do not count as complete.
+def demote_incomplete(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Demotes checkpoints with missing or truncated files to incomplete.
 
     Raises:
         HpcgenError: a file cannot be looked at.
     """
     try:
-        return checkpoint_files.whole_ones(checkpoints)
+        return checkpoint_files.demote_incomplete(checkpoints)
     except OSError as error:
-        raise cannot(error, checkpoints[0].path.parent, "read") from error
+        raise file_error(error, checkpoints[0].path.parent, "read") from error
 
 
-def cannot(error: OSError, path: Path, be: str) -> HpcgenError:
-    """What to say when `path`, or what the error names, cannot be read, removed and so on."""
-    return HpcgenError(f"{error.filename or path}: cannot be {be} ({error.strerror})")
+def file_error(error: OSError, path: Path, operation: str) -> HpcgenError:
+    """The error for a file that cannot be read, removed and so on; `path` is named where `error` names none."""
+    return HpcgenError(f"{error.filename or path}: cannot be {operation} ({error.strerror})")
 
 
-def set_aside_ones(directory: Path) -> list[Path]:
+def set_aside_paths(directory: Path) -> list[Path]:
     """The broken checkpoints in `directory` that the trainer renamed, newest first."""
     try:
         found = [path for path in directory.iterdir() if SET_ASIDE.fullmatch(path.name)]
     except OSError as error:
-        raise cannot(error, directory, "read") from error
+        raise file_error(error, directory, "read") from error
     return sorted(found, reverse=True)
 
 
@@ -155,7 +155,7 @@ def _is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError as error:  # what leads there is not ours to look into
-        raise cannot(error, path, "read") from error
+        raise file_error(error, path, "read") from error
 
 
 def _read_set_aside(path: Path) -> Checkpoint:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcgen.checkpoints.finding import read_directory, set_aside_iteration, set_aside_ones, whole_ones
+from hpcgen.checkpoints.finding import demote_incomplete, read_directory, set_aside_iteration, set_aside_paths
 from hpcgen.checkpoints.retention import Retention
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import Checkpoint
@@ -35,7 +35,7 @@ class Entry:
 def list_entries(directory: Path, retention: Retention) -> list[Entry]:
     """Every checkpoint in `directory`, newest first, then those that were set aside as broken."""
     checkpoints = read_directory(directory)
-    looked_at = whole_ones(checkpoints)
+    looked_at = demote_incomplete(checkpoints)
     kept = checkpoint_files.kept(looked_at, retention.keep_last, retention.keep_every)
     entries = [
         Entry(
@@ -55,7 +55,7 @@ def list_entries(directory: Path, retention: Retention) -> list[Entry]:
 
 def list_set_aside(directory: Path) -> list[Entry]:
     """Those in `directory` that the trainer found broken and renamed; no rule of retention removes them."""
-    return [_set_aside(path) for path in set_aside_ones(directory)]
+    return [_set_aside(path) for path in set_aside_paths(directory)]
 
 
 def size_of(checkpoint: Checkpoint) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcgen.checkpoints.finding import cannot, checkpoint_section, read_directory, whole_ones
+from hpcgen.checkpoints.finding import checkpoint_section, demote_incomplete, file_error, read_directory
 from hpcgen.errors import HpcgenError
 from hpcgen.run_config import read_run_config
 from trainer.contract import checkpoint_files
@@ -61,7 +61,7 @@ def prunable(directory: Path, retention: Retention) -> list[Checkpoint]:
         raise HpcgenError(
             f"{directory}: checkpoint.keep_last is not set{where}: all are kept", "add --keep-last N"
         )
-    checkpoints = whole_ones(read_directory(directory))
+    checkpoints = demote_incomplete(read_directory(directory))
     kept = checkpoint_files.kept(checkpoints, retention.keep_last, retention.keep_every)
     return [checkpoint for checkpoint in reversed(checkpoints) if checkpoint.iteration not in kept]
 
@@ -95,7 +95,7 @@ def pin(checkpoint: Checkpoint) -> None:
             )
         )
     except OSError as error:
-        raise cannot(error, checkpoint.path, "pinned") from error
+        raise file_error(error, checkpoint.path, "pinned") from error
 
 
 def unpin(checkpoint: Checkpoint) -> None:
@@ -107,4 +107,4 @@ def unpin(checkpoint: Checkpoint) -> None:
     try:
         (checkpoint.path / checkpoint_files.PINNED).unlink(missing_ok=True)
     except OSError as error:
-        raise cannot(error, checkpoint.path, "unpinned") from error
+        raise file_error(error, checkpoint.path, "unpinned") from error

@@ -18,7 +18,7 @@ from trainer.contract.checkpoint_files import COMPLETE, FORMAT, TRACKER, Checkpo
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.finished import is_marked, last_checkpoint
-from trainer.contract.hyperparameters import FREE, OF_OPTIMIZER_STATE, Change, check_changes, sections
+from trainer.contract.hyperparameters import FIXED_BY_OPTIMIZER_STATE, FREE, Change, check_changes, sections
 from trainer.contract.run_directory import RunDirectory
 
 
@@ -172,7 +172,7 @@ def _problems(source: _Source, config: RunConfig, trainer: TrainerConfig) -> Ite
         change for change in _differing(source.record, trainer) if _is_refused(change, trainer, source)
     ]
     misfits = [change for change in refused if _is_refused(change, trainer, source, weights_only=True)]
-    named = (change.name for change in refused if change.name not in OF_OPTIMIZER_STATE)
+    named = (change.name for change in refused if change.name not in FIXED_BY_OPTIMIZER_STATE)
     names = ", ".join(dict.fromkeys((*trainer.checkpoint.changed, *named)))
     for change in misfits or refused:
         written = getattr(getattr(config, change.section), change.key)
@@ -180,11 +180,11 @@ def _problems(source: _Source, config: RunConfig, trainer: TrainerConfig) -> Ite
         back = f"set it to {show(change.before)}" if _is_short(change.before) else "set it back"
         if source.is_finished:
             hint = f"the run is finished: {back}, or name another paths.run_dir"
-            if not misfits and not any(each.name in OF_OPTIMIZER_STATE for each in refused):
+            if not misfits and not any(each.name in FIXED_BY_OPTIMIZER_STATE for each in refused):
                 hint += f"; to train on with it, set a larger training.train_iters and checkpoint.changed: [{names}]"
         elif misfits:
             hint = f"it is another model: {back}, or name another {source.key}"
-        elif change.name in OF_OPTIMIZER_STATE:
+        elif change.name in FIXED_BY_OPTIMIZER_STATE:
             hint = f"{back}, or take only the weights, with checkpoint.load and checkpoint.finetune: true"
         else:
             hint = f"if that is meant, write checkpoint.changed: [{names}]; else {back}"

@@ -255,10 +255,10 @@ def test_a_store_that_does_not_answer_holds_nobody_up_and_is_asked_again(
 
 def test_stacks_of_an_earlier_hang_are_set_aside(tmp_path: Path) -> None:
     stacks = tmp_path / "stacks"
-    for life in range(3):
+    for attempt in range(3):
         set_aside(stacks)
         assert list(stacks.iterdir()) == []
-        (stacks / "rank-00000.txt").write_text(str(life))
+        (stacks / "rank-00000.txt").write_text(str(attempt))
     set_aside(stacks)
     set_aside(stacks)
     kept = {path.name: (path / "rank-00000.txt").read_text() for path in tmp_path.glob("stacks.*")}
@@ -329,9 +329,9 @@ from trainer.contract.run_directory import RunDirectory
 watch.HURRIED_S = watch.OTHERS_S = 0.5
 ranks, root = Ranks(0, 0, 2, "a test"), Path(sys.argv[1])
 training = TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1)
-with watch.Watch(RunDirectory(root, root, root), ranks, Peers(ranks, HashStore()), training) as watch:
-    watch.beat("train", 7)
-    watch.hurry()
+with watch.Watch(RunDirectory(root, root, root), ranks, Peers(ranks, HashStore()), training) as running:
+    running.beat(watch.Phase.TRAIN, 7)
+    running.hurry()
     threading.Event().wait()  # for a rank that is gone
 """
 

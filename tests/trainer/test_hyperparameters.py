@@ -13,9 +13,9 @@ from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.hyperparameters import (
     FIXED,
+    FIXED_BY_OPTIMIZER_STATE,
     FREE,
     NAMES,
-    OF_OPTIMIZER_STATE,
     Change,
     check_changes,
     earlier_reading,
@@ -50,8 +50,8 @@ SAVED = sections(run())
 
 def test_every_key_is_of_one_kind() -> None:
     known = {f"{section}.{key}" for section, keys in SAVED.items() for key in keys}
-    assert FREE | FIXED | OF_OPTIMIZER_STATE | set(NAMES) == known
-    assert len(FREE) + len(FIXED) + len(OF_OPTIMIZER_STATE) + len(NAMES) == len(known)
+    assert FREE | FIXED | FIXED_BY_OPTIMIZER_STATE | set(NAMES) == known
+    assert len(FREE) + len(FIXED) + len(FIXED_BY_OPTIMIZER_STATE) + len(NAMES) == len(known)
 
 
 def test_the_same_configuration_changes_nothing() -> None:
@@ -157,7 +157,7 @@ def test_every_hyperparameter_may_be_named() -> None:
     assert all(hasattr(getattr(plain, section), key) for section, _, key in (n.partition(".") for n in NAMES))
 
 
-def test_what_a_life_read_is_known_from_its_checkpoint() -> None:
+def test_what_an_attempt_read_is_known_from_its_checkpoint() -> None:
     """Its own run asks for the same; another batch size from there on asks for more in all."""
     record = {**SAVED, "iteration": 40, "consumed_samples": 160}
     reading = earlier_reading(record)

@@ -42,7 +42,7 @@ TURN_S = 5.0
 """Seconds that a rank waits for its own files before it asks how far the others are."""
 
 REMOVAL_S = 30.0
-"""So long the last save waits for removals to end. The next life ends those that did not."""
+"""So long the last save waits for removals to end. The next attempt ends those that did not."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Save:
 
 
 class Checkpoints:
-    """The checkpoints that this life of the run saves. Every rank calls every method, at the same step."""
+    """The checkpoints that this attempt of the run saves. Every rank calls every method, at the same step."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Checkpoints:
         self._buffer = HostBuffer()
         self._save: _Save | None = None
         self._has_failed = False
-        self.is_owed = False
+        self.retry_pending = False
         """A save in the background failed for a reason that may pass: the next is due now, and must not fail."""
         self._is_first = True
         self._removing = threading.Lock()
@@ -126,14 +126,14 @@ class Checkpoints:
         Raises:
             NonFiniteError: on all ranks, when what was to be saved is not finite; the checkpoints before it stay.
             NotSavedError: on all ranks, as soon as one could not write; the checkpoints before it stay. Once, when
-                the reason may pass, a save `is_owed` in place of it.
+                the reason may pass, the save is repeated: see `retry_pending`.
         """
         if self._save is not None and (vote.failed or not vote.writing):
             try:
                 self._complete(self._save)
             except NotSavedError as error:
-                self._forgive(error)
-                self.is_owed = True
+                self._allow_retry(error)
+                self.retry_pending = True
 
     def save(self, state: TrainingState, *, wait: bool) -> None:
         """Starts a save of the state as it is, after the one in progress; completes it too if `wait`.
@@ -143,11 +143,11 @@ class Checkpoints:
             NotSavedError: on all ranks, when this save or the one in progress cannot be written, nor once more when
                 the reason may pass.
         """
-        self.is_owed = False
+        self.retry_pending = False
         try:
             self._begin(state, wait=wait)
         except NotSavedError as error:
-            self._forgive(error)
+            self._allow_retry(error)
             self._begin(state, wait=wait)
         if wait:
             self._end_removals()
@@ -164,12 +164,12 @@ class Checkpoints:
         self._last_start = time.monotonic()
         path = checkpoint_files.iteration_directory(self._directory, state.iteration)
         if not from_rank_0(lambda: _reporting(lambda: _make_room(path))):
-            return  # it is what this life started from
+            return  # it is what this attempt started from
         self._save = self._start(state, path, started)
         if wait or not self._config.checkpoint.async_save:
             self._wait(self._save)
 
-    def _forgive(self, error: NotSavedError) -> None:
+    def _allow_retry(self, error: NotSavedError) -> None:
         """Raises `error` again unless it may pass, all ranks know of it, and no save failed since the last complete."""
         if not error.retry or error.scope is not Scope.ALL_RANKS or self._has_failed:
             raise error
@@ -296,7 +296,7 @@ def prune(directory: Path, keep_last: int | None, keep_every: int | None) -> lis
     Raises:
         OSError: the storage refuses to say what there is, or to remove it.
     """
-    checkpoints = checkpoint_files.whole_ones(checkpoint_files.list_checkpoints(directory))
+    checkpoints = checkpoint_files.demote_incomplete(checkpoint_files.list_checkpoints(directory))
     kept = checkpoint_files.kept(checkpoints, keep_last, keep_every)
     removed = [checkpoint.path for checkpoint in checkpoints if checkpoint.iteration not in kept]
     for path in removed:

@@ -273,10 +273,10 @@ def file_problems(
         return {name: reason for name, reason in found if reason is not None}
 
 
-def whole_ones(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The same checkpoints, of which those whose files are not there as recorded do not count as complete.
+def demote_incomplete(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Demotes checkpoints with missing or truncated files to incomplete.
 
-    Names and sizes are looked at; so a damaged one never makes a whole one superfluous.
+    Names and sizes are checked, so that a damaged checkpoint never lets retention remove a valid one.
 
     Raises:
         OSError: a file cannot be looked at.

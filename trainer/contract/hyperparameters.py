@@ -80,14 +80,14 @@ FIXED = frozenset(
 )
 """Keys that decide the shapes of the weights, and what they mean."""
 
-OF_OPTIMIZER_STATE = frozenset({"optimizer.parameter_groups"})
+FIXED_BY_OPTIMIZER_STATE = frozenset({"optimizer.parameter_groups"})
 """Keys that decide how the optimizer's state is grouped: another one starts with a new state."""
 
 NAMES = tuple(
     name
     for section, cls in SECTIONS.items()
     for field in dataclasses.fields(cls)
-    if (name := f"{section}.{field.name}") not in FREE | FIXED | OF_OPTIMIZER_STATE
+    if (name := f"{section}.{field.name}") not in FREE | FIXED | FIXED_BY_OPTIMIZER_STATE
 )
 """The hyperparameters: what `checkpoint.changed` may name."""
 
@@ -142,7 +142,7 @@ def check_changes(
         raise TrainerError(f"the checkpoint is of another model: {_list(misfits)}")
     if weights_only:
         return ()
-    if misfits := [change for change in differing if change.name in OF_OPTIMIZER_STATE]:
+    if misfits := [change for change in differing if change.name in FIXED_BY_OPTIMIZER_STATE]:
         raise TrainerError(
             f"the checkpoint's optimizer state is grouped in another way: {_list(misfits)}; keep its groups, or take "
             "only its weights, with checkpoint.load and checkpoint.finetune: true"
@@ -176,7 +176,7 @@ def check_finished(
     message = (
         f"{where} is finished, and this configuration asks for another run: {_list(differing)}. {ANOTHER_RUN}"
     )
-    if not any(change.name in _fixed(config) | OF_OPTIMIZER_STATE for change in differing):
+    if not any(change.name in _fixed(config) | FIXED_BY_OPTIMIZER_STATE for change in differing):
         changed = dict.fromkeys(change.name for change in differing)
         message += (
             "; or, to train on with this configuration, set a larger train_iters and checkpoint.changed: "
@@ -200,7 +200,7 @@ def check_iteration(iteration: int, config: TrainerConfig) -> None:
 
 
 def earlier_reading(record: Mapping[str, Any] | None) -> TrainingConfig | None:
-    """How many samples the life asked for that saved the checkpoint of this `record`; None of Megatron-LM's."""
+    """How many samples the attempt asked for that saved the checkpoint of this `record`; None of Megatron-LM's."""
     if record is None or "training" not in record:
         return None
     saved = record["training"]
@@ -232,7 +232,7 @@ def name_problem(name: str) -> tuple[str, str] | None:
         return "may change without being named", "remove it"
     if name in FIXED:
         return "decides the shape of the weights and cannot change", "remove it"
-    if name in OF_OPTIMIZER_STATE:
+    if name in FIXED_BY_OPTIMIZER_STATE:
         return (
             "decides how the optimizer's state is grouped and cannot change",
             "take only the weights (checkpoint.finetune)",

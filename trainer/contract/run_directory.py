@@ -72,7 +72,7 @@ class RunDirectory:
 
     @property
     def wandb_id(self) -> Path:
-        """The id of the Weights & Biases run that all lives of this one log to."""
+        """The id of the Weights & Biases run that all attempts of this one log to."""
         return self.root / "wandb-run-id"
 
     @property

@@ -49,7 +49,7 @@ class Heartbeat:
             beat, written = self._watch.last, self._written
             if (
                 written is None
-                or beat.phase != written.phase
+                or beat.phase is not written.phase
                 or beat.clock - written.clock >= AT_MOST_EVERY_S
             ):
                 self._write(beat)
@@ -58,7 +58,7 @@ class Heartbeat:
         content = {
             "time": round(beat.time, 3),
             "iteration": beat.iteration,
-            "phase": beat.phase,
+            "phase": beat.phase.value,
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }

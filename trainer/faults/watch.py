@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import faulthandler
 import threading
 import time
@@ -41,18 +42,32 @@ SLOWEST_STEPS = 3
 """The same in the longest steps so far, for those that take longer."""
 
 
+class Phase(enum.Enum):
+    """Where a rank is in its attempt; the values are in the heartbeat and in reports of hangs."""
+
+    START = "start"
+    """Looking for a checkpoint and building the model."""
+    LOAD = "load"
+    DATA = "data"
+    """Opening the datasets."""
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    SAVE = "save"
+    END = "end"
+    """Everything is saved; only closing is left."""
+
+
 @dataclass(frozen=True)
 class Beat:
     """A sign of life of the loop."""
 
-    phase: str
-    """start, data, load, train, evaluate, save or end."""
+    phase: Phase
     iteration: int
-    """Steps done."""
+    """Number of completed steps."""
     time: float
     """Unix seconds."""
     clock: float
-    """The same by the clock that nobody sets."""
+    """The same instant on the monotonic clock."""
 
 
 class Watch:
@@ -64,11 +79,11 @@ class Watch:
         self._timeout_s = 60.0 * training.distributed_timeout_minutes
         self._later_timeout_s = float(training.distributed_timeout_seconds_after_init)
         self.has_stepped = False
-        """Whether this life has done a step."""
+        """Whether this attempt has done a step."""
         self._slowest_s = 0.0
         self._is_hurried = False
         self._is_alarmed = self._asks = False
-        self.last = Beat("start", 0, time.time(), time.monotonic())
+        self.last = Beat(Phase.START, 0, time.time(), time.monotonic())
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -83,16 +98,16 @@ class Watch:
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
 
-    def beat(self, phase: str, iteration: int | None = None) -> None:
+    def beat(self, phase: Phase, iteration: int | None = None) -> None:
         """The rank is in this phase now, and moves; costs nothing."""
         iteration = self.last.iteration if iteration is None else iteration
         self.last = Beat(phase, iteration, time.time(), time.monotonic())
 
     def stepped(self, iteration: int) -> None:
         """A step is done; after the first, the shorter timeout holds for the process groups too."""
-        if self.has_stepped and self.last.phase == "train":
+        if self.has_stepped and self.last.phase is Phase.TRAIN:
             self._slowest_s = max(self._slowest_s, time.monotonic() - self.last.clock)
-        self.beat("train", iteration)
+        self.beat(Phase.TRAIN, iteration)
         if not self.has_stepped:
             self.has_stepped = True
             self._timeout_s = self._later_timeout_s
@@ -106,12 +121,12 @@ class Watch:
         self._is_hurried = True
 
     def __str__(self) -> str:
-        return f"after iteration {self.last.iteration} ({self.last.phase})"
+        return f"after iteration {self.last.iteration} ({self.last.phase.value})"
 
     def _look(self) -> None:
         while True:
             timeout_s, quiet_s = self._timeout_s, time.monotonic() - self.last.clock
-            if self._is_hurried and self.last.phase != "end":  # it is saved
+            if self._is_hurried and self.last.phase is not Phase.END:  # it is saved
                 timeout_s = min(timeout_s, max(HURRIED_S, SLOWEST_STEPS * self._slowest_s))
             # Beyond this thread: C code that never gives the interpreter back stops it, and faulthandler needs none.
             faulthandler.dump_traceback_later(timeout_s + REPORT_S + OTHERS_S, exit=True, file=2)
@@ -137,7 +152,7 @@ class Watch:
         hosts: dict[int, str] = {}
         threading.Thread(target=self._tell_and_ask, args=(hosts,), daemon=True).start()
         report = hang.Report.of_this_rank(
-            self._ranks, self.last.iteration, self.last.phase, self.last.time, quiet_s
+            self._ranks, self.last.iteration, self.last.phase.value, self.last.time, quiet_s
         )
         with contextlib.suppress(TimeoutError):
             within(REPORT_S, lambda: hang.write(self._run, report))
