@@ -11,8 +11,8 @@ from typing import Any
 class Followed:
     """Reads a metrics.jsonl on from where it was last read.
 
-    What stands before the `start` line of a life that began after `since` (seconds since 1970) is another life's: an
-    earlier one's, or that of another command which trains in the same directory.
+    Lines before the `start` line of an attempt that began after `since` (seconds since 1970) belong to another one: to
+    an earlier attempt, or to another command that trains in the same directory.
     """
 
     def __init__(self, path: Path, since: float) -> None:
@@ -24,7 +24,7 @@ class Followed:
         self._last: dict[str, Any] = {}
 
     def last_step(self) -> dict[str, Any]:
-        """The last step of this life so far; empty before the first."""
+        """The last step of this attempt so far; empty before the first."""
         try:
             with self._path.open("rb") as file:
                 self._reopen(os.fstat(file.fileno()))
@@ -39,7 +39,7 @@ class Followed:
         return self._last
 
     def _reopen(self, status: os.stat_result) -> None:
-        """A life that goes on from a checkpoint writes the file anew, without what it computes again."""
+        """An attempt that goes on from a checkpoint writes the file anew, without what it computes again."""
         if status.st_ino != self._inode or status.st_size < self._offset:
             self._inode, self._offset, self._is_own, self._last = status.st_ino, 0, False, {}
 

@@ -22,7 +22,7 @@ class ModuleTask:
     arguments: tuple[str, ...]
     environment: dict[str, str]
     stopped_marker: str | None = None
-    """A file that says the module left early, to go on in the job's next life."""
+    """A file that says the module left early, to go on in the job's next attempt."""
 
     def __call__(self, *words: str) -> None:
         """Runs the module.

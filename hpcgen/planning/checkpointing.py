@@ -74,5 +74,5 @@ def signal_lead_s(step_s: float, save_s: float, evaluation_s: float) -> int:
 
 
 def shortest_time_s(lead_s: int, startup_s: int, step_s: float, save_s: float) -> int:
-    """The least time limit in which a life gets anywhere: start up, load, take a step, be warned; whole minutes."""
+    """The least time limit in which an attempt gets anywhere: start up, load, take a step, be warned; whole minutes."""
     return math.ceil((startup_s + save_s + step_s + lead_s) / 60) * 60

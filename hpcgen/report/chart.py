@@ -113,7 +113,7 @@ class Look:
     right: Callable[[float], str] | None = None
     """A second way to write the values, on the right."""
     restarts: Sequence[tuple[int, str]] = ()
-    """Iterations at which lives began, and what to say of each."""
+    """Iterations at which attempts began, and what to say of each."""
     skipped: Column = field(default_factory=lambda: np.array([]))
     """Iterations whose update was left out."""
 

@@ -22,7 +22,7 @@ def hung_at(stacks: Path) -> float | None:
     """When the last rank wrote its stacks (Unix seconds); None when none did."""
     try:
         return max((path.stat().st_mtime for path in _files(stacks)), default=None)
-    except FileNotFoundError:  # a new life has set them aside meanwhile
+    except FileNotFoundError:  # a new attempt has set them aside meanwhile
         return None
 
 

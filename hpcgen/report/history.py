@@ -44,15 +44,15 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Life:
+class Attempt:
     """One start of the run, up to its end or to the last line so far."""
 
     start: Event
     last_iteration: int
-    """Of the steps that still count: what a later life did again is that life's."""
+    """Of the steps that still count: what a later attempt did again is that attempt's."""
     last_time: float | None
     stop_reason: str | None
-    """What the life said when it left early."""
+    """What the attempt said when it left early."""
 
     @property
     def began(self) -> float | None:
@@ -66,7 +66,7 @@ class Life:
 
     @property
     def lost_iteration(self) -> int | None:
-        """How far the life before had come when that is further; those steps are done again."""
+        """How far the attempt before had come when that is further; those steps are done again."""
         found = self._lost.get("iteration")
         return found if type(found) is int else None
 
@@ -87,7 +87,7 @@ class History:
 
     iteration: NDArray[np.int64]
     columns: dict[str, Column]
-    lives: tuple[Life, ...]
+    attempts: tuple[Attempt, ...]
     evaluations: tuple[Event, ...]
     spikes: tuple[Event, ...]
     checkpoints: tuple[Event, ...]
@@ -97,13 +97,13 @@ class History:
 
     @property
     def start(self) -> Event:
-        """The start of the last life."""
-        return self.lives[-1].start if self.lives else {}
+        """The start of the last attempt."""
+        return self.attempts[-1].start if self.attempts else {}
 
     @property
     def weights(self) -> Column:
         """Steps that each line is the mean of; where it does not say, those since the line before."""
-        since = np.diff(self.iteration, prepend=self.lives[0].iteration if self.lives else 0)
+        since = np.diff(self.iteration, prepend=self.attempts[0].iteration if self.attempts else 0)
         said = self.columns["steps"]
         return np.where(np.isfinite(said), said, np.maximum(since, 1)).astype(float)
 
@@ -123,7 +123,7 @@ def read_history(metrics: Path) -> History:
         hint = "name the directory of a training run (paths.run_dir), in which the trainer writes it"
         raise HpcgenError(f"{metrics}: no such file", hint) from None
     if not reader.iterations:
-        what = "the run has started and has not done a step yet" if reader.lives else "it holds no step"
+        what = "the run has started and has not done a step yet" if reader.attempts else "it holds no step"
         why = f": {passed_over}" if (passed_over := reader.passed_over()) else ""
         raise HpcgenError(f"{metrics}: there is nothing to show, {what}{why}")
     return reader.history()
@@ -142,7 +142,7 @@ class _Reader:
     def __init__(self) -> None:
         self.iterations = array("q")
         self.columns = {name: array("d") for name in COLUMNS}
-        self.lives: list[_OpenLife] = []
+        self.attempts: list[_OpenAttempt] = []
         self.rare: dict[str, list[Event]] = {
             name: [] for name in ("evaluation", "spike", "checkpoint", "straggler")
         }
@@ -173,7 +173,7 @@ class _Reader:
         return History(
             iteration=np.array(self.iterations, dtype=np.int64),
             columns={name: np.array(column, dtype=np.float64) for name, column in self.columns.items()},
-            lives=tuple(life.closed() for life in self.lives),
+            attempts=tuple(attempt.closed() for attempt in self.attempts),
             evaluations=tuple(self.rare["evaluation"]),
             spikes=tuple(self.rare["spike"]),
             checkpoints=tuple(self.rare["checkpoint"]),
@@ -187,11 +187,11 @@ class _Reader:
             self._take_step(event)
         elif kind == "start":
             self._forget_after(event["iteration"])
-            self.lives.append(_OpenLife(event))
+            self.attempts.append(_OpenAttempt(event))
         elif kind in self.rare:
             self.rare[kind].append(event)
-        if self.lives:
-            self.lives[-1].see(event)
+        if self.attempts:
+            self.attempts[-1].see(event)
 
     def _take_step(self, event: Event) -> None:
         if self.iterations and event["iteration"] <= self.iterations[-1]:
@@ -210,12 +210,12 @@ class _Reader:
         for name, events in self.rare.items():
             if events and events[-1]["iteration"] > iteration:
                 self.rare[name] = [event for event in events if event["iteration"] <= iteration]
-        for life in self.lives:
-            life.last_iteration = max(life.iteration, min(life.last_iteration, iteration))
+        for attempt in self.attempts:
+            attempt.last_iteration = max(attempt.iteration, min(attempt.last_iteration, iteration))
 
 
-class _OpenLife:
-    """A life whose end may still come."""
+class _OpenAttempt:
+    """An attempt whose end may still come."""
 
     def __init__(self, start: Event) -> None:
         self.start = start
@@ -231,8 +231,8 @@ class _OpenLife:
         elif event["event"] == "stop":
             self._stop_reason = str(event.get("reason") or "asked to stop")
 
-    def closed(self) -> Life:
-        return Life(
+    def closed(self) -> Attempt:
+        return Attempt(
             start=self.start,
             last_iteration=self.last_iteration,
             last_time=self._last_time,

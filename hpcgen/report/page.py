@@ -17,7 +17,7 @@ from hpcgen.report.history import Event, number_or_none
 from hpcgen.report.labels import MOST_NAMED, heading, labels
 from hpcgen.report.panels import NamedHistory, draw_charts
 from hpcgen.report.run import Run
-from hpcgen.report.summary import LifeSummary, Summary, summarise
+from hpcgen.report.summary import AttemptSummary, Summary, summarise
 from hpcgen.version import __version__
 from hpcgen.wording import counted
 
@@ -135,7 +135,7 @@ def _tiles(summary: Summary) -> Iterator[Tile]:
 
 
 def _tables(run: Run, summary: Summary) -> Iterator[Table]:
-    yield _lives(summary)
+    yield _attempts(summary)
     if run.history.checkpoints:
         yield _checkpoints(run.history.checkpoints)
     if run.history.spikes:
@@ -159,52 +159,58 @@ def _tables(run: Run, summary: Summary) -> Iterator[Table]:
         )
 
 
-def _lives(summary: Summary) -> Table:
+def _attempts(summary: Summary) -> Table:
     rows = tuple(
         (
-            str(life.number),
-            words.moment(life.began),
-            words.duration(life.waited_s) if life.waited_s is not None else "",
-            f"{life.from_iteration:,}: {_origin(life)}",
-            _reached(life),
-            f"{life.world_size or '?'}" + (_on_hosts(len(life.hosts))),
-            life.end,
+            str(attempt.number),
+            words.moment(attempt.began),
+            words.duration(attempt.waited_s) if attempt.waited_s is not None else "",
+            f"{attempt.from_iteration:,}: {_origin(attempt)}",
+            _reached(attempt),
+            f"{attempt.world_size or '?'}" + (_on_hosts(len(attempt.hosts))),
+            attempt.end,
         )
-        for life in summary.lives[-MOST_ROWS:]
+        for attempt in summary.attempts[-MOST_ROWS:]
     )
     changes = "; ".join(
-        f"start {life.number}: {name} {old} → {new}"
-        for life in summary.lives
-        for name, old, new in life.changed
+        f"start {attempt.number}: {name} {old} → {new}"
+        for attempt in summary.attempts
+        for name, old, new in attempt.changed
     )
     broken = " ".join(
-        f"Start {life.number} passed over {what}." for life in summary.lives for what in life.passed_over
+        f"Start {attempt.number} passed over {what}."
+        for attempt in summary.attempts
+        for what in attempt.passed_over
     )
     return Table(
         title="Starts",
         heads=("start", "when", "after a gap of", "from iteration", "to iteration", "ranks", "why it ended"),
         rows=rows,
         note=" ".join(
-            filter(None, (_rest(len(summary.lives), "starts"), changes and f"Changed: {changes}.", broken))
+            filter(None, (_rest(len(summary.attempts), "starts"), changes and f"Changed: {changes}.", broken))
         ),
     )
 
 
-def _reached(life: LifeSummary) -> str:
-    counts = f"{life.last_iteration:,}" if life.last_iteration > life.from_iteration else "none that counts"
-    return f"{counts}; {counted(life.lost_steps, 'step')} lost" if life.lost_steps else counts
+def _reached(attempt: AttemptSummary) -> str:
+    counts = (
+        f"{attempt.last_iteration:,}"
+        if attempt.last_iteration > attempt.from_iteration
+        else "none that counts"
+    )
+    return f"{counts}; {counted(attempt.lost_steps, 'step')} lost" if attempt.lost_steps else counts
 
 
 def _on_hosts(count: int) -> str:
     return f" on {counted(count, 'host')}" if count else ""
 
 
-def _origin(life: LifeSummary) -> str:
+def _origin(attempt: AttemptSummary) -> str:
     return (
-        Path(life.checkpoint).name
-        if life.checkpoint
+        Path(attempt.checkpoint).name
+        if attempt.checkpoint
         else "random weights"
-        if not life.from_iteration
+        if not attempt.from_iteration
         else "?"
     )
 

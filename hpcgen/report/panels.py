@@ -312,14 +312,14 @@ def _points(events: Sequence[Event], name: str) -> tuple[Column, Column]:
 
 
 def _iterations(runs: Sequence[NamedHistory]) -> Scale:
-    starts = [run.history.lives[0].iteration for run in runs if run.history.lives]
+    starts = [run.history.attempts[0].iteration for run in runs if run.history.attempts]
     low = min([*starts, *(int(run.history.iteration[0]) - 1 for run in runs)])
     return Scale(low=float(low), high=float(max(run.history.iteration[-1] for run in runs)))
 
 
 def _restarts(history: History) -> Iterator[tuple[int, str]]:
-    for number, life in enumerate(history.lives[1:], 2):
-        yield life.iteration, f"start {number}, from iteration {life.iteration:,}"
+    for number, attempt in enumerate(history.attempts[1:], 2):
+        yield attempt.iteration, f"start {number}, from iteration {attempt.iteration:,}"
 
 
 def _varies(values: Column) -> bool:

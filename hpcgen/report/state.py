@@ -35,7 +35,7 @@ def state_of(directory: Path, history: History, now: float) -> tuple[State, str]
         said = hang_in_words(directory / "stacks", history.start.get("world_size"))
         return "hung", said or "the files of its ranks say where"
     beat = _heartbeat(directory)
-    words = [history.lives[-1].last_time if history.lives else None, number_or_none(beat.get("time"))]
+    words = [history.attempts[-1].last_time if history.attempts else None, number_or_none(beat.get("time"))]
     last = max((word for word in words if word is not None), default=None)
     iteration = int(
         max(history.iteration[-1], number_or_none(beat.get("iteration")) or 0)
@@ -44,7 +44,7 @@ def state_of(directory: Path, history: History, now: float) -> tuple[State, str]
     ago = f"last sign of life {duration(max(0.0, now - last))} ago" if last is not None else ""
     sign = ": ".join(filter(None, (ago, place)))
     if _is_gone(beat):
-        reason = history.lives[-1].stop_reason if history.lives else None
+        reason = history.attempts[-1].stop_reason if history.attempts else None
         said = f"it said last: {reason}" if reason else "ended without a word: killed or a fault"
         return "died", f"{said}; the log says more; {sign}"
     step = history.columns["step_time_s"][-1]
@@ -53,9 +53,9 @@ def state_of(directory: Path, history: History, now: float) -> tuple[State, str]
 
 
 def _has_hung(stacks: Path, history: History) -> bool:
-    """Whether ranks left their stacks after the last life's last step."""
+    """Whether ranks left their stacks after the last attempt's last step."""
     wrote = hung_at(stacks)
-    began = history.lives[-1].began if history.lives else None
+    began = history.attempts[-1].began if history.attempts else None
     return wrote is not None and wrote > max(np.nan_to_num(history.columns["time"][-1]), began or 0.0)
 
 

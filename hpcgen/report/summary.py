@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcgen.report.history import Column, Event, History, Life, number_or_none
+from hpcgen.report.history import Attempt, Column, Event, History, number_or_none
 from hpcgen.report.run import Run
 from hpcgen.report.state import State
 
@@ -17,20 +17,20 @@ RECENT_LINES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class LifeSummary:
+class AttemptSummary:
     """One start of the run."""
 
     number: int
     began: float | None
     """Unix seconds."""
     waited_s: float | None
-    """Between the last line of the life before, lost or not, and this start."""
+    """Between the last line of the attempt before, lost or not, and this start."""
     from_iteration: int
     checkpoint: str | None
     """What it went on from; None for random weights."""
     last_iteration: int
     lost_steps: int
-    """It did so many more, after the checkpoint that the next life went on from."""
+    """It did so many more, after the checkpoint that the next attempt went on from."""
     world_size: int | None
     hosts: tuple[str, ...]
     changed: tuple[tuple[str, Any, Any], ...]
@@ -93,7 +93,7 @@ class Summary:
     checkpoint_stall_s: float | None
     """Median over the checkpoints."""
     checkpoint_write_s: float | None
-    lives: tuple[LifeSummary, ...]
+    attempts: tuple[AttemptSummary, ...]
     stragglers: tuple[StragglerSummary, ...]
     hangs: tuple[str, ...]
     """Directories with the stacks of ranks that hung."""
@@ -137,40 +137,40 @@ def summarise(run: Run) -> Summary:
         remaining_s=left * step_time_s
         if run.state == "running" and step_time_s is not None and left
         else None,
-        starts=len(history.lives),
+        starts=len(history.attempts),
         spikes=len(history.spikes),
         skipped_steps=int(np.nansum(history.columns["skipped"])),
         checkpoints=len(history.checkpoints),
         checkpoint_stall_s=_median_of(history.checkpoints, "stall_s"),
         checkpoint_write_s=_median_of(history.checkpoints, "write_s"),
-        lives=tuple(_life(run, number) for number in range(len(history.lives))),
+        attempts=tuple(_attempt(run, number) for number in range(len(history.attempts))),
         stragglers=tuple(_stragglers(history.stragglers)),
         hangs=run.hangs,
         unreadable_lines=history.unreadable_lines,
     )
 
 
-def _life(run: Run, number: int) -> LifeSummary:
-    lives = run.history.lives
-    life, before = lives[number], lives[number - 1] if number else None
-    after = lives[number + 1] if number + 1 < len(lives) else None
-    start, lost = life.start, after.lost_iteration if after else None
-    began, ended = life.began, (life.lost_time or before.last_time) if before else None
-    return LifeSummary(
+def _attempt(run: Run, number: int) -> AttemptSummary:
+    attempts = run.history.attempts
+    attempt, before = attempts[number], attempts[number - 1] if number else None
+    after = attempts[number + 1] if number + 1 < len(attempts) else None
+    start, lost = attempt.start, after.lost_iteration if after else None
+    began, ended = attempt.began, (attempt.lost_time or before.last_time) if before else None
+    return AttemptSummary(
         number=number + 1,
         began=began,
         waited_s=max(0.0, began - ended) if began is not None and ended is not None else None,
-        from_iteration=life.iteration,
+        from_iteration=attempt.iteration,
         checkpoint=str(start["checkpoint"]) if start.get("checkpoint") else None,
-        last_iteration=life.last_iteration,
-        lost_steps=max(0, lost - life.last_iteration) if lost is not None else 0,
+        last_iteration=attempt.last_iteration,
+        lost_steps=max(0, lost - attempt.last_iteration) if lost is not None else 0,
         world_size=start.get("world_size"),
         hosts=tuple(map(str, start["hosts"])) if isinstance(start.get("hosts"), list) else (),
         changed=tuple((str(name), old, new) for name, old, new in _changes(start)),
         passed_over=tuple(map(str, start["passed_over"]))
         if isinstance(start.get("passed_over"), list)
         else (),
-        end=_end(run, life, is_last=number == len(lives) - 1),
+        end=_end(run, attempt, is_last=number == len(attempts) - 1),
     )
 
 
@@ -183,9 +183,9 @@ def _changes(start: Event) -> list[list[Any]]:
     )
 
 
-def _end(run: Run, life: Life, *, is_last: bool) -> str:
-    """Why a life ended. One that was killed could not say."""
-    stopped = f"asked to stop: {life.stop_reason}" if life.stop_reason else ""
+def _end(run: Run, attempt: Attempt, *, is_last: bool) -> str:
+    """Why an attempt ended. One that was killed could not say."""
+    stopped = f"asked to stop: {attempt.stop_reason}" if attempt.stop_reason else ""
     if not is_last:
         return stopped or "ended without a word: killed, a fault, or a lost node; its log says which"
     return {
@@ -193,8 +193,8 @@ def _end(run: Run, life: Life, *, is_last: bool) -> str:
         "stopped": stopped or "stopped and saved",
         "failed": f"failed: {run.word}",
         "hung": f"hung: {run.word}",
-        "died": f"it said last: {life.stop_reason}"
-        if life.stop_reason
+        "died": f"it said last: {attempt.stop_reason}"
+        if attempt.stop_reason
         else "ended without a word: killed or a fault; its log says which",
         "running": stopped or "it runs",
         "silent": stopped or "nothing was heard of it since",
@@ -231,8 +231,8 @@ def _shares(history: History) -> list[tuple[str, float]]:
 
 
 def _wall_clock_s(history: History) -> float | None:
-    first = history.lives[0].began if history.lives else None
-    last = history.lives[-1].last_time if history.lives else None
+    first = history.attempts[0].began if history.attempts else None
+    last = history.attempts[-1].last_time if history.attempts else None
     return last - first if first is not None and last is not None and last > first else None
 
 

@@ -89,7 +89,7 @@ def report(run: Path, *more: object) -> Page:
 
 @pytest.fixture
 def eventful(tmp_path: Path) -> Path:
-    """A run of three lives, with everything that the trainer records."""
+    """A run of three attempts, with everything that the trainer records."""
     return write_run(
         tmp_path / "eventful",
         [
@@ -166,10 +166,10 @@ def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
         "failed: the loss is nan at iteration 161",
         "120: iter_0000120",
         "0: random weights",
-        "5 min",  # from the last line of the first life to the second
+        "5 min",  # from the last line of the first attempt to the second
         "start 3: optimizer.lr 0.0003 → 0.0001",
         "122; 2 steps lost",
-        "6 min",  # from the last line that was lost to the third life
+        "6 min",  # from the last line that was lost to the third attempt
         "Start 3 passed over /runs/gpt/checkpoints/iter_0000124: __0_0.distcp is missing. It was renamed.",
         "0.8 s 31 s beside training 112.0 GB /runs/gpt/checkpoints/iter_0000100",
         "30,720 to 30,975 left out",
@@ -287,13 +287,13 @@ def test_damaged_lines_are_said_and_unknown_events_are_not(tmp_path: Path) -> No
     assert page.series("loss")["x"] == [1, 2, 3]
 
 
-def test_steps_that_a_later_life_did_again_count_once(tmp_path: Path) -> None:
+def test_steps_that_a_later_attempt_did_again_count_once(tmp_path: Path) -> None:
     again = [step(iteration, loss=1.0) for iteration in (3, 4)]
     run = write_run(tmp_path / "run", [start(), *steps(1, 9), start(2, START + 100), *again])
     history = read_history(run / "metrics.jsonl")
     assert history.iteration.tolist() == [1, 2, 3, 4]
     assert history.columns["loss"].tolist()[2:] == [1.0, 1.0]
-    assert [life.last_iteration for life in history.lives] == [2, 4]
+    assert [attempt.last_iteration for attempt in history.attempts] == [2, 4]
 
 
 def test_one_step_is_a_report(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_figures_as_json_and_in_the_terminal(eventful: Path) -> None:
     assert summary["consumed_tokens"] == 160 * 256 * 2048
     assert summary["evaluations"] == {"valid": 3.25}
     assert summary["shares"]["communication"] == pytest.approx(0.1)
-    assert summary["lives"][1]["waited_s"] == 300
+    assert summary["attempts"][1]["waited_s"] == 300
     ended = hpcgen("report", eventful)
     assert ended.stderr == f"wrote {eventful}/report.html\n"
     lines = ended.stdout.splitlines()
@@ -499,7 +499,7 @@ def test_stacks_of_before_the_last_step_are_no_hang_of_now(tmp_path: Path) -> No
     assert "gpt: running, iteration 1 of 1,000" in hpcgen("report", run).stdout
     stacks.rename(run / "stacks.1")
     assert (
-        f"The run hung in an earlier life: the stacks of its ranks lie in {run}: stacks.1."
+        f"The run hung in an earlier attempt: the stacks of its ranks lie in {run}: stacks.1."
         in report(run).text
     )
 

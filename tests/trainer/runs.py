@@ -70,7 +70,7 @@ class Run:
 
 
 class Ranks:
-    """The processes of one life of a run."""
+    """The processes of one attempt of a run."""
 
     def __init__(self, config: dict[str, Any], *arguments: str, port: str | None = None) -> None:
         self.directory = Path(config["run_dir"])

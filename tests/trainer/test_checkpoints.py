@@ -375,7 +375,7 @@ def test_a_save_that_fails_for_a_moment_is_tried_once_more(
     else:
         assert result.statuses == (Exit.NOT_SAVED, Exit.NOT_SAVED), result.log
         assert complete == []
-        assert not (result.directory / "FAILED").exists()  # another life may do
+        assert not (result.directory / "FAILED").exists()  # another attempt may do
 
 
 ON_A_SMALL_DISK = """

@@ -62,8 +62,8 @@ def test_another_number_of_ranks_than_planned_is_refused(config: dict[str, Any])
     assert "world_size = 1 is not a multiple of TP x PP x CP = 2 x 1 x 1" in result.log
 
 
-def test_a_life_that_torchrun_starts_again_hears_nothing_of_the_one_before() -> None:
-    """The agent's store goes on: an address of a dead rank, or its answer to SIGTERM, is not this life's."""
+def test_an_attempt_that_torchrun_starts_again_hears_nothing_of_the_one_before() -> None:
+    """The agent's store goes on: an address of a dead rank, or its answer to SIGTERM, is not this attempt's."""
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environ = {
         "MASTER_ADDR": "127.0.0.1",

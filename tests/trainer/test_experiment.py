@@ -20,7 +20,7 @@ from trainer.metrics.wandb import Experiment, open_experiment, run_id
 
 KEY = "0123456789" * 4
 
-LIFE = """
+ATTEMPT = """
 import sys
 from pathlib import Path
 from trainer.contract import config as configuration
@@ -44,13 +44,13 @@ def config(tmp_path: Path) -> TrainerConfig:
     return dataclasses.replace(config, logging=LoggingConfig(wandb_project="test"))
 
 
-def life(config: TrainerConfig, **environ: str) -> str:
-    """One life of a run, with the library as it is; returns what it printed."""
+def attempt(config: TrainerConfig, **environ: str) -> str:
+    """One attempt of a run, with the library as it is; returns what it printed."""
     config_file = Path(config.run_dir) / "config.json"
     config_file.write_text(json.dumps(configuration.to_dict(config)))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     done = subprocess.run(
-        [sys.executable, "-c", LIFE, str(config_file)],
+        [sys.executable, "-c", ATTEMPT, str(config_file)],
         env=inherited | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"} | environ,
         capture_output=True,
         text=True,
@@ -61,11 +61,11 @@ def life(config: TrainerConfig, **environ: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_lives_of_a_run_are_one_run_offline_and_the_way_to_upload_it_is_told(
+def test_the_attempts_of_a_run_are_one_run_offline_and_the_way_to_upload_it_is_told(
     config: TrainerConfig, tmp_path: Path
 ) -> None:
     pytest.importorskip("wandb")
-    first, second = life(config), life(config)
+    first, second = attempt(config), attempt(config)
     identity = (tmp_path / "run dir" / "wandb-run-id").read_text().strip()
     files = sorted((tmp_path / "run dir" / "wandb").glob("offline-run-*/*.wandb"))
     assert [file.name for file in files] == [f"run-{identity}.wandb"] * len(files)
@@ -79,7 +79,7 @@ def test_a_service_out_of_reach_costs_a_line_and_the_key_is_not_written_down(
     config: TrainerConfig, tmp_path: Path
 ) -> None:
     pytest.importorskip("wandb")
-    shown = life(config, WANDB_API_KEY=KEY, WANDB_BASE_URL="http://127.0.0.1:9")
+    shown = attempt(config, WANDB_API_KEY=KEY, WANDB_BASE_URL="http://127.0.0.1:9")
     assert "Weights & Biases (online) cannot be used" in shown
     assert "Weights & Biases: offline" in shown
     assert list((tmp_path / "run dir" / "wandb").glob("offline-run-*/*.wandb"))

@@ -48,7 +48,7 @@ def test_the_scale_halves_until_gradients_fit_and_then_grows(undisturbed: Run) -
 def test_a_stop_amid_overflows_and_another_layout_change_nothing(
     undisturbed: Run, corpus: str, tmp_path: Path
 ) -> None:
-    """The first life has no update at all: its checkpoint holds an optimizer state all the same."""
+    """The first attempt has no update at all: its checkpoint holds an optimizer state all the same."""
     first = fp16(corpus, tmp_path / "run", train_iters=3)
     first["world_size"] = 2
     first["parallelism"] = {"overlap_grad_reduce": True, "overlap_param_gather": True}

@@ -56,7 +56,7 @@ LLAMA_8_LAYERS = {
 }
 
 
-def test_the_first_line_says_what_the_life_is_and_each_step_has_its_numbers(single_gpt: Run) -> None:
+def test_the_first_line_says_what_the_attempt_is_and_each_step_has_its_numbers(single_gpt: Run) -> None:
     start, *steps = [event for event in single_gpt.events if event["event"] in ("start", "step")]
     assert start["event"] == "start"
     assert "megatron-lm" in start["flop_formula"]
@@ -118,7 +118,7 @@ def test_what_is_computed_again_is_dropped_and_so_are_torn_lines(tmp_path: Path)
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_record_that_cannot_be_rewritten_ends_the_life_with_a_line(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_rewritten_ends_the_attempt_with_a_line(tmp_path: Path) -> None:
     path = tmp_path / ("m" * 250)  # a longer one for the new file is refused
     path.write_text('{"event": "step", "iteration": 1}\n')
     with pytest.raises(TrainerError, match=r"mmm.* cannot be written \(File name too long\)") as error:
@@ -213,7 +213,7 @@ def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
 
 
 def test_each_step_is_in_a_line_whatever_the_interval(config: dict[str, Any], tmp_path: Path) -> None:
-    """A life that goes on from a checkpoint has not seen the steps before it that no line holds yet."""
+    """An attempt that goes on from a checkpoint has not seen the steps before it that no line holds yet."""
     each = finished(copy.deepcopy(config))
     config |= {"run_dir": str(tmp_path / "seldom"), "checkpoint": {"save_interval": 3}}
     config["logging"] |= {"log_interval": 4}
@@ -229,13 +229,13 @@ def test_no_room_for_tensorboard_ends_no_training(tmp_path: Path, capsys: pytest
     assert "no TensorBoard files, training goes on: " in capsys.readouterr().out
 
 
-def test_tensorboard_forgets_the_steps_that_a_life_walks_back_over(tmp_path: Path) -> None:
+def test_tensorboard_forgets_the_steps_that_an_attempt_walks_back_over(tmp_path: Path) -> None:
     log = Log(is_rank_0=True, progress=False)
-    for life, (begins_after, ends) in enumerate([(0, 6), (3, 5)]):
+    for attempt, (begins_after, ends) in enumerate([(0, 6), (3, 5)]):
         board = open_tensorboard(tmp_path, begins_after, log)
         assert board is not None
         for iteration in range(begins_after + 1, ends + 1):
-            board.scalars(iteration, {"train/loss": 10.0 * life + iteration})
+            board.scalars(iteration, {"train/loss": 10.0 * attempt + iteration})
         board.close()
     assert read_tensorboard(tmp_path) == {"train/loss": {1: 1.0, 2: 2.0, 3: 3.0, 4: 14.0, 5: 15.0}}
 

@@ -41,7 +41,7 @@ def test_the_steps_asked_for_are_recorded_and_a_run_that_ends_early_keeps_what_t
     [
         pytest.param(0, {}, range(1, 20), id="not asked for"),
         pytest.param(1, {"profile_step_start": 2}, range(1, 20), id="another rank"),
-        pytest.param(0, {"profile_step_start": 2}, range(4, 20), id="a life that begins later"),
+        pytest.param(0, {"profile_step_start": 2}, range(4, 20), id="an attempt that begins later"),
     ],
 )
 def test_other_ranks_and_steps_are_left_alone(

@@ -294,6 +294,6 @@ def test_a_longer_run_that_shuffles_anew_says_so(
         assert "ANOTHER ORDER" not in finished(config, "--stop-file", stopped_at_once).log
     config["training"]["train_iters"] = 60
     assert (
-        "ANOTHER ORDER: 240 samples are asked for, and the life before asked for 24"
+        "ANOTHER ORDER: 240 samples are asked for, and the attempt before asked for 24"
         in finished(config, "--stop-file", stopped_at_once).log
     )

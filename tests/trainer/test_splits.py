@@ -282,5 +282,5 @@ def test_another_order_is_said_of_the_corpora_that_have_one(config: dict[str, An
     assert build(once, once) == []
     assert build(once, once + 2) == []  # half of it comes from either pair
     [line] = build(4 * once, once)
-    assert f"{4 * once:,} samples are asked for, and the life before asked for {once:,}" in line
+    assert f"{4 * once:,} samples are asked for, and the attempt before asked for {once:,}" in line
     assert f"shuffles {data['train'][0]['prefix']} anew" in line

@@ -38,7 +38,7 @@ from trainer.step import TrainingState
 
 @dataclass(frozen=True)
 class Source:
-    """What a life of the run starts from."""
+    """What an attempt of the run starts from."""
 
     checkpoint: Checkpoint
     weights_only: bool

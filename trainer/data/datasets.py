@@ -66,7 +66,7 @@ def build_datasets(
 
     Rank 0 looks at the data, checks the index files and builds what is missing; then each rank maps them. `is_needed`
     is false on ranks of middle pipeline stages: they read no samples and get None for each split. `say` is called
-    on rank 0, also when the samples come in another order than in the life before, which read `earlier`.
+    on rank 0, also when the samples come in another order than in the attempt before, which read `earlier`.
 
     Raises:
         ConfigError: see `plan_blends`.
@@ -108,8 +108,8 @@ def _say_new_order(blend: Blend, earlier: int, seq_length: int, say: Say) -> Non
     if parts := reordered(blend, earlier, seq_length):
         others = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
         say(
-            f"data: warning: ANOTHER ORDER: {blend.num_samples:,} samples are asked for, and the life before asked for "
-            f"{earlier:,}: Megatron-Core shuffles {parts[0].prefix}{others} anew: part "
+            f"data: warning: ANOTHER ORDER: {blend.num_samples:,} samples are asked for, and the attempt before asked "
+            f"for {earlier:,}: Megatron-Core shuffles {parts[0].prefix}{others} anew: part "
             "of what was read comes again in the same epoch, and as much is never read. The order stays where "
             "train_iters and the batch sizes go as many times through the data"
         )

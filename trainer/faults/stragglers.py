@@ -21,7 +21,7 @@ CHECK_INTERVAL = 50
 """Steps between two comparisons: each waits once for the GPU and for all ranks."""
 
 WARMUP_STEPS = 5
-"""The first steps of a life compile kernels and find memory, each rank at its own pace."""
+"""The first steps of an attempt compile kernels and find memory, each rank at its own pace."""
 
 SLOW = 1.1
 """Times the median from which a rank, or a group of ranks that wait for each other, counts as slow."""

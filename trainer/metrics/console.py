@@ -57,7 +57,7 @@ class Log:
         )
 
     def _remaining(self, iteration: int, step_time_s: float) -> str:
-        """How long the rest takes at the pace of this life since its first line, saves and evaluations with it."""
+        """How long the rest takes at the pace of this attempt since its first line, saves and evaluations with it."""
         if iteration >= self._total:
             return ""
         now = time.monotonic()

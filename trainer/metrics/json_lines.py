@@ -82,9 +82,9 @@ class JsonLines:
 
 
 def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
-    """Drops what a life that goes on from `iteration` computes again, and torn lines.
+    """Drops what an attempt that goes on from `iteration` computes again, and torn lines.
 
-    That is every later iteration, and the evaluation of this one. How each life started and ended stays: that is the
+    That is every later iteration, and the evaluation of this one. How each attempt started and ended stays: that is the
     run's story. Returns the last line that was dropped of the iterations after this one.
 
     From iteration 0, all numbers of the run would be dropped: a copy of the file stays under the next number.

@@ -80,7 +80,7 @@ class Metrics:
         self._boards = [board for board in boards if board is not None]
 
     def start(self, iteration: int, places: Sequence[Place], source: Source | None) -> None:
-        """Records what this life is, where it runs and what it goes on from; says what its numbers are measured by."""
+        """Records what this attempt is, where it runs and what it continues from, and logs the basis of its numbers."""
         config, layout = self._config, self._config.parallelism
         precision, peak = precision_name(config.training), config.peak_tflops
         model_ranks = (
@@ -131,7 +131,7 @@ class Metrics:
             self.catch_up(iteration)
 
     def catch_up(self, iteration: int) -> None:
-        """Records the steps since the last line: before a checkpoint too, for a life that goes on from it has none."""
+        """Records the steps since the last line; also before a checkpoint, where the next attempt continues."""
         if not len(self._window):
             return
         times = self._timers.totals()
@@ -173,7 +173,7 @@ class Metrics:
             self._log.line(f"iteration {iteration}: SLOW: {straggler}")
 
     def stop(self, iteration: int, reason: str) -> None:
-        """Records why this life ends before the last iteration."""
+        """Records why this attempt ends before the last iteration."""
         self._write("stop", iteration, {"reason": reason})
 
     def skip_time(self) -> None:

@@ -19,7 +19,7 @@ UNBOUNDED = 0
 
 
 class TensorBoard:
-    """This life's event file."""
+    """This attempt's event file."""
 
     def __init__(self, writer: FileWriter, log: Log) -> None:
         self._writer: FileWriter | None = writer

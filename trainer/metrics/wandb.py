@@ -1,4 +1,4 @@
-"""Weights & Biases: the same numbers as in metrics.jsonl, in one of its runs over all lives of ours.
+"""Weights & Biases: the same numbers as in metrics.jsonl, in one of its runs over all attempts of ours.
 
 Rank 0 alone talks to it, and training never depends on it: a service that cannot be reached, a library that is
 missing and a process that died each cost a line in the log. The key stays in the environment.
@@ -31,7 +31,7 @@ AXIS = "iteration"
 
 
 class Experiment:
-    """This life's part of the W&B run."""
+    """This attempt's part of the W&B run."""
 
     def __init__(self, wandb_run: Any, log: Log, sync_command: str | None) -> None:
         """`wandb_run` is what wandb.init gave; `sync_command` uploads it, when it does not do so itself."""
@@ -84,7 +84,7 @@ def open_experiment(config: TrainerConfig, run: RunDirectory, log: Log) -> Exper
 
 
 def run_id(run: RunDirectory) -> str:
-    """The id that all lives of this run have at W&B; the first of them draws it."""
+    """The id that all attempts of this run have at W&B; the first of them draws it."""
     try:
         known = run.wandb_id.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -106,7 +106,7 @@ def _start(wandb: Any, config: TrainerConfig, run: RunDirectory, log: Log, mode:
         dir=run.root,
         mode=mode,
         config=to_dict(config),
-        allow_val_change=True,  # a later life may have other settings
+        allow_val_change=True,  # a later attempt may have other settings
         settings=wandb.Settings(
             console="off",  # the job's log is there already
             quiet=True,

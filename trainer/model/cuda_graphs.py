@@ -27,7 +27,7 @@ from trainer.metrics.console import Log
 from trainer.step import TrainingState
 
 WARMUP_STEPS = 3
-"""Steps of a life without graphs, in which kernels are chosen and compiled: cuda_graph_warmup_steps of Core."""
+"""Steps of an attempt without graphs, in which kernels are chosen and compiled: cuda_graph_warmup_steps of Core."""
 
 
 def prepare_nccl(config: TrainerConfig) -> None:
