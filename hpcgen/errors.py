@@ -22,6 +22,13 @@ class Problem:
     hint: str = ""
     file: Literal["run", "cluster"] = "run"
     """Where `path` is to be looked up: the run file, or the cluster profile."""
+    depends_on: tuple[str, ...] = ()
+    """Other sections of the run file that the problem depends on."""
+
+    @property
+    def section(self) -> str:
+        """The section of `path`."""
+        return re.split(r"[.\[]", self.path)[0]
 
 
 class MistakeParts(TypedDict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +129,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
         cluster_files=profile.files,
         node_type_files=profile.node_type_files,
         mistakes=tuple(messages),
-        unsure_sections=frozenset(re.split(r"[.\[]", problem.path)[0] for problem in problems),
+        unsure_sections=frozenset(problem.section for problem in problems),
     )
 
 

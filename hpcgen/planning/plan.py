@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os.path
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -107,10 +106,9 @@ def plan(
 
 
 def _described(run: Run, problems: Iterable[Problem]) -> Iterator[str]:
-    """The problems as messages, without those that speak of a section which holds a mistake anyway."""
+    """The problems as messages, without those that depend on a section which holds a mistake anyway."""
     for problem in problems:
-        sections = re.findall(r"\b([a-z]+)[.\[]", f"{problem.path}. {problem.reason}")
-        if run.unsure_sections.isdisjoint(sections):
+        if run.unsure_sections.isdisjoint({problem.section, *problem.depends_on}):
             yield _describe(run, problem)
 
 

@@ -148,7 +148,9 @@ def discarded_training(trainer: TrainerConfig) -> list[Problem]:
         )
     except OSError:
         return []
-    return [Problem(key, f"loses training: {refusal.reason}", refusal.hint)] if refusal else []
+    if refusal is None:
+        return []
+    return [Problem(key, f"loses training: {refusal.reason}", refusal.hint, depends_on=("checkpoint",))]
 
 
 def _newest_whole(directory: Path) -> Checkpoint | None:

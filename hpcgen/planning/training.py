@@ -131,12 +131,12 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
         if asked is not None:
             return model, []
         hint = "make the tokenizer's files readable here, or set model.vocab_size"
-        return model, [
-            Problem("model.vocab_size", f"is left to data.tokenizer, which cannot tell: {error}", hint)
-        ]
+        reason = f"is left to data.tokenizer, which cannot tell: {error}"
+        return model, [Problem("model.vocab_size", reason, hint, depends_on=("data",))]
     if asked is not None and asked < known:
         reason = f"has no rows for all ids of data.tokenizer ({config.data.tokenizer.kind}, {known} ids)"
-        return model, [Problem("model.vocab_size", reason, f"leave it out, or use at least {known}")]
+        hint = f"leave it out, or use at least {known}"
+        return model, [Problem("model.vocab_size", reason, hint, depends_on=("data",))]
     return dataclasses.replace(model, vocab_size=asked or known), []
 
 

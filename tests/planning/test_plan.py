@@ -183,6 +183,21 @@ logging: {log_interval: 0}
     assert "x" not in error.value.messages[2].split()
 
 
+def test_what_follows_from_a_section_with_a_mistake_is_not_reported(tmp_path):
+    """The batch may be right once the misspelled tensor parallelism is."""
+    document = minimal_run(
+        slurm={"train": {"nodes": 3}},
+        parallelism={"tensor_model_parallel_sise": 3},
+        checkpoint={"save_interval": 10, "keep_every": 15},
+    )
+    with pytest.raises(ConfigErrors) as error:
+        planned(tmp_path, document, overrides=["training.global_batch_size=13"])
+    assert [message.partition(": ")[2].partition(" ")[0] for message in error.value.messages] == [
+        "parallelism.tensor_model_parallel_sise",
+        "checkpoint.keep_every",
+    ]
+
+
 def test_a_rule_names_both_values_and_what_works(tmp_path):
     run = minimal_run(slurm={"train": {"ntasks_per_node": 3}})
     with pytest.raises(ConfigErrors) as error:

@@ -26,6 +26,7 @@ HEADS = "model__num_attention_heads"
 GROUPS = "model__num_query_groups"
 BATCH = "training__global_batch_size"
 RAMPUP = "training__rampup_batch_size"
+SECTIONS = ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging")
 FULL = {"training__recompute_granularity": "full"}
 GRAPHS = {"training__cuda_graph_impl": "transformer_engine"}
 ROPE = {"model__position_embedding_type": "rope"}
@@ -461,6 +462,13 @@ ACCEPTED = {
         "training__eval_iters": 0,
     },
 }
+
+
+@pytest.mark.parametrize("changes", [changes for changes, _ in REFUSED.values()], ids=REFUSED)
+def test_a_problem_depends_on_every_section_that_its_reason_names(changes):
+    for problem in check(valid_facts(**changes))[0]:
+        named = {section for section in SECTIONS if f"{section}." in problem.reason}
+        assert named <= {problem.section, *problem.depends_on}
 
 
 @pytest.mark.parametrize("changes", ACCEPTED.values(), ids=ACCEPTED)

@@ -25,6 +25,7 @@ def batch_is_whole_microbatches(facts: Facts) -> Iterator[Violation]:
     if training.global_batch_size % unit:
         yield Violation(
             path=GLOBAL_BATCH,
+            depends_on=("parallelism",),
             reason=f"is not a multiple of micro_batch_size x DP = {training.micro_batch_size} x "
             f"{facts.data_parallel_size} = {unit} ({training.global_batch_size} / {unit})",
             candidates=multiples(unit, near=training.global_batch_size),
@@ -47,6 +48,7 @@ def interleaving_fills_pipeline(facts: Facts) -> Iterator[Violation]:
     samples = training.micro_batch_size * layout.data_parallel_size
     yield Violation(
         path=GLOBAL_BATCH,
+        depends_on=("parallelism",),
         reason=f"makes {training.global_batch_size} / (micro_batch_size x DP) = "
         f"{training.global_batch_size} / {samples} = "
         f"{counted(layout.num_microbatches, 'microbatch', 'microbatches')}, and "
@@ -78,6 +80,7 @@ def rampup_is_whole_microbatches(facts: Facts) -> Iterator[Violation]:
             factors = stages if facts.num_chunks > 1 else f" = {training.micro_batch_size} x {ranks}"
             yield Violation(
                 path=RAMPUP,
+                depends_on=("parallelism",),
                 reason=f"leads to batches that are no multiple of micro_batch_size x DP{factors} = {unit} "
                 f"({size} / {unit})",
                 candidates=_rampups(facts),

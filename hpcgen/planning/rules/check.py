@@ -61,7 +61,9 @@ def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> 
         if remaining is None or violation.path in problems:
             continue
         values = _offers(facts, rules, key, remaining, may_break_rules=may_break_rules)
-        problems[violation.path] = Problem(violation.path, violation.reason, _hint(values, violation))
+        problems[violation.path] = Problem(
+            violation.path, violation.reason, _hint(values, violation), depends_on=violation.depends_on
+        )
         if values:
             facts = facts.with_value(violation.path, values[0])
     return list(problems.values())

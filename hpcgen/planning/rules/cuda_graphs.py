@@ -43,6 +43,7 @@ def cuda_graphs_draw_nothing(facts: Facts) -> Iterator[Violation]:
         if getattr(facts.model, key) > 0:
             yield Violation(
                 path=f"model.{key}",
+                depends_on=("training",),
                 reason="would be drawn outside of the seeds of the run in layers that "
                 "training.cuda_graph_impl records",
                 candidates=[0.0],
@@ -67,6 +68,7 @@ def cuda_graphs_of_a_pipeline_keep_their_batch(facts: Facts) -> Iterator[Violati
     if facts.training.cuda_graph_impl != "none" and is_pipeline and facts.training.rampup_batch_size:
         yield Violation(
             path=KEY,
+            depends_on=("parallelism",),
             reason="records one number of micro-batches of a pipeline, and training.rampup_batch_size changes it",
             candidates=["none"],
             advice="rampup_batch_size: null",

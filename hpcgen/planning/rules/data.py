@@ -89,6 +89,7 @@ def evaluation_has_samples(facts: Facts) -> Iterator[Violation]:
     if facts.data.datasets and facts.training.eval_iters and weights and weights[0] and not weights[1]:
         yield Violation(
             path="training.eval_iters",
+            depends_on=("data",),
             reason=f"has nothing to read: data.split = {facts.data.split} leaves no validation documents",
             candidates=[0],
             advice="a data.split that gives valid a weight, as 99990,8,2",

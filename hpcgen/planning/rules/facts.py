@@ -113,6 +113,8 @@ class Violation:
 
     path: str
     reason: str
+    depends_on: tuple[str, ...] = ()
+    """Other sections whose values break the rule."""
     candidates: Sequence[object] = ()
     offers: int = 6
     advice: str = ""
@@ -121,14 +123,18 @@ class Violation:
 Rule = Callable[[Facts], Iterator[Violation]]
 
 
-def unread(facts: Facts, paths: Sequence[str], reason: str, advice: str = "") -> Iterator[Violation]:
+def unread(
+    facts: Facts, paths: Sequence[str], reason: str, advice: str = "", depends_on: tuple[str, ...] = ()
+) -> Iterator[Violation]:
     """Keys ("section.key") that nothing reads as things are, and that are not at their defaults."""
     for path in paths:
         section_name, key = path.split(".")
         section = getattr(facts, section_name)
         [usual] = (field.default for field in dataclasses.fields(section) if field.name == key)
         if getattr(section, key) != usual:
-            yield Violation(path=path, reason=reason, candidates=[usual], advice=advice)
+            yield Violation(
+                path=path, reason=reason, depends_on=depends_on, candidates=[usual], advice=advice
+            )
 
 
 def divisors(number: int, near: int) -> list[int]:

@@ -23,6 +23,7 @@ def profile_ends_after_its_start(facts: Facts) -> Iterator[Violation]:
     if start is not None and start >= last:
         yield Violation(
             path="logging.profile_step_start",
+            depends_on=("training",),
             reason=f"is after the last step, training.train_iters = {last}",
             candidates=[max(0, last - 2)],
         )

@@ -53,6 +53,7 @@ def rate_is_possible(facts: Facts) -> Iterator[Violation]:
         usual = _usual(facts)
         yield Violation(
             path="optimizer.lr",
+            depends_on=("model",),
             reason=f"is no rate that AdamW can train with: each step would move every weight by about "
             f"{facts.optimizer.lr:g}. Published for a model of this size is about {usual:.1g}",
             candidates=[float(f"{usual:.1g}")],
@@ -65,6 +66,7 @@ def rate_is_usual(facts: Facts) -> Iterator[Violation]:
     if facts.optimizer.lr > FAR_ABOVE * usual and (facts.optimizer.lr <= LARGEST_LR or _is_scaled(facts)):
         yield Violation(
             path="optimizer.lr",
+            depends_on=("model",),
             reason=f"is {facts.optimizer.lr / usual:,.0f} times the rate of about {usual:.1g} that is published for "
             "models of this size: the loss may diverge",
             advice="check the exponent",
@@ -94,6 +96,7 @@ def groups_match_parameters(facts: Facts) -> Iterator[Violation]:
         )
         yield Violation(
             path="optimizer.parameter_groups",
+            depends_on=("model",),
             reason=f"has {', '.join(map(repr, missed))}, which matches no parameter, or only such as an earlier group "
             f"has; the model has {', '.join(shown)}, and so on for each layer",
         )

@@ -30,6 +30,7 @@ def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Violation]:
     if groups % size and size % groups:
         yield Violation(
             path=TP,
+            depends_on=("model",),
             reason=f"neither divides model.num_query_groups = {groups} nor is a multiple of it "
             f"({groups} / {size})",
             candidates=divisors(facts.model.num_attention_heads, near=size),
@@ -58,6 +59,7 @@ def _tensor_parallel_divides(facts: Facts, key: str, value: int) -> Iterator[Vio
     if value % size:
         yield Violation(
             path=TP,
+            depends_on=("model",),
             reason=f"does not divide model.{key} = {value} ({value} / {size})",
             candidates=divisors(value, near=size),
         )
@@ -82,6 +84,7 @@ def pipeline_divides_layers(facts: Facts) -> Iterator[Violation]:
     if num_layers % stages:
         yield Violation(
             path=PP,
+            depends_on=("model",),
             reason=f"does not divide model.num_layers = {num_layers} ({num_layers} / {stages})",
             candidates=divisors(num_layers, near=stages),
         )
@@ -110,6 +113,7 @@ def chunks_divide_stage(facts: Facts) -> Iterator[Violation]:
     if layers_left == 0 and layers_per_stage % facts.num_chunks:
         yield Violation(
             path=VPP,
+            depends_on=("model",),
             reason=f"does not divide the layers of a stage, model.num_layers / {PP} = "
             f"{facts.model.num_layers} / {stages} = {layers_per_stage} "
             f"({layers_per_stage} / {facts.num_chunks})",
@@ -126,6 +130,7 @@ def context_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
     if size > 1 and seq_length % (2 * size):
         yield Violation(
             path=CP,
+            depends_on=("model",),
             reason=f"cuts each sequence into 2 x {size} slices, and model.seq_length = {seq_length} "
             f"is not a multiple of {2 * size} ({seq_length} / {2 * size})",
             candidates=divisors(max(1, seq_length // 2), near=size),
@@ -139,6 +144,7 @@ def sequence_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
     if axes.sequence_parallel and facts.model.seq_length % ranks:
         yield Violation(
             path="model.seq_length",
+            depends_on=("parallelism",),
             reason=f"is not a multiple of CP x TP = {axes.context_parallel_size} x "
             f"{axes.tensor_model_parallel_size} = {ranks}, over which parallelism.sequence_parallel = true "
             f"shares it out ({facts.model.seq_length} / {ranks})",
@@ -159,6 +165,7 @@ def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
     unit = needed // math.gcd(needed, facts.world.ranks_each)
     yield Violation(
         path=facts.world.path,
+        depends_on=("parallelism",),
         reason=f"gives {facts.world}, and TP x PP x CP = {axes.tensor_model_parallel_size} x "
         f"{axes.pipeline_model_parallel_size} x {axes.context_parallel_size} = {needed} does not divide "
         f"them ({facts.world.size} / {needed})",

@@ -66,6 +66,7 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
             near = getattr(model, key)
             yield Violation(
                 path=f"model.{key}",
+                depends_on=("parallelism", "training"),
                 reason=f"{what.strip() + ' ' if what else ''}makes matrices {width} wide, and training.fp8 = "
                 f"{facts.training.fp8} needs multiples of {FP8_WIDTH}",
                 candidates=multiples(FP8_WIDTH * (tensor if key == "ffn_hidden_size" else 1), near=near),
@@ -77,6 +78,7 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
     if tokens % FP8_TOKENS:
         yield Violation(
             path="model.seq_length",
+            depends_on=("parallelism", "training"),
             reason=f"x micro_batch_size leaves {tokens} tokens on a rank, and training.fp8 = {facts.training.fp8} "
             f"needs a multiple of {FP8_TOKENS}",
             candidates=multiples(FP8_TOKENS * shares, near=model.seq_length),
@@ -100,7 +102,7 @@ def loss_scale_needs_fp16(facts: Facts) -> Iterator[Violation]:
     """The loss is scaled for fp16 alone (megatron/core/optimizer, _get_megatron_optimizer_based_on_param_groups)."""
     if facts.training.precision != "fp16":
         reason = f"is for training.precision = fp16, and it is {facts.training.precision}"
-        yield from unread(facts, OF_LOSS_SCALING, reason)
+        yield from unread(facts, OF_LOSS_SCALING, reason, depends_on=("training",))
 
 
 def loss_scale_starts_above_its_least(facts: Facts) -> Iterator[Violation]:

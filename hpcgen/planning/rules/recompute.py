@@ -66,12 +66,14 @@ def recompute_fits_chunk(facts: Facts) -> Iterator[Violation]:
     if training.recompute_method == "uniform" and chunk % num_layers:
         yield Violation(
             path="training.recompute_num_layers",
+            depends_on=("model", "parallelism"),
             reason=f"does not divide the {counted(chunk, 'layer')} of a model chunk ({chunk} / {num_layers})",
             candidates=divisors(chunk, near=num_layers),
         )
     if training.recompute_method == "block" and num_layers > chunk:
         yield Violation(
             path="training.recompute_num_layers",
+            depends_on=("model", "parallelism"),
             reason=f"is more than the {counted(chunk, 'layer')} of a model chunk",
             candidates=[chunk],
             advice="less",
