@@ -44,7 +44,7 @@ class MistakeParts(TypedDict):
 
 
 class Mistake(str):
-    """The line that says a mistake, with the parts that it was made of."""
+    """The line that names a mistake, with the parts that it was made of."""
 
     parts: MistakeParts
 
@@ -63,40 +63,35 @@ class Mistake(str):
         }
         return mistake
 
-
-def in_parts(message: str) -> MistakeParts:
-    """The parts of a mistake; of a message that was made of none, what follows its place is the reason."""
-    if isinstance(message, Mistake):
-        return message.parts
-    if place := re.match(r"(?!--)([^\n]+?):(\d+): ", message):
-        reason = message[place.end() :]
-        return {"key": None, "file": place[1], "line": int(place[2]), "reason": reason, "hint": None}
-    return {"key": None, "file": None, "line": None, "reason": message, "hint": None}
+    @classmethod
+    def at(cls, where: str, reason: str, hint: str = "") -> Mistake:
+        """A mistake that is not about one key: "WHERE: REASON; HINT", without what is empty."""
+        line = f"{where}: {reason}" if where else reason
+        return cls.of(f"{line}; {hint}" if hint else line, where, None, reason, hint)
 
 
 class HpcgenError(Exception):
     """A mistake of the user's: the command prints it and ends with status 2, without a traceback."""
 
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-
-    @property
-    def mistakes(self) -> tuple[str, ...]:
-        """What is wrong, one line each."""
-        return (str(self),)
+    def __init__(self, message: str, hint: str = "", *, where: str = "") -> None:
+        """`where` is the place that the message is about, as "run.yaml:14"."""
+        self.mistakes: tuple[Mistake, ...] = (Mistake.at(where, message, hint),)
+        super().__init__(str(self.mistakes[0]))
 
 
 class ConfigErrors(HpcgenError):
     """Every mistake found in the configuration, each with where it comes from; one line each."""
 
     def __init__(self, messages: Sequence[str]) -> None:
-        self.messages = tuple(messages)
-        super().__init__("\n".join(self.messages))
+        super().__init__("\n".join(messages))
+        self.mistakes = tuple(
+            message if isinstance(message, Mistake) else Mistake.at("", message) for message in messages
+        )
 
     @property
-    def mistakes(self) -> tuple[str, ...]:
-        """The same as `messages`."""
-        return self.messages
+    def messages(self) -> tuple[str, ...]:
+        """The same as `mistakes`."""
+        return self.mistakes
 
 
 class JobStopped(KeyboardInterrupt):

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hpcgen.cli.options import StageChoice, run_options, warn
-from hpcgen.errors import HpcgenError, in_parts
+from hpcgen.errors import HpcgenError
 
 
 @click.command("validate")
@@ -26,7 +26,7 @@ def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], a
         check_pairs(plan)
     except HpcgenError as error:
         if as_json:
-            mistakes = [in_parts(message) for message in error.mistakes]
+            mistakes = [mistake.parts for mistake in error.mistakes]
             click.echo(json.dumps({"mistakes": mistakes, "warnings": []}, indent=1))
         raise
     if not as_json:

@@ -174,7 +174,7 @@ def parse(text: str, name: str) -> Document:
         return Document({}, {"": name})
     values = walk.plain()
     if not isinstance(values, dict):
-        raise HpcgenError(f"{name}:1: expected a mapping of keys to values, got {_short(values)}")
+        raise HpcgenError(f"expected a mapping of keys to values, got {_short(values)}", where=f"{name}:1")
     return Document(values, {**walk.origins, "": name})
 
 
@@ -190,13 +190,13 @@ def _yaml_errors(name: str) -> Iterator[None]:
         problem = " ".join(str(error.problem or error).split("\n")[0].split())
         if problem.startswith("but "):
             problem = f"{error.context}, {problem}"
-        raise HpcgenError(f"{line}: not valid YAML: {problem}") from error
+        raise HpcgenError(f"not valid YAML: {problem}", where=line) from error
     except YAMLError as error:
-        raise HpcgenError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise HpcgenError(f"not valid YAML: {' '.join(str(error).split())}", where=name) from error
     except RecursionError as error:
         raise _nested_too_deeply(name) from error
     except ValueError as error:  # a number or date that YAML's form admits and Python's does not
-        raise HpcgenError(f"{name}: not valid YAML: {error}") from error
+        raise HpcgenError(f"not valid YAML: {error}", where=name) from error
 
 
 class _Directives:
@@ -215,8 +215,9 @@ class _Directives:
     def doc_version(self, version: Any) -> None:
         if (version.major, version.minor) != (1, 2):
             raise HpcgenError(
-                f"{self.name}: %YAML {version.major}.{version.minor}: only YAML 1.2 is read here",
+                f"%YAML {version.major}.{version.minor}: only YAML 1.2 is read here",
                 "remove the line",
+                where=self.name,
             )
 
 
@@ -267,12 +268,13 @@ class _Walk:
         where = f"{self.name}:{line}"
         self._values += 1
         if self._values > MAX_VALUES:
-            raise HpcgenError(f"{where}: more than {MAX_VALUES} values once aliases are followed")
+            raise HpcgenError(f"more than {MAX_VALUES} values once aliases are followed", where=where)
         if depth > MAX_DEPTH:
             raise _nested_too_deeply(where)
         self.origins[path] = where
         if node.tag not in PLAIN_TAGS:
-            raise HpcgenError(f"{where}: {_tag(node)} has no meaning here", "write plain values, or quote it")
+            hint = "write plain values, or quote it"
+            raise HpcgenError(f"{_tag(node)} has no meaning here", hint, where=where)
         if node.id == "mapping":
             self._refuse_repeated_keys(node, path)
             self._bound_merges(node, where)
@@ -303,7 +305,7 @@ class _Walk:
                 count += sum(self._bound_merges(part, where) for part in parts) if key.tag == MERGE else 1
             self._merged[id(node)] = count
         if self._merged[id(node)] > MAX_VALUES:
-            raise HpcgenError(f"{where}: more than {MAX_VALUES} values once aliases are followed")
+            raise HpcgenError(f"more than {MAX_VALUES} values once aliases are followed", where=where)
         return self._merged[id(node)]
 
     def _scalar(self, node: Any, where: str) -> Any:
@@ -315,7 +317,7 @@ class _Walk:
         except (KeyError, ValueError) as error:  # "!!bool maybe", "!!int x", a number of 5000 digits
             kind = node.tag.removeprefix("tag:yaml.org,2002:")
             raise HpcgenError(
-                f"{where}: {_short(node.value)} is not a value of type {kind}", "quote it"
+                f"{_short(node.value)} is not a value of type {kind}", "quote it", where=where
             ) from error
 
     def _refuse_repeated_keys(self, node: Any, path: str) -> None:
@@ -323,10 +325,10 @@ class _Walk:
         for key, _ in node.value:
             where = f"{self.name}:{key.start_mark.line + 1}"
             if key.id != "scalar" or key.tag not in (STRING, MERGE):
-                raise HpcgenError(f"{where}: the key {_short(key.value)} is not text", "quote it")
+                raise HpcgenError(f"the key {_short(key.value)} is not text", "quote it", where=where)
             if key.value in seen:
                 raise HpcgenError(
-                    f"{where}: {_join(path, key.value)} stands there twice", "remove one of the two"
+                    f"duplicate key {_join(path, key.value)}", "remove one of them", where=where
                 )
             seen.add(key.value)
 
@@ -340,7 +342,7 @@ PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "f
 
 
 def _nested_too_deeply(where: str) -> HpcgenError:
-    return HpcgenError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)")
+    return HpcgenError(f"nested too deeply (at most {MAX_DEPTH} levels)", where=where)
 
 
 def _tag(node: Any) -> str:

@@ -223,10 +223,8 @@ def _read_profile(name: str, asked: Document, directory: Path) -> Profile:
         else:
             try:
                 node_type, node_type_files = load_node_type_and_files(named)
-            except ConfigErrors as error:
-                mistakes = list(error.messages)
             except HpcgenError as error:
-                mistakes = [str(error)]
+                mistakes = list(error.mistakes)
     described = (describe(problem, document) for problem in problems)
     return Profile(document, config, node_type, (*described, *mistakes), files, node_type_files)
 
@@ -253,7 +251,7 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
                 require_trusted_file(path, looked_up=not _is_path(name))
             profile = documents.read(path)
         except HpcgenError as error:
-            raise ConfigErrors([str(error)]) from error
+            raise ConfigErrors(error.mistakes) from error
         chain.append(profile)
         names.append(name)
         seen.append(path)

@@ -13,7 +13,7 @@ from hpcgen.config.corpus import SPLITS, WHOLE, CorpusConfig, has_own_splits
 from hpcgen.data.listed_files import SUFFIXES, problems
 from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sampling import evenly_spread, sample_sizes
-from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
 from hpcgen.wording import counted, few
 
 
@@ -52,7 +52,7 @@ def select(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> 
         hint = "fetch them again, or leave them out with data.corpus.include"
         wrong.append((f"{counted(len(empty), 'file')} of 0 bytes: {few(empty)}", hint))
     if wrong:
-        raise ConfigErrors([f"{source}: {reason}; {hint}" for reason, hint in wrong])
+        raise ConfigErrors([Mistake.at(source, reason, hint) for reason, hint in wrong])
     taken = _sample(in_splits, corpus)
     left_out = len(files) - len(included)
     return Selection(

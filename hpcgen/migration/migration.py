@@ -12,7 +12,7 @@ from typing import Any
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.node_type import NodeType
-from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
 from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Launch
 from hpcgen.lint.megatron import OPTIONS
@@ -76,7 +76,7 @@ def migrate(
             f"{path}: is not a shell script: {script.interpreter} runs it", "give a shell script"
         )
     if script.error:
-        raise HpcgenError(f"{path}:{script.error.line}: {script.error.reason}", "correct the script")
+        raise HpcgenError(script.error.reason, "correct the script", where=f"{path}:{script.error.line}")
     job = Job(script)
     carried = Carried(chosen)
     launch, others = _launches(job, path)
@@ -118,14 +118,16 @@ def _launches(job: Job, path: str) -> tuple[Launch, tuple[Launch, ...]]:
         return found[0], tuple(launch for launch in trainings if launch is not found[0])
     if trainings:
         raise HpcgenError(
-            f"{path}:{trainings[0].line}: {trainings[0].program} trains no GPT, and the trainer has GPT alone",
+            f"{trainings[0].program} trains no GPT, and the trainer has GPT alone",
             "stay with Megatron-LM for this model",
+            where=f"{path}:{trainings[0].line}",
         )
     for launch in may_run:
         if re.search(r"(^|/)pretrain_\w+\.py$", launch.program) and launch.flags:
             raise HpcgenError(
-                f"{path}:{launch.line}: this is Megatron-DeepSpeed, whose options are others than Megatron-LM's",
+                "this is Megatron-DeepSpeed, whose options are others than Megatron-LM's",
                 "write a run file (hpcgen init)",
+                where=f"{path}:{launch.line}",
             )
     hint = "it must call pretrain_gpt.py with its options, through srun, torchrun or python"
     raise HpcgenError(f"{path}: starts no training of Megatron-LM", hint)
@@ -135,13 +137,14 @@ def _options(launch: Launch) -> dict[str, tuple[str, ...]]:
     return {name: tuple(word.text for word in flag.values) for name, flag in launch.flags.items()}
 
 
-def _refusal(path: str, leftover: Leftover) -> str:
+def _refusal(path: str, leftover: Leftover) -> Mistake:
     hint = (
         f"choose with --set '{EXAMPLES.get(leftover.keys[0], leftover.keys[0] + '=...')}'"
         if leftover.keys
         else "the trainer cannot do it: take it out of a copy of the script, or stay with Megatron-LM"
     )
-    return f"{path}:{leftover.line}: {printable(leftover.what)}: {printable(leftover.why)}; {hint}"
+    reason = f"{printable(leftover.what)}: {printable(leftover.why)}"
+    return Mistake.at(f"{path}:{leftover.line}", reason, hint)
 
 
 def printable(text: str) -> str:

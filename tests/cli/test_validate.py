@@ -62,6 +62,15 @@ def test_json_of_a_file_that_cannot_be_read(workplace):
     [mistake] = json.loads(found.stdout)["mistakes"]
     assert (mistake["key"], mistake["file"], mistake["hint"]) == (None, "run.yaml", None)
     assert mistake["reason"].startswith("not valid YAML")
+    (workplace / "run.yaml").write_text("name: a\nname: b\n")
+    [mistake] = json.loads(hpcgen("validate", "-c", "run.yaml", "--json").stdout)["mistakes"]
+    assert mistake == {
+        "key": None,
+        "file": "run.yaml",
+        "line": 2,
+        "reason": "duplicate key name",
+        "hint": "remove one of them",
+    }
     [mistake] = json.loads(hpcgen("validate", "-c", "none.yaml", "--json").stdout)["mistakes"]
     assert (mistake["file"], mistake["reason"]) == (None, "none.yaml: no such file")
 

@@ -13,7 +13,7 @@ import msgspec
 from hpcgen.data.listed_files import url_reason
 from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
-from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
 from hpcgen.wording import few
 
 _KEYS = "name, url or path, size, sha256"
@@ -53,11 +53,12 @@ def read_file_list(path: Path, *, has_token: bool = False) -> Listing:
             files.append(_file(msgspec.json.decode(line, type=_Line), path.parent))
         except (HpcgenError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             known = f" (its keys are {_KEYS})" if isinstance(error, msgspec.ValidationError) else ""
-            messages.append(f"{path}:{number}: {error}{known}")
+            messages.append(Mistake.at(f"{path}:{number}", f"{error}{known}"))
     if messages:
         rest = len(messages) - _MOST_MESSAGES
         raise ConfigErrors(
-            messages[:_MOST_MESSAGES] + ([f"{path}: {rest:,} more lines are wrong"] if rest > 0 else [])
+            messages[:_MOST_MESSAGES]
+            + ([Mistake.at(str(path), f"{rest:,} more lines are wrong")] if rest > 0 else [])
         )
     if not files:
         raise HpcgenError(f"{path}: lists no file", f"write a JSON object per line: {_KEYS}")
