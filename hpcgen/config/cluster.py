@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from dataclasses import field
+from typing import Annotated
 
 from hpcgen.config.container import ContainerConfig, MountPath
 from hpcgen.config.fields import EnvironmentName, FilePath, Name, SlurmWord, Text, TimeLimit
 from hpcgen.config.slurm import StageSettings
 from hpcgen.errors import Problem
-from trainer.contract.config import FORBID_UNKNOWN_KEYS, Count, PositiveFloat
+from trainer.contract.config import Count, PositiveFloat
+from trainer.contract.section import config_section
 
 GpuRequest = Annotated[
     str,
@@ -25,11 +26,9 @@ Argument = Annotated[str, Text(r".{1,1000}", "a word of 1 to 1000 characters")]
 GroupName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "the name of a Unix group")]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class PartitionConfig:
     """Limits of one partition, checked before a job waits in its queue."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     max_time: TimeLimit | None = None
     """Longest time limit; null means none."""
@@ -37,11 +36,9 @@ class PartitionConfig:
     """Most nodes of one job; null means no limit."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class ClusterConfig:
     """A cluster profile. It may extend another and say only what differs."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     extends: FilePath | None = None
     """Another profile (name or path) whose values hold where this one is silent; mappings are merged."""

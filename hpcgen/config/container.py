@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from hpcgen.config.fields import Text
-from trainer.contract.config import FORBID_UNKNOWN_KEYS
+from trainer.contract.section import config_section
 
 MOUNTABLE = Text(
     r"(?!.*/\.\.(/|$))/[^\s,:$'\"`\\]{0,1000}",
@@ -27,11 +26,9 @@ Runtime = Literal["pyxis", "enroot", "none"]
 TorchVersion = Annotated[str, Text(r"\d+\.\d{1,2}", 'a PyTorch version such as "2.7"')]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class Mount:
     """One host directory or file shown in the container."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     source: MountPath
     """Path on the host; it must exist on every node."""
@@ -41,11 +38,9 @@ class Mount:
     """Refuse writes from the container."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class ContainerConfig:
     """The container a stage runs in. Null takes the cluster's value."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     runtime: Runtime | None = None
     """pyxis runs tasks in a container through srun; enroot does it without pyxis; none runs them on the host."""

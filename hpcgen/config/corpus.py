@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from hpcgen.config.fields import EnvironmentName, FilePath, Text
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import Problem
 from hpcgen.sharing import Share
-from trainer.contract.config import FORBID_UNKNOWN_KEYS, Count, Dataset, Fraction, NonNegative
+from trainer.contract.config import Count, Dataset, Fraction, NonNegative
+from trainer.contract.section import config_section
 
 RepositoryName = Annotated[
     str,
@@ -40,11 +41,9 @@ WHOLE = "corpus"
 """Names the output files of a corpus that is not cut by its own files."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class HubSource:
     """A dataset repository of the Hugging Face hub; HF_ENDPOINT names another hub."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     repo_id: RepositoryName
     """The repository: owner/name."""
@@ -52,11 +51,9 @@ class HubSource:
     """Branch, tag or commit; planning freezes the commit that it stands for."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class UrlSource:
     """Numbered files of a web server."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     template: UrlTemplate
     """The address, with {index} or {index:05d} where the number goes."""
@@ -66,11 +63,9 @@ class UrlSource:
     """How many files there are."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class SourceConfig:
     """Where the files of a corpus come from: exactly one of four ways."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     huggingface: HubSource | None = None
     """First way: a dataset repository of the Hugging Face hub."""
@@ -84,11 +79,9 @@ class SourceConfig:
     """Environment variable that holds the token for hub or server; its value is never written."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class SplitPatterns:
     """The corpus's own files for each split, by patterns of their names; all empty splits by documents."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     train: tuple[Pattern, ...] = ()
     """Files to train on."""
@@ -98,11 +91,9 @@ class SplitPatterns:
     """Files to test on."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class CorpusConfig:
     """A corpus from its source to .bin/.idx pairs."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     directory: FilePath
     """Directory of the manifest and of everything that the stages make, on storage that every node sees."""
@@ -134,11 +125,9 @@ class CorpusConfig:
     """Files that one download task fetches at once."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class CorpusJob:
     """All that an array task must know, as plain data: hpcgen writes it into the job, the task reads it back."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     corpus: CorpusConfig
     """The corpus, with absolute paths. Of its source the stages need the token's variable alone."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from hpcgen.config.container import Image
 from hpcgen.config.fields import Text
-from trainer.contract.config import FORBID_UNKNOWN_KEYS
+from trainer.contract.section import config_section
 
 # enroot's own configuration has no quoting, so these are narrower than other paths.
 _PLAIN = r"(?!.*/\.\.(/|$))/[A-Za-z0-9._+@=/-]{1,1000}"
@@ -37,11 +36,9 @@ Check = Literal[
 """Components that enroot/health_check.py can check for."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class ImageConfig:
     """What the image stage makes, and from what."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     base: Image = "nvcr.io#nvidia/pytorch:25.03-py3"
     """NVIDIA's PyTorch image, by tag or better with @sha256:DIGEST, or the path of an imported .sqsh."""

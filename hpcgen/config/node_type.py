@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import field
+from typing import Annotated, Literal
 
 from hpcgen.config.container import MountPath, Runtime
 from hpcgen.config.fields import EnvironmentName, Mask, Name, Text
-from trainer.contract.config import FORBID_UNKNOWN_KEYS, Count, Fraction, NonNegative, PositiveFloat
+from trainer.contract.config import Count, Fraction, NonNegative, PositiveFloat
+from trainer.contract.section import config_section
 
 GpuStage = Literal["train", "nccl-test", "node-health"]
 """The stages that use GPUs."""
@@ -20,11 +21,9 @@ DeviceName = Annotated[str, Text(r"[A-Za-z0-9_]{1,63}", "the name of a device su
 TorchRange = Annotated[str, Text(r"(<|>=)\d+\.\d+", 'a range of PyTorch versions: "<2.9" or ">=2.9"')]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class Variable:
     """One environment variable that jobs on these nodes need."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     value: str
     """The value; a variable cannot be unset, leave it out instead."""
@@ -40,11 +39,9 @@ class Variable:
     """PyTorch versions it is for; null means all. Where the version is not known, it is set."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class Processor:
     """The CPU, as CPUID names it: NCCL chooses its bandwidth tables by these."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     arch: Literal["x86_64", "arm64"]
     """Instruction set."""
@@ -56,21 +53,17 @@ class Processor:
     """Model, in decimal."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class NumaNode:
     """One NUMA node; its number is its place in the list."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     cpus: CpuList
     """Its CPUs: "0-47"."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class PciLink:
     """What each GPU, NIC and bridge is attached with."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     speed_gt_s: PositiveFloat
     """Transfers of one lane (GT/s): 16 is PCIe 4.0, 32 is PCIe 5.0."""
@@ -78,11 +71,9 @@ class PciLink:
     """Lanes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class NvLink:
     """The network between the GPUs of one node."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     links: Count
     """NVLinks of one GPU."""
@@ -92,11 +83,9 @@ class NvLink:
     """NVSwitches of one node; 0 means GPUs are wired to one another."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class Gpu:
     """One GPU; its place in the list is its number when CUDA_DEVICE_ORDER is PCI_BUS_ID."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     bus_id: BusId
     """PCI address."""
@@ -106,11 +95,9 @@ class Gpu:
     """PCI bridge above it in the topology file; null means that it hangs from the CPU."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class Nic:
     """One network adapter for traffic between GPUs of different nodes."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     name: DeviceName
     """Name of its RDMA device: mlx5_ib0."""
@@ -124,11 +111,9 @@ class Nic:
     """Line rate (Gb/s)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class AllReduceThreshold:
     """Bus bandwidth of all_reduce_perf that a healthy allocation reaches under these conditions."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     min_nodes: Count
     """Smallest allocation it is for."""
@@ -150,11 +135,9 @@ class AllReduceThreshold:
     """Where the figures come from."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class Health:
     """What a check of one node compares with. Null means that it isn't checked."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     memory_mb: Count | None = None
     """MemTotal of the node (MB of 1024 x 1024 bytes)."""
@@ -172,11 +155,9 @@ class Health:
     """Bandwidths of an all-reduce; the first whose conditions fit holds."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class NodeType:
     """A kind of node. It may extend another and say only what differs."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     extends: Name | None = None
     """Another node type whose facts hold where this one is silent; mappings are merged."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from trainer.contract.config import FORBID_UNKNOWN_KEYS, NonNegative
+from trainer.contract.config import NonNegative
+from trainer.contract.section import config_section
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class PreflightConfig:
     """Checks of the nodes before training starts on them, and nodes in reserve."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     node_health: bool = False
     """Checks every node first; a bad one is replaced by a spare, or excluded and the job requeued."""

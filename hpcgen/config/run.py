@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import field
+from typing import Literal
 
 from hpcgen.config.container import ContainerConfig
 from hpcgen.config.corpus import CorpusConfig
@@ -13,7 +13,6 @@ from hpcgen.config.preflight import PreflightConfig
 from hpcgen.config.slurm import SlurmConfig
 from hpcgen.config.tokenizer import TokenizerConfig
 from trainer.contract.config import (
-    FORBID_UNKNOWN_KEYS,
     BlendConfig,
     CheckpointConfig,
     LoggingConfig,
@@ -22,23 +21,20 @@ from trainer.contract.config import (
     ParallelismConfig,
     TrainingConfig,
 )
+from trainer.contract.section import config_section
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class PathsConfig:
     """Where the run lives."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     run_dir: RunPath
     """Directory for logs, metrics, checkpoints and markers of this run, on storage that every node sees."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class DataConfig(BlendConfig):
     """Where samples come from. Give datasets, or train/valid/test, or mock; or a corpus alone, whose pairs are used."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     """The tokenizer of the corpus; its vocabulary sizes the embedding."""
@@ -46,11 +42,9 @@ class DataConfig(BlendConfig):
     """The corpus that the data stages make .bin/.idx pairs of; null when the data is tokenized already."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class RunConfig:
     """A run file. Every key is documented here; unknown keys are errors."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     name: Name
     """Name of the run; Slurm shows it."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit
-from trainer.contract.config import FORBID_UNKNOWN_KEYS, Count, NonNegative
+from trainer.contract.config import Count, NonNegative
+from trainer.contract.section import config_section
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class StageSettings:
     """What one stage asks of Slurm. Null takes the value of `slurm.defaults`, then the cluster's."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     nodes: Count | None = None
     """Nodes of the job; 1 when nobody says."""
@@ -58,11 +56,9 @@ class ArraySettings(StageSettings):
     """Most tasks that run at the same time; null leaves it to Slurm."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class SlurmConfig:
     """Slurm settings for all stages (`defaults`) and for each."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     defaults: StageSettings = field(default_factory=StageSettings)
     """For every stage that does not say otherwise."""

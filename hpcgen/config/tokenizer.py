@@ -8,13 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from hpcgen.config.fields import FilePath
 from hpcgen.errors import HpcgenError, Problem
-from trainer.contract.config import FORBID_UNKNOWN_KEYS
+from trainer.contract.section import config_section
 
 GPT2_EOD = "<|endoftext|>"
 _GPT2_VOCAB_SIZE = 50257
@@ -27,11 +26,9 @@ _GPT2_SHA256 = {
 """OpenAI's two files, as https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/ has them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class TokenizerConfig:
     """The tokenizer of a corpus and of the model trained on it."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     kind: Literal["gpt2", "huggingface", "bytes"] = "gpt2"
     """gpt2 has vocab.json and merges.txt, huggingface any tokenizer.json; bytes gives an id to each byte."""

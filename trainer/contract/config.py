@@ -16,12 +16,10 @@ import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 from trainer.contract.errors import TrainerError
-
-FORBID_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
-"""Read by pydantic, where hpcgen validates these classes; plain data here."""
+from trainer.contract.section import config_section
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,9 @@ NonNegativeFloat = Annotated[float, Range(at_least=0, at_most=1e300)]
 Fraction = Annotated[float, Range(at_least=0, below=1)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class ModelConfig:
     """The shape of the GPT. The names are Megatron-Core's TransformerConfig and GPTModel arguments."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     num_layers: Count
     """Transformer layers."""
@@ -105,11 +101,9 @@ class ModelConfig:
     """Your own model: `package.module:class` or `file.py:class`, called in place of Megatron-Core's GPTModel."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class ParallelismConfig:
     """How the model is cut over ranks; data parallelism is what remains of the world size."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     tensor_model_parallel_size: Count = 1
     """Ranks that share each layer (TP)."""
@@ -131,11 +125,9 @@ class ParallelismConfig:
     """Lets the InfiniBand switches add up the gradients of data-parallel ranks (SHARP); needs GPUs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class TrainingConfig:
     """Batch, length, precision, recomputation and evaluation."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     micro_batch_size: Count
     """Samples in one forward pass of one data-parallel rank."""
@@ -185,11 +177,9 @@ class TrainingConfig:
     """How many such batches in the whole run are left out of training; 0 trains on them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class ParameterGroup:
     """Parameters by name, and what they are trained with."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     match: str
     """Shell pattern of names in the whole model, as `embedding.*` or `decoder.layers.0.*`."""
@@ -199,11 +189,9 @@ class ParameterGroup:
     """Times the learning rate."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class OptimizerConfig:
     """AdamW and the learning-rate schedule. The distributed optimizer is always on."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     lr: PositiveFloat
     """The peak learning rate."""
@@ -249,11 +237,9 @@ class OptimizerConfig:
     """Overflows of fp16 after which each one halves the scale, until it has doubled."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class Dataset:
     """One tokenized corpus in a blend."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     prefix: str
     """Path of the .bin/.idx pair without the extension."""
@@ -261,11 +247,9 @@ class Dataset:
     """Share of the blend; null in all of them weighs by the tokens that each has in the split."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class BlendConfig:
     """Where training, validation and test samples come from: exactly one of three ways."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     datasets: tuple[Dataset, ...] = ()
     """First way: one blend, cut by `split`."""
@@ -285,11 +269,9 @@ class BlendConfig:
     """Directory of the sample indices; null means `index-cache` in the run directory."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class CheckpointConfig:
     """Checkpoints in Megatron-LM's directory layout (torch_dist), loadable at any TP/PP/DP."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     save: str | None = None
     """Directory of the checkpoints; null means `checkpoints` in the run directory."""
@@ -313,11 +295,9 @@ class CheckpointConfig:
     """Starts over when no checkpoint is left of a run that saved no later iteration than this. Null: refuses."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class LoggingConfig:
     """What the trainer writes while it runs."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     log_interval: Count = 1
     """Optimizer steps between lines of metrics.jsonl and of the log."""
@@ -339,11 +319,9 @@ class LoggingConfig:
     """Writes a snapshot of the GPU's memory, with the stacks that allocated it, at the end of the profile."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class TrainerConfig:
     """The resolved configuration of one training job: nothing in it is left to be derived from a run file."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     name: str
     """Name of the run."""

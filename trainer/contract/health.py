@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from trainer.contract.config import (
-    FORBID_UNKNOWN_KEYS,
     ConfigError,
     Count,
     Fraction,
@@ -20,13 +18,12 @@ from trainer.contract.config import (
     PositiveFloat,
     from_dict,
 )
+from trainer.contract.section import config_section
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class Threshold:
     """Bus bandwidth of an all-reduce that a healthy allocation reaches under these conditions."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     min_nodes: Count
     """Smallest allocation it is for."""
@@ -46,11 +43,9 @@ class Threshold:
     """Where the figures come from."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class NcclTestConfig:
     """One test of the fabric: an all-reduce over all ranks, and what its bandwidth is compared with."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     device: Literal["cuda", "cpu"]
     """NCCL between GPUs, or gloo between CPUs."""
@@ -82,11 +77,9 @@ class NcclTestConfig:
     """A step of the test that takes longer is a hang, and ends it (seconds)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class NodeHealthConfig:
     """The part of a node's check that needs its GPUs: what each node must reach by itself."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
 
     device: Literal["cuda", "cpu"]
     """What is tested."""
