@@ -56,7 +56,8 @@ def lint(
         # a script that is given to sbatch in a here-document is one of its own
         if command.name == "sbatch" and command.here_document.startswith("#!"):
             above = command.here_line - 1
-            for inner in _findings(read(command.here_document, path), rules, slurm_version):
+            submitted = replace(read(command.here_document, path), is_expanded=command.here_expands)
+            for inner in _findings(submitted, rules, slurm_version):
                 also = tuple(line + above for line in inner.also)
                 found.append(replace(inner, line=inner.line + above, also=also))
     return sorted(found, key=lambda finding: (finding.line, finding.rule, finding.why))

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hpcgen.errors import HpcgenError
 from hpcgen.lint import sbatch
@@ -56,6 +57,14 @@ def read(text: str, path: str = "-", *, trusts_defaults: bool = False) -> Script
     here_lines = _here_document_lines(lines)
     own = tuple(item for item in script.directives if item.line not in here_lines)
     return replace(script, directives=own, error=error)
+
+
+class _Here(NamedTuple):
+    """A here-document, as the fields of `Command`."""
+
+    here_document: str = ""
+    here_line: int = 0
+    here_expands: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,34 +214,33 @@ class _Reader:
         if statement.get("Negated"):
             place = replace(place, status="tested")
         command = statement.get("Cmd")
-        here_document, here_line = self._redirections(statement, place)
+        here = self._redirections(statement, place)
         if command is None:
             return
         self._place = place
         kind = command["Type"]
         visit = getattr(self, f"_{kind.lower()}", None)
         if kind == "CallExpr":
-            self._call(statement, command, place, here_document=here_document, here_line=here_line)
+            self._call(statement, command, place, here)
         elif visit:
             visit(command, place)
 
-    def _redirections(self, statement: Node, place: _Place) -> tuple[str, int]:
-        """Text and first line of a here-document; what redirections expand is visited."""
+    def _redirections(self, statement: Node, place: _Place) -> _Here:
+        """The here-document of a command; what redirections expand is visited."""
         self._place = place
-        text, line = "", 0
+        here = _Here()
         for redirection in statement.get("Redirs", []):
             if "Hdoc" in redirection:
-                text, line = (
-                    self._expander.here_document(redirection),
-                    self._expander.line_of(redirection["Hdoc"]),
-                )
+                text, expands = self._expander.here_document(redirection)
+                line = self._expander.line_of(redirection["Hdoc"])
                 if self._expander.on_one_line:
                     text = ""  # nobody could tell the lines of what is found in it
                 else:
                     self._here_lines.update(range(line, line + text.count("\n") + 1))
+                here = _Here(here_document=text, here_line=line, here_expands=expands)
             elif "Word" in redirection:
                 self._expander.single(redirection["Word"])
-        return text, line
+        return here
 
     # ---- compound commands, each named after its type in the tree ----
 
@@ -425,9 +433,7 @@ class _Reader:
                 words += self._expander.fields(item["Value"])
         self._add(command, words, place)
 
-    def _call(
-        self, statement: Node, command: Node, place: _Place, *, here_document: str, here_line: int
-    ) -> None:
+    def _call(self, statement: Node, command: Node, place: _Place, here: _Here) -> None:
         arguments = command.get("Args", [])
         if not arguments:
             for item in command.get("Assigns", []):
@@ -444,8 +450,7 @@ class _Reader:
             place,
             environment=environment,
             background=bool(statement.get("Background")),
-            here_document=here_document,
-            here_line=here_line,
+            **here._asdict(),
         )
         self._effects(found)
 

@@ -1009,6 +1009,17 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         "directive-variable",
         Message(script=LOG.format("$HOME/a.%j\n#SBATCH --error=$HOME/b.%j"), why="$HOME in --output"),
     ),
+    "a variable that the submitting shell expands": (
+        "directive-variable",
+        Message(script=f"{HEAD}sbatch <<EOF\n#!/bin/bash\n#SBATCH --output=$HOME/a\nsrun -K ./b\nEOF\n"),
+    ),
+    "a variable that no shell expands": (
+        "directive-variable",
+        Message(
+            script=f"{HEAD}sbatch <<'EOF'\n#!/bin/bash\n#SBATCH --output=$HOME/a\nsrun -K ./b\nEOF\n",
+            why="$HOME in --output",
+        ),
+    ),
     "few CPUs for one task": (
         "few-cpus",
         Message(

@@ -153,7 +153,12 @@ def directive_cut(job: Job) -> Iterator[Hit]:
     "directive-variable", "error", "a variable in a directive", source="Slurm, man sbatch, filename pattern"
 )
 def directive_variable(job: Job) -> Iterator[Hit]:
-    """sbatch reads directives before any shell does: $HOME is five letters. File names have %j, %N and %u instead."""
+    """sbatch reads directives before any shell does: $HOME is five letters. File names have %j, %N and %u instead.
+
+    In sbatch <<EOF, without quotes around EOF, the submitting shell expands them first (man bash, Here Documents).
+    """
+    if job.script.is_expanded:
+        return
     for directive in job.script.directives:
         if directive.effective and (found := re.search(r"\$\{?\w+\}?|\$\(", directive.value or "")):
             yield Hit(
