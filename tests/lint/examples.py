@@ -1186,6 +1186,29 @@ MESSAGES: dict[str, tuple[str, Message]] = {
             'srun -K python "$here/train.py"\n'
         ),
     ),
+    "the script's directory, unless the submit directory has the program": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"\nroot="$(cd "$here/.." && pwd)"\n'
+            '[ -f "$SLURM_SUBMIT_DIR/train.py" ] && root=$SLURM_SUBMIT_DIR\n'
+            'srun -K python "$root/train.py"\n'
+        ),
+    ),
+    "the script's directory, which nothing reads": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here="$(cd "$(dirname "$0")" && pwd)"\nroot="$(cd "$here/.." && pwd)"\n'
+            "srun -K python /shared/train.py\n"
+        ),
+    ),
+    "the directory above the script's": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here="$(cd "$(dirname "$0")" && pwd)"\nroot="$(cd "$here/.." && pwd)"\n'
+            'srun -K python "$root/train.py"\n',
+            why="where no other file is",
+        ),
+    ),
     "a port of jobs that run one after the other": (
         "fixed-port",
         Message(

@@ -278,15 +278,13 @@ def script_directory(job: Job) -> Iterator[Hit]:
     """
     if not job.script.is_batch or any(map(_submits_or_asks, job.script.commands)):
         return
-    settings = Counter(item.name for item in job.script.assignments)
-    holders = {
-        item.name: item.line
-        for item in job.script.assignments
-        if item.value and _is_own_directory(item.value) and not item.conditional and settings[item.name] == 1
-    }
+    holders = _own_directories(job)
+    made = {item.line for item in job.script.assignments}
     for command in job.script.commands:
         if command.name in ("echo", "printf") or command.status == "substituted" or command.conditional:
             continue
+        if command.name == "cd" and command.line in made:
+            continue  # in NAME=$(cd ... && pwd): what counts is where NAME is used
         if _OTHER_WAY.search(job.script.lines[command.line - 1]):
             continue
         for word in command.words:
@@ -298,6 +296,22 @@ def script_directory(job: Job) -> Iterator[Hit]:
                     '"$SLURM_SUBMIT_DIR", or an absolute path',
                 )
                 return
+
+
+def _own_directories(job: Job) -> dict[str, int]:
+    """Variables that certainly hold the script's directory or a path from there, and the lines of `dirname`."""
+    settings = Counter(item.name for item in job.script.assignments)
+    holders: dict[str, int] = {}
+    for item in job.script.assignments:
+        if item.value is None or item.conditional or settings[item.name] > 1:
+            continue
+        if _is_own_directory(item.value):
+            holders[item.name] = item.line
+        elif not _OTHER_WAY.search(item.value.source):
+            for name in re.findall(r"\$\{?(\w+)\}?", item.value.source):
+                if name in holders:
+                    holders[item.name] = holders[name]
+    return holders
 
 
 def _submits_or_asks(command: Command) -> bool:
