@@ -1263,6 +1263,14 @@ MESSAGES: dict[str, tuple[str, Message]] = {
             fix="take the x out of `set -xeuo pipefail` (line 6), or `set +x` before line 8",
         ),
     ),
+    "a trace of another shell": (
+        "trace-with-secrets",
+        Message(script=f'{HEAD}srun -K bash -c "\nset -x\nhostname\n"\n[ -n "$HF_TOKEN" ] && ./upload\n'),
+    ),
+    "a trace of a step that has a secret": (
+        "trace-with-secrets",
+        Message(script=f'{HEAD}srun -K bash -c "\nset -x\n./upload $HF_TOKEN\n"\n', why="HF_TOKEN"),
+    ),
     "a trace alone": (
         "trace-with-secrets",
         Message(
