@@ -45,6 +45,17 @@ TRAINING = "python -u pretrain_gpt.py --num-layers 12 --bf16"
         f"{STEP} apptainer exec $BINDS image.sif bash -c '{TRAINING}'",
         f"{STEP} shifter --image=a/b:c {TRAINING}",
         f"{STEP} uv run --with torch {TRAINING}",
+        f"{STEP} uv --directory /code run --no-sync pretrain_gpt.py --num-layers 12 --bf16",
+        f"{STEP} podman-hpc run --rm --gpu -v /a:/b image:1 {TRAINING}",
+        f"{STEP} docker run --rm --gpus all --ipc host image:1 bash -c '{TRAINING}'",
+        f"{STEP} shifter --image=x:y conda run -n env {TRAINING}",
+        f"{STEP} singularity exec image.sif numactl --cpunodebind 0 --membind 0 {TRAINING}",
+        f"{STEP} micromamba run -n env nsys profile -t cuda,nvtx -o out {TRAINING}",
+        f"{STEP} bash -x wrapper {TRAINING}",
+        f"{STEP} ./wrapper {TRAINING}",
+        f"{STEP} $WRAPPER {TRAINING}",
+        f"{STEP} ./pretrain_gpt.py --num-layers 12 --bf16",
+        f"{STEP} $PYTHON_EXE pretrain_gpt.py --num-layers 12 --bf16",
     ],
 )
 def test_the_training_is_found_in_its_step(text: str) -> None:
@@ -69,6 +80,8 @@ def test_the_training_is_found_in_its_step(text: str) -> None:
         ("srun -n2 python -m torch.distributed.run --nproc-per-node 4 train.py", "torchrun", (2, 4)),
         ("srun -n2 torchrun --nnodes=${N:-1} train.py", "torchrun", None),
         ("srun -n2 accelerate launch --num_processes 16 train.py", "accelerate", (2, 1)),
+        ("srun -n2 singularity exec a.sif composer -n 8 train.py", "composer", (2, 1)),
+        ("srun -n2 bash launch.sh torchrun --nnodes=2 --nproc-per-node=8 train.py", "torchrun", (2, 8)),
         ("python train.py", "python", None),
     ],
 )
