@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ _TORCHRUN_FLAGS = frozenset(("standalone", "no-python", "use-env", "run-path", "
 _TRAINING_FILES = re.compile(
     r"(^|/)(?!(prepare|preprocess|test|eval|convert|download|tokenize)[\w-]*\.py$)"
     r"([\w-]*[_-])?((pre)?train|finetun|fine_tun|sft[_.-]|dpo[_.-]|grpo[_.-])[\w.-]*(?<!_test)\.py$"
+    r"|(^|/)(\w+_)?train(ing)?/(main|run_recipe)\.py$"
 )
 _TRAINING_MODULES = re.compile(r"(^|[._])(pre)?train(er|ing)?(\.(train|main))?$|^open_lm\.main$")
 _OTHER_WORK = re.compile(
@@ -272,6 +274,10 @@ def _without_script(words: tuple[Word, ...]) -> tuple[Word, ...]:
         return words
     name = script[0].text
     is_script = name.endswith(".sh") or script is not words
+    # bind.sh --cpu=exclusive -- python train.py
+    options = [*itertools.takewhile(lambda word: word.text.startswith("-"), script[1:])]
+    if options and options[-1].text == "--" and len(script) > len(options) + 1:
+        script = (script[0], *script[len(options) + 1 :])
     if is_script and script[1].text.endswith(".py"):
         return (replace(script[0], text="python"), *script[1:])
     is_wrapper = is_script or "/" in name or not script[0].known
