@@ -53,6 +53,11 @@ def test_a_script_that_acts_after_the_trap() -> None:
     assert found(text, "signal-not-forwarded") == []
 
 
+@pytest.mark.parametrize("end", ["cp -r out /shared\n", "trap 'cp -r out /shared' EXIT\n"])
+def test_a_script_whose_trap_ends_its_wait(end: str) -> None:
+    assert found(f"{WARNED}trap 'echo caught' USR1\n{BACKGROUND}{end}", "signal-not-forwarded") == []
+
+
 def test_a_training_without_srun_does_not_get_the_signal_either() -> None:
     text = f"{WARNED}trap 'echo caught' USR1\npython train.py\n".replace("nodes=2", "nodes=1")
     assert len(found(text, "signal-not-forwarded")) == 1
@@ -110,6 +115,7 @@ def test_a_function_that_the_step_does_not_have(text: str, is_missing: bool) -> 
         ("srun -K bash -c 'run() { python \"$@\"; }; run train.py'\n", ""),
         ('CMD="python train.py $@"\nsrun -K bash -c "$CMD"\n', ""),
         ('srun -K python train.py "$@"\n', ""),
+        ("ls | xargs -n1 bash -c 'gzip \"$@\"'\n", ""),
     ],
 )
 def test_arguments_that_bash_c_does_not_get(text: str, severity: str) -> None:
@@ -158,6 +164,7 @@ def test_a_wait_for_a_monitor_alone() -> None:
         ("MASTER_PORT=$(shuf -i 61000-65000 -n 1)", ""),
         ("MASTER_PORT=$(shuf -i 20000-65000 -n 1 | head -c 4)", ""),
         ("MASTER_PORT=$((BASE + RANDOM))", ""),
+        ("while ss -tln | grep :$MASTER_PORT; do MASTER_PORT=$((RANDOM + 20000)); done", ""),
     ],
 )
 def test_ports_that_are_drawn(port: str, bounds: str) -> None:
@@ -212,6 +219,7 @@ def test_devices_that_the_training_does_not_see(text: str, why: str) -> None:
         ("module load cuda/12\nexport LD_LIBRARY_PATH=/shared/lib:${LD_LIBRARY_PATH:-}\n", False),
         ("module load cuda/12\nexport LD_LIBRARY_PATH+=:/shared/lib\n", False),
         ("export LD_LIBRARY_PATH=/shared/lib\nmodule load cuda/12\n", False),
+        ("module load cuda/12\nOLD=$LD_LIBRARY_PATH\nexport LD_LIBRARY_PATH=/shared/lib:$OLD\n", False),
         ("module load git\nexport LD_LIBRARY_PATH=/shared/lib\n", False),
         ("module purge\nexport LD_LIBRARY_PATH=/shared/lib\n", False),
     ],

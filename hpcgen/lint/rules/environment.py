@@ -115,41 +115,6 @@ def nccl_debug_flood(job: Job) -> Iterator[Hit]:
             )
 
 
-_LIBRARIES = re.compile(
-    r"cuda|nccl|cudnn|mpi|gcc|ofi|fabric|ucx|hpcx|nvhpc|rocm|oneapi|intel|cray", re.IGNORECASE
-)
-"""Names of modules that put libraries on the path."""
-
-
-@rule(
-    "library-path",
-    "warning",
-    "the libraries of loaded modules are not found",
-    source="ld.so(8), LD_LIBRARY_PATH; Environment Modules, prepend-path",
-)
-def library_path(job: Job) -> Iterator[Hit]:
-    """Modules add their directories to LD_LIBRARY_PATH. Setting it afterwards without its old value drops them."""
-    loads = [
-        command
-        for command in job.script.commands
-        if command.name in ("module", "ml")
-        and any(_LIBRARIES.search(word.text) for word in command.words[1:])
-        and not {"unload", "purge", "rm"} & {word.text for word in command.words}
-        and not command.conditional
-    ]
-    for item in job.script.settings("LD_LIBRARY_PATH"):
-        before = [command.line for command in loads if command.line < item.line]
-        word = item.value
-        if not before or word is None or not word.text or item.append or item.conditional or item.function:
-            continue
-        if item.outer is None and "LD_LIBRARY_PATH" not in word.source and "$(" not in word.source:
-            yield Hit(
-                item.line,
-                f"this drops the directories that the modules of line {before[-1]} have added",
-                "LD_LIBRARY_PATH=...${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}",
-            )
-
-
 @rule("few-nics", "warning", "most InfiniBand devices stay idle", source="NCCL user guide, NCCL_IB_HCA")
 def few_nics(job: Job) -> Iterator[Hit]:
     """NCCL_IB_HCA is a list of the only devices that NCCL may use. ND-series nodes have one for each GPU."""

@@ -280,7 +280,7 @@ def ephemeral_port(job: Job) -> Iterator[Hit]:
         least = greatest = _port(word) if word and not word.assumed else None
         origin = assignment or _origin(job, word)
         interval = _drawn(job, origin, word)
-        if interval:
+        if interval and not _looks_for_free_ports(job):
             least, greatest = interval.least, interval.greatest
         if least is None or greatest is None:
             continue
@@ -291,6 +291,11 @@ def ephemeral_port(job: Job) -> Iterator[Hit]:
                 f"{ports} may be taken: the kernel gives {FIRST_EPHEMERAL_PORT} to {LAST_EPHEMERAL_PORT} to clients",
                 f"a port below {FIRST_EPHEMERAL_PORT}",
             )
+
+
+def _looks_for_free_ports(job: Job) -> bool:
+    looks = re.compile(r"(^|[\s(|;!])(ss|netstat|lsof|nc)\s+-")
+    return any(looks.search(line) for line in job.script.lines if not line.lstrip().startswith("#"))
 
 
 def _origin(job: Job, word: Word | None) -> Assignment | None:

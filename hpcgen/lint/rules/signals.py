@@ -44,7 +44,7 @@ def signal_not_forwarded(job: Job) -> Iterator[Hit]:
         and len(command.words) > 2
         and signal[1] in {word.text.upper().removeprefix("SIG") for word in command.words[2:]}
     ]
-    elsewhere = any(map(_forwards, job.script.commands))
+    elsewhere = any(map(_forwards, job.script.commands)) or _goes_on(job)
     if elsewhere or not all(
         trap.words[1].known and _only_says(job.script, trap.words[1].text) for trap in traps
     ):
@@ -56,6 +56,16 @@ def signal_not_forwarded(job: Job) -> Iterator[Hit]:
             f"the trap for {signal[1]} sends nothing on: only the batch shell gets the signal, not the training",
             f"srun ... & pid=$!, and trap 'kill -{signal[1]} \"$pid\"' {signal[1]}",
         )
+
+
+def _goes_on(job: Job) -> bool:
+    """Whether the script works on after its last training, as it does when the trap has ended a wait."""
+    last = max((job.outermost(launch.command).end for launch in job.trainings), default=0)
+    usual = _ONLY_SAYS | {"exit", "kill"}
+    commands = job.script.commands
+    at_exit = any(command.name == "trap" and command.words[-1].text in ("EXIT", "0") for command in commands)
+    after = [command.name for command in commands if command.line > last and not command.function]
+    return at_exit or not usual.issuperset(after)
 
 
 def _forwards(command: Command) -> bool:

@@ -1,4 +1,4 @@
-"""What does not reach the program of a step: functions, arguments, and its failure on the way back."""
+"""What does not reach a program: functions, arguments and libraries; and its failure on the way back."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def arguments_lost(job: Job) -> Iterator[Hit]:
     """
     for command in job.script.commands:
         text = _shell_text(command)
-        if text is None or command.words[-1] is not text or command.dead:
+        if text is None or command.words[-1] is not text or command.dead or command.name in _ADD_ARGUMENTS:
             continue
         if text.source.startswith('"') and re.search(r"(?<!\\)\$(@|\{@\})", text.source):
             yield Hit(
@@ -123,6 +123,10 @@ def arguments_lost(job: Job) -> Iterator[Hit]:
             )
 
 
+_ADD_ARGUMENTS = ("xargs", "parallel", "find", "env_parallel")
+"""Programs that add words to the command that they run."""
+
+
 def _reads_arguments(text: str) -> bool:
     """Whether a text uses "$@" although it gives itself none, by `set --` or in a function of its own."""
     own = re.search(r"\bset\s+(--|\S*\$)|\(\)|\bfunction\b|\bshift\b|\bsource\b|<<|\\", text)
@@ -135,6 +139,50 @@ def _shell_text(command: Command) -> Word | None:
         if shell.text.rpartition("/")[2] in SHELLS and re.fullmatch(r"-[a-z]*c", flag.text):
             return command.words[index + 2] if index + 2 < len(command.words) else None
     return None
+
+
+_LIBRARIES = re.compile(
+    r"cuda|nccl|cudnn|mpi|gcc|ofi|fabric|ucx|hpcx|nvhpc|rocm|oneapi|intel|cray", re.IGNORECASE
+)
+"""Names of modules that put libraries on the path."""
+
+
+@rule(
+    "library-path",
+    "warning",
+    "the libraries of loaded modules are not found",
+    source="ld.so(8), LD_LIBRARY_PATH; Environment Modules, prepend-path",
+)
+def library_path(job: Job) -> Iterator[Hit]:
+    """Modules add their directories to LD_LIBRARY_PATH. Setting it afterwards without its old value drops them."""
+    loads = [
+        command
+        for command in job.script.commands
+        if command.name in ("module", "ml")
+        and any(_LIBRARIES.search(word.text) for word in command.words[1:])
+        and not {"unload", "purge", "rm"} & {word.text for word in command.words}
+        and not command.conditional
+    ]
+    kept = {
+        item.name
+        for item in job.script.assignments
+        if item.value and "LD_LIBRARY_PATH" in item.value.variables
+    }
+    for item in job.script.settings("LD_LIBRARY_PATH"):
+        before = [command.line for command in loads if command.line < item.line]
+        word = item.value
+        if not before or word is None or not word.text or item.append or item.conditional or item.function:
+            continue
+        if (
+            item.outer is None
+            and kept.isdisjoint(word.variables)
+            and not re.search(r"\$\(|LD_LIB", word.source)
+        ):
+            yield Hit(
+                item.line,
+                f"this drops the directories that the modules of line {before[-1]} have added",
+                "LD_LIBRARY_PATH=...${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}",
+            )
 
 
 @rule("wait-without-status", "warning", "a failed training looks like a success", source="man bash, wait")
