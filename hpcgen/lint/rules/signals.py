@@ -26,7 +26,7 @@ _FORWARDS = frozenset((
     "signal-not-forwarded",
     "warning",
     "the training never gets the warning",
-    source="Slurm, man sbatch, --signal: with B: no other process is signaled; measured on 22.05",
+    source="Slurm, man sbatch, --signal: with B: no other process is signaled",
 )
 def signal_not_forwarded(job: Job) -> Iterator[Hit]:
     """B: sends the signal to the batch shell alone. A trap that only prints leaves the training without a warning.

@@ -362,12 +362,12 @@ def directory_by_date(job: Job) -> Iterator[Hit]:
     "few-gpus",
     "warning",
     "GPUs stay idle",
-    source="CUDA, CUDA_VISIBLE_DEVICES; Slurm, gres.html, GPU Management; src/plugins/gres/common/gres_common.c",
+    source="CUDA, CUDA_VISIBLE_DEVICES; Slurm, gres.html, GPU Management",
 )
 def few_gpus(job: Job) -> Iterator[Hit]:
     """CUDA_VISIBLE_DEVICES=0,1 hides the other GPUs that the job has asked for. Slurm sets it to all of them.
 
-    Where Slurm manages the GPUs, srun replaces the value in each step, and the line only misleads its readers.
+    Where Slurm manages the GPUs, srun overrides the value in each step, and the line only misleads its readers.
     """
     gpus, name = job.gpus_per_node, "CUDA_VISIBLE_DEVICES"
     if not gpus or not job.trainings:
@@ -383,8 +383,8 @@ def few_gpus(job: Job) -> Iterator[Hit]:
             why = f"the job asks for {gpus} GPUs of a node, and uses {len(visible)}"
             if all(launch.step for launch in job.trainings):
                 why = (
-                    f"the job asks for {gpus} GPUs of a node, and this names {len(visible)}: srun replaces it where "
-                    "Slurm manages the GPUs, and the others stay idle elsewhere"
+                    f"the job asks for {gpus} GPUs of a node, and this names {len(visible)} of them: the others are "
+                    "idle, unless Slurm manages the GPUs and srun overrides the variable"
                 )
             yield Hit(setting.line, why, "remove it, or ask for fewer")
     own = [
