@@ -11,12 +11,23 @@ from hpcgen.errors import HpcgenError
 from hpcgen.lint.job import Job
 from hpcgen.lint.reader import read
 from hpcgen.lint.rule import RULES, Hit, Severity
-from hpcgen.lint.rules import containers, directives, environment, megatron, rendezvous, shell, steps
+from hpcgen.lint.rules import (
+    addresses,
+    containers,
+    directives,
+    environment,
+    megatron,
+    rendezvous,
+    shell,
+    signals,
+    starts,
+    steps,
+)
 from hpcgen.lint.script import Script
 
 __all__ = ["RULES", "Finding", "lint", "release_of", "require_known", "selection"]
 
-GROUPS = (containers, directives, environment, megatron, rendezvous, shell, steps)
+GROUPS = (addresses, containers, directives, environment, megatron, rendezvous, shell, signals, starts, steps)
 """The modules of rules: importing them fills RULES, in this order."""
 
 IGNORE = re.compile(r"#\s*hpcgen:\s*ignore=([\w,-]+)")

@@ -77,9 +77,10 @@ class _Place:
     in_loop: bool = False
     outer: int | None = None
     dead: bool = False
+    loop: str = ""
 
     def within(self, *, loop: bool = False) -> _Place:
-        return replace(self, status="plain", conditional=True, in_loop=self.in_loop or loop)
+        return replace(self, status="plain", conditional=True, in_loop=self.in_loop or loop, loop="")
 
     def branch(self, runs: bool | None) -> _Place:
         """A branch that runs, does not, or may run (None)."""
@@ -329,7 +330,8 @@ class _Reader:
                 self._expander.fields(item)
             self._set(loop["Name"]["Value"], unknown_variable(loop["Name"]["Value"]))
         before = self._begin_loop(command)
-        self._statements(command.get("Do", []), place.within(loop=True))
+        inside = replace(place.within(loop=True), loop=loop.get("Name", {}).get("Value", ""))
+        self._statements(command.get("Do", []), inside)
         self._restore(merged(before, [before, dict(self._variables)]))
 
     def _caseclause(self, command: Node, place: _Place) -> None:
@@ -352,7 +354,7 @@ class _Reader:
     def _read_case(self, item: Node, branches: list[Branch]) -> Callable[[_Place], None]:
         def visit(place: _Place) -> None:
             first, commands = len(self._assignments), len(self._commands)
-            self._statements(item.get("Stmts", []), replace(place, status="plain", conditional=True))
+            self._statements(item.get("Stmts", []), replace(place, status="plain", conditional=True, loop=""))
             branches.append(
                 Branch(
                     line=self._expander.line_of(item),
@@ -548,6 +550,7 @@ class _Reader:
             outer=place.outer,
             interval=self._interval(item.get("Value")),
             dead=place.dead,
+            loop=place.loop,
         )
 
     def _value(self, item: Node, assignment: Assignment) -> Variable:

@@ -41,6 +41,8 @@ class Assignment:
     """What an arithmetic value can be."""
     dead: bool = False
     """Whether it stands in a branch that certainly does not run."""
+    loop: str = ""
+    """Variable of the `for` that runs it in every turn; "" outside of one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,6 +139,10 @@ TORCHRUN = SRUN.replace(
 )
 C10D = "--rdzv-backend=c10d --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT"
 ALONE = TORCHRUN.partition('"${container[@]}" ')[2]
+AGENT_PER_NODE = (
+    ("    --ntasks=32\n    --ntasks-per-node=8\n", "    --ntasks=4\n    --ntasks-per-node=1\n"),
+)
+PREPARE = "prepare() {\n    mkdir -p /tmp/cache\n}\n"
 
 EXAMPLES: dict[str, Example] = {
     # ---- directives ----
@@ -452,6 +456,37 @@ EXAMPLES: dict[str, Example] = {
         at="hostname",
         passes=(_in(LAUNCH, "srun --ntasks=1 bash -c 'hostname'"),),
     ),
+    # ---- what reaches a step ----
+    "signal-not-forwarded": Example(
+        fails=(('kill -USR2 "$pid"\' USR2', 'echo "time is nearly up"\' USR2'),),
+        at="trap",
+        passes=(('kill -USR2 "$pid"\' USR2', 'echo "time is nearly up"; kill -USR2 "$pid"\' USR2'),),
+    ),
+    "host-address": Example(
+        fails=((ADDRESS, "MASTER_ADDR=$(hostname --ip-address)"),),
+        at="MASTER_ADDR=",
+        passes=((ADDRESS, "MASTER_ADDR=$(hostname -I | cut -d' ' -f1)"),),
+    ),
+    "launch-deprecated": Example(
+        fails=((SRUN, TORCHRUN.replace("torchrun", "python -m torch.distributed.launch")), *AGENT_PER_NODE),
+        at="torch.distributed.launch",
+        passes=((SRUN, TORCHRUN.replace("torchrun", "python -m torch.distributed.run")), *AGENT_PER_NODE),
+    ),
+    "function-in-step": Example(
+        fails=(_in(LAUNCH, f"{PREPARE}srun --ntasks=4 bash -c 'prepare'"),),
+        at="bash -c",
+        passes=(_in(LAUNCH, f"{PREPARE}export -f prepare\nsrun --ntasks=4 bash -c 'prepare'"),),
+    ),
+    "arguments-lost": Example(
+        fails=(_in(LAUNCH, "srun --ntasks=4 bash -c 'mkdir -p \"$@\"'"),),
+        at="mkdir",
+        passes=(_in(LAUNCH, "srun --ntasks=4 bash -c 'mkdir -p \"$@\"' bash /tmp/cache"),),
+    ),
+    "wait-without-status": Example(
+        fails=((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN} &\nwait\n"), ("#SBATCH --signal=B:USR2@300\n", "")),
+        at="wait",
+        passes=((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN} &\nwait $!\n"), ("#SBATCH --signal=B:USR2@300\n", "")),
+    ),
     # ---- containers ----
     "container-env-gap": Example(
         fails=((",NCCL_TOPO_FILE,", ","),),
@@ -666,6 +701,13 @@ EXAMPLES: dict[str, Example] = {
         fails=(_in(LAUNCH, 'echo "$(printenv)" >> /shared/logs/environment'),),
         at="printenv",
         passes=(_in(LAUNCH, "env | grep ^NCCL_"),),
+    ),
+    "library-path": Example(
+        fails=(_in(ENVIRONMENT, "module load cuda/12.8\nexport LD_LIBRARY_PATH=/shared/lib"),),
+        at="LD_LIBRARY_PATH",
+        passes=(
+            _in(ENVIRONMENT, "module load cuda/12.8\nexport LD_LIBRARY_PATH=/shared/lib:$LD_LIBRARY_PATH"),
+        ),
     ),
     # ---- Megatron-LM ----
     "megatron-option": Example(
