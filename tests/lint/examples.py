@@ -1305,6 +1305,26 @@ MESSAGES: dict[str, tuple[str, Message]] = {
             fix="take the x out of `set -xeuo pipefail` (line 6), or `set +x` before line 8",
         ),
     ),
+    "an image that the script asks for": (
+        "image-empty",
+        Message(
+            script=f'{HEAD}IMAGE=""\nif [ -z "$IMAGE" ]; then exit 1; fi\n'
+            'STEP="srun -K --container-image=$IMAGE"\n$STEP ./train\n'
+        ),
+    ),
+    "an image that nothing asks for": (
+        "image-empty",
+        Message(
+            script=f'{HEAD}IMAGE=""\nSTEP="srun -K --container-image=$IMAGE"\n$STEP ./train\n', why="is empty"
+        ),
+    ),
+    "an endpoint that argparse completes": (
+        "rdzv-endpoint",
+        Message(
+            script=f"{HEAD.replace('per-node=4', 'per-node=1')}srun -K torchrun --nnodes=2 --rdzv_backend c10d "
+            "--rdzv_endpoin $host:29500 train.py\n"
+        ),
+    ),
     "a trace of another shell": (
         "trace-with-secrets",
         Message(script=f'{HEAD}srun -K bash -c "\nset -x\nhostname\n"\n[ -n "$HF_TOKEN" ] && ./upload\n'),

@@ -220,11 +220,10 @@ def image_empty(job: Job) -> Iterator[Hit]:
         option = step.option("container-image")
         word = option.value if option else None
         if word and word.known and word.certain and not word.text and not word.assumed:
-            found = re.search(r"\$\{?(\w+)", option.word.source if option else "") or re.search(
-                r"\$\{?(\w+)", word.source
-            )
-            if not found or not _is_tested(job, found[1]):
-                name = found[1] if found else "the name"
+            # the option may be in a variable of its own: STEP="srun --container-image=$IMAGE"
+            names = re.findall(r"--container-image[= ]\"?\$\{?(\w+)", "\n".join(job.script.lines))
+            if not any(_is_tested(job, name) for name in names):
+                name = names[0] if names else "the name"
                 yield Hit(word.line, "--container-image is empty here, and srun refuses that", f"set {name}")
 
 

@@ -186,10 +186,14 @@ def rdzv_endpoint(job: Job) -> Iterator[Hit]:
     """torchrun reads --master_addr and --master_port only with --rdzv_backend=static, its default.
 
     With c10d and no --rdzv_endpoint the rendezvous is at localhost: each node waits there for the others.
+    argparse takes --rdzv_endpoin for it too (Python, argparse, allow_abbrev).
     """
     for launch in job.launches:
         backend, nodes = launch.option("rdzv-backend"), launch.option("nnodes")
-        alone = launch.option("rdzv-endpoint", "standalone") or job.script.settings("PET_RDZV_ENDPOINT")
+        endpoints = tuple(
+            "rdzv-endpoint"[:length] for length in range(len("rdzv-e"), len("rdzv-endpoint") + 1)
+        )
+        alone = launch.option(*endpoints, "standalone") or job.script.settings("PET_RDZV_ENDPOINT")
         is_one = job.nodes == 1 or nodes is None or nodes.text in ("1", "1:1")
         is_c10d = backend is not None and backend.text == "c10d" and backend.word.certain
         if launch.launcher == "torchrun" and backend and is_c10d and not alone and not is_one:
