@@ -11,8 +11,8 @@ import click
 
 from hpcgen.cli.lazy import LazyGroup
 from hpcgen.errors import HpcgenError, JobFailed
+from hpcgen.text import harmless
 from hpcgen.version import __version__
-from hpcgen.wording import harmless
 
 COMMANDS = {
     "init": "hpcgen.cli.init",

@@ -213,8 +213,8 @@ def check_command(
     from hpcgen.api import site_directories
     from hpcgen.config.loader import cluster_names
     from hpcgen.rendering.lint import lint_scripts
+    from hpcgen.rendering.shell_programs import has_shellcheck, read_scripts
     from hpcgen.rendering.site import check_site
-    from hpcgen.shell_programs import has_shellcheck, read_scripts
 
     def read(scripts: Sequence[str]) -> list[list[Finding]]:
         both = zip(read_scripts(scripts), lint_scripts(scripts), strict=True)

@@ -27,7 +27,7 @@ from hpcgen.data.unit import (
     units_of_task,
 )
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 _EXPANSION = {".zst": (2.0, 8.0), ".gz": (1.8, 6.0)}
 """Bytes of JSON Lines for a compressed byte. SlimPajama (.zst) has 2.8, C4 (.gz) 2.6; source code (.zst) 5.2 to 6.5."""

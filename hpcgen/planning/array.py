@@ -11,7 +11,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import ArraySettings
 from hpcgen.config.stages import ARRAY_STAGES, section
 from hpcgen.errors import Problem
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 NUM_TASKS = 8
 """Tasks of an array when nobody says."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.checkpoint.paths import path_argument
-from hpcgen.wording import counted, harmless
+from hpcgen.text import counted, harmless
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.index import Tensor

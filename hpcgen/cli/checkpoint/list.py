@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.checkpoint.paths import directory_argument
-from hpcgen.wording import harmless
+from hpcgen.text import harmless
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.listing import Entry

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.data.task import Progress

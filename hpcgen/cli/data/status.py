@@ -17,7 +17,7 @@ from hpcgen.cli.data.stage import corpus_options, read_job
 from hpcgen.cli.options import StageChoice
 from hpcgen.config.stages import ARRAY_STAGES
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.data.status import StageStatus, TaskStatus

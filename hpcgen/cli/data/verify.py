@@ -15,7 +15,7 @@ import click
 
 from hpcgen.cli.data.pairs import RunPairs, read_pairs, run_file_option
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted, few
+from hpcgen.text import counted, few
 
 if TYPE_CHECKING:
     from hpcgen.data.manifest import Manifest
