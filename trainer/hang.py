@@ -20,9 +20,9 @@ from types import FrameType
 
 import torch
 
-from trainer.peers import ranges
 from trainer.rendezvous import Ranks
 from trainer.run_directory import RunDirectory, open_nofollow
+from trainer.wording import ranges
 
 FLIGHT_RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
 """torch's functions: of NCCL's collectives, and of any backend's (since 2.9)."""

@@ -19,9 +19,9 @@ from trainer.batch_size import Batch, batch_size_at
 from trainer.config import TrainerConfig
 from trainer.data import MicroBatch, num_microbatches
 from trainer.errors import NonFiniteError
-from trainer.peers import ranges
 from trainer.schedule import Schedule
 from trainer.spikes import SpikeWatch
+from trainer.wording import ranges
 
 DataIterators = list[Iterator[MicroBatch] | None]
 """One per model chunk; None where the chunk is neither the model's first nor its last."""

@@ -17,9 +17,10 @@ from typing import NoReturn
 
 from trainer.config import ConfigError
 from trainer.errors import Exit, TrainerError
-from trainer.peers import Peers, ranges, within
+from trainer.peers import Peers, within
 from trainer.rendezvous import Ranks, find_ranks
 from trainer.run_directory import RunDirectory, open_nofollow, publish
+from trainer.wording import ranges
 
 ROLL_CALL_S = 3.5
 """How long after SIGTERM the other ranks may take to have got theirs."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer.peers import ranges
 from trainer.rendezvous import Ranks
 from trainer.timers import Timers
+from trainer.wording import ranges
 
 CHECK_INTERVAL = 50
 """Steps between two comparisons: each waits once for the GPU and for all ranks."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import click
+
+from hpcgen.text import did_you_mean
 
 
 class LazyGroup(click.Group):
@@ -33,7 +34,6 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the subcommand; an unknown one gets the nearest name as a hint."""
         if args and args[0] not in self._modules and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0], self._modules, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; commands are {', '.join(self._modules)}"
-            ctx.fail(f"no such command {args[0]!r}{hint}")
+            hint = did_you_mean(args[0], self._modules) or f"commands are {', '.join(self._modules)}"
+            ctx.fail(f"no such command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
+from hpcgen.text import did_you_mean
 from trainer.imports import IMPORT_PATH, file_of
 from trainer.provenance import CODE
 
@@ -36,9 +36,8 @@ def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
             warnings.append(Problem(key, f"may fail: this Python cannot parse {file}{at} ({error})"))
             continue
         if defined is not None and match["name"] not in defined:
-            near = difflib.get_close_matches(match["name"], defined, n=1)
             known = ", ".join(sorted(each for each in defined if not each.startswith("_"))) or "none"
-            hint = f"did you mean {near[0]}?" if near else f"it has {known}"
+            hint = did_you_mean(match["name"], defined) or f"it has {known}"
             errors.append(Problem(key, f"names {match['name']}, which {file} does not define", hint))
     return errors, warnings
 

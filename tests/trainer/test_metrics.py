@@ -28,7 +28,7 @@ from trainer.config import TrainerConfig
 from trainer.errors import Exit, TrainerError
 from trainer.flops import flops_per_iteration
 from trainer.json_lines import JsonLines, drop_after
-from trainer.logging import Log, duration
+from trainer.logging import Log
 from trainer.metrics import Metrics
 from trainer.peers import within
 from trainer.resolve import resolve
@@ -350,14 +350,6 @@ def test_a_line_says_how_long_the_rest_takes(metrics: Metrics, capsys: pytest.Ca
     *lines, last = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration")]
     assert [line.endswith(" left") for line in lines] == [True] * 4
     assert not last.endswith(" left")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (59.7, "1 min 0 s"), (129, "2 min 9 s"), (18_601, "5 h 10 min"), (273_700, "3 d 4 h")],
-)
-def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def read_tensorboard(directory: Path) -> dict[str, dict[int, float]]:

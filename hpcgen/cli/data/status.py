@@ -17,7 +17,7 @@ from hpcgen.cli.data.stage import corpus_options, read_job
 from hpcgen.cli.options import StageChoice
 from hpcgen.config.stages import ARRAY_STAGES
 from hpcgen.errors import HpcgenError
-from hpcgen.text import counted
+from hpcgen.text import counted, duration, size_text
 
 if TYPE_CHECKING:
     from hpcgen.data.status import StageStatus, TaskStatus
@@ -130,8 +130,6 @@ def _print_table(found: Sequence[StageStatus]) -> None:
 
 
 def _cells(stage: StageStatus) -> Iterator[str]:
-    from hpcgen.cli.data.progress import duration
-    from hpcgen.data.space import size_text
 
     yield stage.stage
     yield f"{stage.done:,} of {stage.units:,}"
@@ -198,7 +196,6 @@ def _print_tasks_in_trouble(stage: StageStatus) -> bool:
 
 
 def _trouble(stage: str, task: TaskStatus) -> Iterator[str]:
-    from hpcgen.cli.data.progress import duration
 
     name = click.style(f"{stage} task {task.task_id} of {task.num_tasks}", bold=True)
     state = click.style(task.state, fg=COLOURS[task.state])

@@ -15,7 +15,7 @@ import click
 
 from hpcgen.cli.data.pairs import RunPairs, read_pairs, run_file_option
 from hpcgen.errors import HpcgenError
-from hpcgen.text import counted, few
+from hpcgen.text import counted, duration, few, size_text
 
 if TYPE_CHECKING:
     from hpcgen.data.manifest import Manifest
@@ -142,8 +142,6 @@ def _progress() -> Iterator[OnProgress]:
 
 
 def _progress_lines() -> OnProgress:
-    from hpcgen.cli.data.progress import duration
-    from hpcgen.data.space import size_text
 
     start = last = time.monotonic()
 
@@ -163,7 +161,6 @@ def _progress_lines() -> OnProgress:
 
 
 def _show(pair: PairReport) -> None:
-    from hpcgen.data.space import size_text
 
     word = click.style("WRONG", fg="red") if pair.findings else click.style("ok", fg="green")
     held = f"{counted(pair.documents, 'document')}, {counted(pair.tokens, 'token')}, "
@@ -175,7 +172,6 @@ def _show(pair: PairReport) -> None:
 
 
 def _summarize(report: VerifyReport) -> None:
-    from hpcgen.data.space import size_text
 
     pairs = report.pairs
     hashed = sum(pair.hashes_checked for pair in pairs)
