@@ -12,7 +12,10 @@ from hpcgen.text import did_you_mean
 
 
 class LazyGroup(click.Group):
-    """A group whose subcommands are the `command` of the modules in `commands_in`, imported when they are used."""
+    """A group whose subcommands are in the modules of `commands_in`, imported when they are used.
+
+    A module has one as `command`, or several as `commands`, by name.
+    """
 
     def __init__(self, *args: Any, commands_in: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -26,7 +29,9 @@ class LazyGroup(click.Group):
         """Imports the subcommand."""
         if cmd_name not in self._modules:
             return None
-        command: click.Command = importlib.import_module(self._modules[cmd_name]).command
+        module = importlib.import_module(self._modules[cmd_name])
+        commands: Mapping[str, click.Command] = getattr(module, "commands", {})
+        command: click.Command = commands[cmd_name] if commands else module.command
         return command
 
     def resolve_command(
