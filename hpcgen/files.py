@@ -10,8 +10,6 @@ import fcntl
 import hashlib
 import os
 import re
-import secrets
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -129,6 +127,8 @@ def is_abandoned(path: Path, host: str) -> bool:
 
 def host_tag() -> str:
     """Eight characters that stand for this host in names of private files."""
+    import socket  # the configuration imports this module, and needs none of it
+
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
@@ -213,7 +213,7 @@ def is_special(target: Path) -> bool:
 
 def _create(target: Path) -> BinaryIO:
     while True:
-        path = target.parent / f".{target.name}.{host_tag()}{secrets.token_hex(4)}.tmp"
+        path = target.parent / f".{target.name}.{host_tag()}{os.urandom(4).hex()}.tmp"
         file = path.open("xb")
         # Another run may sweep the file before it is locked: then it has no name any more, and we try again.
         if not _lock(file) or os.fstat(file.fileno()).st_nlink:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+FUNCTION_KEYS = ("model.layer_spec", "model.model_provider", "optimizer.lr_schedule")
+"""Keys of the configuration that name a function of the user's."""
+
 IMPORT_PATH = re.compile(r"(?P<source>[^:\n]+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean
-from trainer.imports import IMPORT_PATH, file_of
-from trainer.provenance import CODE
+from trainer.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
 
 
 def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
@@ -20,7 +19,7 @@ def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
     cannot be read here are left to the planning of the stage's inputs.
     """
     errors, warnings = [], []
-    for key in CODE:
+    for key in FUNCTION_KEYS:
         section, _, name = key.partition(".")
         path = getattr(getattr(config, section), name)
         file = file_of(path) if path else None
