@@ -68,7 +68,7 @@ class Log:
         else:
             first, then = self._first
             step_time_s = (now - then) / (iteration - first)
-        return f", {duration((self._total - iteration) * step_time_s)} left"
+        return f", {duration(round((self._total - iteration) * step_time_s))} left"
 
     def close(self) -> None:
         """Ends the progress bar."""

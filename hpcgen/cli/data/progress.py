@@ -86,4 +86,4 @@ def _ahead(progress: Progress, seconds: float) -> Iterator[str]:
         yield f"{progress.bytes_new / seconds / 1e6:,.1f} MB/s"
         left = progress.bytes - progress.bytes_done
         if left > 0:
-            yield f"{duration(left * seconds / progress.bytes_new)} left"
+            yield f"{duration(round(left * seconds / progress.bytes_new))} left"

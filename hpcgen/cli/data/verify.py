@@ -142,7 +142,6 @@ def _progress() -> Iterator[OnProgress]:
 
 
 def _progress_lines() -> OnProgress:
-
     start = last = time.monotonic()
 
     def show(done: int, total: int) -> None:
@@ -151,7 +150,7 @@ def _progress_lines() -> OnProgress:
         if now - last >= PROGRESS_INTERVAL_S:
             last = now
             rate = done / (now - start)
-            remaining = duration((total - done) / rate)
+            remaining = duration(round((total - done) / rate))
             click.echo(
                 f"read {done / total:.1%} of {size_text(total)} at {size_text(round(rate))}/s, {remaining} left",
                 err=True,
@@ -161,7 +160,6 @@ def _progress_lines() -> OnProgress:
 
 
 def _show(pair: PairReport) -> None:
-
     word = click.style("WRONG", fg="red") if pair.findings else click.style("ok", fg="green")
     held = f"{counted(pair.documents, 'document')}, {counted(pair.tokens, 'token')}, "
     held += f"{size_text(pair.bytes)}, {pair.dtype}"
@@ -172,7 +170,6 @@ def _show(pair: PairReport) -> None:
 
 
 def _summarize(report: VerifyReport) -> None:
-
     pairs = report.pairs
     hashed = sum(pair.hashes_checked for pair in pairs)
     total = size_text(sum(pair.bytes for pair in pairs))
