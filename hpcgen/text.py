@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.wording import counted, did_you_mean, duration, nearest, one_of, ranges
+from trainer.contract.wording import counted, did_you_mean, duration, nearest, one_of, ranges
 
 __all__ = [
     "counted",

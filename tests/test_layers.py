@@ -17,9 +17,9 @@ NOT_RENDERED = {
     "pydantic",  # a correct run file needs none of it
     *("urllib.request", "http.client", "ssl", "socket", "logging", "concurrent.futures"),
     *(
-        "trainer.checkpoint_files",
-        "trainer.provenance",
-        "trainer.run_directory",
+        "trainer.contract.checkpoint_files",
+        "trainer.contract.provenance",
+        "trainer.contract.run_directory",
     ),  # the first job has no checkpoint
 }
 """Modules that cost `hpcgen render` milliseconds each and that a correct first job does not need."""
@@ -72,15 +72,20 @@ def test_a_first_job_imports_what_it_needs(command: str, tmp_path: Path) -> None
     assert modules & NOT_RENDERED == set()
 
 
-def test_what_hpcgen_shares_with_the_trainer_needs_the_standard_library_alone(tmp_path: Path) -> None:
-    shared = "trainer.config, trainer.flops, trainer.resolve"
-    program = f"import sys; before = set(sys.modules); import {shared}; print(*(set(sys.modules) - before))"
+def test_the_contract_needs_the_standard_library_alone() -> None:
+    modules = sorted(
+        f"trainer.contract.{file.stem}" for file in (CHECKOUT / "trainer" / "contract").glob("[a-z]*.py")
+    )
+    assert "trainer.contract.config" in modules
+    program = (
+        f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); before = set(sys.modules); "
+        f"import {', '.join(modules)}; print(*(set(sys.modules) - before))"
+    )
     found = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); {program}"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False
     )
     assert found.stderr == ""
-    ours = {name.partition(".")[0] for name in found.stdout.split()}
-    assert ours - set(sys.stdlib_module_names) == {"trainer"}
+    imported = set(found.stdout.split())
+    assert {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names) == {"trainer"}
+    # The other packages of the trainer would bring torch sooner or later.
+    assert {name for name in imported if name.startswith("trainer.")} == {*modules, "trainer.contract"}

@@ -1,4 +1,4 @@
-"""Numbers, lists and names as people read them: hpcgen.text, and trainer.wording below it."""
+"""Numbers, lists and names as people read them: hpcgen.text, and trainer.contract.wording below it."""
 
 from __future__ import annotations
 

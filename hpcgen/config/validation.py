@@ -18,7 +18,7 @@ from hpcgen.config.document import Document, constant
 from hpcgen.config.fields import constraint_problems
 from hpcgen.errors import ConfigErrors, Mistake, Problem
 from hpcgen.text import did_you_mean, one_of
-from trainer.config import ConfigError, field_hints, from_dict
+from trainer.contract.config import ConfigError, field_hints, from_dict
 
 T = TypeVar("T")
 

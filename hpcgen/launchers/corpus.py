@@ -10,7 +10,7 @@ from hpcgen.config.corpus import blend
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.paths import corpus_job, manifest_of
 from hpcgen.planning.plan import Plan
-from trainer.config import Dataset
+from trainer.contract.config import Dataset
 
 if TYPE_CHECKING:
     from hpcgen.data.manifest import Manifest

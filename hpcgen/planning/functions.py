@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean
-from trainer.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
+from trainer.contract.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
 
 
 def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
-from trainer.config import TrainerConfig
+from trainer.contract.config import TrainerConfig
 
 
 def proof_of_checkpoints(load: str) -> str:
     """The file that shows that the directory `load` holds checkpoints: the tracker, or, as in an archive that has none,
     the record of the newest checkpoint."""
-    from trainer.checkpoint_files import COMPLETE, TRACKER, list_paths
+    from trainer.contract.checkpoint_files import COMPLETE, TRACKER, list_paths
 
     tracker = Path(load, TRACKER)
     with contextlib.suppress(OSError):
@@ -32,7 +32,7 @@ def proof_of_checkpoints(load: str) -> str:
 
 def no_checkpoints(load: str, exists: Callable[[str], bool]) -> Problem:
     """What to say of a directory `load` that holds none; one beside it may be meant."""
-    from trainer.checkpoint_files import COMPLETE, TRACKER
+    from trainer.contract.checkpoint_files import COMPLETE, TRACKER
 
     if exists(f"{load}/checkpoints"):
         hint = f"did you mean {load}/checkpoints?"

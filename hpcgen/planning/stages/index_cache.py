@@ -9,7 +9,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.stages.work import Work
-from trainer.config import TrainerConfig, to_dict
+from trainer.contract.config import TrainerConfig, to_dict
 
 
 def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None) -> Work:
@@ -21,7 +21,7 @@ def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerCo
     data = trainer_data(config)
     datasets = (*data.datasets, *data.train, *data.valid, *data.test)
     return Work(
-        arguments=("-m", "trainer.index_cache"),
+        arguments=("-m", "trainer.data.index_cache"),
         inputs=tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin")),
         writes=(data.cache_dir,) if data.cache_dir else (),
         files=_files(trainer),

@@ -10,8 +10,8 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.environment import stage_environment
 from hpcgen.planning.stages.thresholds import message_bytes, thresholds
 from hpcgen.planning.stages.work import Work
-from trainer.config import to_dict
-from trainer.health.config import NcclTestConfig
+from trainer.contract.config import to_dict
+from trainer.contract.health import NcclTestConfig
 
 SMALLEST_BYTES = 2**20
 STEP_FACTOR = 4

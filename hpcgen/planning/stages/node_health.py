@@ -10,8 +10,8 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.stages.node_check import node_check
 from hpcgen.planning.stages.thresholds import message_bytes, thresholds
 from hpcgen.planning.stages.work import Work
-from trainer.config import to_dict
-from trainer.health.config import NodeHealthConfig
+from trainer.contract.config import to_dict
+from trainer.contract.health import NodeHealthConfig
 
 
 def work(run: Run, config: RunConfig, allocation: Allocation) -> Work:

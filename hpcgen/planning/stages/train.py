@@ -11,7 +11,7 @@ from hpcgen.planning.paths import import_files, trainer_data
 from hpcgen.planning.resuming import proof_of_checkpoints
 from hpcgen.planning.stages.node_check import node_check
 from hpcgen.planning.stages.work import Work
-from trainer.config import TrainerConfig, fingerprint, to_dict
+from trainer.contract.config import TrainerConfig, fingerprint, to_dict
 
 
 def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None) -> Work:

@@ -1,0 +1,77 @@
+"""What a person sees: lines from rank 0 on stdout, or a progress bar when stderr is a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import warnings
+from typing import Any
+
+from trainer.contract.wording import duration
+
+
+def quiet_libraries() -> None:
+    """Hides the advice to install CUDA libraries and the deprecations inside of megatron.core and torch."""
+    warnings.filterwarnings("ignore", module=r"(megatron\.core|torch)\b")
+    logging.getLogger("megatron.core").setLevel(logging.ERROR)
+
+
+class Log:
+    """Prints for rank 0, and nothing for the others."""
+
+    def __init__(self, is_rank_0: bool, progress: bool) -> None:
+        self._is_rank_0 = is_rank_0
+        self._wants_bar = progress and is_rank_0 and sys.stderr.isatty()
+        self._bar: Any = None
+        self._total = 0
+        self._first: tuple[int, float] | None = None
+
+    def line(self, text: str) -> None:
+        """One line on stdout, at once."""
+        if self._bar is not None:
+            self._bar.write(text)
+        elif self._is_rank_0:
+            print(text, flush=True)
+
+    def start(self, iteration: int, total: int) -> None:
+        """Shows that iterations `iteration` to `total` follow."""
+        self._total = total
+        if self._wants_bar:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, initial=iteration, unit="it", dynamic_ncols=True)
+
+    def step(self, iteration: int, values: dict[str, Any]) -> None:
+        """Shows the values that `Metrics.step` recorded."""
+        if self._bar is not None:
+            self._bar.update(iteration - self._bar.n)
+            self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {values['tokens_per_s']:,.0f} tokens/s")
+            return
+        norm = "overflow" if values["grad_norm"] is None else f"{values['grad_norm']:.4f}"
+        mfu = f", MFU {values['mfu']:.1%}" if "mfu" in values else ""
+        self.line(
+            f"iteration {iteration}/{self._total}: loss {values['loss']:.6f}, "
+            f"grad norm {norm}, lr {values['lr']:.3e}, {values['step_time_s']:.3f} s, "
+            f"{values['tokens_per_s']:,.0f} tokens/s, "
+            f"{values['model_tflops_per_device']:.4g} TFLOP/s per device{mfu}, "
+            f"{values['peak_memory_gib']:.2f} GiB{self._remaining(iteration, values['step_time_s'])}"
+        )
+
+    def _remaining(self, iteration: int, step_time_s: float) -> str:
+        """How long the rest takes at the pace of this life since its first line, saves and evaluations with it."""
+        if iteration >= self._total:
+            return ""
+        now = time.monotonic()
+        if self._first is None:  # what came before it, a first step too, is no measure of what follows
+            self._first = (iteration, now)
+        else:
+            first, then = self._first
+            step_time_s = (now - then) / (iteration - first)
+        return f", {duration(round((self._total - iteration) * step_time_s))} left"
+
+    def close(self) -> None:
+        """Ends the progress bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
