@@ -21,7 +21,7 @@ from hpcgen.lint.sbatch import (
 from hpcgen.lint.script import Command
 from hpcgen.lint.template import ANGLES
 from hpcgen.lint.words import PLACEHOLDER
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 MIN_SIGNAL_LEAD_S = 60
 MIN_CPUS_PER_GPU = 2
