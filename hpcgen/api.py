@@ -12,7 +12,7 @@ from hpcgen.config.loader import Run, load_run
 from hpcgen.config.stages import SUBMITTED_STAGES
 from hpcgen.errors import HpcgenError
 from hpcgen.launchers.checked_script import checked_script
-from hpcgen.launchers.pairs import check_pairs, require_pairs
+from hpcgen.launchers.corpus import check_pairs, require_pairs
 from hpcgen.planning.plan import Plan, plan
 
 if TYPE_CHECKING:

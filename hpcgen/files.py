@@ -1,4 +1,7 @@
-"""Files appear whole or not at all: written under a private name beside the target, synced, then renamed."""
+"""Writing files: complete or not at all, and readable by those that `share` in the run file names.
+
+A file is written under a private name next to its target, synced, then renamed.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,62 @@ import fcntl
 import hashlib
 import os
 import re
-import secrets
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal, NamedTuple
 
 from hpcgen.errors import HpcgenError
 
 _PRIVATE_NAME = re.compile(r"\.(?P<target>.+)\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp")
 _IDLE_S = 86400.0
 """A private file that was not written for a day has no living writer, whatever locks can tell."""
+
+
+Share = Literal["private", "group"]
+
+
+class Access(NamedTuple):
+    """The permissions that a value of `share` stands for."""
+
+    umask: int
+    file_mode: int
+    directory_mode: int
+
+
+ACCESS: dict[Share, Access] = {
+    "private": Access(umask=0o077, file_mode=0o600, directory_mode=0o700),
+    # setgid: entries get the directory's group, not the primary group of the user who makes them
+    "group": Access(umask=0o007, file_mode=0o660, directory_mode=0o2770),
+}
+
+
+@contextlib.contextmanager
+def shared_as(share: Share) -> Iterator[None]:
+    """Sets the umask that `share` stands for, in this process and in those that it starts meanwhile."""
+    before = os.umask(ACCESS[share].umask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def make_directory(directory: Path, share: Share) -> None:
+    """Makes a directory with the mode that `share` stands for; an existing one keeps its mode.
+
+    Raises:
+        HpcgenError: it cannot be made.
+    """
+    with shared_as(share):
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            directory.mkdir()
+            directory.chmod(ACCESS[share].directory_mode)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise HpcgenError(f"{directory}: cannot be made ({error.strerror})") from error
 
 
 @contextlib.contextmanager
@@ -81,6 +127,8 @@ def is_abandoned(path: Path, host: str) -> bool:
 
 def host_tag() -> str:
     """Eight characters that stand for this host in names of private files."""
+    import socket  # the configuration imports this module, and needs none of it
+
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
@@ -165,7 +213,7 @@ def is_special(target: Path) -> bool:
 
 def _create(target: Path) -> BinaryIO:
     while True:
-        path = target.parent / f".{target.name}.{host_tag()}{secrets.token_hex(4)}.tmp"
+        path = target.parent / f".{target.name}.{host_tag()}{os.urandom(4).hex()}.tmp"
         file = path.open("xb")
         # Another run may sweep the file before it is locked: then it has no name any more, and we try again.
         if not _lock(file) or os.fstat(file.fileno()).st_nlink:

@@ -18,8 +18,8 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from trainer.contract.batch_size import Batch, batch_size_at
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import NonFiniteError
+from trainer.contract.wording import ranges
 from trainer.data.loader import MicroBatch, num_microbatches
-from trainer.distributed.peers import ranges
 from trainer.faults.spikes import SpikeWatch
 from trainer.optimizer.schedule import Schedule
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.checkpoints.finding import checkpoint_section, demote_incomplete, file_error, read_directory
+from hpcgen.checkpoints.run_config import read_run_config
 from hpcgen.errors import HpcgenError
-from hpcgen.run_config import read_run_config
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import Checkpoint
 

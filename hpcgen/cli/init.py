@@ -69,9 +69,10 @@ def command(
     from hpcgen.config.run import RunConfig
     from hpcgen.config.schema import json_schema
     from hpcgen.config.starter import TIME, run_file, starter
-    from hpcgen.config.validation import check_text, did_you_mean
+    from hpcgen.config.validation import check_text
     from hpcgen.files import is_special, require_directory, write_output
     from hpcgen.planning.allocation import within_limit
+    from hpcgen.text import did_you_mean
 
     if preset is not None and preset not in PRESETS:
         hint = did_you_mean(preset, PRESETS) or f"use one of {', '.join(PRESETS)}"

@@ -23,7 +23,7 @@ def command(directory: Path, python_version: str) -> None:
     Its path, named by its content, is printed: it is the `code_dir` of a cluster profile. PyTorch,
     Transformer Engine, apex and what comes with them stay the image's.
     """
-    from hpcgen import code_dir
+    from hpcgen.install import code_dir
 
     click.echo(f"installing for Python {python_version} into {directory} (pip fetches about 40 MB)", err=True)
     click.echo(code_dir.install_code(directory.absolute(), python_version))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from hpcgen.text import did_you_mean
+
 
 class LazyGroup(click.Group):
-    """A group whose subcommands are the `command` of the modules in `commands_in`, imported when they are used."""
+    """A group whose subcommands are in the modules of `commands_in`, imported when they are used.
+
+    A module has one as `command`, or several as `commands`, by name.
+    """
 
     def __init__(self, *args: Any, commands_in: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -25,7 +29,9 @@ class LazyGroup(click.Group):
         """Imports the subcommand."""
         if cmd_name not in self._modules:
             return None
-        command: click.Command = importlib.import_module(self._modules[cmd_name]).command
+        module = importlib.import_module(self._modules[cmd_name])
+        commands: Mapping[str, click.Command] = getattr(module, "commands", {})
+        command: click.Command = commands[cmd_name] if commands else module.command
         return command
 
     def resolve_command(
@@ -33,7 +39,6 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the subcommand; an unknown one gets the nearest name as a hint."""
         if args and args[0] not in self._modules and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0], self._modules, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; commands are {', '.join(self._modules)}"
-            ctx.fail(f"no such command {args[0]!r}{hint}")
+            hint = did_you_mean(args[0], self._modules) or f"commands are {', '.join(self._modules)}"
+            ctx.fail(f"no such command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)

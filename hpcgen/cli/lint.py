@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.lint.check import Finding

@@ -29,7 +29,7 @@ class StageChoice(click.Choice[Stage]):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
-            from hpcgen.config.validation import did_you_mean
+            from hpcgen.text import did_you_mean
 
             hint = did_you_mean(str(value), self._stages)
             if value in STAGES:
@@ -153,11 +153,11 @@ def write_output(output: Path, text: str, mode: int) -> None:
     Raises:
         HpcgenError: it cannot be written, or its directory is not there.
     """
-    from hpcgen import files
-
     if str(output) == "-":
         click.echo(text, nl=False)
         return
+    from hpcgen import files
+
     files.write_output(output, text, mode)
     click.echo(f"wrote {output}", err=True)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.options import write_output
-from hpcgen.wording import harmless
+from hpcgen.text import harmless
 
 if TYPE_CHECKING:
     from hpcgen.report.run import Run
@@ -62,7 +62,7 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
 
 def _show(label: str, run: Run, summary: Summary) -> None:
     """The run in three lines."""
-    from hpcgen.curve import Curve, draw_text
+    from hpcgen.report.curve import Curve, draw_text
     from hpcgen.report.history import number_or_none
     from hpcgen.report.words import count_in_short, duration, figure, percent
 

@@ -13,7 +13,7 @@ import click
 from hpcgen.cli.options import StageChoice, run_options, templates_option, warn
 from hpcgen.config.stages import SUBMITTED_STAGES
 from hpcgen.errors import JobStopped
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.launchers.job import Job, Progress
@@ -46,8 +46,7 @@ def command(
     Of the stages that make the corpus, only the tasks that have something left to make are submitted.
     """
     from hpcgen import api
-    from hpcgen.launchers.corpus import check_corpus, missing_tasks
-    from hpcgen.launchers.pairs import require_pairs
+    from hpcgen.launchers.corpus import check_corpus, missing_tasks, require_pairs
 
     plan = api.plan(api.load_run(config, overrides), stages)
     warn(plan.warnings)
@@ -182,8 +181,8 @@ class _ProgressLines:
 
 def _show_run(plan: Plan) -> None:
     """The falling loss as text and as a picture, and where everything lies."""
-    from hpcgen.curve import draw_png, draw_text, read_curve
     from hpcgen.launchers.run_directory import sharing
+    from hpcgen.report.curve import draw_png, draw_text, read_curve
 
     run_dir = Path(plan.config.paths.run_dir)
     curve = read_curve(run_dir / "metrics.jsonl")

@@ -13,6 +13,7 @@ import click
 
 from hpcgen.cli.options import complete_clusters, templates_option
 from hpcgen.config.stages import FRAMES, STAGES
+from hpcgen.text import did_you_mean
 
 if TYPE_CHECKING:
     from hpcgen.rendering.environment import ShellEnvironment
@@ -164,10 +165,7 @@ def override_command(name: str, blocks: tuple[str, ...], output: Path | None) ->
 
 
 def _instead(block: str, known: Sequence[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(block, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"blocks are {', '.join(known)}"
+    return did_you_mean(block, known) or f"blocks are {', '.join(known)}"
 
 
 def _make_directory(directory: Path) -> None:
@@ -213,8 +211,8 @@ def check_command(
     from hpcgen.api import site_directories
     from hpcgen.config.loader import cluster_names
     from hpcgen.rendering.lint import lint_scripts
+    from hpcgen.rendering.shell_programs import has_shellcheck, read_scripts
     from hpcgen.rendering.site import check_site
-    from hpcgen.shell_programs import has_shellcheck, read_scripts
 
     def read(scripts: Sequence[str]) -> list[list[Finding]]:
         both = zip(read_scripts(scripts), lint_scripts(scripts), strict=True)

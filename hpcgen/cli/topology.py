@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.options import write_output
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.config.node_type import AllReduceThreshold, NodeType, Variable

@@ -18,7 +18,7 @@ from hpcgen.errors import HpcgenError
 def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a run file for STAGES (train when none is named) and print what they would do."""
     from hpcgen import api
-    from hpcgen.launchers.pairs import check_pairs
+    from hpcgen.launchers.corpus import check_pairs
     from hpcgen.planning.summary import for_people, summarize
 
     try:

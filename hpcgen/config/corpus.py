@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from hpcgen.config.fields import EnvironmentName, FilePath, Text
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import Problem
-from hpcgen.sharing import Share
+from hpcgen.files import Share
 from trainer.contract.config import Count, Dataset, Fraction, NonNegative
 from trainer.contract.section import config_section
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 
+from hpcgen import text
+
 WORD_BITS = 32
 MAX_WORDS_LENGTH = 2048
 """Of a mask in words; 7,000 CPUs."""
 
 
-def listed(text: str) -> int:
+def listed(cpus: str) -> int:
     """The CPUs of a list such as "0-3,8" as a mask: bit i is CPU i. A range that runs backwards holds none."""
     mask = 0
-    for part in text.split(","):
+    for part in cpus.split(","):
         first, _, last = part.partition("-")
         for cpu in range(int(first), int(last or first) + 1):
             mask |= 1 << cpu
@@ -21,16 +23,7 @@ def listed(text: str) -> int:
 
 def ranges(mask: int) -> str:
     """The list of a mask: 0b1111 -> "0-3"; empty for none."""
-    parts: list[str] = []
-    cpu = 0
-    while mask >> cpu:
-        first = cpu
-        while mask >> cpu & 1:
-            cpu += 1
-        if cpu > first:
-            parts.append(str(first) if cpu == first + 1 else f"{first}-{cpu - 1}")
-        cpu += 1
-    return ",".join(parts)
+    return text.ranges(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
 
 
 def words(mask: int, num_cpus: int) -> str:
@@ -39,15 +32,15 @@ def words(mask: int, num_cpus: int) -> str:
     return ",".join(f"{mask >> WORD_BITS * index & 0xFFFFFFFF:08x}" for index in reversed(range(count)))
 
 
-def from_words(text: str) -> int:
+def from_words(words: str) -> int:
     """The mask in the kernel's words.
 
     Raises:
         ValueError: it has another form.
     """
-    if len(text) > MAX_WORDS_LENGTH or not re.fullmatch(r"[0-9a-f]{1,8}(,[0-9a-f]{1,8})*", text):
-        raise ValueError(f"not a mask of CPUs: {text[:40]!r}")
+    if len(words) > MAX_WORDS_LENGTH or not re.fullmatch(r"[0-9a-f]{1,8}(,[0-9a-f]{1,8})*", words):
+        raise ValueError(f"not a mask of CPUs: {words[:40]!r}")
     mask = 0
-    for word in text.split(","):
+    for word in words.split(","):
         mask = mask << WORD_BITS | int(word, 16)
     return mask

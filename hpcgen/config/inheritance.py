@@ -9,8 +9,8 @@ from typing import Any
 
 from hpcgen.config import document as documents
 from hpcgen.config.document import Document
-from hpcgen.config.validation import did_you_mean
 from hpcgen.errors import Problem
+from hpcgen.text import did_you_mean
 from trainer.contract.config import field_hints
 
 

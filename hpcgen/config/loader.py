@@ -24,8 +24,9 @@ from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.config.run import RunConfig
 from hpcgen.config.trust import require_trusted_file
-from hpcgen.config.validation import build, describe, did_you_mean
+from hpcgen.config.validation import build, describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+from hpcgen.text import did_you_mean
 
 SHIPPED_CLUSTERS = Path(__file__).parent.parent / "clusters"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hpcgen.config import cpus
 from hpcgen.config.node_type import Gpu, Nic, NodeType
 from hpcgen.errors import Problem
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 
 def node_type_problems(node_type: NodeType) -> Iterator[Problem]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import json
 import math
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Generic, TypeVar, Union, cast
 from hpcgen.config.document import Document, constant
 from hpcgen.config.fields import constraint_problems
 from hpcgen.errors import ConfigErrors, Mistake, Problem
+from hpcgen.text import did_you_mean, one_of
 from trainer.contract.config import ConfigError, field_hints, from_dict
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ def _problem(cls: type, detail: Any) -> Problem:
         return Problem(path, "is missing")
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in re.split(r", | or ", detail["ctx"]["expected"])]
-        return Problem(path, f"must be {_one_of(choices)}", did_you_mean(str(detail["input"]), choices))
+        return Problem(path, f"must be {one_of(choices)}", _meant(str(detail["input"]), choices))
     reason = f"must be {EXPECTED[kind]}" if kind in EXPECTED else str(detail["msg"]).lower()
     if kind in ("dataclass_type", "dataclass_exact_type") and isinstance(detail["input"], str):
         return Problem(path, reason, _as_mapping(cls, path, names, detail["input"]))
@@ -229,16 +229,10 @@ def inner_class(hint: Any) -> Any:
     return hint if dataclasses.is_dataclass(hint) else None
 
 
-def _one_of(choices: list[str]) -> str:
-    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question with the one or two of `known` that are nearest to `name`; empty when none is near."""
-    known = list(known)
-    meant = MEANT.get(name.lower())
-    close = [meant] if meant in known else difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-    return f"did you mean {_one_of(close)}?" if close else ""
+def _meant(value: str, choices: list[str]) -> str:
+    """A question with what `value` was meant to be, by spelling or by MEANT."""
+    meant = MEANT.get(value.lower())
+    return did_you_mean(meant if meant in choices else value, choices)
 
 
 def check_text(cls: type, values: dict[str, Any], origin: str) -> None:

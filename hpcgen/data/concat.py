@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from hpcgen.config.corpus import CorpusJob
-from hpcgen.data.checked_file import CheckedFile
-from hpcgen.data.output_file import OutputFile
+from hpcgen.data.hashed_files import CheckedFile, OutputFile
 from hpcgen.data.record import Counts, FileIdentity, Record, publish_unit, record_path
 from hpcgen.data.task import Context, Step
 from hpcgen.data.unit import Input, Unit
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 

@@ -11,7 +11,7 @@ from hpcgen.data.selection import Selection, select
 from hpcgen.data.sources import list_source
 from hpcgen.data.sources.directory import with_hashes
 from hpcgen.errors import HpcgenError
-from hpcgen.sharing import make_directory
+from hpcgen.files import make_directory
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,11 @@ from hpcgen.data.http import (
 )
 from hpcgen.data.part import PartialFile, partial_file
 from hpcgen.data.record import FileIdentity, Record, publish_unit, write_record
-from hpcgen.data.space import bytes_left, size_text
+from hpcgen.data.space import bytes_left
 from hpcgen.data.task import Context, Step
 from hpcgen.data.unit import Unit
 from hpcgen.errors import HpcgenError
+from hpcgen.text import size_text
 
 _BLOCK = 1 << 20
 _MAGIC = {".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), ".gz": re.compile(rb"\x1f\x8b")}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 from hpcgen.config.corpus import CorpusJob
-from hpcgen.data.checked_file import CheckedFile
 from hpcgen.data.compression import content
-from hpcgen.data.output_file import OutputFile
+from hpcgen.data.hashed_files import CheckedFile, OutputFile
 from hpcgen.data.record import Counts, Record, publish_unit
 from hpcgen.data.task import Context, Step
 from hpcgen.data.unit import Unit

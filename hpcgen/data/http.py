@@ -24,8 +24,8 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx2
 
 from hpcgen.errors import HpcgenError
+from hpcgen.text import counted
 from hpcgen.version import __version__
-from hpcgen.wording import counted
 
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 """At INFO it logs whole addresses, signatures included."""

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from hpcgen.config.corpus import SPLITS, WHOLE
-from hpcgen.wording import counted, few
+from hpcgen.text import counted, few
 
 if TYPE_CHECKING:
     from hpcgen.data.manifest import ManifestFile

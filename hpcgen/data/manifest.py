@@ -18,9 +18,8 @@ import msgspec
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.listed_files import problems
 from hpcgen.errors import HpcgenError
-from hpcgen.files import private_file, publish
-from hpcgen.sharing import Share
-from hpcgen.wording import counted
+from hpcgen.files import Share, private_file, publish
+from hpcgen.text import counted
 
 VERSION = 1
 

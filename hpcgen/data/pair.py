@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
 from hpcgen.data.record import RECORD_FILE, SIDE_FILE
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 HEADER_BYTES = 34
 """Of an .idx file: magic, version, dtype, number of sequences, number of documents (hpcgen.data.indexed_dataset)."""

@@ -16,7 +16,7 @@ import zstandard
 
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, publish
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 """Installed packages, and test data that is made to be odd."""

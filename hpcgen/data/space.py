@@ -27,7 +27,7 @@ from hpcgen.data.unit import (
     units_of_task,
 )
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted
+from hpcgen.text import counted, size_text
 
 _EXPANSION = {".zst": (2.0, 8.0), ".gz": (1.8, 6.0)}
 """Bytes of JSON Lines for a compressed byte. SlimPajama (.zst) has 2.8, C4 (.gz) 2.6; source code (.zst) 5.2 to 6.5."""
@@ -157,14 +157,6 @@ def bounds_text(need: Need) -> str:
         return least
     number, unit = least.split()
     return f"{number if most.endswith(f' {unit}') else least} to {most}"
-
-
-def size_text(size: float) -> str:
-    """Bytes for people: 15.7 MB."""
-    units_left = ["B", "kB", "MB", "GB", "TB", "PB"]
-    while size >= 1000 and len(units_left) > 1:
-        size, units_left = size / 1000, units_left[1:]
-    return f"{size:.0f} B" if units_left[0] == "B" else f"{size:.1f} {units_left[0]}"
 
 
 def _missing(stage: DataStage, mine: Sequence[Unit], job: CorpusJob, remade: frozenset[str]) -> list[Unit]:

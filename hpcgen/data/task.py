@@ -32,7 +32,7 @@ from hpcgen.data.workers import Failed, Made, Told, run_all
 from hpcgen.data.workers import cores as cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, sweep
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 _WORK = {
     "download": ("hpcgen.data.download", "download"),

@@ -19,18 +19,17 @@ from numpy.typing import NDArray
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.data.checked_file import CheckedFile
 from hpcgen.data.compression import content
+from hpcgen.data.hashed_files import CheckedFile, HashedFile
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
 from hpcgen.data.jsonl import Block, Reject, read_blocks, text_reader
-from hpcgen.data.output_file import HashedFile
 from hpcgen.data.record import SIDE_FILE, Counts, FileIdentity, Record, publish_unit, record_path
 from hpcgen.data.task import Context, Step
 from hpcgen.data.tokenizer import Tokenizer, limit_threads, load_tokenizer
 from hpcgen.data.unit import Unit, configuration
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 _SPOOL_BYTES = 64 * 1024 * 1024
 """Lengths of documents that are held in memory, of all outputs of a unit together."""

@@ -20,7 +20,7 @@ from hpcgen.data.unit import Input, Unit, configuration
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import sweep
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 
 @dataclass(frozen=True)

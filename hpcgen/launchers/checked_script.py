@@ -17,7 +17,7 @@ def checked_script(plan: Plan, stage: str, site_directories: Sequence[Path]) -> 
     """
     script = render_stage(plan, stage, site_directories)
     if script.is_of_site:  # the shipped templates are tested; the check costs 50 ms
-        from hpcgen.shell_programs import require_syntax
+        from hpcgen.rendering.shell_programs import require_syntax
 
         require_syntax(script)
     return script

@@ -19,14 +19,12 @@ from hpcgen.errors import HpcgenError, JobFailed, JobStopped
 from hpcgen.files import write_text
 from hpcgen.launchers.corpus import check_corpus, missing_tasks
 from hpcgen.launchers.job import Job, Progress
-from hpcgen.launchers.metrics import Followed
-from hpcgen.launchers.process_tree import kill_tree
-from hpcgen.launchers.run_directory import make_run_directory, sharing
+from hpcgen.launchers.processes import kill_tree, term_exits
+from hpcgen.launchers.run_directory import Followed, make_run_directory, sharing
 from hpcgen.launchers.tasks import ModuleTask
 from hpcgen.planning.paths import corpus_job
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
-from hpcgen.termination import term_exits
 
 POLL_S = 0.3
 PATIENCE_S = 30.0

@@ -1,13 +1,16 @@
-"""The run's directory as the launchers make it, with the access that `share` allows."""
+"""The run's directory: made with the access that `share` allows, and its metrics followed while a job runs."""
 
 from __future__ import annotations
 
+import json
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from hpcgen.errors import HpcgenError
+from hpcgen.files import shared_as
 from hpcgen.planning.plan import Plan
-from hpcgen.sharing import shared_as
 
 
 def sharing(plan: Plan) -> AbstractContextManager[None]:
@@ -29,3 +32,53 @@ def make_run_directory(plan: Plan) -> Path:
     except OSError as error:
         raise HpcgenError(f"{folder}: cannot be made ({error.strerror})", "mend paths.run_dir") from error
     return run_dir
+
+
+class Followed:
+    """Reads a metrics.jsonl on from where it was last read.
+
+    What stands before the `start` line of an attempt that began after `since` (seconds since 1970) is another attempt's: an
+    earlier one's, or that of another command which trains in the same directory.
+    """
+
+    def __init__(self, path: Path, since: float) -> None:
+        self._path = path
+        self._since = since
+        self._inode = 0
+        self._offset = 0
+        self._is_own = False
+        self._last: dict[str, Any] = {}
+
+    def last_step(self) -> dict[str, Any]:
+        """The last step of this attempt so far; empty before the first."""
+        try:
+            with self._path.open("rb") as file:
+                self._reopen(os.fstat(file.fileno()))
+                file.seek(self._offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._offset += len(line)
+                    self._take(line)
+        except FileNotFoundError:
+            pass
+        return self._last
+
+    def _reopen(self, status: os.stat_result) -> None:
+        """An attempt that goes on from a checkpoint writes the file anew, without what it computes again."""
+        if status.st_ino != self._inode or status.st_size < self._offset:
+            self._inode, self._offset, self._is_own, self._last = status.st_ino, 0, False, {}
+
+    def _take(self, line: bytes) -> None:
+        if not self._is_own and b'"start"' not in line:
+            return  # a long run's file has many
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(entry, dict):
+            return
+        if entry.get("event") == "start":
+            self._is_own = entry.get("time", 0) >= self._since
+        elif self._is_own and entry.get("event") == "step":
+            self._last = entry

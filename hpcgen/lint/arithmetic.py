@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hpcgen.lint.syntax import Node, names_in
+from hpcgen.lint.syntax import Node, ShellSyntaxError, names_in, parse
 
 _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
@@ -70,4 +71,28 @@ def interval_of(node: Node, number: Callable[[Node], int | None]) -> Interval | 
     left, right = interval_of(node["X"], number), interval_of(node["Y"], number)
     if operator == "+" and left and right:
         return Interval(left.least + right.least, left.greatest + right.greatest)
+    if operator == "-" and left and right:
+        return Interval(left.least - right.greatest, left.greatest - right.least)
     return None
+
+
+def interval_of_source(source: str) -> Interval | None:
+    """What $((RANDOM % 1000 + 20000)) or $(shuf -i 20000-30000 -n 1) can be, as written. Variables are unknown."""
+    drawn = re.fullmatch(
+        r"\$\(\s*shuf\s[^|;&]*(?:-i|--input-range)[\s=]*(\d{1,9})-(\d{1,9})[^|;&]*\)", source
+    )
+    if drawn:
+        return Interval(int(drawn[1]), int(drawn[2]))
+    if not re.fullmatch(r"\$\(\(.*\)\)", source):
+        return None
+    try:
+        tree, _ = parse(f"x={source}")
+        [part] = tree["Stmts"][0]["Cmd"]["Assigns"][0]["Value"]["Parts"]
+    except (ShellSyntaxError, ValueError, KeyError, IndexError):
+        return None
+    return interval_of(part.get("X"), _number_in)
+
+
+def _number_in(node: Node) -> int | None:
+    text = _literal(node)
+    return int(text) if re.fullmatch(r"\d{1,15}", text, re.ASCII) else None

@@ -11,12 +11,23 @@ from hpcgen.errors import HpcgenError
 from hpcgen.lint.job import Job
 from hpcgen.lint.reader import read
 from hpcgen.lint.rule import RULES, Hit, Severity
-from hpcgen.lint.rules import containers, directives, environment, megatron, rendezvous, shell, steps
+from hpcgen.lint.rules import (
+    addresses,
+    containers,
+    directives,
+    environment,
+    megatron,
+    rendezvous,
+    shell,
+    signals,
+    starts,
+    steps,
+)
 from hpcgen.lint.script import Script
 
 __all__ = ["RULES", "Finding", "lint", "release_of", "require_known", "selection"]
 
-GROUPS = (containers, directives, environment, megatron, rendezvous, shell, steps)
+GROUPS = (addresses, containers, directives, environment, megatron, rendezvous, shell, signals, starts, steps)
 """The modules of rules: importing them fills RULES, in this order."""
 
 IGNORE = re.compile(r"#\s*hpcgen:\s*ignore=([\w,-]+)")
@@ -56,7 +67,8 @@ def lint(
         # a script that is given to sbatch in a here-document is one of its own
         if command.name == "sbatch" and command.here_document.startswith("#!"):
             above = command.here_line - 1
-            for inner in _findings(read(command.here_document, path), rules, slurm_version):
+            submitted = replace(read(command.here_document, path), is_expanded=command.here_expands)
+            for inner in _findings(submitted, rules, slurm_version):
                 also = tuple(line + above for line in inner.also)
                 found.append(replace(inner, line=inner.line + above, also=also))
     return sorted(found, key=lambda finding: (finding.line, finding.rule, finding.why))

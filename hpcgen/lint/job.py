@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hpcgen.config.fields import seconds
-from hpcgen.lint.launch import Launch, Option, Step, launch_of, step_of, unwrapped
+from hpcgen.lint.launch import Launch, Option, Step, launch_of, program_of, step_of, unwrapped
 from hpcgen.lint.sbatch import release_with
 from hpcgen.lint.script import Assignment, Command, Script
 from hpcgen.lint.words import Word
-from hpcgen.lint.wrappers import wrapped
 
 MAX_INLINED = 5
 """Functions within functions that are followed to the command they run."""
@@ -152,7 +151,7 @@ class Job:
             last = inner[-1]
             is_sure = last.conditional == step.command.conditional and last.name not in self.script.functions
             return not is_sure or last.name in _AIDS or _is_aid_script(last.words)
-        program = unwrapped(wrapped(unwrapped(step.program)))
+        program = program_of(step.program)
         if not program or any(word.text == "-c" for word in program[1:2]):
             return True
         name = program[0].text.rpartition("/")[2]

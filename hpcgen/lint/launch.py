@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +21,17 @@ _WRAPPERS = {
 """Programs that run their arguments -> how many words of their own they take after their options."""
 _OPTIONS_WITH_VALUE = frozenset((
     "-n", "-o", "-s", "-k", "--signal", "--kill-after", "-u", "-C", "--chdir", "-N", "-m", "-i", "-e",
+    "--cpunodebind", "--membind", "--physcpubind", "--interleave", "--preferred",
 ))
 _SHELLS = ("bash", "sh", "zsh")
+_PYTHON = re.compile(r"(^|/)(python[\d.]*|torchrun)$")
+_PROFILERS = ("nsys", "ncu", "dlprof", "rocprof", "py-spy", "gdb", "catchsegv", "unbuffer", "ch-run", "sarus")
+"""Programs that run another after options of their own, which are not read."""
 _TORCHRUN_FLAGS = frozenset(("standalone", "no-python", "use-env", "run-path", "help", "version"))
 _TRAINING_FILES = re.compile(
     r"(^|/)(?!(prepare|preprocess|test|eval|convert|download|tokenize)[\w-]*\.py$)"
     r"([\w-]*[_-])?((pre)?train|finetun|fine_tun|sft[_.-]|dpo[_.-]|grpo[_.-])[\w.-]*(?<!_test)\.py$"
+    r"|(^|/)(\w+_)?train(ing)?/(main|run_recipe)\.py$"
 )
 _TRAINING_MODULES = re.compile(r"(^|[._])(pre)?train(er|ing)?(\.(train|main))?$|^open_lm\.main$")
 _OTHER_WORK = re.compile(
@@ -174,6 +180,13 @@ def unwrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:
     return words
 
 
+def program_of(words: tuple[Word, ...]) -> tuple[Word, ...]:
+    """A command without the wrappers, containers and environments that it is started through."""
+    while (inner := wrapped(unwrapped(words))) != words:
+        words = inner
+    return words
+
+
 def step_of(command: Command, words: tuple[Word, ...], background: bool) -> Step | None:
     """The step that a command starts; None when it is not srun."""
     if not words or words[0].text.rpartition("/")[2] != "srun":
@@ -222,15 +235,11 @@ def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) ->
     """The Python program that is started; None when it is another program."""
     names = {item.name for item in command.environment}
     names |= {found[1] for word in program if (found := re.match(r"([A-Za-z_]\w*)=", word.text))}
-    words = unwrapped(wrapped(unwrapped(program)))
+    words = program_of(program)
     if step is not None:
-        words = _without_script(words)
-    if words and words[0].text.rpartition("/")[2] in ("nsys", "ncu"):
-        python = [
-            index
-            for index, word in enumerate(words)
-            if re.search(r"(^|/)(python[\d.]*|torchrun)$", word.text)
-        ]
+        words = program_of(_without_script(words))
+    if words and words[0].text.rpartition("/")[2] in _PROFILERS:
+        python = [index for index, word in enumerate(words) if _PYTHON.search(word.text)]
         words = words[python[0] :] if python else ()
     if not words:
         return None
@@ -256,13 +265,23 @@ def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) ->
 
 def _without_script(words: tuple[Word, ...]) -> tuple[Word, ...]:
     """The program behind `./launch.sh train.py`: in a step, such a script sets the rank's variables first."""
-    first = 1 if words and words[0].text.rpartition("/")[2] in _SHELLS else 0
-    if len(words) < first + 2 or not words[first].text.endswith(".sh"):
+    script = words
+    if words and words[0].text.rpartition("/")[2] in _SHELLS:
+        script = words[1:]
+        while script and re.fullmatch(r"-[a-bd-z]+", script[0].text):  # bash -x launch.sh
+            script = script[1:]
+    if len(script) < 2 or script[0].text.startswith("-"):
         return words
-    if words[first + 1].text.endswith(".py"):
-        return (replace(words[first], text="python"), *words[first + 1 :])
-    is_python = re.search(r"(^|/)(python[\d.]*|torchrun)$", words[first + 1].text)
-    return words[first + 1 :] if is_python else words
+    name = script[0].text
+    is_script = name.endswith(".sh") or script is not words
+    # bind.sh --cpu=exclusive -- python train.py
+    options = [*itertools.takewhile(lambda word: word.text.startswith("-"), script[1:])]
+    if options and options[-1].text == "--" and len(script) > len(options) + 1:
+        script = (script[0], *script[len(options) + 1 :])
+    if is_script and script[1].text.endswith(".py"):
+        return (replace(script[0], text="python"), *script[1:])
+    is_wrapper = is_script or "/" in name or not script[0].known
+    return script[1:] if is_wrapper and _PYTHON.search(script[1].text) else words
 
 
 def _launcher(name: str, words: tuple[Word, ...]) -> tuple[str, tuple[Word, ...]]:
@@ -274,7 +293,9 @@ def _launcher(name: str, words: tuple[Word, ...]) -> tuple[str, tuple[Word, ...]
         return name, words[1:]
     if (name, words[1].text if len(words) > 1 else "") in (("tune", "run"), ("axolotl", "train")):
         return name, words[2:]
-    if re.fullmatch(r"python[\d.]*", name):
+    if name.endswith(".py"):
+        return "python", words
+    if re.fullmatch(r"python[\d.]*|\$\{?(\w+_)?PYTHON(_?(BIN|CMD|EXE\w*|PATH))?\}?", name):
         rest = words[1:]
         for index, word in enumerate(rest[:4]):
             following = rest[index + 1].text if index + 1 < len(rest) else ""

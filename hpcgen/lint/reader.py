@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hpcgen.errors import HpcgenError
 from hpcgen.lint import sbatch
@@ -58,6 +59,14 @@ def read(text: str, path: str = "-", *, trusts_defaults: bool = False) -> Script
     return replace(script, directives=own, error=error)
 
 
+class _Here(NamedTuple):
+    """A here-document, as the fields of `Command`."""
+
+    here_document: str = ""
+    here_line: int = 0
+    here_expands: bool = False
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where a statement stands."""
@@ -68,9 +77,10 @@ class _Place:
     in_loop: bool = False
     outer: int | None = None
     dead: bool = False
+    loop: str = ""
 
     def within(self, *, loop: bool = False) -> _Place:
-        return replace(self, status="plain", conditional=True, in_loop=self.in_loop or loop)
+        return replace(self, status="plain", conditional=True, in_loop=self.in_loop or loop, loop="")
 
     def branch(self, runs: bool | None) -> _Place:
         """A branch that runs, does not, or may run (None)."""
@@ -205,34 +215,33 @@ class _Reader:
         if statement.get("Negated"):
             place = replace(place, status="tested")
         command = statement.get("Cmd")
-        here_document, here_line = self._redirections(statement, place)
+        here = self._redirections(statement, place)
         if command is None:
             return
         self._place = place
         kind = command["Type"]
         visit = getattr(self, f"_{kind.lower()}", None)
         if kind == "CallExpr":
-            self._call(statement, command, place, here_document=here_document, here_line=here_line)
+            self._call(statement, command, place, here)
         elif visit:
             visit(command, place)
 
-    def _redirections(self, statement: Node, place: _Place) -> tuple[str, int]:
-        """Text and first line of a here-document; what redirections expand is visited."""
+    def _redirections(self, statement: Node, place: _Place) -> _Here:
+        """The here-document of a command; what redirections expand is visited."""
         self._place = place
-        text, line = "", 0
+        here = _Here()
         for redirection in statement.get("Redirs", []):
             if "Hdoc" in redirection:
-                text, line = (
-                    self._expander.here_document(redirection),
-                    self._expander.line_of(redirection["Hdoc"]),
-                )
+                text, expands = self._expander.here_document(redirection)
+                line = self._expander.line_of(redirection["Hdoc"])
                 if self._expander.on_one_line:
                     text = ""  # nobody could tell the lines of what is found in it
                 else:
                     self._here_lines.update(range(line, line + text.count("\n") + 1))
+                here = _Here(here_document=text, here_line=line, here_expands=expands)
             elif "Word" in redirection:
                 self._expander.single(redirection["Word"])
-        return text, line
+        return here
 
     # ---- compound commands, each named after its type in the tree ----
 
@@ -321,7 +330,8 @@ class _Reader:
                 self._expander.fields(item)
             self._set(loop["Name"]["Value"], unknown_variable(loop["Name"]["Value"]))
         before = self._begin_loop(command)
-        self._statements(command.get("Do", []), place.within(loop=True))
+        inside = replace(place.within(loop=True), loop=loop.get("Name", {}).get("Value", ""))
+        self._statements(command.get("Do", []), inside)
         self._restore(merged(before, [before, dict(self._variables)]))
 
     def _caseclause(self, command: Node, place: _Place) -> None:
@@ -344,7 +354,7 @@ class _Reader:
     def _read_case(self, item: Node, branches: list[Branch]) -> Callable[[_Place], None]:
         def visit(place: _Place) -> None:
             first, commands = len(self._assignments), len(self._commands)
-            self._statements(item.get("Stmts", []), replace(place, status="plain", conditional=True))
+            self._statements(item.get("Stmts", []), replace(place, status="plain", conditional=True, loop=""))
             branches.append(
                 Branch(
                     line=self._expander.line_of(item),
@@ -425,9 +435,7 @@ class _Reader:
                 words += self._expander.fields(item["Value"])
         self._add(command, words, place)
 
-    def _call(
-        self, statement: Node, command: Node, place: _Place, *, here_document: str, here_line: int
-    ) -> None:
+    def _call(self, statement: Node, command: Node, place: _Place, here: _Here) -> None:
         arguments = command.get("Args", [])
         if not arguments:
             for item in command.get("Assigns", []):
@@ -444,8 +452,7 @@ class _Reader:
             place,
             environment=environment,
             background=bool(statement.get("Background")),
-            here_document=here_document,
-            here_line=here_line,
+            **here._asdict(),
         )
         self._effects(found)
 
@@ -543,6 +550,7 @@ class _Reader:
             outer=place.outer,
             interval=self._interval(item.get("Value")),
             dead=place.dead,
+            loop=place.loop,
         )
 
     def _value(self, item: Node, assignment: Assignment) -> Variable:

@@ -41,6 +41,8 @@ class Assignment:
     """What an arithmetic value can be."""
     dead: bool = False
     """Whether it stands in a branch that certainly does not run."""
+    loop: str = ""
+    """Variable of the `for` that runs it in every turn; "" outside of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,8 @@ class Command:
     """What it reads from <<EOF, with variables as written."""
     here_line: int = 0
     """The first line of that."""
+    here_expands: bool = False
+    """Whether the shell expands variables in it, because its delimiter has no quotes."""
     outer: int | None = None
     """Where in `Script.commands` the command is whose `bash -c` text this one is from."""
     statement: int = 0
@@ -126,6 +130,8 @@ class Script:
     pipelines: tuple[tuple[Command, ...], ...] = ()
     arithmetic: tuple[Use, ...] = ()
     """Variables within $(( )) and (( ))."""
+    is_expanded: bool = False
+    """Whether another script's shell expands the text before sbatch reads it, as in sbatch <<EOF."""
     error: ShellSyntaxError | None = None
     """Where bash would stop reading. There are no commands then, unless only a placeholder is in the way."""
 

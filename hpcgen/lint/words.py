@@ -157,14 +157,14 @@ class Expander:
         """The word of an assignment or a redirection, which is not split."""
         return self._word(node, self._begin(node, splits=False))
 
-    def here_document(self, redirection: Node) -> str:
-        """The text that a command reads from <<EOF; what is expanded in it stays as written."""
+    def here_document(self, redirection: Node) -> tuple[str, bool]:
+        """The text that a command reads from <<EOF, and whether bash expands it; here it stays as written."""
         body = redirection["Hdoc"]
         self._begin(body)  # visits the command substitutions
         text = self.text_of(body).rpartition("\n")[0]
         delimiter = redirection["Word"].get("Parts", [])
         is_quoted = any(part["Type"] != "Lit" or "\\" in part["Value"] for part in delimiter)
-        return text if is_quoted else _unescape(text, quoted=True)
+        return (text, False) if is_quoted else (_unescape(text, quoted=True), True)
 
     def scalar(self, node: Node) -> Variable:
         """What an assignment of this word puts into a variable."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcgen.lint.words import Word
 
@@ -18,6 +18,8 @@ class Wrapper:
     """Options that take the next word."""
     takes_image: bool = False
     """Whether an image or a container is named before the program."""
+    runs_python: bool = False
+    """Whether a Python file or `-m MODULE` may take the place of the program."""
 
 
 _APPTAINER = Wrapper(
@@ -36,8 +38,19 @@ _SHIFTER = frozenset((
 ))  # fmt: skip
 _ENVIRONMENT = frozenset((
     "-n", "--name", "-p", "--prefix", "--python", "--with", "--extra", "--group", "--project", "--directory", "--cwd",
-    "--env-file",
+    "--env-file", "-e", "--environment", "--manifest-path", "-r", "--root-prefix", "--package", "--index-url",
 ))  # fmt: skip
+_PODMAN = Wrapper(
+    ("run", "shared-run", "exec"),
+    frozenset((
+        "-v", "--volume", "--mount", "-e", "--env", "--env-file", "-w", "--workdir", "--name", "-h", "--hostname",
+        "--network", "--net", "--ipc", "--pid", "--uts", "--userns", "--shm-size", "--ulimit", "--gpus", "--device",
+        "--entrypoint", "-u", "--user", "--group-add", "--cap-add", "--cap-drop", "--security-opt", "-m", "--memory",
+        "--cpus", "--cpuset-cpus", "--tmpfs", "-l", "--label", "--runtime", "--annotation", "--log-driver", "--pull",
+        "--platform", "-p", "--publish", "--add-host", "--dns",
+    )),
+    takes_image=True,
+)  # fmt: skip
 
 CONTAINERS = {
     "apptainer": _APPTAINER,
@@ -46,16 +59,26 @@ CONTAINERS = {
     "enroot": Wrapper(
         ("start",), frozenset(("-m", "--mount", "-e", "--env", "-c", "--conf", "--rc")), takes_image=True
     ),
+    **dict.fromkeys(("podman-hpc", "podman", "docker"), _PODMAN),
 }
 """Programs that start a container -> how they are read.
 
-Sources: `singularity exec --help`, `apptainer exec --help`, `enroot start --help`, shifter's manual.
+Sources: `singularity exec --help`, `apptainer exec --help`, `enroot start --help`, `docker run --help`, shifter's and
+podman-run's manuals.
 """
 
-WRAPPERS = CONTAINERS | dict.fromkeys(("uv", "conda", "poetry"), Wrapper(("run",), _ENVIRONMENT))
+WRAPPERS = {
+    **CONTAINERS,
+    **dict.fromkeys(
+        ("conda", "mamba", "micromamba", "poetry", "pixi", "pipenv"), Wrapper(("run",), _ENVIRONMENT)
+    ),
+    "uv": Wrapper(("run",), _ENVIRONMENT, runs_python=True),
+}
 """CONTAINERS, and programs that start an environment. Sources: `uv run --help`, `conda run --help`, `poetry run`."""
 
-_LIKELY_PROGRAM = re.compile(r"(^|/)(python[\d.]*|torchrun|accelerate|deepspeed|bash|sh)$|\.(sh|py)$")
+_LIKELY_PROGRAM = re.compile(
+    r"(^|/)(python[\d.]*|torchrun|accelerate|deepspeed|composer|conda|uv|env|numactl|nsys|bash|sh)$|\.(sh|py)$"
+)
 
 
 def wrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:
@@ -65,15 +88,23 @@ def wrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:
         return words
     rest = words[1:]
     if wrapper.subcommands:
-        while rest and rest[0].text.startswith("-"):
-            rest = rest[1:]  # apptainer --quiet exec
+        rest = _without_options(rest, wrapper)  # apptainer --quiet exec
         if not rest or rest[0].text not in wrapper.subcommands:
             return words
         rest = rest[1:]
-    while rest and rest[0].text.startswith("-"):
-        rest = rest[2 if rest[0].text in wrapper.with_value else 1 :]
+    rest = _without_options(rest, wrapper)
+    if wrapper.runs_python and rest and re.search(r"^(-m|--module)$|\.py$", rest[0].text):
+        return replace(rest[0], text="python"), *rest
     if not wrapper.takes_image:
         return rest
     # A variable before the image may hold several options: the program is the first word that looks like one.
     starts = (index for index, word in enumerate(rest) if index and _LIKELY_PROGRAM.search(word.text))
     return rest[next(starts, 1) :]
+
+
+def _without_options(words: tuple[Word, ...], wrapper: Wrapper) -> tuple[Word, ...]:
+    while words and words[0].text.startswith("-"):
+        if wrapper.runs_python and words[0].text in ("-m", "--module"):
+            break
+        words = words[2 if words[0].text in wrapper.with_value else 1 :]
+    return words

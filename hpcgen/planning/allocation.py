@@ -15,7 +15,7 @@ from hpcgen.config.slurm import StageSettings
 from hpcgen.config.stages import ARRAY_STAGES, GPU_STAGES, section
 from hpcgen.errors import Problem
 from hpcgen.planning.array import Array, make_array
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 MAX_RESTARTS = 100
 SINGLE_TASK_STAGES = frozenset(("image", *ARRAY_STAGES, "index-cache", "tensorboard"))

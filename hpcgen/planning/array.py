@@ -11,7 +11,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import ArraySettings
 from hpcgen.config.stages import ARRAY_STAGES, section
 from hpcgen.errors import Problem
-from hpcgen.wording import counted
+from hpcgen.text import counted, ranges
 
 NUM_TASKS = 8
 """Tasks of an array when nobody says."""
@@ -30,17 +30,7 @@ class Array:
     def option(self, tasks: Sequence[int] | None = None) -> str:
         """The value of sbatch's --array for these tasks, in rising order (None: all): 0-3,7%2."""
         limit = f"%{self.array_parallelism}" if self.array_parallelism else ""
-        return ",".join(_runs(range(self.num_tasks) if tasks is None else tasks)) + limit
-
-
-def _runs(tasks: Sequence[int]) -> Iterator[str]:
-    """First and last of each run of consecutive numbers: 0-3, 7."""
-    start = 0
-    for end in range(1, len(tasks) + 1):
-        if end == len(tasks) or tasks[end] != tasks[end - 1] + 1:
-            first, last = tasks[start], tasks[end - 1]
-            yield str(first) if first == last else f"{first}-{last}"
-            start = end
+        return ranges(range(self.num_tasks) if tasks is None else tasks) + limit
 
 
 def make_array(stage: str, config: RunConfig, cluster: ClusterConfig) -> Array | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -29,6 +28,7 @@ from hpcgen.planning.environment import (
 )
 from hpcgen.planning.paths import absolute_paths
 from hpcgen.planning.software import runtime
+from hpcgen.text import did_you_mean
 
 COMPUTED = {
     "MASTER_ADDR": "address of the step's first node, as scontrol knows it",
@@ -274,8 +274,7 @@ def _unknown(name: str, stage: str, names: Sequence[str], secrets: Sequence[str]
     """What there is to say about a name that no stage of the run sets."""
     if name in RESERVED:
         return f"{name}: Slurm, the container or the image sets it; a run file may not, and stage {stage} does not"
-    close = difflib.get_close_matches(name.upper(), sorted(set(names)), n=3, cutoff=0.75)
-    hints = [f"did you mean {' or '.join(close)}?"] if close else []
-    if not hints and leaked([name], secrets):
-        hints = ["and one of the submitting shell is unset: set it under environment in the run file"]
-    return "; ".join([f"{name if name.isprintable() else ascii(name)}: no stage sets it", *hints])
+    hint = did_you_mean(name.upper(), sorted(set(names)), most=3, cutoff=0.75)
+    if not hint and leaked([name], secrets):
+        hint = "and one of the submitting shell is unset: set it under environment in the run file"
+    return f"{name if name.isprintable() else ascii(name)}: no stage sets it" + (f"; {hint}" if hint else "")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
-from trainer.contract.imports import IMPORT_PATH, file_of
-from trainer.contract.provenance import CODE
+from hpcgen.text import did_you_mean
+from trainer.contract.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
 
 
 def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
@@ -20,7 +19,7 @@ def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
     cannot be read here are left to the planning of the stage's inputs.
     """
     errors, warnings = [], []
-    for key in CODE:
+    for key in FUNCTION_KEYS:
         section, _, name = key.partition(".")
         path = getattr(getattr(config, section), name)
         file = file_of(path) if path else None
@@ -36,9 +35,8 @@ def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
             warnings.append(Problem(key, f"may fail: this Python cannot parse {file}{at} ({error})"))
             continue
         if defined is not None and match["name"] not in defined:
-            near = difflib.get_close_matches(match["name"], defined, n=1)
             known = ", ".join(sorted(each for each in defined if not each.startswith("_"))) or "none"
-            hint = f"did you mean {near[0]}?" if near else f"it has {known}"
+            hint = did_you_mean(match["name"], defined) or f"it has {known}"
             errors.append(Problem(key, f"names {match['name']}, which {file} does not define", hint))
     return errors, warnings
 

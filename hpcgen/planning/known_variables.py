@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from hpcgen.text import nearest
+
 SIMILARITY = 0.82
 """Of a misspelt name to the right one, as difflib counts it."""
 
@@ -80,10 +82,7 @@ def right_name(name: str) -> str | None:
         return WRONG_NAMES[name]
     if not is_checked(name) or name in UNREAD or name in known():
         return None
-    import difflib
-
-    close = difflib.get_close_matches(name, known(), n=1, cutoff=SIMILARITY)
-    return close[0] if close else None
+    return next(iter(nearest(name, known(), most=1, cutoff=SIMILARITY)), None)
 
 
 def is_checked(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcgen.wording import counted
+from hpcgen.text import counted
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
 
 

@@ -10,7 +10,7 @@ from hpcgen.planning import checkpointing
 from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
-from hpcgen.wording import counted
+from hpcgen.text import counted
 from trainer.contract.batch_size import total_samples
 
 

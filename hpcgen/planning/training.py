@@ -20,7 +20,7 @@ from hpcgen.planning.model_size import checkpoint_bytes
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World
-from hpcgen.wording import counted
+from hpcgen.text import counted
 from trainer.contract.config import ModelConfig, TrainerConfig
 from trainer.contract.resolve import resolve
 

@@ -1,7 +1,7 @@
 """What every batch script of hpcgen holds to, whatever blocks a site replaces: pure functions on a script's text.
 
 `check_script` compares a script with what its stage planned. bash and shellcheck are asked elsewhere
-(hpcgen.shell_programs).
+(hpcgen.rendering.shell_programs).
 """
 
 from __future__ import annotations

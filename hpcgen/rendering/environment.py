@@ -48,6 +48,19 @@ class ShellEnvironment(jinja2.Environment):
         self.directories = tuple(directories)
         self.filters = {**OUTPUT_FILTERS, **LOGIC_FILTERS}
         self.globals = {}
+        self._parsed: dict[tuple[str, str | None], jinja2.nodes.Template] = {}
+
+    def parse(
+        self, source: str, name: str | None = None, filename: str | None = None
+    ) -> jinja2.nodes.Template:
+        """The template's tree. Compiling the same template takes it over: parsing is a third of its time."""
+        tree = super().parse(source, name, filename)
+        self._parsed[source, filename] = tree
+        return tree
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        parsed = self._parsed.pop((source, filename), None)
+        return super()._parse(source, name, filename) if parsed is None else parsed
 
     def preprocess(self, source: str, name: str | None = None, filename: str | None = None) -> str:
         """The source, without `${#`: to Jinja a comment begins there, up to any later `#}`."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jinja2
 
-from hpcgen.config.validation import did_you_mean
 from hpcgen.errors import HpcgenError
 from hpcgen.rendering.filters import UnwritableValue
+from hpcgen.text import did_you_mean
 
 _JINJA = Path(jinja2.__file__).parent
 

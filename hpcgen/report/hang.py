@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hpcgen.config.cpus import ranges
 from hpcgen.report.history import number_or_none
 from hpcgen.report.words import figure
+from hpcgen.text import ranges
 
 MOST_PLACES = 3
 """That the line names; the files have the rest."""
@@ -37,7 +36,7 @@ def hang_in_words(stacks: Path, world_size: object) -> str:
     quiet_s = max(number_or_none(report.get("quiet_s")) or 0.0 for report in reports.values())
     parts = [f"nothing moved for {figure(quiet_s, 3)} s"]
     if isinstance(world_size, int) and (missing := sorted(set(range(world_size)) - reports.keys())):
-        parts.append(f"look first at rank {_ranges(missing)}, which did not report")
+        parts.append(f"look first at rank {ranges(missing)}, which did not report")
     places: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, report in reports.items():
         places[str(report.get("iteration")), str(report.get("at"))].append(rank)
@@ -46,7 +45,7 @@ def hang_in_words(stacks: Path, world_size: object) -> str:
     for (iteration, at), ranks in fewest_first[:MOST_PLACES]:
         hosts = {str(reports[rank].get("host")) for rank in ranks}
         host = f" on {hosts.pop()}" if len(hosts) == 1 else ""
-        parts.append(f"rank {_ranges(ranks)}{host} stood after iteration {iteration} at {at}")
+        parts.append(f"rank {ranges(sorted(ranks))}{host} stood after iteration {iteration} at {at}")
     return "; ".join([*parts, *([f"others at {left_out} more places"] if left_out > 0 else [])])
 
 
@@ -68,8 +67,3 @@ def _report(path: Path) -> dict[str, Any] | None:
     ):
         return None
     return report
-
-
-def _ranges(ranks: Iterable[int]) -> str:
-    """0-2,5."""
-    return ranges(sum(1 << rank for rank in ranks))

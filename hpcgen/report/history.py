@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 Event = dict[str, Any]
 Column = NDArray[np.float64]

@@ -18,8 +18,8 @@ from hpcgen.report.labels import MOST_NAMED, heading, labels
 from hpcgen.report.panels import NamedHistory, draw_charts
 from hpcgen.report.run import Run
 from hpcgen.report.summary import AttemptSummary, Summary, summarise
+from hpcgen.text import counted
 from hpcgen.version import __version__
-from hpcgen.wording import counted
 
 HERE = Path(__file__).parent
 MOST_ROWS = 25

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcgen.checkpoints.run_config import read_trained_config
 from hpcgen.errors import HpcgenError
 from hpcgen.report.history import History, read_history
 from hpcgen.report.state import State, state_of
-from hpcgen.run_config import read_trained_config
 
 
 @dataclass(frozen=True, kw_only=True)

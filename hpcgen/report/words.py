@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
+from hpcgen import text
 from hpcgen.report.scale import short
 
 MISSING = "–"
 
 
 def duration(seconds: float | None) -> str:
-    """A time span: 0.25 s, 42 s, 5 min, 3 h 20 min, 2 d 4 h."""
-    if seconds is None:
-        return MISSING
-    if seconds < 1e-4:
-        return "0 s"
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    """A span of time: 0.25 s, 42 s, 3 h 20 min."""
+    return MISSING if seconds is None else text.duration(seconds)
 
 
 def moment(unix_seconds: float | None) -> str:
@@ -33,14 +22,9 @@ def moment(unix_seconds: float | None) -> str:
     return datetime.fromtimestamp(unix_seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def size(count: float | None) -> str:
-    """Bytes: 15.7 GB."""
-    if count is None:
-        return MISSING
-    units = ["B", "kB", "MB", "GB", "TB", "PB"]
-    while count >= 1000 and len(units) > 1:
-        count, units = count / 1000, units[1:]
-    return f"{count:.0f} B" if units[0] == "B" else f"{count:.1f} {units[0]}"
+def size(num_bytes: float | None) -> str:
+    """A number of bytes: 15.7 GB."""
+    return MISSING if num_bytes is None else text.size_text(num_bytes)
 
 
 def figure(value: float | None, digits: int = 4) -> str:

@@ -6,13 +6,13 @@ entities, a space between attributes. It finds GPUs and NICs by bus id and fills
 
 from __future__ import annotations
 
+import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
 
 from hpcgen.config import cpus
 from hpcgen.config.node_type import Gpu, Nic, NodeType, PciLink
@@ -85,7 +85,7 @@ def _pci(bus_id: str, pci_class: str, link: PciLink) -> Element:
 
 
 def _lines(element: Element, depth: int) -> Iterator[str]:
-    attributes = "".join(f" {key}={quoteattr(value)}" for key, value in element.attributes.items())
+    attributes = "".join(f' {key}="{html.escape(value)}"' for key, value in element.attributes.items())
     indent = "  " * depth
     if not element.children:
         yield f"{indent}<{element.tag}{attributes}/>\n"

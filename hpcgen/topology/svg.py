@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from xml.sax.saxutils import escape, quoteattr
+from html import escape
 
 from hpcgen.config.node_type import Nic, NodeType
 from hpcgen.topology.layout import (
@@ -195,7 +195,7 @@ def _wire(path: str, kind: str = "") -> str:
 def _text(
     x: int, y: int, words: str, kind: str, anchor: str = "start", transform: str = "", title: str = ""
 ) -> str:
-    turn = f" transform={quoteattr(transform)}" if transform else ""
+    turn = f' transform="{escape(transform)}"' if transform else ""
     tip = f"<title>{escape(title)}</title>" if title else ""
     return f'<text class="{kind}" x="{x}" y="{y}" text-anchor="{anchor}"{turn}>{tip}{escape(words)}</text>'
 

@@ -169,7 +169,7 @@ def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
         "5 min",  # from the last line of the first attempt to the second
         "start 3: optimizer.lr 0.0003 → 0.0001",
         "122; 2 steps lost",
-        "6 min",  # from the last line that was lost to the third attempt
+        "5 min 40 s",  # from the last line that was lost to the third attempt
         "Start 3 passed over /runs/gpt/checkpoints/iter_0000124: __0_0.distcp is missing. It was renamed.",
         "0.8 s 31 s beside training 112.0 GB /runs/gpt/checkpoints/iter_0000100",
         "30,720 to 30,975 left out",

@@ -18,8 +18,7 @@ import pytest
 
 from hpcgen.config.corpus import CorpusConfig, SplitPatterns
 from hpcgen.data.manifest import ManifestFile, manifest_path, read_manifest
-from hpcgen.data.sampling import evenly_spread, sample_sizes
-from hpcgen.data.selection import matches, select
+from hpcgen.data.selection import evenly_spread, matches, sample_sizes, select
 from hpcgen.errors import ConfigErrors, HpcgenError
 from tests.cli.command import Ended, hpcgen, listing
 from tests.http_server import fake_hub, http_server

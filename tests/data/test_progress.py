@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from hpcgen.cli.data import progress as module
-from hpcgen.cli.data.progress import amount, duration, lines
+from hpcgen.cli.data.progress import lines
 from hpcgen.data.task import Progress
 
 from .data_runs import documents, json_lines, planned_corpus, write_file, write_job
@@ -29,26 +29,6 @@ def test_lines_of_a_log(monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines() == [
         "tokenize: 10 of 72 files, 12.0 GB of 30.0 GB, 1,234,567 documents, 890,123,456 tokens, 100.0 MB/s, 3 min left",
         "tokenize: 10 of 72 files, 30.0 GB of 30.0 GB, 1,234,567 documents, 890,123,456 tokens, 1 failed, 500.0 MB/s",
-    ]
-
-
-def test_numbers_for_people():
-    sizes = (0, 999, 1000, 999_949, 999_950, 2_700_000_000_000, 10**16)
-    assert [amount(size) for size in sizes] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "999.9 kB",
-        "1.0 MB",
-        "2.7 TB",
-        "10000.0 TB",
-    ]
-    assert [duration(seconds) for seconds in (0.4, 89, 91, 3500, 12000)] == [
-        "0 s",
-        "89 s",
-        "2 min",
-        "58 min",
-        "3 h 20 min",
     ]
 
 

@@ -139,6 +139,10 @@ TORCHRUN = SRUN.replace(
 )
 C10D = "--rdzv-backend=c10d --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT"
 ALONE = TORCHRUN.partition('"${container[@]}" ')[2]
+AGENT_PER_NODE = (
+    ("    --ntasks=32\n    --ntasks-per-node=8\n", "    --ntasks=4\n    --ntasks-per-node=1\n"),
+)
+PREPARE = "prepare() {\n    mkdir -p /tmp/cache\n}\n"
 
 EXAMPLES: dict[str, Example] = {
     # ---- directives ----
@@ -452,6 +456,37 @@ EXAMPLES: dict[str, Example] = {
         at="hostname",
         passes=(_in(LAUNCH, "srun --ntasks=1 bash -c 'hostname'"),),
     ),
+    # ---- what reaches a step ----
+    "signal-not-forwarded": Example(
+        fails=(('kill -USR2 "$pid"\' USR2', 'echo "time is nearly up"\' USR2'),),
+        at="trap",
+        passes=(('kill -USR2 "$pid"\' USR2', 'echo "time is nearly up"; kill -USR2 "$pid"\' USR2'),),
+    ),
+    "host-address": Example(
+        fails=((ADDRESS, "MASTER_ADDR=$(hostname --ip-address)"),),
+        at="MASTER_ADDR=",
+        passes=((ADDRESS, "MASTER_ADDR=$(hostname -I | cut -d' ' -f1)"),),
+    ),
+    "launch-deprecated": Example(
+        fails=((SRUN, TORCHRUN.replace("torchrun", "python -m torch.distributed.launch")), *AGENT_PER_NODE),
+        at="torch.distributed.launch",
+        passes=((SRUN, TORCHRUN.replace("torchrun", "python -m torch.distributed.run")), *AGENT_PER_NODE),
+    ),
+    "function-in-step": Example(
+        fails=(_in(LAUNCH, f"{PREPARE}srun --ntasks=4 bash -c 'prepare'"),),
+        at="bash -c",
+        passes=(_in(LAUNCH, f"{PREPARE}export -f prepare\nsrun --ntasks=4 bash -c 'prepare'"),),
+    ),
+    "arguments-lost": Example(
+        fails=(_in(LAUNCH, "srun --ntasks=4 bash -c 'mkdir -p \"$@\"'"),),
+        at="mkdir",
+        passes=(_in(LAUNCH, "srun --ntasks=4 bash -c 'mkdir -p \"$@\"' bash /tmp/cache"),),
+    ),
+    "wait-without-status": Example(
+        fails=((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN} &\nwait\n"), ("#SBATCH --signal=B:USR2@300\n", "")),
+        at="wait",
+        passes=((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN} &\nwait $!\n"), ("#SBATCH --signal=B:USR2@300\n", "")),
+    ),
     # ---- containers ----
     "container-env-gap": Example(
         fails=((",NCCL_TOPO_FILE,", ","),),
@@ -666,6 +701,13 @@ EXAMPLES: dict[str, Example] = {
         fails=(_in(LAUNCH, 'echo "$(printenv)" >> /shared/logs/environment'),),
         at="printenv",
         passes=(_in(LAUNCH, "env | grep ^NCCL_"),),
+    ),
+    "library-path": Example(
+        fails=(_in(ENVIRONMENT, "module load cuda/12.8\nexport LD_LIBRARY_PATH=/shared/lib"),),
+        at="LD_LIBRARY_PATH",
+        passes=(
+            _in(ENVIRONMENT, "module load cuda/12.8\nexport LD_LIBRARY_PATH=/shared/lib:$LD_LIBRARY_PATH"),
+        ),
     ),
     # ---- Megatron-LM ----
     "megatron-option": Example(
@@ -1009,6 +1051,17 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         "directive-variable",
         Message(script=LOG.format("$HOME/a.%j\n#SBATCH --error=$HOME/b.%j"), why="$HOME in --output"),
     ),
+    "a variable that the submitting shell expands": (
+        "directive-variable",
+        Message(script=f"{HEAD}sbatch <<EOF\n#!/bin/bash\n#SBATCH --output=$HOME/a\nsrun -K ./b\nEOF\n"),
+    ),
+    "a variable that no shell expands": (
+        "directive-variable",
+        Message(
+            script=f"{HEAD}sbatch <<'EOF'\n#!/bin/bash\n#SBATCH --output=$HOME/a\nsrun -K ./b\nEOF\n",
+            why="$HOME in --output",
+        ),
+    ),
     "few CPUs for one task": (
         "few-cpus",
         Message(
@@ -1175,6 +1228,29 @@ MESSAGES: dict[str, tuple[str, Message]] = {
             'srun -K python "$here/train.py"\n'
         ),
     ),
+    "the script's directory, unless the submit directory has the program": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"\nroot="$(cd "$here/.." && pwd)"\n'
+            '[ -f "$SLURM_SUBMIT_DIR/train.py" ] && root=$SLURM_SUBMIT_DIR\n'
+            'srun -K python "$root/train.py"\n'
+        ),
+    ),
+    "the script's directory, which nothing reads": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here="$(cd "$(dirname "$0")" && pwd)"\nroot="$(cd "$here/.." && pwd)"\n'
+            "srun -K python /shared/train.py\n"
+        ),
+    ),
+    "the directory above the script's": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here="$(cd "$(dirname "$0")" && pwd)"\nroot="$(cd "$here/.." && pwd)"\n'
+            'srun -K python "$root/train.py"\n',
+            why="where no other file is",
+        ),
+    ),
     "a port of jobs that run one after the other": (
         "fixed-port",
         Message(
@@ -1228,6 +1304,34 @@ MESSAGES: dict[str, tuple[str, Message]] = {
             why="set -x writes the value of HF_TOKEN into the log",
             fix="take the x out of `set -xeuo pipefail` (line 6), or `set +x` before line 8",
         ),
+    ),
+    "an image that the script asks for": (
+        "image-empty",
+        Message(
+            script=f'{HEAD}IMAGE=""\nif [ -z "$IMAGE" ]; then exit 1; fi\n'
+            'STEP="srun -K --container-image=$IMAGE"\n$STEP ./train\n'
+        ),
+    ),
+    "an image that nothing asks for": (
+        "image-empty",
+        Message(
+            script=f'{HEAD}IMAGE=""\nSTEP="srun -K --container-image=$IMAGE"\n$STEP ./train\n', why="is empty"
+        ),
+    ),
+    "an endpoint that argparse completes": (
+        "rdzv-endpoint",
+        Message(
+            script=f"{HEAD.replace('per-node=4', 'per-node=1')}srun -K torchrun --nnodes=2 --rdzv_backend c10d "
+            "--rdzv_endpoin $host:29500 train.py\n"
+        ),
+    ),
+    "a trace of another shell": (
+        "trace-with-secrets",
+        Message(script=f'{HEAD}srun -K bash -c "\nset -x\nhostname\n"\n[ -n "$HF_TOKEN" ] && ./upload\n'),
+    ),
+    "a trace of a step that has a secret": (
+        "trace-with-secrets",
+        Message(script=f'{HEAD}srun -K bash -c "\nset -x\n./upload $HF_TOKEN\n"\n', why="HF_TOKEN"),
     ),
     "a trace alone": (
         "trace-with-secrets",

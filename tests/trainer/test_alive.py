@@ -20,7 +20,7 @@ from torch.distributed import HashStore
 from tests.trainer.runs import ROOT, Ranks, Run, run
 from trainer.contract.errors import Exit
 from trainer.contract.run_directory import set_aside
-from trainer.distributed.peers import Peers, ranges
+from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks as Place
 from trainer.faults.hang import Report, verdict
 
@@ -198,11 +198,6 @@ def test_the_line_of_a_hang_names_those_that_stand_apart(reports: list[Report], 
     assert line.startswith("hung: nothing moved for 600 s; ")
     assert expected in line
     assert line.endswith("stacks and flight records are in /run/stacks")
-
-
-def test_ranks_in_few_words() -> None:
-    assert ranges([0, 1, 2, 4, 6, 7]) == "0-2,4,6-7"
-    assert ranges([]) == ""
 
 
 def place(rank: int, world_size: int = 3) -> Place:

@@ -540,7 +540,7 @@ def test_the_tracker_is_not_what_a_run_depends_on(
     assert f"{TRACKER} does not name iter_0000006" in capsys.readouterr().out
 
 
-def test_a_large_checkpoint_is_read_with_signs_of_life(
+def test_a_large_checkpoint_is_read_with_signs_of_attempt(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A beat for each turn in which something was read, so none when the storage hangs."""

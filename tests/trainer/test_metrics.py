@@ -30,7 +30,7 @@ from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory
 from trainer.distributed.peers import within
 from trainer.metrics import json_lines, tensorboard
-from trainer.metrics.console import Log, duration
+from trainer.metrics.console import Log
 from trainer.metrics.json_lines import JsonLines, drop_after
 from trainer.metrics.record import Metrics
 from trainer.metrics.tensorboard import open_tensorboard
@@ -350,14 +350,6 @@ def test_a_line_says_how_long_the_rest_takes(metrics: Metrics, capsys: pytest.Ca
     *lines, last = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration")]
     assert [line.endswith(" left") for line in lines] == [True] * 4
     assert not last.endswith(" left")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (59.7, "1 min 0 s"), (129, "2 min 9 s"), (18_601, "5 h 10 min"), (273_700, "3 d 4 h")],
-)
-def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def read_tensorboard(directory: Path) -> dict[str, dict[int, float]]:

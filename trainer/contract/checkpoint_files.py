@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -267,6 +266,8 @@ def file_problems(
         except FileNotFoundError:
             return f"{name} is missing"
         return None
+
+    from concurrent.futures import ThreadPoolExecutor  # with logging; planning a run reads names alone
 
     with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # hashlib lets go of the interpreter lock
         found = zip(files, threads.map(problem, files), strict=True)

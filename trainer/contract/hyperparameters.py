@@ -8,7 +8,6 @@ it is meant; or it must stay, since the weights or the optimizer's state would n
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.errors import TrainerError
+from trainer.contract.wording import nearest, one_of
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
@@ -238,8 +238,8 @@ def name_problem(name: str) -> tuple[str, str] | None:
             "take only the weights (checkpoint.finetune)",
         )
     ends = [known for known in NAMES if known.partition(".")[2] == name.rpartition(".")[2]]
-    near = ends or difflib.get_close_matches(name, NAMES, n=1)
-    return "is no hyperparameter", f"did you mean {' or '.join(near)}?" if near else "write as optimizer.lr"
+    near = ends or nearest(name, NAMES, most=1)
+    return "is no hyperparameter", f"did you mean {one_of(near)}?" if near else "write as optimizer.lr"
 
 
 def _fixed(config: TrainerConfig) -> frozenset[str]:

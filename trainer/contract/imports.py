@@ -5,19 +5,18 @@ An import path is `package.module:function`, of what is installed or on PYTHONPA
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.contract.config import ConfigError, OptimizerConfig
+from trainer.contract.wording import did_you_mean
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
+
+FUNCTION_KEYS = ("model.layer_spec", "model.model_provider", "optimizer.lr_schedule")
+"""Keys of the configuration that name a function of the user's."""
 
 IMPORT_PATH = re.compile(r"(?P<source>[^:\n]+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
@@ -95,8 +97,7 @@ def load(path: str, what: str) -> Callable[..., Any]:
     if function is not None:
         raise ConfigError(f"{where}: {name} is a {type(function).__name__} there, not a function")
     defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    near = difflib.get_close_matches(name, defined, n=1)
-    known = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(defined)) or 'none'}"
+    known = did_you_mean(name, defined) or f"it has {', '.join(sorted(defined)) or 'none'}"
     raise ConfigError(f"{where}: {module.__file__} has no function {name}; {known}")
 
 
@@ -141,6 +142,8 @@ def _run_file(file: Path, where: str) -> ModuleType:
 
 
 def _failed(where: str, error: Exception) -> ConfigError:
+    import traceback  # only an error needs it
+
     frames = traceback.extract_tb(error.__traceback__)
     last = next((f for f in reversed(frames) if not f.filename.startswith("<frozen")), None)
     at = f" ({last.filename}:{last.lineno})" if last else ""

@@ -23,10 +23,7 @@ from typing import Any
 
 from trainer.contract.config import TrainerConfig
 from trainer.contract.hyperparameters import SECTIONS, Change
-from trainer.contract.imports import IMPORT_PATH, file_of
-
-CODE = ("model.layer_spec", "model.model_provider", "optimizer.lr_schedule")
-"""Keys that name a function of the user's."""
+from trainer.contract.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
 
 PAIRS = ("data.datasets", "data.train")
 """Keys that name the pairs that are trained on. Those of data.valid and data.test may change freely."""
@@ -113,7 +110,7 @@ def code_files(config: TrainerConfig, *, modules: bool = True) -> dict[str, Path
     With `modules`, also those of `package.module:function`; to find one, Python imports its package.
     """
     found = {}
-    for name in CODE:
+    for name in FUNCTION_KEYS:
         path = _value(config, name)
         file = _source_file(path, modules) if path is not None else None
         if file is not None and file.is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer.distributed.rendezvous import Ranks
@@ -108,14 +108,3 @@ def within(seconds: float, function: Callable[[], T]) -> T:
     if not results:
         raise TimeoutError
     return results[0]
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Ascending numbers in few words: `0-2,5`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)

@@ -21,7 +21,7 @@ from types import FrameType
 import torch
 
 from trainer.contract.run_directory import RunDirectory, open_nofollow
-from trainer.distributed.peers import ranges
+from trainer.contract.wording import ranges
 from trainer.distributed.rendezvous import Ranks
 
 FLIGHT_RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")

@@ -18,7 +18,8 @@ from typing import NoReturn
 
 from trainer.contract.errors import Exit, Scope, TrainerError
 from trainer.contract.run_directory import RunDirectory, open_nofollow, publish
-from trainer.distributed.peers import Peers, ranges, within
+from trainer.contract.wording import ranges
+from trainer.distributed.peers import Peers, within
 from trainer.distributed.rendezvous import Ranks, find_ranks
 
 ROLL_CALL_S = 3.5

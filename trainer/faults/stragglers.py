@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer.distributed.peers import ranges
+from trainer.contract.wording import ranges
 from trainer.distributed.rendezvous import Ranks
 from trainer.metrics.timers import Timers
 

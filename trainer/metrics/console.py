@@ -8,6 +8,8 @@ import time
 import warnings
 from typing import Any
 
+from trainer.contract.wording import duration
+
 
 def quiet_libraries() -> None:
     """Hides the advice to install CUDA libraries and the deprecations inside of megatron.core and torch."""
@@ -66,23 +68,10 @@ class Log:
         else:
             first, then = self._first
             step_time_s = (now - then) / (iteration - first)
-        return f", {duration((self._total - iteration) * step_time_s)} left"
+        return f", {duration(round((self._total - iteration) * step_time_s))} left"
 
     def close(self) -> None:
         """Ends the progress bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-def duration(seconds: float) -> str:
-    """In its two largest units: "3 d 4 h", "5 h 10 min", "2 min 9 s", "7 s"."""
-    whole = round(seconds)
-    for unit, name, below, below_name in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= unit:
-            return f"{whole // unit} {name} {whole % unit // below} {below_name}"
-    return f"{whole} s"

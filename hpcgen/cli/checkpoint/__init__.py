@@ -11,7 +11,7 @@ COMMANDS = {
     "inspect": "hpcgen.cli.checkpoint.inspect",
     "prune": "hpcgen.cli.checkpoint.prune",
     "pin": "hpcgen.cli.checkpoint.pin",
-    "unpin": "hpcgen.cli.checkpoint.unpin",
+    "unpin": "hpcgen.cli.checkpoint.pin",
 }
 """Subcommand -> its module, in the order of the help."""
 

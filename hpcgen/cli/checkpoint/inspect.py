@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.checkpoint.paths import path_argument
-from hpcgen.wording import counted, harmless
+from hpcgen.text import counted, harmless, size_text
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.index import Tensor
@@ -82,12 +82,11 @@ def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json
 def _problems(checkpoint: Checkpoint, verify: bool) -> list[str]:
     from hpcgen.checkpoints.finding import find_problems
     from hpcgen.checkpoints.listing import size_of
-    from hpcgen.report.words import size
 
     if not verify or checkpoint.record is None:
         return find_problems(checkpoint, hashes=False)
     total = size_of(checkpoint)
-    with click.progressbar(length=total, label=f"reading {size(total)}", file=sys.stderr) as bar:
+    with click.progressbar(length=total, label=f"reading {size_text(total)}", file=sys.stderr) as bar:
         return find_problems(checkpoint, hashes=True, on_bytes=bar.update)
 
 
@@ -109,7 +108,7 @@ def _inspection_json(
 
 def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     """What the record says, a line each."""
-    from hpcgen.report.words import moment, size
+    from hpcgen.report.words import moment
     from trainer.contract.checkpoint_files import FORMAT
 
     pinned = ", pinned" if checkpoint.is_pinned else ""
@@ -117,7 +116,7 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     record = checkpoint.record
     if record is None:
         yield "iteration", f"{checkpoint.iteration:,}"
-        yield "size", size(num_bytes)
+        yield "size", size_text(num_bytes)
         if checkpoint.is_foreign:
             yield "written by", "Megatron-LM: it has no record to compare with"
         return
@@ -132,7 +131,7 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     yield "iteration", f"{record['iteration']:,} of {training['train_iters']:,}"
     yield "complete", moment(record["time"])
     yield "read", f"{counted(record['consumed_samples'], 'sample')}, {counted(tokens, 'token')}"
-    yield "size", f"{size(num_bytes)} in {counted(len(record['files']), 'file')}"
+    yield "size", f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}"
     ranks = counted(record["world_size"], "rank")
     yield "written by", f"{ranks} ({_layout(record['layout'])}), {record['precision']}"
     yield "model", _words(model, MODEL_WORDS)

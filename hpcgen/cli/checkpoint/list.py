@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.checkpoint.paths import directory_argument
-from hpcgen.wording import harmless
+from hpcgen.text import harmless, size_text
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.listing import Entry
@@ -30,7 +30,6 @@ def command(directory: Path, as_json: bool) -> None:
     from hpcgen.checkpoints.finding import find_directory
     from hpcgen.checkpoints.listing import list_entries
     from hpcgen.checkpoints.retention import read_retention
-    from hpcgen.report.words import size
 
     where = find_directory(directory)
     retention = read_retention(directory)
@@ -42,7 +41,7 @@ def command(directory: Path, as_json: bool) -> None:
         click.echo(f"{where}: no checkpoints yet", err=True)
         return
     _print_entries(entries)
-    click.echo(f"{where}: {size(sum(entry.bytes for entry in entries))}; {retention}", err=True)
+    click.echo(f"{where}: {size_text(sum(entry.bytes for entry in entries))}; {retention}", err=True)
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def _print_entries(entries: Sequence[Entry]) -> None:
-    from hpcgen.report.words import moment, size
+    from hpcgen.report.words import moment
 
     titles = ("checkpoint", "iteration", "complete since", "size", "state", "kept by")
     rows = [
@@ -58,7 +57,7 @@ def _print_entries(entries: Sequence[Entry]) -> None:
             entry.path.name,
             f"{entry.iteration:,}",
             moment(entry.time),
-            size(entry.bytes),
+            size_text(entry.bytes),
             entry.state,
             _kept_by(entry),
         )

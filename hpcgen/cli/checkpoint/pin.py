@@ -1,4 +1,4 @@
-"""hpcgen checkpoint pin: a checkpoint that nothing removes by itself."""
+"""hpcgen checkpoint pin and unpin: checkpoints that neither the trainer nor prune removes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcgen.cli.checkpoint.paths import paths_argument
 
 @click.command("pin")
 @paths_argument
-def command(paths: tuple[Path, ...]) -> None:
+def _pin(paths: tuple[Path, ...]) -> None:
     """Keep checkpoints PATH for good: neither the trainer nor prune removes them."""
     from hpcgen.checkpoints.finding import find_exactly
     from hpcgen.checkpoints.retention import pin
@@ -19,3 +19,19 @@ def command(paths: tuple[Path, ...]) -> None:
     for checkpoint in [find_exactly(path) for path in paths]:
         pin(checkpoint)
         click.echo(f"pinned {checkpoint.path}", err=True)
+
+
+@click.command("unpin")
+@paths_argument
+def _unpin(paths: tuple[Path, ...]) -> None:
+    """Unpin checkpoints PATH, so that retention may delete them."""
+    from hpcgen.checkpoints.finding import find_exactly
+    from hpcgen.checkpoints.retention import unpin
+
+    for checkpoint in [find_exactly(path) for path in paths]:
+        unpin(checkpoint)
+        done = f"unpinned {checkpoint.path}" if checkpoint.is_pinned else f"{checkpoint.path} was not pinned"
+        click.echo(done, err=True)
+
+
+commands = {"pin": _pin, "unpin": _unpin}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.checkpoint.paths import directory_argument
+from hpcgen.text import size_text
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.retention import Retention
@@ -49,7 +50,6 @@ def command(
     """
     from hpcgen.checkpoints.finding import find_directory
     from hpcgen.checkpoints.retention import remove
-    from hpcgen.report.words import size
 
     if broken and (keep_last is not None or keep_every is not None):
         raise click.UsageError("--broken goes by no rule: leave out --keep-last and --keep-every")
@@ -61,12 +61,12 @@ def command(
         if not dry_run:
             remove(each.path)
         if not as_json:
-            click.echo(f"{verb} {each.path} ({size(each.bytes)})")
+            click.echo(f"{verb} {each.path} ({size_text(each.bytes)})")
     if as_json:
         entries = [dataclasses.asdict(each) | {"path": str(each.path)} for each in going]
         click.echo(json.dumps({"removed": not dry_run, "checkpoints": entries}, indent=1))
     plural = "checkpoint" if len(going) == 1 else "checkpoints"
-    click.echo(f"{verb} {len(going)} {plural}, {size(sum(each.bytes for each in going))}", err=True)
+    click.echo(f"{verb} {len(going)} {plural}, {size_text(sum(each.bytes for each in going))}", err=True)
 
 
 @dataclasses.dataclass(frozen=True)

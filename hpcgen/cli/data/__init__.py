@@ -8,11 +8,11 @@ from hpcgen.cli.lazy import LazyGroup
 
 COMMANDS = {
     "plan": "hpcgen.cli.data.plan",
-    "download": "hpcgen.cli.data.download",
-    "extract": "hpcgen.cli.data.extract",
-    "concat": "hpcgen.cli.data.concat",
+    "download": "hpcgen.cli.data.stages",
+    "extract": "hpcgen.cli.data.stages",
+    "concat": "hpcgen.cli.data.stages",
     "tokenize": "hpcgen.cli.data.tokenize",
-    "prepare": "hpcgen.cli.data.prepare",
+    "prepare": "hpcgen.cli.data.stages",
     "status": "hpcgen.cli.data.status",
     "verify": "hpcgen.cli.data.verify",
     "inspect": "hpcgen.cli.data.inspect",

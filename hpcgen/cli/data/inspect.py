@@ -12,7 +12,7 @@ import click
 
 from hpcgen.cli.data.pairs import read_pairs, run_file_option
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted, harmless
+from hpcgen.text import counted, harmless
 
 if TYPE_CHECKING:
     from hpcgen.config.tokenizer import TokenizerConfig

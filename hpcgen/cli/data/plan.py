@@ -35,7 +35,7 @@ def command(
     from hpcgen.data.corpus_plan import freeze, plan_corpus
     from hpcgen.data.manifest import manifest_path
     from hpcgen.data.unit import is_local
-    from hpcgen.sharing import shared_as
+    from hpcgen.files import shared_as
 
     job = read_job_to_plan(config, overrides)
     plan = plan_corpus(job, hash_contents=hash_contents)
@@ -83,9 +83,8 @@ def _summary(plan: CorpusPlan, job: CorpusJob) -> dict[str, Any]:
 def _lines(plan: CorpusPlan, job: CorpusJob) -> list[str]:
     """The same, for people."""
     from hpcgen.data.corpus_plan import split_summaries
-    from hpcgen.data.space import size_text
     from hpcgen.data.unit import is_local
-    from hpcgen.wording import counted, few
+    from hpcgen.text import counted, few, size_text
 
     summary, selection = _summary(plan, job), plan.selection
     unknown = summary["files_of_unknown_size"]

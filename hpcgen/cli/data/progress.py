@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.wording import counted
+from hpcgen.text import counted, duration, scaled, size_text
 
 if TYPE_CHECKING:
     from hpcgen.data.task import Progress
@@ -60,7 +60,7 @@ def lines(interval_s: float = _LINE_INTERVAL_S) -> Callable[[Progress], None]:
 def _in_full(progress: Progress, seconds: float) -> Iterator[str]:
     """Files, bytes, documents, tokens, rate and remaining time."""
     yield f"{progress.units_done:,} of {counted(progress.units, 'file')}"
-    yield f"{amount(progress.bytes_done)} of {amount(progress.bytes)}"
+    yield f"{size_text(progress.bytes_done)} of {size_text(progress.bytes)}"
     if progress.documents:
         yield counted(progress.documents, "document")
     if progress.tokens:
@@ -71,12 +71,12 @@ def _in_full(progress: Progress, seconds: float) -> Iterator[str]:
 def _in_short(progress: Progress, seconds: float) -> Iterator[str]:
     """The same, for 80 columns."""
     yield f"{progress.units_done:,}/{counted(progress.units, 'file')}"
-    yield amount(progress.bytes_done)
+    yield size_text(progress.bytes_done)
     yield from _ahead(progress, seconds)
     if progress.documents:
-        yield f"{_scaled(progress.documents).strip()} docs"
+        yield f"{scaled(progress.documents)} docs"
     if progress.tokens:
-        yield f"{_scaled(progress.tokens).strip()} tokens"
+        yield f"{scaled(progress.tokens)} tokens"
 
 
 def _ahead(progress: Progress, seconds: float) -> Iterator[str]:
@@ -86,26 +86,4 @@ def _ahead(progress: Progress, seconds: float) -> Iterator[str]:
         yield f"{progress.bytes_new / seconds / 1e6:,.1f} MB/s"
         left = progress.bytes - progress.bytes_done
         if left > 0:
-            yield f"{duration(left * seconds / progress.bytes_new)} left"
-
-
-def amount(size: int) -> str:
-    """A number of bytes for people: 12.3 GB."""
-    return f"{_scaled(size)}B"
-
-
-def _scaled(number: int) -> str:
-    value, letter = float(number), ""
-    for letter in ("", "k", "M", "G", "T"):
-        if value < 999.95 or letter == "T":
-            break
-        value /= 1000
-    return f"{value:.1f} {letter}" if letter else f"{number} "
-
-
-def duration(seconds: float) -> str:
-    """A time for people: 42 s, 5 min, 3 h 20 min."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+            yield f"{duration(round(left * seconds / progress.bytes_new))} left"

@@ -163,8 +163,8 @@ def run_stage(
     from hpcgen.data.manifest import manifest_path, read_manifest
     from hpcgen.data.space import check_space
     from hpcgen.data.task import run_task
-    from hpcgen.sharing import shared_as
-    from hpcgen.termination import term_exits
+    from hpcgen.files import shared_as
+    from hpcgen.launchers.processes import term_exits
 
     job = read_job(config, overrides)
     if verify_fraction is not None:

@@ -17,7 +17,7 @@ from hpcgen.cli.data.stage import corpus_options, read_job
 from hpcgen.cli.options import StageChoice
 from hpcgen.config.stages import ARRAY_STAGES
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted
+from hpcgen.text import counted, duration, size_text
 
 if TYPE_CHECKING:
     from hpcgen.data.status import StageStatus, TaskStatus
@@ -130,9 +130,6 @@ def _print_table(found: Sequence[StageStatus]) -> None:
 
 
 def _cells(stage: StageStatus) -> Iterator[str]:
-    from hpcgen.cli.data.progress import duration
-    from hpcgen.data.space import size_text
-
     yield stage.stage
     yield f"{stage.done:,} of {stage.units:,}"
     yield from (f"{count:,}" if count else "-" for count in (stage.running, stage.failed, stage.missing))
@@ -143,7 +140,7 @@ def _cells(stage: StageStatus) -> Iterator[str]:
     )
     yield from (f"{count:,}" if count else "-" for count in (stage.documents, stage.tokens))
     yield f"{size_text(round(stage.bytes_per_second))}/s" if stage.bytes_per_second else "-"
-    yield duration(stage.remaining_s) if stage.remaining_s is not None else "-"
+    yield duration(round(stage.remaining_s)) if stage.remaining_s is not None else "-"
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], colours: dict[int, str | None] | None = None) -> str:
@@ -198,11 +195,9 @@ def _print_tasks_in_trouble(stage: StageStatus) -> bool:
 
 
 def _trouble(stage: str, task: TaskStatus) -> Iterator[str]:
-    from hpcgen.cli.data.progress import duration
-
     name = click.style(f"{stage} task {task.task_id} of {task.num_tasks}", bold=True)
     state = click.style(task.state, fg=COLOURS[task.state])
-    ago, left = f"on {task.host}, {duration(task.silent_s)} ago", f"{task.units_left:,} not done"
+    ago, left = f"on {task.host}, {duration(round(task.silent_s))} ago", f"{task.units_left:,} not done"
     yield {
         "running": f"{name}: {state} on {task.host}, {task.failed:,} failed, {left}",
         "failed": f"{name}: {state} {ago}, {left}",

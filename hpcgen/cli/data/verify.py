@@ -15,7 +15,7 @@ import click
 
 from hpcgen.cli.data.pairs import RunPairs, read_pairs, run_file_option
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted, few
+from hpcgen.text import counted, duration, few, size_text
 
 if TYPE_CHECKING:
     from hpcgen.data.manifest import Manifest
@@ -142,9 +142,6 @@ def _progress() -> Iterator[OnProgress]:
 
 
 def _progress_lines() -> OnProgress:
-    from hpcgen.cli.data.progress import duration
-    from hpcgen.data.space import size_text
-
     start = last = time.monotonic()
 
     def show(done: int, total: int) -> None:
@@ -153,7 +150,7 @@ def _progress_lines() -> OnProgress:
         if now - last >= PROGRESS_INTERVAL_S:
             last = now
             rate = done / (now - start)
-            remaining = duration((total - done) / rate)
+            remaining = duration(round((total - done) / rate))
             click.echo(
                 f"read {done / total:.1%} of {size_text(total)} at {size_text(round(rate))}/s, {remaining} left",
                 err=True,
@@ -163,8 +160,6 @@ def _progress_lines() -> OnProgress:
 
 
 def _show(pair: PairReport) -> None:
-    from hpcgen.data.space import size_text
-
     word = click.style("WRONG", fg="red") if pair.findings else click.style("ok", fg="green")
     held = f"{counted(pair.documents, 'document')}, {counted(pair.tokens, 'token')}, "
     held += f"{size_text(pair.bytes)}, {pair.dtype}"
@@ -175,8 +170,6 @@ def _show(pair: PairReport) -> None:
 
 
 def _summarize(report: VerifyReport) -> None:
-    from hpcgen.data.space import size_text
-
     pairs = report.pairs
     hashed = sum(pair.hashes_checked for pair in pairs)
     total = size_text(sum(pair.bytes for pair in pairs))

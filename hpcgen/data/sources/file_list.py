@@ -14,7 +14,7 @@ from hpcgen.data.listed_files import url_reason
 from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
-from hpcgen.wording import few
+from hpcgen.text import few
 
 _KEYS = "name, url or path, size, sha256"
 _MOST_MESSAGES = 20

@@ -12,7 +12,7 @@ from hpcgen.data.listed_files import url_reason
 from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.errors import HpcgenError
-from hpcgen.wording import counted, few
+from hpcgen.text import counted, few
 
 _CONNECTIONS = 32
 PATIENCE = Patience(

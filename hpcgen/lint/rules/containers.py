@@ -131,7 +131,21 @@ def container_env_path(job: Job) -> Iterator[Hit]:
     "container-mounts-repeated", "error", "mounts are lost", source="measured on pyxis 0.24 with Slurm 22.05"
 )
 def container_mounts_repeated(job: Job) -> Iterator[Hit]:
-    """Of several --container-mounts pyxis takes the last one, without a word."""
+    """Of several --container-mounts pyxis takes the last one, without a word.
+
+    A warning where every turn of a loop adds one: the loop may have a single turn.
+    """
+    for item in job.script.assignments if any(step.all("container-mounts") for step in job.steps) else ():
+        words = item.items or ((item.value,) if item.value else ())
+        grows = item.append or any(item.name in word.variables for word in words)
+        adds = any(re.search(r"--container-mounts\b", word.text) for word in words)
+        if item.loop and grows and adds and any(item.loop in word.variables for word in words):
+            yield Hit(
+                item.line,
+                "every turn of the loop adds a --container-mounts, and only the last has effect",
+                f"join the mounts with commas in the loop: mounts+=${item.loop}, and give one --container-mounts",
+                severity="warning",
+            )
     for step in job.steps:
         options = step.all("container-mounts")
         if len(options) > 1:
@@ -206,11 +220,10 @@ def image_empty(job: Job) -> Iterator[Hit]:
         option = step.option("container-image")
         word = option.value if option else None
         if word and word.known and word.certain and not word.text and not word.assumed:
-            found = re.search(r"\$\{?(\w+)", option.word.source if option else "") or re.search(
-                r"\$\{?(\w+)", word.source
-            )
-            if not found or not _is_tested(job, found[1]):
-                name = found[1] if found else "the name"
+            # the option may be in a variable of its own: STEP="srun --container-image=$IMAGE"
+            names = re.findall(r"--container-image[= ]\"?\$\{?(\w+)", "\n".join(job.script.lines))
+            if not any(_is_tested(job, name) for name in names):
+                name = names[0] if names else "the name"
                 yield Hit(word.line, "--container-image is empty here, and srun refuses that", f"set {name}")
 
 

@@ -21,7 +21,7 @@ from hpcgen.lint.sbatch import (
 from hpcgen.lint.script import Command
 from hpcgen.lint.template import ANGLES
 from hpcgen.lint.words import PLACEHOLDER
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 MIN_SIGNAL_LEAD_S = 60
 MIN_CPUS_PER_GPU = 2
@@ -153,7 +153,12 @@ def directive_cut(job: Job) -> Iterator[Hit]:
     "directive-variable", "error", "a variable in a directive", source="Slurm, man sbatch, filename pattern"
 )
 def directive_variable(job: Job) -> Iterator[Hit]:
-    """sbatch reads directives before any shell does: $HOME is five letters. File names have %j, %N and %u instead."""
+    """sbatch reads directives before any shell does: $HOME is five letters. File names have %j, %N and %u instead.
+
+    In sbatch <<EOF, without quotes around EOF, the submitting shell expands them first (man bash, Here Documents).
+    """
+    if job.script.is_expanded:
+        return
     for directive in job.script.directives:
         if directive.effective and (found := re.search(r"\$\{?\w+\}?|\$\(", directive.value or "")):
             yield Hit(
@@ -251,7 +256,7 @@ def no_time_limit(job: Job) -> Iterator[Hit]:
         )
 
 
-def _signal(job: Job) -> tuple[str, str, int] | None:
+def signal_of(job: Job) -> tuple[str, str, int] | None:
     """--signal: its prefix ("B", "R", ""), the name of the signal, and the seconds before the limit."""
     value = job.script.options.get("signal")
     if value is None:
@@ -274,7 +279,7 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
     Unless --signals-to-handle says otherwise, torchrun handles TERM, INT, HUP and QUIT only. A shell between srun
     and the training dies as well, unless the training is its last command: bash replaces itself by that one.
     """
-    signal = _signal(job)
+    signal = signal_of(job)
     if signal is None or "B" in signal[0] or signal[1] in ("TERM", "CONT", "INT", "HUP", "QUIT"):
         return
     for launch in job.trainings:
@@ -308,7 +313,7 @@ def signal_not_trapped(job: Job) -> Iterator[Hit]:
 
     Nothing is said of a script that sources others: the trap may be there.
     """
-    signal = _signal(job)
+    signal = signal_of(job)
     if not signal or "B" not in signal[0] or job.script.error is not None:
         return
     elsewhere = any(
@@ -345,7 +350,7 @@ def signal_too_late(job: Job) -> Iterator[Hit]:
 
     Sixty seconds and twice the slowest step and save is a good lead; Slurm may send it ten seconds early.
     """
-    signal = _signal(job)
+    signal = signal_of(job)
     if signal and job.trainings and signal[2] < MIN_SIGNAL_LEAD_S:
         yield Hit(
             job.script.option_line("signal"),
@@ -360,7 +365,7 @@ def foreground_step(job: Job) -> Iterator[Hit]:
 
     srun ... & and `wait` let the trap run at once.
     """
-    signal = _signal(job)
+    signal = signal_of(job)
     if not signal or "B" not in signal[0] or signal[1] not in _trapped(job):
         return
     for step in job.work_steps:

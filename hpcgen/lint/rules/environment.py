@@ -316,12 +316,15 @@ def secret_argument(job: Job) -> Iterator[Hit]:
 
 @rule("trace-with-secrets", "error", "set -x writes secrets into the log", source="man bash, set")
 def trace_with_secrets(job: Job) -> Iterator[Hit]:
-    """set -x writes every command with its values expanded: a token that the script touches stands in the log."""
+    """set -x writes every command with its values expanded: a token that the script touches stands in the log.
+
+    In the text of bash -c, it traces that shell alone.
+    """
     switches = sorted(_trace_switches(job))
     touched = {(item.line, item.name) for item in job.script.assignments}
     touched |= {(item.line, item.name) for item in job.script.uses}
     for line, name in sorted(touched):
-        before = [switch for switch in switches if switch[0] <= line]
+        before = [switch for switch in switches if switch[0] <= line <= switch[3]]
         if SECRET.search(name) and before and before[-1][1]:
             yield Hit(
                 before[-1][0],
@@ -336,16 +339,18 @@ def _without_trace(switch: str) -> str:
     return f"remove `{switch}`" if switch in ("set -x", "set -o xtrace") else f"take the x out of `{switch}`"
 
 
-def _trace_switches(job: Job) -> Iterator[tuple[int, bool, str]]:
-    """Lines that turn tracing on or off, and what they say."""
+def _trace_switches(job: Job) -> Iterator[tuple[int, bool, str, int]]:
+    """Lines that turn tracing on or off, what they say, and the last line of the shell that they are for."""
+    last = len(job.script.lines)
     if re.match(r"#!.*\s-\w*x", job.script.lines[0]):
-        yield 1, True, job.script.lines[0].strip()
+        yield 1, True, job.script.lines[0].strip(), last
     for command in job.script.commands:
+        end = last if command.outer is None else job.script.commands[command.outer].end
         texts = [word.text for word in command.words]
         if command.name == "set":
             for text, following in zip(texts[1:], [*texts[2:], ""], strict=True):
                 if re.fullmatch(r"[-+]\w*x\w*", text) or (text in ("-o", "+o") and following == "xtrace"):
-                    yield command.line, text.startswith("-"), " ".join(texts)
+                    yield command.line, text.startswith("-"), " ".join(texts), end
 
 
 @rule("environment-in-log", "note", "the log shows the whole environment", source="man env")

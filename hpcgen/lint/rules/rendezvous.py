@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
+from hpcgen.lint.arithmetic import Interval, interval_of_source
 from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Step
 from hpcgen.lint.rule import Hit, Severity, rule
@@ -185,10 +186,14 @@ def rdzv_endpoint(job: Job) -> Iterator[Hit]:
     """torchrun reads --master_addr and --master_port only with --rdzv_backend=static, its default.
 
     With c10d and no --rdzv_endpoint the rendezvous is at localhost: each node waits there for the others.
+    argparse takes --rdzv_endpoin for it too (Python, argparse, allow_abbrev).
     """
     for launch in job.launches:
         backend, nodes = launch.option("rdzv-backend"), launch.option("nnodes")
-        alone = launch.option("rdzv-endpoint", "standalone") or job.script.settings("PET_RDZV_ENDPOINT")
+        endpoints = tuple(
+            "rdzv-endpoint"[:length] for length in range(len("rdzv-e"), len("rdzv-endpoint") + 1)
+        )
+        alone = launch.option(*endpoints, "standalone") or job.script.settings("PET_RDZV_ENDPOINT")
         is_one = job.nodes == 1 or nodes is None or nodes.text in ("1", "1:1")
         is_c10d = backend is not None and backend.text == "c10d" and backend.word.certain
         if launch.launcher == "torchrun" and backend and is_c10d and not alone and not is_one:
@@ -271,11 +276,16 @@ def _runs_always(job: Job, item: Assignment) -> bool:
 
 @rule("ephemeral-port", "warning", "the port may be taken", source="Linux, net.ipv4.ip_local_port_range")
 def ephemeral_port(job: Job) -> Iterator[Hit]:
-    """From 32768 to 60999 the kernel gives ports to outgoing connections: now and then the job's is taken."""
+    """From 32768 to 60999 the kernel gives ports to outgoing connections: now and then the job's is taken.
+
+    The numbers that $RANDOM, remainders and `shuf -i` can give are bounded, also through another variable.
+    """
     for line, word, assignment in _ports(job):
         least = greatest = _port(word) if word and not word.assumed else None
-        if assignment and assignment.interval:
-            least, greatest = assignment.interval.least, assignment.interval.greatest
+        origin = assignment or _origin(job, word)
+        interval = _drawn(job, origin, word)
+        if interval and not _looks_for_free_ports(job):
+            least, greatest = interval.least, interval.greatest
         if least is None or greatest is None:
             continue
         if greatest >= FIRST_EPHEMERAL_PORT and least <= LAST_EPHEMERAL_PORT:
@@ -287,7 +297,29 @@ def ephemeral_port(job: Job) -> Iterator[Hit]:
             )
 
 
-def _addresses(job: Job) -> Iterator[tuple[int, Word]]:
+def _looks_for_free_ports(job: Job) -> bool:
+    looks = re.compile(r"(^|[\s(|;!])(ss|netstat|lsof|nc)\s+-")
+    return any(looks.search(line) for line in job.script.lines if not line.lstrip().startswith("#"))
+
+
+def _origin(job: Job, word: Word | None) -> Assignment | None:
+    """The one assignment of a variable that is all of a word, or the port in host:$PORT."""
+    found = re.search(r"(?:^|:)\"?\$\{?(\w+)\}?\"?$", word.source) if word else None
+    settings = [item for item in job.script.assignments if found and item.name == found[1]]
+    return settings[0] if len(settings) == 1 and found and found[1] != "MASTER_PORT" else None
+
+
+def _drawn(job: Job, assignment: Assignment | None, word: Word | None) -> Interval | None:
+    """What a port can be that is computed or drawn: by its assignment, the variable it is taken from, or its word."""
+    for item in (assignment, _origin(job, assignment.value) if assignment else None):
+        if item and item.interval:
+            return item.interval
+        if item and item.value and (interval := interval_of_source(item.value.source.strip('"'))):
+            return interval
+    return interval_of_source(word.source.strip('"').rpartition(":")[2]) if word else None
+
+
+def addresses_of(job: Job) -> Iterator[tuple[int, Word]]:
     """Where the ranks meet: MASTER_ADDR where it is set once, and what launchers that surely run get from elsewhere."""
     settings = [item for item in job.script.assignments if item.name == "MASTER_ADDR"]
     if len(settings) == 1 and settings[0].value and not settings[0].conditional:
@@ -310,7 +342,7 @@ def _addresses(job: Job) -> Iterator[tuple[int, Word]]:
 )
 def localhost_master(job: Job) -> Iterator[Hit]:
     """With MASTER_ADDR=localhost each node waits for the others at its own address, until a timeout."""
-    for line, word in _addresses(job) if job.is_multi_node else ():
+    for line, word in addresses_of(job) if job.is_multi_node else ():
         if word.certain and re.match(r"(localhost|127\.\d+\.\d+\.\d+|::1)(:|$)", word.text):
             address = word.text if len(word.text) <= MAX_SHOWN else f"{word.text[:MAX_SHOWN]}..."
             yield Hit(
@@ -323,7 +355,7 @@ def localhost_master(job: Job) -> Iterator[Hit]:
 @rule("nodelist-as-host", "error", "a list of nodes is no host", source="Slurm, man scontrol, show hostnames")
 def nodelist_as_host(job: Job) -> Iterator[Hit]:
     """SLURM_JOB_NODELIST is compressed (gpu-[1-4]); scontrol show hostnames gives the names."""
-    for line, word in _addresses(job) if job.may_be_multi_node else ():
+    for line, word in addresses_of(job) if job.may_be_multi_node else ():
         if re.match(r'"?\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?"?(:|$)', word.source):
             yield Hit(
                 line,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from hpcgen.lint.job import Job
 from hpcgen.lint.rule import Hit, rule
-from hpcgen.lint.script import Command
+from hpcgen.lint.script import Assignment, Command
 from hpcgen.lint.words import Word
 
 SHORT_JOB_S = 600
@@ -278,15 +278,13 @@ def script_directory(job: Job) -> Iterator[Hit]:
     """
     if not job.script.is_batch or any(map(_submits_or_asks, job.script.commands)):
         return
-    settings = Counter(item.name for item in job.script.assignments)
-    holders = {
-        item.name: item.line
-        for item in job.script.assignments
-        if item.value and _is_own_directory(item.value) and not item.conditional and settings[item.name] == 1
-    }
+    holders = _own_directories(job)
+    made = {item.line for item in job.script.assignments}
     for command in job.script.commands:
         if command.name in ("echo", "printf") or command.status == "substituted" or command.conditional:
             continue
+        if command.name == "cd" and command.line in made:
+            continue  # in NAME=$(cd ... && pwd): what counts is where NAME is used
         if _OTHER_WAY.search(job.script.lines[command.line - 1]):
             continue
         for word in command.words:
@@ -298,6 +296,22 @@ def script_directory(job: Job) -> Iterator[Hit]:
                     '"$SLURM_SUBMIT_DIR", or an absolute path',
                 )
                 return
+
+
+def _own_directories(job: Job) -> dict[str, int]:
+    """Variables that certainly hold the script's directory or a path from there, and the lines of `dirname`."""
+    settings = Counter(item.name for item in job.script.assignments)
+    holders: dict[str, int] = {}
+    for item in job.script.assignments:
+        if item.value is None or item.conditional or settings[item.name] > 1:
+            continue
+        if _is_own_directory(item.value):
+            holders[item.name] = item.line
+        elif not _OTHER_WAY.search(item.value.source):
+            for name in re.findall(r"\$\{?(\w+)\}?", item.value.source):
+                if name in holders:
+                    holders[item.name] = holders[name]
+    return holders
 
 
 def _submits_or_asks(command: Command) -> bool:
@@ -358,22 +372,55 @@ def directory_by_date(job: Job) -> Iterator[Hit]:
                 )
 
 
-@rule("few-gpus", "warning", "GPUs stay idle", source="CUDA, CUDA_VISIBLE_DEVICES")
+@rule(
+    "few-gpus",
+    "warning",
+    "GPUs stay idle",
+    source="CUDA, CUDA_VISIBLE_DEVICES; Slurm, gres.html, GPU Management",
+)
 def few_gpus(job: Job) -> Iterator[Hit]:
-    """CUDA_VISIBLE_DEVICES=0,1 hides the other GPUs that the job has asked for. Slurm sets it to all of them."""
-    gpus = job.gpus_per_node
-    for setting in job.script.settings("CUDA_VISIBLE_DEVICES") if job.trainings and job.nodes else ():
-        word = setting.value
-        visible = (
-            len(word.text.split(",")) if word and word.known and re.fullmatch(r"\d+(,\d+)*", word.text) else 0
+    """CUDA_VISIBLE_DEVICES=0,1 hides the other GPUs that the job has asked for. Slurm sets it to all of them.
+
+    Where Slurm manages the GPUs, srun overrides the value in each step, and the line only misleads its readers.
+    """
+    gpus, name = job.gpus_per_node, "CUDA_VISIBLE_DEVICES"
+    if not gpus or not job.trainings:
+        return
+    settings = [
+        item
+        for item in job.script.settings(name)
+        if not item.conditional and not item.function and item.outer is None
+    ]
+    for setting in settings:
+        visible = _devices(setting)
+        if 0 < len(visible) < gpus:
+            why = f"the job asks for {gpus} GPUs of a node, and uses {len(visible)}"
+            if all(launch.step for launch in job.trainings):
+                why = (
+                    f"the job asks for {gpus} GPUs of a node, and this names {len(visible)} of them: the others are "
+                    "idle, unless Slurm manages the GPUs and srun overrides the variable"
+                )
+            yield Hit(setting.line, why, "remove it, or ask for fewer")
+    own = [
+        item
+        for launch in job.trainings
+        for item in launch.command.environment
+        if item.name == name and launch.step is None
+    ]
+    used = set().union(*map(_devices, own))
+    if not settings and len(own) == len(job.trainings) and all(map(_devices, own)) and len(used) < gpus:
+        yield Hit(
+            own[0].line,
+            f"the job asks for {gpus} GPUs of a node, and uses {len(used)}",
+            "remove it, or ask for fewer",
         )
-        is_for_all = not setting.conditional and not setting.function and setting.outer is None
-        if gpus and 0 < visible < gpus and is_for_all:
-            yield Hit(
-                setting.line,
-                f"the job asks for {gpus} GPUs of a node, and uses {visible}",
-                "remove it, or ask for fewer",
-            )
+
+
+def _devices(setting: Assignment) -> set[str]:
+    """The GPUs that a list of indices names; none where it is not known."""
+    word = setting.value
+    is_list = word is not None and word.known and word.certain and re.fullmatch(r"\d+(,\d+)*", word.text)
+    return set(word.text.split(",")) if word and is_list else set()
 
 
 @rule(

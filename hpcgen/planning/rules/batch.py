@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
 from hpcgen.planning.rules.parallelism import PP, VPP
-from hpcgen.wording import counted
+from hpcgen.text import counted
 from trainer.contract.batch_size import rampup_problem
 
 GLOBAL_BATCH = "training.global_batch_size"

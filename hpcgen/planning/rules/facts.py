@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from hpcgen.planning.layout import Layout, model_parallel_size
-from hpcgen.wording import counted
+from hpcgen.text import counted
 from trainer.contract.config import (
     BlendConfig,
     CheckpointConfig,

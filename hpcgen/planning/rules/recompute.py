@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 
 def full_recompute_needs_method(facts: Facts) -> Iterator[Violation]:

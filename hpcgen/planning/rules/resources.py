@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP, PP, TP
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 MAX_BUBBLE_FRACTION = 0.1
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, unread
 from hpcgen.planning.rules.model import import_path
-from hpcgen.wording import counted
+from hpcgen.text import counted
 from trainer.contract.resolve import default_min_lr
 
 

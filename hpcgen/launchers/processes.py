@@ -1,13 +1,31 @@
-"""A process with everything that it started, which ends as a whole."""
+"""Processes that end together with everything they started."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NoReturn
+
+
+@contextlib.contextmanager
+def term_exits() -> Iterator[None]:
+    """Lets SIGTERM (from Slurm, `timeout` or `kill`) raise SystemExit, so that children end and private files go first.
+
+    By default SIGTERM would end this process alone.
+    """
+
+    def leave(signal_number: int, frame: Any) -> NoReturn:
+        raise SystemExit(128 + signal_number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def kill_tree(root: int) -> None:
@@ -42,7 +60,7 @@ def _parents() -> dict[int, int]:
 def _parents_in_proc() -> Iterable[tuple[int, int]]:
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():
-            with suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # it has ended meanwhile
                 # PID (NAME) STATE PARENT ..., where the name may hold anything
                 state = (directory / "stat").read_bytes().rpartition(b")")[2].split()
                 yield int(directory.name), int(state[1])
@@ -50,5 +68,5 @@ def _parents_in_proc() -> Iterable[tuple[int, int]]:
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
-        with suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgen.files import private_file, publish
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from hpcgen.errors import HpcgenError
 from hpcgen.files import sync_path
 from hpcgen.resources import SHIPPED_FOLDERS, shipped
-from hpcgen.wording import counted
+from hpcgen.text import counted
 
 LEFT_TO_IMAGE = frozenset(
     (

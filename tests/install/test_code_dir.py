@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hpcgen import code_dir, load_run, plan
+from hpcgen import load_run, plan
 from hpcgen.cli.install_code import command
 from hpcgen.errors import HpcgenError
+from hpcgen.install import code_dir
 from hpcgen.planning.paths import corpus_job
 from hpcgen.resources import SHIPPED_FOLDERS
 from tests.cli.command import hpcgen
@@ -132,7 +133,7 @@ def test_a_data_stage_runs_from_it(installed: Path, torch_image: Path, tmp_path:
 
 
 def test_a_wheel_has_the_files_that_are_no_code(tmp_path: Path) -> None:
-    checkout = Path(code_dir.__file__).parents[1]
+    checkout = Path(code_dir.__file__).parents[2]
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, checkout],
         check=True,

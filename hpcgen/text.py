@@ -1,0 +1,55 @@
+"""Numbers, lists and names as people read them, and text from files on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainer.contract.wording import counted, did_you_mean, duration, nearest, one_of, ranges
+
+__all__ = [
+    "counted",
+    "did_you_mean",
+    "duration",
+    "few",
+    "harmless",
+    "nearest",
+    "one_of",
+    "ranges",
+    "scaled",
+    "size_text",
+]
+
+
+def few(texts: Sequence[str], shown: int = 3) -> str:
+    """The first of many texts: "a, b, c and 12 more"."""
+    rest = len(texts) - shown
+    return ", ".join(texts[:shown]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def scaled(number: float) -> str:
+    """A number of at most four digits with a decimal prefix: 999, 12.3 k, 4.5 M."""
+    prefix = ""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if number < 999.95 or prefix == "P":
+            break
+        number /= 1000
+    return f"{number:.1f} {prefix}" if prefix else f"{number:.0f}"
+
+
+def size_text(num_bytes: float) -> str:
+    """A number of bytes with a decimal prefix: 0 B, 15.7 MB, 2.7 TB."""
+    number, _, prefix = scaled(num_bytes).partition(" ")
+    return f"{number} {prefix}B"
+
+
+def harmless(text: str, keep: str = "") -> str:
+    """Text from a file, with each character escaped that could control the reader's terminal or forge a line.
+
+    These are control characters, line breaks, and marks that change the direction of text; those in `keep` stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in keep else ascii(character)[1:-1]
+        for character in text
+    )
