@@ -37,8 +37,8 @@ def make_run_directory(plan: Plan) -> Path:
 class Followed:
     """Reads a metrics.jsonl on from where it was last read.
 
-    What stands before the `start` line of an attempt that began after `since` (seconds since 1970) is another attempt's: an
-    earlier one's, or that of another command which trains in the same directory.
+    Lines before the `start` line of an attempt that began after `since` (seconds since 1970) belong to another one: to
+    an earlier attempt, or to another command that trains in the same directory.
     """
 
     def __init__(self, path: Path, since: float) -> None:

@@ -12,14 +12,14 @@ from trainer.contract import config as configuration
 from trainer.contract.errors import TrainerError
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory
-from trainer.data.single_process import alone, parser_of
+from trainer.data.single_process import config_parser, single_process_group
 from trainer.distributed import device
 from trainer.metrics.console import quiet_libraries
 
 
 def main() -> int:
     """Reads the arguments and builds. Returns the exit status: 2 for mistakes, 1 for a storage that fails."""
-    parser = parser_of("trainer.data.index_cache", "Builds the index files of a training run, on a CPU.")
+    parser = config_parser("trainer.data.index_cache", "Builds the index files of a training run, on a CPU.")
     arguments = parser.parse_args()
     quiet_libraries()
     try:
@@ -41,7 +41,7 @@ def _build(config: configuration.TrainerConfig) -> None:
     # This imports megatron.core, which the stand-ins must precede.
     from trainer.data.datasets import build_index, say_on_stdout
 
-    with alone():
+    with single_process_group():
         build_index(
             config, RunDirectory.of(config).index_cache, config.model.padded_vocab_size, say_on_stdout
         )

@@ -13,7 +13,7 @@ from trainer.contract.batch_size import covering, total_samples
 from trainer.contract.errors import TrainerError
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory
-from trainer.data.single_process import alone, parser_of
+from trainer.data.single_process import config_parser, single_process_group
 from trainer.distributed import device
 from trainer.metrics.console import quiet_libraries
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Reads the arguments and prints a line for each sample. Returns the exit status: 2 for mistakes."""
-    parser = parser_of("trainer.data.samples", "Names the documents of training samples, on a CPU.")
+    parser = config_parser("trainer.data.samples", "Names the documents of training samples, on a CPU.")
     parser.add_argument("first", type=int, metavar="FIRST", help="the first sample")
     parser.add_argument("last", type=int, metavar="LAST", nargs="?", help="the last one; left out: the first")
     arguments = parser.parse_args()
@@ -88,7 +88,7 @@ def _training_set(config: configuration.TrainerConfig) -> torch.utils.data.Datas
         print(line, file=sys.stderr)
 
     cache, rows = RunDirectory.of(config).index_cache, config.model.padded_vocab_size
-    with alone():
+    with single_process_group():
         return build_datasets(config, cache, rows, True, say)["train"]
 
 

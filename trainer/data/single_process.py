@@ -1,4 +1,4 @@
-"""What the tools share that look at a run's data with its configuration, as one process on a CPU."""
+"""The command line and the process group of tools that read a run's data in one process on a CPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def parser_of(program: str, description: str) -> argparse.ArgumentParser:
-    """A command line that names the configuration, as `config`."""
+def config_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """A command line with the option --config, as `config`."""
     parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
     parser.add_argument(
         "--config",
@@ -23,8 +23,8 @@ def parser_of(program: str, description: str) -> argparse.ArgumentParser:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Makes this process the only rank, which Core asks for its rank; no network is used, and no name resolved.
+def single_process_group() -> Iterator[None]:
+    """Makes this process the only rank of a process group; no network is used, and no name resolved.
 
     torch is imported here: what imports megatron.core comes after `device.prepare`.
     """
