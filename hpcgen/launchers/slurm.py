@@ -164,10 +164,8 @@ def _parallelism(stage: StagePlan, tasks: tuple[int, ...] | None) -> dict[str, A
 
 
 def _task(plan: Plan, stage: StagePlan) -> ModuleTask:
-    if stage.allocation.array is not None:
-        return ModuleTask((*stage.arguments, "--config", "$CORPUS_JOB"), {})
-    arguments = (*stage.arguments, "--config", "$TRAINER_CONFIG")
-    if stage.name != "train":
+    arguments = (*stage.arguments, "--config", f"${stage.stage.config_variable}")
+    if stage.stage.stopped_marker is None:
         return ModuleTask(arguments, {})
-    stopped = f"{plan.config.paths.run_dir}/STOPPED"
+    stopped = f"{plan.config.paths.run_dir}/{stage.stage.stopped_marker}"
     return ModuleTask((*arguments, "--stop-file", "$TRAINER_STOP_FILE"), {}, stopped_marker=stopped)
