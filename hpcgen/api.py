@@ -57,10 +57,10 @@ def submit(
     """
     if launcher not in ("slurm", "local"):
         raise HpcgenError(f"{launcher!r} is not a launcher", "use slurm or local")
-    if rendered := [name for name, stage in plan.stages.items() if not stage.stage.by_submitit]:
+    if rendered := [name for name, stage in plan.stages.items() if not stage.kind.by_submitit]:
         hint = f"hpcgen render {rendered[0]} ... | sbatch"
         raise HpcgenError(f"stage {rendered[0]} is rendered only, submitit does not run it", hint)
-    making_pairs = [name for name, stage in plan.stages.items() if stage.stage.makes_pairs]
+    making_pairs = [name for name, stage in plan.stages.items() if stage.kind.makes_pairs]
     if len(making_pairs) > 1:
         raise HpcgenError(
             f"stages {' and '.join(making_pairs)} make the same files",

@@ -40,6 +40,13 @@ class StageChoice(click.Choice[str]):
             ) from None
 
 
+def stage_list(stages: Iterable[str] = STAGES) -> str:
+    """What each of `stages` does, for the end of a command's help."""
+    width = max(map(len, STAGES))
+    rows = [f"  {name:<{width}}  {STAGES[name].summary}" for name in stages]
+    return "\n".join(("\b", "Stages:", *rows))
+
+
 def override_option(command: Command) -> Command:
     """--set: values over the run file's."""
     return click.option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from hpcgen.cli.options import StageChoice, run_options, templates_option, warn
+from hpcgen.cli.options import StageChoice, run_options, stage_list, templates_option, warn
 from hpcgen.errors import JobStopped
 from hpcgen.stages import STAGES
 from hpcgen.wording import counted
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SUBMITTED = tuple(name for name, stage in STAGES.items() if stage.by_submitit)
 
 
-@click.command("submit")
+@click.command("submit", epilog=stage_list(SUBMITTED))
 @click.argument("stages", nargs=-1, required=True, type=StageChoice(SUBMITTED))
 @run_options
 @templates_option

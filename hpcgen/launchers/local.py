@@ -82,7 +82,7 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
     )
     started = time.time()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_saved_is_said(run_dir, stage.stage, started))
+        stack.enter_context(_saved_is_said(run_dir, stage.kind, started))
         with _children_ignore_ctrl_c(), _children_import_nothing_of_this_folder():
             submitted: Any = executor.submit(_task(plan, stage, job_dir))
             job = Job(stage.name, submitted.job_id, Path(submitted.paths.stdout), submitted)
@@ -96,16 +96,16 @@ def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask:
     environment = {variable.name: variable.value for variable in stage.environment}
     for name, text in stage.files.items():
         write_text(job_dir / name, text, mode=0o660)
-    config = ("--config", str(job_dir / stage.stage.config_file))
+    config = ("--config", str(job_dir / stage.kind.config_file)) if stage.kind.config_file else ()
     if stage.allocation.array is not None:
         return ModuleTask(("-m", "hpcgen", "data", stage.name, *config), environment)
-    if stage.stage.uses_gpus:
+    if stage.kind.uses_gpus:
         environment |= {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_free_port()),
             "TRAINER_RENDEZVOUS_ID": secrets.token_hex(16),
         }
-    stop = () if stage.stage.stopped_marker is None else ("--stop-file", str(job_dir / "stop"))
+    stop = () if stage.kind.stopped_marker is None else ("--stop-file", str(job_dir / "stop"))
     return ModuleTask((*stage.arguments, *config, *stop), environment)
 
 
@@ -118,7 +118,7 @@ def _wait(
     started: float,
 ) -> None:
     metrics = Followed(Path(plan.config.paths.run_dir) / "metrics.jsonl", since=started)
-    total = plan.trainer.training.train_iters if plan.trainer and stage.stage.trains else 0
+    total = plan.trainer.training.train_iters if plan.trainer and stage.kind.trains else 0
     asked_to_stop = False
     while True:
         try:
@@ -140,7 +140,7 @@ def _wait(
             stop_file.touch()
             print("asked for a checkpoint; interrupt again to end at once", file=sys.stderr)
     _raise_failure(job, stage)
-    if asked_to_stop and _stopped_at(Path(plan.config.paths.run_dir), stage.stage, started) is not None:
+    if asked_to_stop and _stopped_at(Path(plan.config.paths.run_dir), stage.kind, started) is not None:
         raise JobStopped
 
 

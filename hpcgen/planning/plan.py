@@ -51,7 +51,7 @@ class Plan:
     @property
     def training(self) -> StagePlan | None:
         """The planned stage that trains."""
-        return next((stage for stage in self.stages.values() if stage.stage.trains), None)
+        return next((stage for stage in self.stages.values() if stage.kind.trains), None)
 
 
 def plan(
@@ -97,8 +97,8 @@ def plan(
     if any(one.container for one in planned.values()):
         warnings += container_warnings(run.config, run.cluster)
     for one in planned.values():
-        warnings += array_warnings(one.stage, config, run.cluster)
-        warnings += environment_warnings(one.stage, run, one.environment)
+        warnings += array_warnings(one.kind, config, run.cluster)
+        warnings += environment_warnings(one.kind, run, one.environment)
     if training is not None:
         warnings += training.warnings
         if training.trainer is not None and trains:
@@ -192,7 +192,7 @@ def _missing_inputs(
                 errors.append(_describe(run, _no_pair(prefixes[path], path, name)))
         else:
             errors.append(f"{path}: no such file, and stage {name} needs it")
-    if unmade and not any(stage.stage.makes_pairs for stage in stages.values()):
+    if unmade and not any(stage.kind.makes_pairs for stage in stages.values()):
         more = f" and {len(unmade) - 1} more files" if len(unmade) > 1 else ""
         verb = "are" if more else "is"
         must = "the stage prepare (or tokenize) must run first"

@@ -20,7 +20,7 @@ from trainer.config import TrainerConfig
 class StagePlan:
     """What one stage asks of Slurm, and what it runs there."""
 
-    stage: Stage
+    kind: Stage
     allocation: Allocation
     directives: tuple[str, ...]
     """sbatch options, each as it follows #SBATCH."""
@@ -51,7 +51,7 @@ class StagePlan:
     @property
     def name(self) -> str:
         """The stage's name."""
-        return self.stage.name
+        return self.kind.name
 
 
 def make_stage(
@@ -68,7 +68,7 @@ def make_stage(
     reads = (*work.reads, *_code(run), *_topology(environment))
     container = _container(stage, run, config, work, environment)
     return StagePlan(
-        stage=stage,
+        kind=stage,
         allocation=allocation,
         directives=_directives(stage, config, allocation, signal_lead_s),
         device="cuda" if uses_gpus(stage, run) else "cpu",

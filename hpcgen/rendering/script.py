@@ -104,7 +104,7 @@ def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> d
         "spare_nodes": stage.allocation.spare_nodes,
         "job_nodes": stage.allocation.nodes + stage.allocation.spare_nodes,
         "ntasks_per_node": stage.allocation.ntasks_per_node,
-        "has_ranks": stage.stage.uses_gpus,
+        "has_ranks": stage.kind.uses_gpus,
         "secrets": stage.secrets,
         "environment": [_variable(variable) for variable in stage.environment],
         "scratch": cluster.scratch,
@@ -117,13 +117,13 @@ def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> d
         "copy_image": container is not None and container.copy_image,
         "container_words": container.words() if container else (),
         "container_name": CONTAINER_NAME,
-        "library_path": ":".join(library_path(stage.stage, cluster)),
+        "library_path": ":".join(library_path(stage.kind, cluster)),
         "step_options": stage.allocation.srun_options(),
         "python": stage.python,
         "arguments": stage.arguments,
         **stage.values,
     }
-    if stage.stage.trains:
+    if stage.kind.trains:
         context["check_failed"] = _check_failed(stage)
     context["header"] = _header(plan, stage, context, origins)
     return context
@@ -162,6 +162,6 @@ def _header(plan: Plan, stage: StagePlan, context: dict[str, Any], origins: tupl
     ]
     if not all(file.startswith(SHIPPED) for file in plan.run.node_type_files):
         lines.insert(3, f"node type: {', '.join(plan.run.node_type_files)}")
-    if plan.layout is not None and stage.stage.trains:
+    if plan.layout is not None and stage.kind.trains:
         lines.insert(1, f"layout: {plan.layout}")
     return lines

@@ -44,7 +44,7 @@ class DataStage(Stage):
     frame: str = "data"
     is_single_task: bool = True
     by_submitit: bool = True
-    script_variables: Mapping[str, str] = dataclasses.field(
+    own_variables: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: {"CORPUS_JOB": "RUN_DIR/jobs/ARRAY_TASK/corpus.json"}
     )
     config_file: str = JOB_FILE
@@ -131,7 +131,7 @@ STAGES = (
     DataStage(
         name="tokenize",
         order=50,
-        summary="makes a .bin/.idx pair of each of these files",
+        summary="makes a .bin/.idx pair from each of these files",
         settings_doc="For making a .bin/.idx pair of each of these.",
         folder="tokens",
         makes_output_files=True,
@@ -141,7 +141,7 @@ STAGES = (
     DataStage(
         name="prepare",
         order=60,
-        summary="makes the same pairs from the compressed files in one pass",
+        summary="makes the same pairs from the compressed files, in one pass",
         settings_doc="For making the same pairs from the compressed files in one pass.",
         folder="tokens",
         makes_output_files=True,

@@ -43,7 +43,7 @@ STAGES = (
         by_submitit=True,
         time_limit="4:00:00",
         reads_trainer_config=True,
-        script_variables=TRAINER_CONFIG,
+        own_variables=TRAINER_CONFIG,
         config_file="trainer.json",
         config_variable="TRAINER_CONFIG",
     ),

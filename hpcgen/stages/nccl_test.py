@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpcgen.stages.stage import RENDEZVOUS, RENDEZVOUS_ID, Export, Stage, Work
+from hpcgen.stages.stage import Export, Stage, Work
 from trainer.config import to_dict
 from trainer.health.config import NcclTestConfig
 
@@ -94,6 +94,5 @@ STAGES = (
         uses_gpus=True,
         needs_model=False,
         time_limit="30:00",
-        script_variables={**RENDEZVOUS, **RENDEZVOUS_ID},
     ),
 )

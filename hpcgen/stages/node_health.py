@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hpcgen.stages.stage import RENDEZVOUS, RENDEZVOUS_ID, Stage, Work
+from hpcgen.stages.stage import Stage, Work
 from trainer.config import to_dict
 from trainer.health.config import NodeHealthConfig
 
@@ -55,6 +55,5 @@ STAGES = (
         no_kill=True,
         needs_model=False,
         time_limit="30:00",
-        script_variables={**RENDEZVOUS, **RENDEZVOUS_ID},
     ),
 )

@@ -114,12 +114,12 @@ class Stage(ABC):
     makes_pairs: bool = False
     """The job makes the corpus's .bin/.idx pairs."""
 
-    script_variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the script computes when the job runs, and from what. RUN_DIR and SCRATCH stand for the run's."""
+    own_variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the stage's script computes when the job runs, and how. RUN_DIR stands for the run's directory."""
     config_file: str = ""
-    """Name in `Work.files` of the file that `hpcgen submit` passes as --config."""
+    """Name in `Work.files` of the file that `hpcgen submit` passes as --config; empty for none."""
     config_variable: str = ""
-    """The one of `script_variables` with the path of that file."""
+    """The one of `own_variables` with the path of that file."""
     stopped_marker: str | None = None
     """File in the run directory by which the job tells that it saved and left early. Its command takes --stop-file."""
 
@@ -137,6 +137,11 @@ class Stage(ABC):
     def is_array(self) -> bool:
         """True for a job array that works through the corpus."""
         return issubclass(self.settings, ArraySettings)
+
+    @property
+    def script_variables(self) -> Mapping[str, str]:
+        """All variables that the script computes, with the rendezvous of ranks."""
+        return {**(RENDEZVOUS | RENDEZVOUS_ID if self.uses_gpus else {}), **self.own_variables}
 
     @abstractmethod
     def work(

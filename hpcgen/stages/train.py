@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hpcgen.stages.stage import RENDEZVOUS, RENDEZVOUS_ID, TRAINER_CONFIG, Advice, Export, Stage, Work
+from hpcgen.stages.stage import TRAINER_CONFIG, Advice, Export, Stage, Work
 from trainer.config import ParallelismConfig, TrainerConfig, fingerprint, to_dict
 
 if TYPE_CHECKING:
@@ -115,18 +115,13 @@ def _exports_of_gpus(config: RunConfig) -> Iterator[Export]:
 TRAIN = Train(
     name="train",
     order=80,
-    summary="trains the model on every GPU of its nodes",
+    summary="trains the model",
     settings_doc="For the training stage.",
     uses_gpus=True,
     by_submitit=True,
     trains=True,
     reads_trainer_config=True,
-    script_variables={
-        **RENDEZVOUS,
-        **RENDEZVOUS_ID,
-        **TRAINER_CONFIG,
-        "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-LIFE",
-    },
+    own_variables={**TRAINER_CONFIG, "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-LIFE"},
     config_file="trainer.json",
     config_variable="TRAINER_CONFIG",
     stopped_marker="STOPPED",
