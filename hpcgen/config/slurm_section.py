@@ -15,8 +15,9 @@ T = TypeVar("T")
 def _with_stages(cls: type[T]) -> type[T]:
     """Adds a field for each stage to a class that is about to become a dataclass."""
     for stage in STAGES.values():
-        cls.__annotations__[stage.section] = stage.settings
-        documented = field(default_factory=stage.settings, metadata={"doc": stage.settings_doc})
+        settings = stage.settings
+        cls.__annotations__[stage.section] = settings
+        documented = field(default_factory=settings, metadata={"doc": stage.settings_doc})
         setattr(cls, stage.section, documented)
     return cls
 

@@ -21,13 +21,7 @@ from hpcgen.planning.container import container_problems, container_warnings
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems
-from hpcgen.planning.resuming import (
-    changed_hyperparameters,
-    discarded_training,
-    no_checkpoints,
-    nothing_to_do,
-    proof_of_checkpoints,
-)
+from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
 from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import plan_training
 from hpcgen.stages import STAGES, Stage
@@ -69,20 +63,17 @@ def plan(
     if unknown := [stage for stage in stages if stage not in STAGES]:
         raise HpcgenError(f"{unknown[0]!r} is not a stage", f"use {', '.join(STAGES)}")
     ordered = [stage for stage in STAGES.values() if stage.name in stages]
-    trains = any(stage.trains for stage in ordered)
     config = absolute_paths(run.config, run.directory)
     problems = list(_section_problems(run, ordered))
     reads_trainer_config = any(stage.reads_trainer_config for stage in ordered)
     training = plan_training(run, config) if reads_trainer_config else None
-    if training is not None:
-        problems += training.errors
-        if training.trainer is not None and trains:
-            problems += changed_hyperparameters(run.config, training.trainer)
-            problems += discarded_training(training.trainer)
+    trainer = training.trainer if training else None
+    problems += training.errors if training else ()
+    for stage in ordered:
+        problems += stage.problems(run, trainer)
     errors = [*run.mistakes, *_described(run, problems)]
     planned: dict[str, StagePlan] = {}
     for stage in ordered:
-        trainer = training.trainer if training and stage.reads_trainer_config else None
         lead_s = training.signal_lead_s if training and stage.trains else 0
         try:
             if not stage.is_array or config.data.corpus is not None:
@@ -99,16 +90,15 @@ def plan(
     for one in planned.values():
         warnings += array_warnings(one.kind, config, run.cluster)
         warnings += environment_warnings(one.kind, run, one.environment)
-    if training is not None:
-        warnings += training.warnings
-        if training.trainer is not None and trains:
-            warnings += nothing_to_do(training.trainer)
+    warnings += training.warnings if training else ()
+    for stage in ordered:
+        warnings += stage.warnings(trainer)
     warnings = list(dict.fromkeys(warnings))
     return Plan(
         run=run,
         config=config,
         stages=planned,
-        trainer=training.trainer if training else None,
+        trainer=trainer,
         layout=training.layout if training else None,
         warnings=(*(_describe(run, problem) for problem in warnings), *unsure),
     )

@@ -3,8 +3,8 @@
 Every module here that defines STAGES is found by itself. To add a stage, add its module, its template
 (templates/slurm/NAME.sbatch.j2) and its row in docs/stages.md; CONTRIBUTING.md shows how.
 
-The run file's `slurm` section is made of the stages, so hpcgen.config imports them. A stage therefore imports what it
-needs of hpcgen.planning and hpcgen.topology inside its methods; this also keeps commands quick to start.
+Commands import these modules to know their choices, and hpcgen.config to make the section `slurm` of the run file. A
+stage therefore imports what its methods need inside them.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpcgen.config.corpus import num_outputs
-from hpcgen.config.slurm import ArraySettings, StageSettings
 from hpcgen.stages.stage import Advice, Export, Stage, Work
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ HUB_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DataStage(Stage):
+class CorpusStage(Stage):
     """A step on the way from the files of a corpus to its pairs. `hpcgen data NAME` does the work of a task."""
 
     name: Name
@@ -38,9 +36,9 @@ class DataStage(Stage):
     reads_source: bool = False
     """The tasks may read the corpus's own files, where these are in a directory."""
     asks_hub: bool = False
-    """The tasks fetch files over the network. They share their node with other jobs."""
+    """The tasks fetch files over the network, which may need a token."""
 
-    settings: type[StageSettings] = ArraySettings
+    is_array: bool = True
     frame: str = "data"
     is_single_task: bool = True
     by_submitit: bool = True
@@ -78,6 +76,8 @@ class DataStage(Stage):
 
     def max_tasks(self, config: RunConfig) -> int | None:
         """As many as there are output files."""
+        from hpcgen.config.corpus import num_outputs
+
         corpus = config.data.corpus
         return sum(num_outputs(corpus).values()) if corpus and self.makes_output_files else None
 
@@ -99,7 +99,7 @@ class DataStage(Stage):
 
 
 STAGES = (
-    DataStage(
+    CorpusStage(
         name="download",
         order=20,
         summary="fetches the files of the corpus",
@@ -109,7 +109,7 @@ STAGES = (
         asks_hub=True,
         time_limit="1-00:00:00",
     ),
-    DataStage(
+    CorpusStage(
         name="extract",
         order=30,
         summary="uncompresses the files of the corpus",
@@ -118,7 +118,7 @@ STAGES = (
         reads_source=True,
         time_limit="8:00:00",
     ),
-    DataStage(
+    CorpusStage(
         name="concat",
         order=40,
         summary="joins the files of the corpus into num_output_files files",
@@ -128,7 +128,7 @@ STAGES = (
         reads_source=True,
         time_limit="8:00:00",
     ),
-    DataStage(
+    CorpusStage(
         name="tokenize",
         order=50,
         summary="makes a .bin/.idx pair from each of these files",
@@ -138,7 +138,7 @@ STAGES = (
         makes_pairs=True,
         time_limit="8:00:00",
     ),
-    DataStage(
+    CorpusStage(
         name="prepare",
         order=60,
         summary="makes the same pairs from the compressed files, in one pass",

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.resources import shipped
 from hpcgen.stages.stage import Stage, Work
@@ -31,6 +30,8 @@ class Image(Stage):
         Raises:
             ConfigErrors: the run file leaves that open.
         """
+        from hpcgen.config.validation import describe
+
         # what follows from a value that is wrong is no mistake of its own
         problems = [] if "image" in run.unsure_sections else list(_problems(run, config))
         if problems:

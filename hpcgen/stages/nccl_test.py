@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hpcgen.stages.stage import Export, Stage, Work
-from trainer.config import to_dict
-from trainer.health.config import NcclTestConfig
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
@@ -29,6 +27,8 @@ class NcclTest(Stage):
     ) -> Work:
         """Compares bandwidths with the figures of the node type, and with earlier ones of the cluster."""
         from hpcgen.planning.thresholds import message_bytes, thresholds
+        from trainer.config import to_dict
+        from trainer.health.config import NcclTestConfig
 
         cluster, node_type = run.cluster, run.node_type
         baseline = cluster.nccl_baseline or f"{config.paths.run_dir}/nccl-baseline.json"

@@ -6,8 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 from hpcgen.stages.stage import Stage, Work
-from trainer.config import to_dict
-from trainer.health.config import NodeHealthConfig
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
@@ -25,6 +23,8 @@ class NodeHealth(Stage):
         """Compares each node with the figures of its node type."""
         from hpcgen.planning.node_check import node_check
         from hpcgen.planning.thresholds import message_bytes, thresholds
+        from trainer.config import to_dict
+        from trainer.health.config import NodeHealthConfig
 
         node_type = run.node_type
         health = node_type.health

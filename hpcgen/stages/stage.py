@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcgen.config.slurm import ArraySettings, StageSettings
-
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.config.run import RunConfig
+    from hpcgen.config.slurm import StageSettings
+    from hpcgen.errors import Problem
     from hpcgen.planning.allocation import Allocation
     from trainer.config import TrainerConfig
 
@@ -84,9 +84,9 @@ class Stage(ABC):
     """What the job does, for the help of commands and docs/stages.md."""
     settings_doc: str
     """Documentation of the stage's section under `slurm`."""
-    settings: type[StageSettings] = StageSettings
-    """Class of that section. With ArraySettings the stage is a job array."""
 
+    is_array: bool = False
+    """The job is an array whose tasks share the work on the corpus."""
     uses_gpus: bool = False
     """The job takes every GPU of its nodes, and its tasks are ranks that meet."""
     is_single_task: bool = False
@@ -108,7 +108,7 @@ class Stage(ABC):
     """Default time limit; None requires one from the run file or the cluster profile."""
 
     trains: bool = False
-    """The job is the training itself: warned before its time limit, resumed from its checkpoints, counted in steps."""
+    """The job is the training itself: warned before its time limit, and its progress is counted in steps."""
     reads_trainer_config: bool = False
     """The job reads the trainer's resolved configuration, so the rules for training are checked."""
     makes_pairs: bool = False
@@ -134,9 +134,11 @@ class Stage(ABC):
         return f"slurm/{self.name}.sbatch.j2"
 
     @property
-    def is_array(self) -> bool:
-        """True for a job array that works through the corpus."""
-        return issubclass(self.settings, ArraySettings)
+    def settings(self) -> type[StageSettings]:
+        """Class of the stage's section under `slurm`."""
+        from hpcgen.config.slurm import ArraySettings, StageSettings
+
+        return ArraySettings if self.is_array else StageSettings
 
     @property
     def script_variables(self) -> Mapping[str, str]:
@@ -147,12 +149,22 @@ class Stage(ABC):
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
-        """What the job runs. `trainer` is None for a stage without `reads_trainer_config`, and while mistakes leave
-        the configuration open.
+        """What the job runs.
+
+        `trainer` is the trainer's resolved configuration. It is None if no planned stage reads it, or if mistakes
+        leave it open.
 
         Raises:
             ConfigErrors: the run file leaves open what to do.
         """
+
+    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """Mistakes that concern this stage alone."""
+        yield from ()
+
+    def warnings(self, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """Warnings that concern this stage alone."""
+        yield from ()
 
     def job_name(self, run_name: str) -> str:
         """The job's name in Slurm."""

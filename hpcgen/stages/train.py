@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hpcgen.stages.stage import TRAINER_CONFIG, Advice, Export, Stage, Work
-from trainer.config import ParallelismConfig, TrainerConfig, fingerprint, to_dict
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.config.run import RunConfig
+    from hpcgen.errors import Problem
     from hpcgen.planning.allocation import Allocation
+    from trainer.config import ParallelismConfig, TrainerConfig
 
 
 class Train(Stage):
@@ -25,6 +26,7 @@ class Train(Stage):
         from hpcgen.planning.node_check import node_check
         from hpcgen.planning.paths import import_files, trainer_data
         from hpcgen.planning.resuming import proof_of_checkpoints
+        from trainer.config import fingerprint
 
         data, checkpoint = trainer_data(config), config.checkpoint
         datasets = (*data.datasets, *data.train, *data.valid, *data.test)
@@ -50,6 +52,21 @@ class Train(Stage):
                 **node_check(run),
             },
         )
+
+    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """Changes that the trainer refuses when it resumes, and training that would be lost."""
+        from hpcgen.planning.resuming import changed_hyperparameters, discarded_training
+
+        if trainer is not None:
+            yield from changed_hyperparameters(run.config, trainer)
+            yield from discarded_training(trainer)
+
+    def warnings(self, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """A run that has finished."""
+        from hpcgen.planning.resuming import nothing_to_do
+
+        if trainer is not None:
+            yield from nothing_to_do(trainer)
 
     def job_name(self, run_name: str) -> str:
         """The run's own name."""
@@ -81,6 +98,8 @@ class Train(Stage):
 
 def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:
     """The trainer's configuration as a file of the job."""
+    from trainer.config import to_dict
+
     if trainer is None:
         return {}
     return {"trainer.json": json.dumps(to_dict(trainer), indent=1, ensure_ascii=True)}
