@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from hpcgen.config.container import MountPath, Runtime
 from hpcgen.config.fields import EnvironmentName, Mask, Name, Text
 from hpcgen.stages import STAGES
-from trainer.config import FORBID_UNKNOWN_KEYS, Count, Fraction, NonNegative, PositiveFloat
+from trainer.contract.config import FORBID_UNKNOWN_KEYS, Count, Fraction, NonNegative, PositiveFloat
 
 if TYPE_CHECKING:
     GpuStage = str

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from hpcgen.config.slurm import StageSettings
 from hpcgen.stages import STAGES, Stage
-from trainer.config import FORBID_UNKNOWN_KEYS
+from trainer.contract.config import FORBID_UNKNOWN_KEYS
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import plan_training
 from hpcgen.stages import STAGES, Stage
 from hpcgen.stages.train import TRAIN
-from trainer.config import TrainerConfig
+from trainer.contract.config import TrainerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from hpcgen.planning.container import Container, make_container
 from hpcgen.planning.environment import Variable, stage_environment, stage_secrets, uses_gpus
 from hpcgen.stages import Stage
 from hpcgen.stages.stage import Work
-from trainer.config import TrainerConfig
+from trainer.contract.config import TrainerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hpcgen.config.run import RunConfig
     from hpcgen.data.unit import DataStage as Name
     from hpcgen.planning.allocation import Allocation
-    from trainer.config import TrainerConfig
+    from trainer.contract.config import TrainerConfig
 
 JOB_FILE = "corpus.json"
 DOWNLOAD_CPUS = 4

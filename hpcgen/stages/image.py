@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.config.run import RunConfig
     from hpcgen.planning.allocation import Allocation
-    from trainer.config import TrainerConfig
+    from trainer.contract.config import TrainerConfig
 
 RECIPE = ("build-image.sh", "install-inside.sh", "health_check.py")
 

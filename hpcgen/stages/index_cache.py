@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.config.run import RunConfig
     from hpcgen.planning.allocation import Allocation
-    from trainer.config import TrainerConfig
+    from trainer.contract.config import TrainerConfig
 
 
 class IndexCache(Stage):
@@ -26,7 +26,7 @@ class IndexCache(Stage):
         data = trainer_data(config)
         datasets = (*data.datasets, *data.train, *data.valid, *data.test)
         return Work(
-            arguments=("-m", "trainer.index_cache"),
+            arguments=("-m", "trainer.data.index_cache"),
             inputs=tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin")),
             writes=(data.cache_dir,) if data.cache_dir else (),
             files=trainer_files(trainer),

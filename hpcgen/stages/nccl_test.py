@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.config.run import RunConfig
     from hpcgen.planning.allocation import Allocation
-    from trainer.config import TrainerConfig
+    from trainer.contract.config import TrainerConfig
 
 SMALLEST_BYTES = 2**20
 STEP_FACTOR = 4
@@ -27,8 +27,8 @@ class NcclTest(Stage):
     ) -> Work:
         """Compares bandwidths with the figures of the node type, and with earlier ones of the cluster."""
         from hpcgen.planning.thresholds import message_bytes, thresholds
-        from trainer.config import to_dict
-        from trainer.health.config import NcclTestConfig
+        from trainer.contract.config import to_dict
+        from trainer.contract.health import NcclTestConfig
 
         cluster, node_type = run.cluster, run.node_type
         baseline = cluster.nccl_baseline or f"{config.paths.run_dir}/nccl-baseline.json"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.config.run import RunConfig
     from hpcgen.planning.allocation import Allocation
-    from trainer.config import TrainerConfig
+    from trainer.contract.config import TrainerConfig
 
 
 class NodeHealth(Stage):
@@ -23,8 +23,8 @@ class NodeHealth(Stage):
         """Compares each node with the figures of its node type."""
         from hpcgen.planning.node_check import node_check
         from hpcgen.planning.thresholds import message_bytes, thresholds
-        from trainer.config import to_dict
-        from trainer.health.config import NodeHealthConfig
+        from trainer.contract.config import to_dict
+        from trainer.contract.health import NodeHealthConfig
 
         node_type = run.node_type
         health = node_type.health

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hpcgen.config.slurm import StageSettings
     from hpcgen.errors import Problem
     from hpcgen.planning.allocation import Allocation
-    from trainer.config import TrainerConfig
+    from trainer.contract.config import TrainerConfig
 
 RENDEZVOUS = {
     "MASTER_ADDR": "address of the step's first node, as scontrol knows it",

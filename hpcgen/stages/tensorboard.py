@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.config.run import RunConfig
     from hpcgen.planning.allocation import Allocation
-    from trainer.config import TrainerConfig
+    from trainer.contract.config import TrainerConfig
 
 CPUS = 2
 """One CPU reads event files, one answers."""

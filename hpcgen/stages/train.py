@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hpcgen.config.run import RunConfig
     from hpcgen.errors import Problem
     from hpcgen.planning.allocation import Allocation
-    from trainer.config import ParallelismConfig, TrainerConfig
+    from trainer.contract.config import ParallelismConfig, TrainerConfig
 
 
 class Train(Stage):
@@ -26,7 +26,7 @@ class Train(Stage):
         from hpcgen.planning.node_check import node_check
         from hpcgen.planning.paths import import_files, trainer_data
         from hpcgen.planning.resuming import proof_of_checkpoints
-        from trainer.config import fingerprint
+        from trainer.contract.config import fingerprint
 
         data, checkpoint = trainer_data(config), config.checkpoint
         datasets = (*data.datasets, *data.train, *data.valid, *data.test)
@@ -98,7 +98,7 @@ class Train(Stage):
 
 def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:
     """The trainer's configuration as a file of the job."""
-    from trainer.config import to_dict
+    from trainer.contract.config import to_dict
 
     if trainer is None:
         return {}
