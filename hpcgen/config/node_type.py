@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hpcgen.config.container import MountPath, Runtime
 from hpcgen.config.fields import EnvironmentName, Mask, Name, Text
+from hpcgen.stages import STAGES
 from trainer.contract.config import FORBID_UNKNOWN_KEYS, Count, Fraction, NonNegative, PositiveFloat
 
-GpuStage = Literal["train", "nccl-test", "node-health"]
-"""The stages that use GPUs."""
+if TYPE_CHECKING:
+    GpuStage = str
+else:
+    GpuStage = Literal[tuple(name for name, stage in STAGES.items() if stage.uses_gpus)]
+"""Name of a stage that uses GPUs."""
 
 BusId = Annotated[
     str, Text(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", 'a PCI address such as "0001:00:00.0"')

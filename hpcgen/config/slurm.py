@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit
@@ -56,35 +56,3 @@ class ArraySettings(StageSettings):
     """Tasks of the array, each of which works through its share of the files; null means 8."""
     array_parallelism: Count | None = None
     """Most tasks that run at the same time; null leaves it to Slurm."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmConfig:
-    """Slurm settings for all stages (`defaults`) and for each."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = FORBID_UNKNOWN_KEYS
-
-    defaults: StageSettings = field(default_factory=StageSettings)
-    """For every stage that does not say otherwise."""
-    image: StageSettings = field(default_factory=StageSettings)
-    """For making the container image."""
-    download: ArraySettings = field(default_factory=ArraySettings)
-    """For fetching the files of the corpus."""
-    extract: ArraySettings = field(default_factory=ArraySettings)
-    """For uncompressing them."""
-    concat: ArraySettings = field(default_factory=ArraySettings)
-    """For joining them into num_output_files files."""
-    tokenize: ArraySettings = field(default_factory=ArraySettings)
-    """For making a .bin/.idx pair of each of these."""
-    prepare: ArraySettings = field(default_factory=ArraySettings)
-    """For making the same pairs from the compressed files in one pass."""
-    index_cache: StageSettings = field(default_factory=StageSettings)
-    """For building Megatron's sample indices before GPUs wait for them."""
-    train: StageSettings = field(default_factory=StageSettings)
-    """For the training stage."""
-    nccl_test: StageSettings = field(default_factory=StageSettings)
-    """For the measurement of the network between GPUs."""
-    node_health: StageSettings = field(default_factory=StageSettings)
-    """For the check of nodes."""
-    tensorboard: StageSettings = field(default_factory=StageSettings)
-    """For TensorBoard over the run directory."""
