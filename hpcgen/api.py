@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 from hpcgen.config.directories import configuration_directories, readable
 from hpcgen.config.loader import Run, load_run
-from hpcgen.config.stages import SUBMITTED_STAGES
 from hpcgen.errors import HpcgenError
 from hpcgen.launchers.checked_script import checked_script
 from hpcgen.launchers.corpus import check_pairs, require_pairs
@@ -58,12 +57,13 @@ def submit(
     """
     if launcher not in ("slurm", "local"):
         raise HpcgenError(f"{launcher!r} is not a launcher", "use slurm or local")
-    if rendered := [stage for stage in plan.stages if stage not in SUBMITTED_STAGES]:
+    if rendered := [name for name, stage in plan.stages.items() if not stage.kind.by_submitit]:
         hint = f"hpcgen render {rendered[0]} ... | sbatch"
         raise HpcgenError(f"stage {rendered[0]} is rendered only, submitit does not run it", hint)
-    if {"tokenize", "prepare"} <= plan.stages.keys():
+    making_pairs = [name for name, stage in plan.stages.items() if stage.kind.makes_pairs]
+    if len(making_pairs) > 1:
         raise HpcgenError(
-            "stages tokenize and prepare make the same files",
+            f"stages {' and '.join(making_pairs)} make the same files",
             "submit extract concat tokenize, or prepare alone",
         )
     if unset := unset_secrets(plan):

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.config.presets import PRESETS
-from hpcgen.config.stages import STAGES
+from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
 from tests.hostile import (
     hostile_strings,

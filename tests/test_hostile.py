@@ -11,7 +11,7 @@ import os
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.config.fields import constraint_problems
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import ARRAY_STAGES, STAGES, Stage, section
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.planning.paths import corpus_job
 from hpcgen.planning.plan import Plan
+from hpcgen.stages import STAGES
 from tests.hostile import (
     KEY,
     Place,
@@ -150,7 +150,7 @@ def write(path: Path, document: dict[str, Any]) -> None:
 
 
 def planned(
-    directory: Path, run: dict[str, Any], site: dict[str, Any], stages: Sequence[Stage] = STAGES
+    directory: Path, run: dict[str, Any], site: dict[str, Any], stages: Collection[str] = tuple(STAGES)
 ) -> Plan:
     """The plan of these stages."""
     write(directory / "run.yaml", run)
@@ -158,10 +158,10 @@ def planned(
     return plan(load_run(directory / "run.yaml"), stages, exists=lambda path: True)
 
 
-def read_by(texts: Mapping[TextField, str]) -> Sequence[Stage]:
+def read_by(texts: Mapping[TextField, str]) -> Collection[str]:
     """The stages that can say these texts to Slurm: what `slurm` says of one stage is read by no other."""
     sections = {place[1] if cls is RunConfig and place[0] == "slurm" else None for cls, place in texts}
-    return [stage for stage in STAGES if sections == {section(stage)}] or STAGES
+    return [name for name, stage in STAGES.items() if sections == {stage.section}] or tuple(STAGES)
 
 
 def require_clean(messages: tuple[str, ...]) -> None:
@@ -253,7 +253,7 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
         assert holds(measured, (cluster.nccl_tests, "--minbytes=1048576"))
     if stage == "tensorboard" and cluster.login_host:
         assert f"ssh -N -J {cluster.login_host} -L 6006:" in ran.output
-    if stage in ARRAY_STAGES:
+    if STAGES[stage].is_array:
         assert holds(step, ("--task-id", "0"))
         told = from_dict(CorpusJob, json.loads(planned_stage.files["corpus.json"]), where="")
         assert told == corpus_job(config)

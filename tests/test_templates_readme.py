@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from jinja2 import meta, nodes
 
-from hpcgen.config.stages import STAGES
 from hpcgen.rendering.environment import make_environment
 from hpcgen.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS
 from hpcgen.rendering.script import CONCLUDE, LAUNCH, template_context
+from hpcgen.stages import STAGES
 from tests.rendering.golden import planned_case
 from tests.runs import big_run, planned
 

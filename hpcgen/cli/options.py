@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpcgen.config.stages import CLUSTER_STAGES, STAGES, Stage
 from hpcgen.errors import HpcgenError
+from hpcgen.stages import STAGES
+from hpcgen.stages.train import TRAIN
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class StageChoice(click.Choice[Stage]):
+class StageChoice(click.Choice[str]):
     """The name of one of `stages`; a mistyped one gets the nearest as a hint, one of the others its command."""
 
-    def __init__(self, stages: tuple[Stage, ...] = STAGES) -> None:
-        super().__init__(stages)
-        self._stages = stages
+    def __init__(self, stages: Iterable[str] = STAGES) -> None:
+        self._stages = tuple(stages)
+        super().__init__(self._stages)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Stage:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The stage of that name."""
         try:
             return super().convert(value, param, ctx)
@@ -37,6 +38,13 @@ class StageChoice(click.Choice[Stage]):
             raise click.BadParameter(
                 f"{error.message.rstrip('.')}{hint and f'; {hint}'}", ctx, param
             ) from None
+
+
+def stage_list(stages: Iterable[str] = STAGES) -> str:
+    """What each of `stages` does, for the end of a command's help."""
+    width = max(map(len, STAGES))
+    rows = [f"  {name:<{width}}  {STAGES[name].summary}" for name in stages]
+    return "\n".join(("\b", "Stages:", *rows))
 
 
 def override_option(command: Command) -> Command:
@@ -88,9 +96,10 @@ def run_or_cluster_options(command: Command) -> Command:
 
 def stage_option(command: Command) -> Command:
     """--stage: whose environment."""
-    return click.option("--stage", type=StageChoice(), default="train", show_default=True, help="The stage.")(
-        command
+    choice = click.option(
+        "--stage", type=StageChoice(), default=TRAIN.name, show_default=True, help="The stage."
     )
+    return choice(command)
 
 
 def complete_clusters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -108,8 +117,9 @@ def read_run(
     Raises:
         HpcgenError: the options do not go together; the run file or the profile is wrong.
     """
-    if config is None and cluster is not None and stage not in CLUSTER_STAGES:
-        hint = f"use -c run.yaml; with --cluster alone there are {', '.join(CLUSTER_STAGES)}"
+    if config is None and cluster is not None and STAGES[stage].needs_model:
+        others = ", ".join(name for name, other in STAGES.items() if not other.needs_model)
+        hint = f"use -c run.yaml; with --cluster alone there are {others}"
         raise HpcgenError(f"stage {stage} needs a run file", hint)
     return read_run_or_cluster(config, cluster, run_dir, overrides)
 

@@ -10,13 +10,14 @@ from hpcgen.cli.options import (
     StageChoice,
     read_run,
     run_or_cluster_options,
+    stage_list,
     templates_option,
     warn,
     write_output,
 )
 
 
-@click.command("render")
+@click.command("render", epilog=stage_list())
 @click.argument("stage", type=StageChoice())
 @run_or_cluster_options
 @templates_option

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from hpcgen.cli.options import StageChoice, run_options, templates_option, warn
-from hpcgen.config.stages import SUBMITTED_STAGES
+from hpcgen.cli.options import StageChoice, run_options, stage_list, templates_option, warn
 from hpcgen.errors import JobStopped
+from hpcgen.stages import STAGES
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from hpcgen.planning.stage import StagePlan
 
 
-@click.command("submit")
-@click.argument("stages", nargs=-1, required=True, type=StageChoice(SUBMITTED_STAGES))
+SUBMITTED = tuple(name for name, stage in STAGES.items() if stage.by_submitit)
+
+
+@click.command("submit", epilog=stage_list(SUBMITTED))
+@click.argument("stages", nargs=-1, required=True, type=StageChoice(SUBMITTED))
 @run_options
 @templates_option
 @click.option(
@@ -68,7 +71,7 @@ def command(
         raise SystemExit(130) from None
     if launcher == "slurm":
         _show_jobs(plan, jobs)
-    if launcher == "local" and "train" in plan.stages:
+    if launcher == "local" and plan.training is not None:
         _show_run(plan)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.options import complete_clusters, templates_option
-from hpcgen.config.stages import FRAMES, STAGES
+from hpcgen.stages import FRAMES, STAGES
 from hpcgen.text import did_you_mean
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import click
 
 from hpcgen.cli.options import StageChoice, run_options, warn
 from hpcgen.errors import HpcgenError
+from hpcgen.stages.train import TRAIN
 
 
 @click.command("validate")
@@ -22,7 +23,7 @@ def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], a
     from hpcgen.planning.summary import for_people, summarize
 
     try:
-        plan = api.plan(api.load_run(config, overrides), stages or ("train",))
+        plan = api.plan(api.load_run(config, overrides), stages or (TRAIN.name,))
         check_pairs(plan)
     except HpcgenError as error:
         if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import textwrap
@@ -10,8 +11,8 @@ import textwrap
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Field name -> the string literal that follows it in the class body, base classes included."""
-    docs: dict[str, str] = {}
+    """Field name -> the string literal that follows it in the class body, base classes included; or its metadata."""
+    docs = {field.name: field.metadata["doc"] for field in dataclasses.fields(cls) if "doc" in field.metadata}
     for base in reversed(cls.__mro__[:-1]):
         [definition] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from hpcgen.config.container import MountPath, Runtime
 from hpcgen.config.fields import EnvironmentName, Mask, Name, Text
+from hpcgen.stages import STAGES
 from trainer.contract.config import Count, Fraction, NonNegative, PositiveFloat
 from trainer.contract.section import config_section
 
-GpuStage = Literal["train", "nccl-test", "node-health"]
-"""The stages that use GPUs."""
+if TYPE_CHECKING:
+    GpuStage = str
+else:
+    GpuStage = Literal[tuple(name for name, stage in STAGES.items() if stage.uses_gpus)]
+"""Name of a stage that uses GPUs."""
 
 BusId = Annotated[
     str, Text(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", 'a PCI address such as "0001:00:00.0"')

@@ -10,7 +10,7 @@ from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.fields import EnvironmentName, FilePath, Name, RunPath
 from hpcgen.config.image import ImageConfig
 from hpcgen.config.preflight import PreflightConfig
-from hpcgen.config.slurm import SlurmConfig
+from hpcgen.config.slurm_section import SlurmConfig
 from hpcgen.config.tokenizer import TokenizerConfig
 from trainer.contract.config import (
     BlendConfig,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit
 from trainer.contract.config import Count, NonNegative
 from trainer.contract.section import config_section
@@ -42,7 +40,7 @@ class StageSettings:
     replace those of the same name."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class ArraySettings(StageSettings):
     """What a stage that runs as a job array asks of Slurm, for each of its tasks."""
 
@@ -54,33 +52,3 @@ class ArraySettings(StageSettings):
     """Tasks of the array, each of which works through its share of the files; null means 8."""
     array_parallelism: Count | None = None
     """Most tasks that run at the same time; null leaves it to Slurm."""
-
-
-@config_section
-class SlurmConfig:
-    """Slurm settings for all stages (`defaults`) and for each."""
-
-    defaults: StageSettings = field(default_factory=StageSettings)
-    """For every stage that does not say otherwise."""
-    image: StageSettings = field(default_factory=StageSettings)
-    """For making the container image."""
-    download: ArraySettings = field(default_factory=ArraySettings)
-    """For fetching the files of the corpus."""
-    extract: ArraySettings = field(default_factory=ArraySettings)
-    """For uncompressing them."""
-    concat: ArraySettings = field(default_factory=ArraySettings)
-    """For joining them into num_output_files files."""
-    tokenize: ArraySettings = field(default_factory=ArraySettings)
-    """For making a .bin/.idx pair of each of these."""
-    prepare: ArraySettings = field(default_factory=ArraySettings)
-    """For making the same pairs from the compressed files in one pass."""
-    index_cache: StageSettings = field(default_factory=StageSettings)
-    """For building Megatron's sample indices before GPUs wait for them."""
-    train: StageSettings = field(default_factory=StageSettings)
-    """For the training stage."""
-    nccl_test: StageSettings = field(default_factory=StageSettings)
-    """For the measurement of the network between GPUs."""
-    node_health: StageSettings = field(default_factory=StageSettings)
-    """For the check of nodes."""
-    tensorboard: StageSettings = field(default_factory=StageSettings)
-    """For TensorBoard over the run directory."""

@@ -146,7 +146,7 @@ def check_pairs(plan: Plan) -> None:
 def _pairs_read(plan: Plan) -> list[Dataset]:
     """The pairs of the corpus that planned stages read and none makes; none where this machine sees no corpus."""
     corpus = plan.config.data.corpus
-    if corpus is None or {"tokenize", "prepare"} & plan.stages.keys():
+    if corpus is None or any(stage.kind.makes_pairs for stage in plan.stages.values()):
         return []
     read = {path for stage in plan.stages.values() for path in stage.inputs}
     pairs = [pair for pairs in blend(corpus).values() for pair in pairs if f"{pair.prefix}.idx" in read]

@@ -25,6 +25,7 @@ from hpcgen.launchers.tasks import ModuleTask
 from hpcgen.planning.paths import corpus_job
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
+from hpcgen.stages import Stage
 
 POLL_S = 0.3
 PATIENCE_S = 30.0
@@ -79,12 +80,12 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
     )
     started = time.time()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_saved_is_said(run_dir, stage.name, started))
+        stack.enter_context(_saved_is_said(run_dir, stage.kind, started))
         with _children_ignore_ctrl_c(), _children_import_nothing_of_this_folder():
             submitted: Any = executor.submit(_task(plan, stage, job_dir))
             job = Job(stage.name, submitted.job_id, Path(submitted.paths.stdout), submitted)
             stack.enter_context(_ended(job))
-        _wait(job, stage.name, plan, job_dir / "stop", on_progress, started)
+        _wait(job, stage, plan, job_dir / "stop", on_progress, started)
     return job
 
 
@@ -93,39 +94,38 @@ def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask:
     environment = {variable.name: variable.value for variable in stage.environment}
     for name, text in stage.files.items():
         write_text(job_dir / name, text, mode=0o660)
+    config = ("--config", str(job_dir / stage.kind.config_file)) if stage.kind.config_file else ()
     if stage.allocation.array is not None:
-        whole = ("-m", "hpcgen", "data", stage.name, "--config", str(job_dir / "corpus.json"))
-        return ModuleTask(whole, environment)
-    arguments = (*stage.arguments, "--config", str(job_dir / "trainer.json"))
-    if stage.name != "train":
-        return ModuleTask(arguments, environment)
-    environment |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "TRAINER_RENDEZVOUS_ID": secrets.token_hex(16),
-    }
-    return ModuleTask((*arguments, "--stop-file", str(job_dir / "stop")), environment)
+        return ModuleTask(("-m", "hpcgen", "data", stage.name, *config), environment)
+    if stage.kind.uses_gpus:
+        environment |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "TRAINER_RENDEZVOUS_ID": secrets.token_hex(16),
+        }
+    stop = () if stage.kind.stopped_marker is None else ("--stop-file", str(job_dir / "stop"))
+    return ModuleTask((*stage.arguments, *config, *stop), environment)
 
 
 def _wait(
     job: Job,
-    stage: str,
+    stage: StagePlan,
     plan: Plan,
     stop_file: Path,
     on_progress: Callable[[Progress], None] | None,
     started: float,
 ) -> None:
     metrics = Followed(Path(plan.config.paths.run_dir) / "metrics.jsonl", since=started)
-    total = plan.trainer.training.train_iters if plan.trainer and stage == "train" else 0
+    total = plan.trainer.training.train_iters if plan.trainer and stage.kind.trains else 0
     asked_to_stop = False
     while True:
         try:
             done = job.submitit_job.done()
-            if on_progress is not None and plan.stages[stage].allocation.array:
-                on_progress(_files_done(plan, stage, started))
+            if on_progress is not None and stage.allocation.array:
+                on_progress(_files_done(plan, stage.name, started))
             elif on_progress is not None:
                 last = metrics.last_step() if total else {}
-                on_progress(Progress(stage, last.get("iteration", 0), total, last))
+                on_progress(Progress(stage.name, last.get("iteration", 0), total, last))
             if done:
                 break
             time.sleep(POLL_S)
@@ -137,27 +137,29 @@ def _wait(
             asked_to_stop = True
             stop_file.touch()
             print("asked for a checkpoint; interrupt again to end at once", file=sys.stderr)
-    _raise_failure(job, plan.stages[stage])
-    if asked_to_stop and _stopped_at(Path(plan.config.paths.run_dir), started) is not None:
+    _raise_failure(job, stage)
+    if asked_to_stop and _stopped_at(Path(plan.config.paths.run_dir), stage.kind, started) is not None:
         raise JobStopped
 
 
 @contextlib.contextmanager
-def _saved_is_said(run_dir: Path, stage: str, started: float) -> Iterator[None]:
+def _saved_is_said(run_dir: Path, stage: Stage, started: float) -> Iterator[None]:
     """Says where training stopped and saved when the block is left because of Ctrl-C or SIGTERM."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        iteration = _stopped_at(run_dir, started) if stage == "train" else None
+        iteration = _stopped_at(run_dir, stage, started)
         if iteration is not None:
             line = f"stopped at iteration {iteration}, saved; the same command goes on from there"
             print(line, file=sys.stderr)
         raise
 
 
-def _stopped_at(run_dir: Path, started: float) -> int | None:
-    """The iteration that training saved and left at, after `started`; None when it did not."""
-    marker = run_dir / "STOPPED"
+def _stopped_at(run_dir: Path, stage: Stage, started: float) -> int | None:
+    """The iteration that the stage saved and left at, after `started`; None when it did not."""
+    if stage.stopped_marker is None:
+        return None
+    marker = run_dir / stage.stopped_marker
     try:
         return int(marker.read_text()) if marker.stat().st_mtime >= started else None
     except (OSError, ValueError):

@@ -164,10 +164,9 @@ def _parallelism(stage: StagePlan, tasks: tuple[int, ...] | None) -> dict[str, A
 
 
 def _task(plan: Plan, stage: StagePlan) -> ModuleTask:
-    if stage.allocation.array is not None:
-        return ModuleTask((*stage.arguments, "--config", "$CORPUS_JOB"), {})
-    arguments = (*stage.arguments, "--config", "$TRAINER_CONFIG")
-    if stage.name != "train":
+    config = ("--config", f"${stage.kind.config_variable}") if stage.kind.config_variable else ()
+    arguments = (*stage.arguments, *config)
+    if stage.kind.stopped_marker is None:
         return ModuleTask(arguments, {})
-    stopped = f"{plan.config.paths.run_dir}/STOPPED"
+    stopped = f"{plan.config.paths.run_dir}/{stage.kind.stopped_marker}"
     return ModuleTask((*arguments, "--stop-file", "$TRAINER_STOP_FILE"), {}, stopped_marker=stopped)

@@ -12,33 +12,12 @@ from hpcgen.config.fields import seconds, slurm_time
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import StageSettings
-from hpcgen.config.stages import ARRAY_STAGES, GPU_STAGES, section
 from hpcgen.errors import Problem
 from hpcgen.planning.array import Array, make_array
+from hpcgen.stages import Stage
 from hpcgen.text import counted
 
 MAX_RESTARTS = 100
-SINGLE_TASK_STAGES = frozenset(("image", *ARRAY_STAGES, "index-cache", "tensorboard"))
-"""Stages of one process; of an array, one each."""
-TENSORBOARD_CPUS = 2
-"""TensorBoard shares its node with other jobs: one CPU reads event files, one answers."""
-DOWNLOAD_CPUS = 4
-"""A download shares its node too: it waits for the network, and hashes what comes."""
-
-DEFAULT_TIMES = {
-    "image": "2:00:00",
-    "download": "1-00:00:00",
-    "extract": "8:00:00",
-    "concat": "8:00:00",
-    "tokenize": "8:00:00",
-    "prepare": "12:00:00",
-    "index-cache": "4:00:00",
-    "nccl-test": "30:00",
-    "node-health": "30:00",
-    "tensorboard": "8:00:00",
-}
-"""Time limits of stages other than training, when nobody gives one. A task of an array that meets its limit is
-submitted again for what it has not made yet."""
 
 OLDEST_SLURM = (20, 11)
 """Since then --exclusive, step resources and requeue signals are what the scripts expect."""
@@ -133,30 +112,30 @@ def _text(value: int | None) -> str | None:
     return None if value is None else str(value)
 
 
-def stage_settings(stage: str, config: RunConfig, cluster: ClusterConfig) -> StageSettings:
+def stage_settings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> StageSettings:
     """The settings of a stage: its own, else `slurm.defaults`, else the cluster's."""
-    own: StageSettings = getattr(config.slurm, section(stage))
+    own = config.slurm.of(stage)
     layers = (own, config.slurm.defaults, cluster.slurm)
     chosen: dict[str, Any] = {}
     for field in dataclasses.fields(own):
         # what arrays have besides is the stage's own alone
         given = (getattr(layer, field.name, None) for layer in layers)
         chosen[field.name] = next((value for value in given if value is not None), None)
-    if stage in DEFAULT_TIMES:
+    if stage.time_limit is not None:
         # a limit that is meant for training would let a short job wait for a long slot
-        chosen["time"] = own.time or within_limit(DEFAULT_TIMES[stage], chosen["partition"], cluster)
+        chosen["time"] = own.time or within_limit(stage.time_limit, chosen["partition"], cluster)
     chosen["extra_directives"] = tuple(option for _, option in _extra_directives(stage, config, cluster))
     return type(own)(**chosen)
 
 
-def _extra_directives(stage: str, config: RunConfig, cluster: ClusterConfig) -> Iterator[tuple[Place, str]]:
+def _extra_directives(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[tuple[Place, str]]:
     """The cluster's sbatch options, then the run's, each with its place.
 
     Of two with one name sbatch takes the last, so the cluster's is left out where the run gives the same option.
     """
     name = "extra_directives"
-    own: StageSettings = getattr(config.slurm, section(stage))
-    of_run, where = own.extra_directives, Place(f"slurm.{section(stage)}.{name}")
+    own = config.slurm.of(stage)
+    of_run, where = own.extra_directives, Place(f"slurm.{stage.section}.{name}")
     if of_run is None:
         of_run, where = config.slurm.defaults.extra_directives or (), Place(f"slurm.defaults.{name}")
     given = {_option_name(option) for option in of_run}
@@ -190,28 +169,30 @@ class Place:
         return Problem(self.path, reason, hint, self.file)
 
 
-def place_of(stage: str, name: str, config: RunConfig, cluster: ClusterConfig) -> Place:
+def place_of(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -> Place:
     """Where the value of a stage's setting comes from; where nobody wrote one, the stage's own section."""
-    own_alone = name == "time" and stage in DEFAULT_TIMES
-    if getattr(getattr(config.slurm, section(stage)), name) is None and not own_alone:
+    own_alone = name == "time" and stage.time_limit is not None
+    if getattr(config.slurm.of(stage), name) is None and not own_alone:
         if getattr(config.slurm.defaults, name) is not None:
             return Place(f"slurm.defaults.{name}")
         if getattr(cluster.slurm, name) is not None:
             return Place(f"slurm.{name}", "cluster")
-    return Place(f"slurm.{section(stage)}.{name}")
+    return Place(f"slurm.{stage.section}.{name}")
 
 
-def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_type: NodeType) -> Allocation:
-    """The allocation of `stage`; the stages of GPU_STAGES take every GPU of their nodes, others none."""
+def make_allocation(
+    stage: Stage, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
+) -> Allocation:
+    """The nodes and tasks of `stage`."""
     settings = stage_settings(stage, config, cluster)
-    gpus = _gpus(stage, node_type)
-    single = stage in SINGLE_TASK_STAGES
-    spares = config.preflight.spare_nodes if stage == "train" else 0
-    tasks = 1 if single else settings.ntasks_per_node or gpus or 1
-    cpus = settings.cpus_per_task or _cpus_per_task(stage, tasks, node_type)
+    gpus = node_type.gpus_per_node if stage.uses_gpus else 0
+    spares = stage.spare_nodes(config)
+    tasks = 1 if stage.is_single_task else settings.ntasks_per_node or gpus or 1
+    share = max(1, node_type.cpus_per_node // tasks) if node_type.cpus_per_node else None
+    cpus = settings.cpus_per_task or stage.cpus_per_task(share)
     exclusive = node_type.exclusive and not _shares_node(stage, settings)
     return Allocation(
-        nodes=1 if single else settings.nodes or 1,
+        nodes=1 if stage.is_single_task else settings.nodes or 1,
         ntasks_per_node=tasks,
         cpus_per_task=cpus,
         gpus_per_node=0 if cluster.gres == "none" else gpus,
@@ -221,18 +202,9 @@ def make_allocation(stage: str, config: RunConfig, cluster: ClusterConfig, node_
         settings=settings,
         cpu_masks=_cpu_masks(node_type, tasks, cpus) if gpus and exclusive else (),
         spare_nodes=spares,
-        no_kill=spares > 0 or stage == "node-health",
+        no_kill=spares > 0 or stage.no_kill,
         array=make_array(stage, config, cluster),
     )
-
-
-def _cpus_per_task(stage: str, tasks: int, node_type: NodeType) -> int | None:
-    if stage == "tensorboard":
-        return TENSORBOARD_CPUS
-    if not node_type.cpus_per_node:
-        return None
-    share = max(1, node_type.cpus_per_node // tasks)
-    return min(DOWNLOAD_CPUS, share) if stage == "download" else share
 
 
 def _cpu_masks(node_type: NodeType, tasks: int, cpus_per_task: int | None) -> tuple[str, ...]:
@@ -245,19 +217,14 @@ def _cpu_masks(node_type: NodeType, tasks: int, cpus_per_task: int | None) -> tu
     return masks if len(masks) == tasks and fits else ()
 
 
-def _shares_node(stage: str, settings: StageSettings) -> bool:
+def _shares_node(stage: Stage, settings: StageSettings) -> bool:
     """Whether other jobs may run on the stage's node: a task of an array that says how many CPUs it needs leaves
     the others, and the GPUs, to them."""
-    given = stage in ARRAY_STAGES and settings.cpus_per_task is not None
-    return given or stage in ("download", "tensorboard")
-
-
-def _gpus(stage: str, node_type: NodeType) -> int:
-    return node_type.gpus_per_node if stage in GPU_STAGES else 0
+    return stage.shares_node or (stage.is_array and settings.cpus_per_task is not None)
 
 
 def allocation_problems(
-    stage: str, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
+    stage: Stage, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
 ) -> Iterator[Problem]:
     """What Slurm would refuse, or would do differently than the plan says."""
     settings = stage_settings(stage, config, cluster)
@@ -278,7 +245,7 @@ def allocation_problems(
     yield from _directive_problems(stage, config, cluster)
 
 
-def _directive_problems(stage: str, config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+def _directive_problems(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
     """Extra options that hpcgen writes itself, that cannot work, or that are given twice."""
     seen: set[str] = set()
     for item, directive in _extra_directives(stage, config, cluster):
@@ -312,15 +279,15 @@ def _task_problems(
 
 
 def _single_node_problems(
-    stage: str, settings: StageSettings, place: Callable[[str], Place]
+    stage: Stage, settings: StageSettings, place: Callable[[str], Place]
 ) -> Iterator[Problem]:
-    if stage not in SINGLE_TASK_STAGES:
+    if not stage.is_single_task:
         return
     for name in ("nodes", "ntasks_per_node"):
         # what is given for all stages is not meant for this one
         where = place(name)
-        if (getattr(settings, name) or 1) > 1 and where.path.startswith(f"slurm.{section(stage)}."):
-            yield where.problem(f"is more than the one that stage {stage} uses", "leave it out")
+        if (getattr(settings, name) or 1) > 1 and where.path.startswith(f"slurm.{stage.section}."):
+            yield where.problem(f"is more than the one that stage {stage.name} uses", "leave it out")
 
 
 def _partition_problems(

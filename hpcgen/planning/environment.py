@@ -14,27 +14,12 @@ from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import find_node_type, read_node_type
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import ARRAY_STAGES, GPU_STAGES
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import make_allocation
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 from hpcgen.planning.software import LAST_RELEASE_WITH_SHARP, holds_for, ngc_release, runtime, torch_version
 from hpcgen.resources import shipped
-from trainer.contract.config import ParallelismConfig
-
-RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
-"""Where the ranks meet: the script of every stage with ranks computes them."""
-
-RENDEZVOUS_ID = "TRAINER_RENDEZVOUS_ID"
-"""By this the trainer's ranks know each other where MASTER_PORT is taken; computed along with RENDEZVOUS."""
-
-SET_BY_THE_SCRIPT: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(GPU_STAGES, (*RENDEZVOUS, RENDEZVOUS_ID)),
-    **dict.fromkeys(ARRAY_STAGES, ("CORPUS_JOB",)),
-    "index-cache": ("TRAINER_CONFIG",),
-    "train": (*RENDEZVOUS, RENDEZVOUS_ID, "TRAINER_CONFIG", "TRAINER_STOP_FILE"),
-}
-"""Known only when the job runs: what the script of a stage computes."""
+from hpcgen.stages import STAGES, Stage
 
 ON_SCRATCH = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 """The script lets the tasks' caches lie on the node."""
@@ -54,7 +39,7 @@ LOADS_CODE = frozenset(
 
 RESERVED = frozenset(
     (
-        *itertools.chain.from_iterable(SET_BY_THE_SCRIPT.values()),
+        *itertools.chain.from_iterable(stage.script_variables for stage in STAGES.values()),
         *ON_SCRATCH,
         *OF_BASH,
         "CHECK_MEMLOCK",
@@ -116,7 +101,7 @@ class Variable:
     """Values of lower layers that this one replaced, lowest first."""
 
 
-def stage_environment(stage: str, run: Run, config: RunConfig) -> tuple[Variable, ...]:
+def stage_environment(stage: Stage, run: Run, config: RunConfig) -> tuple[Variable, ...]:
     """The variables that the script of a stage exports, by name.
 
     `config` is the run file with absolute paths; `run` says where its values are written.
@@ -150,7 +135,7 @@ def _built_in(run: Run) -> Iterator[Variable]:
         yield _own("built-in", "PYTHONPATH", run.cluster.code_dir, why)
 
 
-def _of_hooks(stage: str, run: Run, config: RunConfig) -> Iterator[Variable]:
+def _of_hooks(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
     """What enroot's hooks must be told, so that the container of a stage with GPUs sees them and their network."""
     if not uses_gpus(stage, run) or runtime(config, run.cluster) == "none":
         return
@@ -168,7 +153,7 @@ def _of_hooks(stage: str, run: Run, config: RunConfig) -> Iterator[Variable]:
         yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "void", why, hook)
 
 
-def _of_node_type(stage: str, run: Run, config: RunConfig) -> Iterator[Variable]:
+def _of_node_type(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
     """The facts of the node type that hold for this stage, runtime and PyTorch."""
     if not uses_gpus(stage, run):
         return
@@ -177,61 +162,24 @@ def _of_node_type(stage: str, run: Run, config: RunConfig) -> Iterator[Variable]
         facts += run.node_type.sharp.items()
     asked, torch = runtime(config, run.cluster), torch_version(config, run.cluster)
     for name, fact in facts:
-        for_stage = not fact.stages or stage in fact.stages
+        for_stage = not fact.stages or stage.name in fact.stages
         for_runtime = not fact.runtimes or asked in fact.runtimes
         if for_stage and for_runtime and holds_for(fact.torch, torch):
             origin = f"{run.cluster.node_type}: {fact.source}"
             yield Variable(name=name, value=fact.value, layer="node type", why=fact.why, origin=origin)
 
 
-def _of_stage(stage: str, run: Run, config: RunConfig) -> Iterator[Variable]:
+def _of_stage(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
     """What the stage itself needs."""
-    if stage == "train":
-        yield from _training(config)
-    if stage == "download":
-        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-            yield _own("stage", name, "0", "This stage asks the hub, whatever the submitting shell says.")
-    if uses_gpus(stage, run):
-        yield from _nccl(stage, config)
-    elif runtime(config, run.cluster) != "none":
+    for export in stage.exports(run, config):
+        yield _own("stage", *export)
+    if not uses_gpus(stage, run) and runtime(config, run.cluster) != "none":
         why = "This stage uses no GPU; enroot's 98-nvidia hook is skipped."
         yield _own("stage", "NVIDIA_VISIBLE_DEVICES", "void", why, "NVIDIA enroot, conf/hooks/98-nvidia.sh")
         why = "This stage uses no InfiniBand; enroot's 99-mellanox hook fails on nodes without."
         yield _own(
             "stage", "MELLANOX_VISIBLE_DEVICES", "void", why, "NVIDIA enroot, conf/hooks/99-mellanox.sh"
         )
-
-
-def _training(config: RunConfig) -> Iterator[Variable]:
-    yield _own("stage", "OMP_NUM_THREADS", "1", "One thread a rank: more fight over the rank's CPUs.")
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        yield _own("stage", name, "1", "No rank may ask a hub while GPUs wait.")
-
-
-def _nccl(stage: str, config: RunConfig) -> Iterator[Variable]:
-    if stage == "nccl-test" and config.parallelism.use_sharp:
-        why = "The whole test uses SHARP; in training Megatron-Core sets it for one process group alone."
-        yield _own("stage", "NCCL_COLLNET_ENABLE", "1", why, "Megatron-Core, parallel_state.py")
-    if stage != "train":
-        return
-    if config.training.deterministic_mode:
-        why = "training.deterministic_mode: the order in which numbers are added must not change."
-        yield _own("stage", "NCCL_ALGO", "Ring", why, "Megatron-LM, arguments.py")
-        yield _own("stage", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", why, "Megatron-LM, arguments.py")
-        yield _own("stage", "CUBLAS_WORKSPACE_CONFIG", ":4096:8", why, "NVIDIA cuBLAS, reproducibility")
-    if overlaps(config.parallelism):
-        why = (
-            "Keeps communication ahead of compute with TP or CP before Blackwell (Megatron-LM, arguments.py)."
-        )
-        yield _own("stage", "CUDA_DEVICE_MAX_CONNECTIONS", "1", why, "Megatron-LM, arguments.py")
-    pytorch = "PyTorch documentation, ProcessGroupNCCL environment variables"
-    why = "With the trace buffer: a hung collective leaves a record of every rank."
-    yield _own("stage", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", why, pytorch)
-    why = "Collectives remembered for that record."
-    yield _own("stage", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", why, pytorch)
-    record = f"{config.paths.run_dir}/stacks/flight-record-"
-    why = "Where the record is written, beside the stacks of the ranks."
-    yield _own("stage", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", record, why, pytorch)
 
 
 def _own(layer: Layer, name: str, value: str, why: str, origin: str = "hpcgen") -> Variable:
@@ -251,50 +199,32 @@ def _given(values: Mapping[str, str], layer: Layer, document: Document) -> Itera
             yield Variable(name=name, value=text, layer=said, why=why, origin=origin)
 
 
-def uses_gpus(stage: str, run: Run) -> bool:
+def uses_gpus(stage: Stage, run: Run) -> bool:
     """Whether the stage computes on GPUs of these nodes."""
-    return stage in GPU_STAGES and run.node_type.device == "cuda"
+    return stage.uses_gpus and run.node_type.device == "cuda"
 
 
-def library_path(stage: str, cluster: ClusterConfig) -> tuple[str, ...]:
+def library_path(stage: Stage, cluster: ClusterConfig) -> tuple[str, ...]:
     """Directories in front of LD_LIBRARY_PATH in a stage's tasks."""
-    return cluster.library_path if stage in GPU_STAGES else ()
+    return cluster.library_path if stage.uses_gpus else ()
 
 
-def stage_secrets(stage: str, config: RunConfig) -> tuple[str, ...]:
-    """Names of the variables that a stage takes from the submitting shell: the run's, and the source's token."""
-    corpus = config.data.corpus
-    token = corpus.source.token_variable if corpus and stage == "download" else None
-    return tuple(dict.fromkeys((*config.secrets, *([token] if token else []))))
+def stage_secrets(stage: Stage, config: RunConfig) -> tuple[str, ...]:
+    """Names of the variables that a stage takes from the submitting shell: the run's, and the stage's own."""
+    return tuple(dict.fromkeys((*config.secrets, *stage.secrets(config))))
 
 
-def overlaps(parallelism: ParallelismConfig) -> bool:
-    """Whether communication of TP or CP must keep ahead of compute."""
-    return parallelism.tensor_model_parallel_size > 1 or parallelism.context_parallel_size > 1
-
-
-def environment_warnings(stage: str, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
+def environment_warnings(stage: Stage, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
     """Variables that nothing reads or that undo what the layout or SHARP needs, and SHARP where it is known to fail."""
     config = run.config
     environment = tuple(environment)
     yield from _unread(environment, run)
     yield from _risky(environment, run)
     given = {v.name: v.value for v in environment if v.layer in ("cluster", "run file", "override")}
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        if stage == "download" and given.get(name, "0").lower() in ("1", "on", "yes", "true"):
-            yield _about(name, run, "keeps the download from its hub", "remove it; training has it anyway")
+    for advice in stage.environment_advice(run, given):
+        yield _about(advice.name, run, advice.reason, advice.hint)
     if not uses_gpus(stage, run):
         return
-    if (
-        stage == "train"
-        and overlaps(config.parallelism)
-        and given.get("CUDA_DEVICE_MAX_CONNECTIONS", "1") != "1"
-    ):
-        reason = "is not 1, so that communication of TP or CP may wait behind compute before Blackwell"
-        yield _about("CUDA_DEVICE_MAX_CONNECTIONS", run, reason, "remove it")
-    if stage == "train" and given.get("NCCL_COLLNET_ENABLE", "0") != "0":
-        reason = "is removed by Megatron-Core, which lets one process group use SHARP"
-        yield _about("NCCL_COLLNET_ENABLE", run, reason, "remove it, and set parallelism.use_sharp")
     yield from _interface_warnings(stage, run, environment)
     if config.parallelism.use_sharp:
         yield from _sharp_warnings(run)
@@ -339,7 +269,7 @@ def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
             yield _about(variable.name, run, reason, hint)
 
 
-def _interface_warnings(stage: str, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
+def _interface_warnings(stage: Stage, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
     """Without a name, NCCL and gloo each take an interface of their own choice, on every node."""
     names = {variable.name for variable in environment}
     missing = [name for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if name not in names]

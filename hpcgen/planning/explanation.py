@@ -9,15 +9,12 @@ from fnmatch import fnmatchcase
 
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import GPU_STAGES, STAGES
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.environment import (
     LEAKED,
     ON_SCRATCH,
-    RENDEZVOUS,
     RESERVED,
-    SET_BY_THE_SCRIPT,
     Variable,
     all_environment_problems,
     environment_warnings,
@@ -28,16 +25,12 @@ from hpcgen.planning.environment import (
 )
 from hpcgen.planning.paths import absolute_paths
 from hpcgen.planning.software import runtime
+from hpcgen.stages import STAGES, Stage
+from hpcgen.stages.stage import RENDEZVOUS
 from hpcgen.text import did_you_mean
 
 COMPUTED = {
-    "MASTER_ADDR": "address of the step's first node, as scontrol knows it",
-    "MASTER_PORT": "10000 to 29999, from the job's number, its life and the attempt; a later one where it is taken",
-    "WORLD_SIZE": "ranks of the step",
-    "TRAINER_RENDEZVOUS_ID": "random, for each attempt: by it the ranks know each other where MASTER_PORT is taken",
-    "CORPUS_JOB": "RUN_DIR/jobs/ARRAY_TASK/corpus.json",
-    "TRAINER_CONFIG": "RUN_DIR/jobs/JOBID/trainer.json",
-    "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-LIFE",
+    **{name: how for stage in STAGES.values() for name, how in stage.script_variables.items()},
     "HOME": "SCRATCH/hpcgen-CLUSTER-JOBID, for the tasks alone",
     "TMPDIR": "SCRATCH/hpcgen-CLUSTER-JOBID/tmp, for the tasks alone",
     "XDG_CACHE_HOME": "SCRATCH/hpcgen-CLUSTER-JOBID/cache, for the tasks alone",
@@ -84,7 +77,7 @@ class Explanation:
 
     def container_environment(self) -> tuple[str, ...]:
         """Names for pyxis's --container-env: of the variables that a launch script must have or compute."""
-        rendezvous = RENDEZVOUS if self.stage in GPU_STAGES else ()
+        rendezvous = RENDEZVOUS if STAGES[self.stage].uses_gpus else ()
         return tuple(sorted({variable.name for variable in self.variables} | {*rendezvous, *self.secrets}))
 
     def only(self, patterns: Sequence[str]) -> Explanation:
@@ -125,8 +118,8 @@ class Difference:
     removed_secrets: tuple[str, ...]
 
 
-def explain(stage: str, run: Run) -> Explanation:
-    """Everything there is to say about the environment of `stage`, whether or not its data files are there.
+def explain(name: str, run: Run) -> Explanation:
+    """Everything there is to say about the environment of the stage `name`, whether or not its data files are there.
 
     Raises:
         ConfigErrors: mistakes in the run file, and variables that a file may not set.
@@ -135,10 +128,10 @@ def explain(stage: str, run: Run) -> Explanation:
     mistakes = [*run.mistakes, *(_described(run, problem) for problem in all_environment_problems(run))]
     if mistakes:
         raise ConfigErrors(list(dict.fromkeys(mistakes)))
-    config = absolute_paths(run.config, run.directory)
+    stage, config = STAGES[name], absolute_paths(run.config, run.directory)
     variables = stage_environment(stage, run, config)
     return Explanation(
-        stage=stage,
+        stage=name,
         cluster=f"{run.cluster_name} ({run.node_type.description})",
         variables=variables,
         run_dir=config.paths.run_dir,
@@ -197,15 +190,15 @@ def _described(run: Run, problem: Problem) -> str:
     return describe(problem, run.document, run.config)
 
 
-def _computed(stage: str, run: Run, config: RunConfig) -> Iterator[str]:
+def _computed(stage: Stage, run: Run, config: RunConfig) -> Iterator[str]:
     """Names that the script of the stage sets in the job, as the templates do."""
-    yield from SET_BY_THE_SCRIPT.get(stage, ())
+    yield from stage.script_variables
     yield from ON_SCRATCH
     if library_path(stage, run.cluster):
         yield "LD_LIBRARY_PATH"
     if uses_gpus(stage, run):
         yield "CHECK_MEMLOCK"
-    if stage != "image" and runtime(config, run.cluster) == "enroot":
+    if stage.in_container and runtime(config, run.cluster) == "enroot":
         yield from (name for name in COMPUTED if name.startswith("ENROOT_"))
 
 
@@ -213,7 +206,7 @@ def _in_place(how: str, run: Run, config: RunConfig) -> str:
     return how.replace("RUN_DIR", config.paths.run_dir).replace("SCRATCH", run.cluster.scratch)
 
 
-def _absent(stage: str, run: Run, config: RunConfig, present: set[str]) -> Iterator[Absent]:
+def _absent(stage: Stage, run: Run, config: RunConfig, present: set[str]) -> Iterator[Absent]:
     """What the stage would have besides, with another setting or in another stage: the nearest change of each."""
     found = set(present)
     for change, other_stage, other in _changes(stage, run, config):
@@ -223,15 +216,15 @@ def _absent(stage: str, run: Run, config: RunConfig, present: set[str]) -> Itera
                 yield Absent(variable=variable, change=change)
 
 
-def _changes(stage: str, run: Run, config: RunConfig) -> Iterator[tuple[str, str, RunConfig]]:
+def _changes(stage: Stage, run: Run, config: RunConfig) -> Iterator[tuple[str, Stage, RunConfig]]:
     """One setting changed, then another stage, then both."""
     settings = list(_settings(run, config))
-    others = [other for other in STAGES if other != stage]
+    others = [other for other in STAGES.values() if other is not stage]
     yield from ((f"--set {setting}", stage, other) for setting, other in settings)
-    yield from ((f"--stage {other}", other, config) for other in others)
+    yield from ((f"--stage {other.name}", other, config) for other in others)
     for other_stage in others:
         for setting, other in settings:
-            yield f"--stage {other_stage} --set {setting}", other_stage, other
+            yield f"--stage {other_stage.name} --set {setting}", other_stage, other
 
 
 def _settings(run: Run, config: RunConfig) -> Iterator[tuple[str, RunConfig]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os.path
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -12,7 +12,6 @@ from hpcgen.config import corpus as corpora
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import ARRAY_STAGES, STAGES, TRAINER_STAGES
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
@@ -21,15 +20,11 @@ from hpcgen.planning.container import container_problems, container_warnings
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems
-from hpcgen.planning.resuming import (
-    changed_hyperparameters,
-    discarded_training,
-    no_checkpoints,
-    nothing_to_do,
-    proof_of_checkpoints,
-)
+from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
 from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import plan_training
+from hpcgen.stages import STAGES, Stage
+from hpcgen.stages.train import TRAIN
 from trainer.contract.config import TrainerConfig
 
 
@@ -46,11 +41,16 @@ class Plan:
     layout: Layout | None
     warnings: tuple[str, ...]
 
+    @property
+    def training(self) -> StagePlan | None:
+        """The planned stage that trains."""
+        return next((stage for stage in self.stages.values() if stage.kind.trains), None)
+
 
 def plan(
-    run: Run, stages: Sequence[str] = ("train",), *, exists: Callable[[str], bool] = os.path.exists
+    run: Run, stages: Collection[str] = (TRAIN.name,), *, exists: Callable[[str], bool] = os.path.exists
 ) -> Plan:
-    """Plans `stages` of a run, by the names of hpcgen.config.stages.
+    """Plans `stages` of a run, by the names of hpcgen.stages.
 
     `exists` answers for the data files, which only the login node can see now.
 
@@ -61,23 +61,22 @@ def plan(
     stages = [stages] if isinstance(stages, str) else stages
     if unknown := [stage for stage in stages if stage not in STAGES]:
         raise HpcgenError(f"{unknown[0]!r} is not a stage", f"use {', '.join(STAGES)}")
-    ordered = [stage for stage in STAGES if stage in stages]
+    ordered = [stage for stage in STAGES.values() if stage.name in stages]
     config = absolute_paths(run.config, run.directory)
     problems = list(_section_problems(run, ordered))
-    training = plan_training(run, config) if set(TRAINER_STAGES) & set(ordered) else None
-    if training is not None:
-        problems += training.errors
-        if training.trainer is not None and "train" in ordered:
-            problems += changed_hyperparameters(run.config, training.trainer)
-            problems += discarded_training(training.trainer)
+    reads_trainer_config = any(stage.reads_trainer_config for stage in ordered)
+    training = plan_training(run, config) if reads_trainer_config else None
+    trainer = training.trainer if training else None
+    problems += training.errors if training else ()
+    for stage in ordered:
+        problems += stage.problems(run, trainer)
     errors = [*run.mistakes, *_described(run, problems)]
     planned: dict[str, StagePlan] = {}
-    for name in ordered:
-        trainer = training.trainer if training and name in TRAINER_STAGES else None
-        lead_s = training.signal_lead_s if training and name == "train" else 0
+    for stage in ordered:
+        lead_s = training.signal_lead_s if training and stage.trains else 0
         try:
-            if name not in ARRAY_STAGES or config.data.corpus is not None:
-                planned[name] = make_stage(name, run, config, trainer, lead_s)
+            if not stage.is_array or config.data.corpus is not None:
+                planned[stage.name] = make_stage(stage, run, config, trainer, lead_s)
         except HpcgenError as error:
             errors += error.mistakes
     missing, unsure = _missing_inputs(run, config, planned, exists)
@@ -85,21 +84,20 @@ def plan(
     if errors:
         raise ConfigErrors(list(dict.fromkeys(errors)))
     warnings: list[Problem] = []
-    if any(stage.container for stage in planned.values()):
+    if any(one.container for one in planned.values()):
         warnings += container_warnings(run.config, run.cluster)
-    for stage in planned.values():
-        warnings += array_warnings(stage.name, config, run.cluster)
-        warnings += environment_warnings(stage.name, run, stage.environment)
-    if training is not None:
-        warnings += training.warnings
-        if training.trainer is not None and "train" in ordered:
-            warnings += nothing_to_do(training.trainer)
+    for one in planned.values():
+        warnings += array_warnings(one.kind, config, run.cluster)
+        warnings += environment_warnings(one.kind, run, one.environment)
+    warnings += training.warnings if training else ()
+    for stage in ordered:
+        warnings += stage.warnings(trainer)
     warnings = list(dict.fromkeys(warnings))
     return Plan(
         run=run,
         config=config,
         stages=planned,
-        trainer=training.trainer if training else None,
+        trainer=trainer,
         layout=training.layout if training else None,
         warnings=(*(_describe(run, problem) for problem in warnings), *unsure),
     )
@@ -118,7 +116,7 @@ def _describe(run: Run, problem: Problem) -> str:
     return describe(problem, run.document, run.config)
 
 
-def _section_problems(run: Run, stages: Sequence[str]) -> Iterator[Problem]:
+def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     config, cluster, node_type = run.config, run.cluster, run.node_type
     yield from plain_path_problems(config)
     yield from all_environment_problems(run)
@@ -129,7 +127,7 @@ def _section_problems(run: Run, stages: Sequence[str]) -> Iterator[Problem]:
         yield from allocation_problems(stage, config, cluster, node_type)
     if config.data.corpus is not None:
         yield from corpora.problems(config.data.corpus)
-    elif needing := [stage for stage in stages if stage in ARRAY_STAGES]:
+    elif needing := [stage.name for stage in stages if stage.is_array]:
         hint = "say where the corpus comes from and where it goes"
         yield Problem("data.corpus", f"is missing, and stage {needing[0]} makes it", hint)
 
@@ -182,7 +180,7 @@ def _missing_inputs(
                 errors.append(_describe(run, _no_pair(prefixes[path], path, name)))
         else:
             errors.append(f"{path}: no such file, and stage {name} needs it")
-    if unmade and not {"tokenize", "prepare"} & stages.keys():
+    if unmade and not any(stage.kind.makes_pairs for stage in stages.values()):
         more = f" and {len(unmade) - 1} more files" if len(unmade) > 1 else ""
         verb = "are" if more else "is"
         must = "the stage prepare (or tokenize) must run first"

@@ -10,7 +10,6 @@ from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.loader import Profile, load_document
 from hpcgen.config.node_types import load_node_type
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import STAGES
 from hpcgen.config.validation import build, describe
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
@@ -22,6 +21,8 @@ from hpcgen.planning.environment import (
     stage_environment,
 )
 from hpcgen.planning.paths import absolute_paths
+from hpcgen.stages import STAGES
+from hpcgen.stages.train import TRAIN
 
 ANY_RUN = {
     "name": "any",
@@ -47,11 +48,11 @@ def profile_mistakes(profile: Profile) -> tuple[str, ...]:
 
 def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
     """Warnings that rendering any stage would give for a valid profile and its node type."""
-    values = {**ANY_RUN, "cluster": name, "slurm": {"train": {"nodes": 2}}}
+    values = {**ANY_RUN, "cluster": name, "slurm": {TRAIN.section: {"nodes": 2}}}
     run = load_document(documents.constant(values, "any run"), directory)
     config = absolute_paths(run.config, run.directory)
     found = [*container_warnings(config, run.cluster)]
-    for stage in STAGES:
+    for stage in STAGES.values():
         found += environment_warnings(stage, run, stage_environment(stage, run, config))
     of_profile = (problem for problem in found if problem.file == "cluster")
     return tuple(
@@ -66,7 +67,7 @@ def _planning_problems(cluster: ClusterConfig, profile: Profile) -> Iterator[Pro
     found = [*environment_problems(cluster.environment, ()), *cluster_problems(cluster, node_type)]
     found += node_type_environment_problems(cluster.node_type, node_type)
     in_both = [*container_problems(run, cluster)]
-    for stage in STAGES:
+    for stage in STAGES.values():
         in_both += allocation_problems(stage, run, cluster, node_type)
     found += (problem for problem in in_both if problem.file == "cluster")
     for problem in found:

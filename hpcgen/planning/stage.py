@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import ARRAY_STAGES
 from hpcgen.planning.allocation import Allocation, make_allocation
 from hpcgen.planning.container import Container, make_container
-from hpcgen.planning.environment import (
-    SET_BY_THE_SCRIPT,
-    Variable,
-    stage_environment,
-    stage_secrets,
-    uses_gpus,
-)
-from hpcgen.planning.stages import corpus, image, index_cache, nccl_test, node_health, tensorboard, train
-from hpcgen.planning.stages.work import Work
+from hpcgen.planning.environment import Variable, stage_environment, stage_secrets, uses_gpus
+from hpcgen.stages import Stage
+from hpcgen.stages.stage import Work
 from trainer.contract.config import TrainerConfig
-
-WORK: dict[str, Callable[[Run, RunConfig, Allocation], Work]] = {
-    "image": image.work,
-    "nccl-test": nccl_test.work,
-    "node-health": node_health.work,
-    "tensorboard": tensorboard.work,
-}
-"""What each of the cluster's own stages runs."""
-
-OF_TRAINER: dict[str, Callable[[Run, RunConfig, Allocation, TrainerConfig | None], Work]] = {
-    "index-cache": index_cache.work,
-    "train": train.work,
-}
-"""What the stages run that read the trainer's configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
     """What one stage asks of Slurm, and what it runs there."""
 
-    name: str
+    kind: Stage
     allocation: Allocation
     directives: tuple[str, ...]
     """sbatch options, each as it follows #SBATCH."""
@@ -69,25 +48,30 @@ class StagePlan:
     signal_lead_s: int
     """Seconds before the time limit at which the job is warned; 0 for a stage that has nothing to save."""
 
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        return self.kind.name
+
 
 def make_stage(
-    name: str, run: Run, config: RunConfig, trainer: TrainerConfig | None = None, signal_lead_s: int = 0
+    stage: Stage, run: Run, config: RunConfig, trainer: TrainerConfig | None = None, signal_lead_s: int = 0
 ) -> StagePlan:
-    """Plans stage `name` of a run whose paths in `config` are absolute.
+    """Plans a stage of a run whose paths in `config` are absolute.
 
     Raises:
         HpcgenError: a path that the container cannot mount.
     """
-    allocation = make_allocation(name, config, run.cluster, run.node_type)
-    environment = stage_environment(name, run, config)
-    work = _work(name, run, config, allocation, trainer)
+    allocation = make_allocation(stage, config, run.cluster, run.node_type)
+    environment = stage_environment(stage, run, config)
+    work = stage.work(run, config, allocation, trainer)
     reads = (*work.reads, *_code(run), *_topology(environment))
-    container = _container(name, run, config, work, environment)
+    container = _container(stage, run, config, work, environment)
     return StagePlan(
-        name=name,
+        kind=stage,
         allocation=allocation,
-        directives=_directives(name, config, allocation, signal_lead_s),
-        device="cuda" if uses_gpus(name, run) else "cpu",
+        directives=_directives(stage, config, allocation, signal_lead_s),
+        device="cuda" if uses_gpus(stage, run) else "cpu",
         environment=environment,
         container=container,
         python=run.cluster.python,
@@ -96,27 +80,17 @@ def make_stage(
         required=(*work.inputs, *reads, *_needed_by(container, run, config)),
         directories=work.writes,
         striped_directories=work.large,
-        secrets=stage_secrets(name, config),
+        secrets=stage_secrets(stage, config),
         files=work.files,
         values=work.values,
         signal_lead_s=signal_lead_s,
     )
 
 
-def _work(
-    name: str, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
-) -> Work:
-    if name in ARRAY_STAGES:
-        return corpus.work(name, config, allocation)
-    if name in OF_TRAINER:
-        return OF_TRAINER[name](run, config, allocation, trainer)
-    return WORK[name](run, config, allocation)
-
-
 def _container(
-    name: str, run: Run, config: RunConfig, work: Work, environment: tuple[Variable, ...]
+    stage: Stage, run: Run, config: RunConfig, work: Work, environment: tuple[Variable, ...]
 ) -> Container | None:
-    if name == "image":  # made outside of any
+    if not stage.in_container:
         return None
     of_inputs = (str(PurePosixPath(path).parent) for path in work.inputs)
     variables = (variable.name for variable in environment)
@@ -125,7 +99,7 @@ def _container(
         run.cluster,
         writes=(*work.writes, *work.large, config.paths.run_dir, run.cluster.scratch),
         reads=(*work.reads, *_code(run), *_topology(environment), *of_inputs),
-        environment=(*variables, *SET_BY_THE_SCRIPT.get(name, ()), *stage_secrets(name, config)),
+        environment=(*variables, *stage.script_variables, *stage_secrets(stage, config)),
     )
 
 
@@ -148,15 +122,15 @@ def _topology(environment: tuple[Variable, ...]) -> tuple[str, ...]:
     )
 
 
-def _directives(stage: str, config: RunConfig, allocation: Allocation, lead_s: int) -> tuple[str, ...]:
+def _directives(stage: Stage, config: RunConfig, allocation: Allocation, lead_s: int) -> tuple[str, ...]:
     options: dict[str, str | bool] = {
-        "job-name": config.name if stage == "train" else f"{config.name}-{stage}",
+        "job-name": stage.job_name(config.name),
         **allocation.resource_options(),
         **({"signal": f"B:USR2@{lead_s}"} if lead_s else {}),
         "requeue": True,
         "open-mode": "append",
         "propagate": "NONE",
-        "output": f"{config.paths.run_dir}/{stage}-{'%A_%a' if allocation.array else '%j'}.log",
+        "output": f"{config.paths.run_dir}/{stage.name}-{'%A_%a' if allocation.array else '%j'}.log",
     }
     written = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
     return (*written, *(allocation.settings.extra_directives or ()))

@@ -37,8 +37,8 @@ def summarize(plan: Plan) -> dict[str, Any]:
 
 
 def _training(plan: Plan) -> dict[str, Any]:
-    trainer, layout = plan.trainer, plan.layout
-    if trainer is None or layout is None or "train" not in plan.stages:
+    trainer, layout, stage = plan.trainer, plan.layout, plan.training
+    if trainer is None or layout is None or stage is None:
         return {}
     tokens = trainer.training.global_batch_size * trainer.model.seq_length
     memory = estimate_memory(trainer.model, trainer.parallelism, trainer.training, layout)
@@ -64,16 +64,14 @@ def _training(plan: Plan) -> dict[str, Any]:
         "memory_gib_per_device": memory.total_gib,
         "checkpoint_bytes": checkpoint_bytes(trainer.model, trainer.training.precision),
         "storage_write_gb_s": plan.run.cluster.storage_write_gb_s or checkpointing.ASSUMED_WRITE_GB_S,
-        "checks_nodes_first": bool(plan.stages["train"].values["preflight"]),
+        "checks_nodes_first": bool(stage.values["preflight"]),
         "save_time_s": checkpointing.save_time_s(trainer, plan.run.cluster.storage_write_gb_s),
         "save_interval": trainer.checkpoint.save_interval,
         "save_interval_minutes": trainer.checkpoint.save_interval_minutes,
         "async_save": trainer.checkpoint.async_save,
-        "staged_gib_per_node": checkpointing.staged_bytes(trainer)
-        * plan.stages["train"].allocation.ntasks_per_node
-        / GIB,
+        "staged_gib_per_node": checkpointing.staged_bytes(trainer) * stage.allocation.ntasks_per_node / GIB,
         "slow_step_s": checkpointing.slow_step_s(trainer),
-        "signal_lead_s": plan.stages["train"].signal_lead_s,
+        "signal_lead_s": stage.signal_lead_s,
     }
 
 

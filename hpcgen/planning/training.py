@@ -20,6 +20,7 @@ from hpcgen.planning.model_size import checkpoint_bytes
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World
+from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
 from trainer.contract.config import ModelConfig, TrainerConfig
 from trainer.contract.resolve import resolve
@@ -45,9 +46,9 @@ class Training:
 
 def plan_training(run: Run, config: RunConfig) -> Training:
     """Checks every rule of the run whose paths in `config` are absolute, and fills in what was left open."""
-    allocation = make_allocation("train", config, run.cluster, run.node_type)
+    allocation = make_allocation(TRAIN, config, run.cluster, run.node_type)
     model, vocabulary_problems = _with_vocabulary(config)
-    nodes = place_of("train", "nodes", config, run.cluster)
+    nodes = place_of(TRAIN, "nodes", config, run.cluster)
     facts = Facts(
         model=model,
         parallelism=config.parallelism,
@@ -230,7 +231,7 @@ def _signal_lead(
     def problems() -> Iterator[Problem]:
         asked_s = allocation.settings.signal_lead_s
         if asked_s is not None and asked_s < needed_s:
-            where = place_of("train", "signal_lead_s", config, run.cluster)
+            where = place_of(TRAIN, "signal_lead_s", config, run.cluster)
             yield where.problem(
                 f"is too short to write a checkpoint: it takes {parts}", f"use at least {needed_s}"
             )
@@ -241,7 +242,7 @@ def _signal_lead(
                 f"leaves no time to train: start-up takes {startup_s} s, "
                 f"and the warning comes {lead_s} s before the limit ({parts})"
             )
-            where = place_of("train", "time", config, run.cluster)
+            where = place_of(TRAIN, "time", config, run.cluster)
             yield where.problem(reason, f"use at least {slurm_time(shortest_s)}")
 
     return lead_s, list(problems())

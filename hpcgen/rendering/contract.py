@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hpcgen.config.stages import GPU_STAGES
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering import flow
@@ -19,6 +18,7 @@ from hpcgen.rendering.filters import directive, shell_word
 from hpcgen.rendering.findings import Finding, Rule
 from hpcgen.rendering.script import CONCLUDE, LAUNCH
 from hpcgen.rendering.script_lines import Line, script_lines
+from hpcgen.stages import STAGES
 
 FRAME = Rule(
     name="frame",
@@ -131,7 +131,8 @@ class Part:
     """None: all."""
 
 
-_TRAIN = frozenset(("train",))
+_TRAIN = frozenset(name for name, stage in STAGES.items() if stage.trains)
+_WITH_RANKS = frozenset(name for name, stage in STAGES.items() if stage.uses_gpus)
 PARTS = (
     Part(
         block="functions",
@@ -195,7 +196,7 @@ PARTS = (
         what="the export of MASTER_ADDR, MASTER_PORT and WORLD_SIZE",
         pattern=r"\bexport MASTER_ADDR MASTER_PORT WORLD_SIZE\b",
         why="the ranks would not find one another, or find those of another job",
-        stages=GPU_STAGES,
+        stages=_WITH_RANKS,
     ),
     Part(
         block="functions",

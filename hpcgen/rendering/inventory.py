@@ -9,9 +9,9 @@ from pathlib import Path
 
 from jinja2 import nodes
 
-from hpcgen.config.stages import FRAMES, STAGES
 from hpcgen.rendering.environment import SHIPPED_PREFIX, ShellEnvironment, template_origins
 from hpcgen.rendering.template_errors import template_errors
+from hpcgen.stages import FRAMES, STAGES
 
 TEMPLATES = (*FRAMES, *STAGES)
 

@@ -13,10 +13,11 @@ from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.container import Runtime
 from hpcgen.config.loader import Run, load_cluster_run
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import STAGES
 from hpcgen.planning.allocation import within_limit
 from hpcgen.planning.plan import Plan, plan
 from hpcgen.rendering.script_lines import script_lines
+from hpcgen.stages import STAGES
+from hpcgen.stages.train import TRAIN
 
 RUN_DIR = "/runs/representative"
 IMAGE_FILE = "/images/representative.sqsh"
@@ -60,7 +61,7 @@ def representatives(cluster: str) -> Iterator[Representative]:
     for runtime in runtimes(run.cluster):
         for preflight in (False, True):
             variant = dataclasses.replace(run, config=_config(run, runtime, preflight))
-            stages = ("train",) if preflight else STAGES
+            stages = (TRAIN.name,) if preflight else tuple(STAGES)
             planned = plan(variant, stages, exists=lambda path: True)
             yield Representative(cluster=cluster, runtime=runtime, preflight=preflight, plan=planned)
 

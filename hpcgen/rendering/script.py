@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcgen.config.stages import GPU_STAGES
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.container import CONTAINER_NAME
 from hpcgen.planning.environment import Variable, library_path
@@ -18,6 +17,7 @@ from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.blocks import require_known_blocks
 from hpcgen.rendering.environment import SHIPPED, ShellEnvironment, make_environment, template_origins
 from hpcgen.rendering.render import render_template
+from hpcgen.stages import STAGES
 from hpcgen.version import __version__
 
 LAUNCH = "# ==== launch ===="
@@ -67,7 +67,7 @@ def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) 
         HpcgenError: a template that is missing, unreadable or wrong.
     """
     environment = make_environment(site_directories, plan.run.cluster.trusted_groups)
-    name = f"slurm/{stage}.sbatch.j2"
+    name = STAGES[stage].template
     origins = template_origins(environment, name)
     if site_directories:
         require_known_blocks(environment, name)
@@ -104,7 +104,7 @@ def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> d
         "spare_nodes": stage.allocation.spare_nodes,
         "job_nodes": stage.allocation.nodes + stage.allocation.spare_nodes,
         "ntasks_per_node": stage.allocation.ntasks_per_node,
-        "has_ranks": stage.name in GPU_STAGES,
+        "has_ranks": stage.kind.uses_gpus,
         "secrets": stage.secrets,
         "environment": [_variable(variable) for variable in stage.environment],
         "scratch": cluster.scratch,
@@ -117,13 +117,13 @@ def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> d
         "copy_image": container is not None and container.copy_image,
         "container_words": container.words() if container else (),
         "container_name": CONTAINER_NAME,
-        "library_path": ":".join(library_path(stage.name, cluster)),
+        "library_path": ":".join(library_path(stage.kind, cluster)),
         "step_options": stage.allocation.srun_options(),
         "python": stage.python,
         "arguments": stage.arguments,
         **stage.values,
     }
-    if stage.name == "train":
+    if stage.kind.trains:
         context["check_failed"] = _check_failed(stage)
     context["header"] = _header(plan, stage, context, origins)
     return context
@@ -162,6 +162,6 @@ def _header(plan: Plan, stage: StagePlan, context: dict[str, Any], origins: tupl
     ]
     if not all(file.startswith(SHIPPED) for file in plan.run.node_type_files):
         lines.insert(3, f"node type: {', '.join(plan.run.node_type_files)}")
-    if plan.layout is not None and stage.name == "train":
+    if plan.layout is not None and stage.kind.trains:
         lines.insert(1, f"layout: {plan.layout}")
     return lines

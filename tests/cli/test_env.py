@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.config.stages import STAGES
+from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
 from tests.cli.every_stage import run_of_every_stage, script_of
 from tests.rendering.scripts import CANARY, HOSTILE_WORDS, UNPRINTABLE

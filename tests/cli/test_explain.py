@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.config.stages import STAGES
+from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen, listing
 from tests.cli.every_stage import script_of
 from tests.runs import big_run, minimal_run, write_yaml

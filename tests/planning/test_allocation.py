@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from hpcgen.planning.allocation import allocation_problems, cluster_problems, make_allocation, stage_settings
+from hpcgen.stages import STAGES
 from tests.runs import big_run, loaded, minimal_run, write_yaml
 
 
@@ -21,13 +22,13 @@ def run_of(tmp_path, train=None, defaults=None, tokenize=None, download=None, **
 
 def allocation(tmp_path, stage="train", **settings):
     run = run_of(tmp_path, **settings)
-    return make_allocation(stage, run.config, run.cluster, run.node_type)
+    return make_allocation(STAGES[stage], run.config, run.cluster, run.node_type)
 
 
 def problems(tmp_path, stage="train", **settings):
     settings.setdefault("defaults", {"time": "1:00:00"})
     run = run_of(tmp_path, **settings)
-    found = allocation_problems(stage, run.config, run.cluster, run.node_type)
+    found = allocation_problems(STAGES[stage], run.config, run.cluster, run.node_type)
     return [(problem.path, problem.reason, problem.hint) for problem in found]
 
 
@@ -106,7 +107,7 @@ def test_a_download_takes_few_cpus_of_a_node_that_it_shares(tmp_path, given, exp
 def test_a_download_takes_no_more_cpus_than_there_are(tmp_path):
     run = run_of(tmp_path)
     small = dataclasses.replace(run.node_type, cpus_per_node=2)
-    assert shares(make_allocation("download", run.config, run.cluster, small)) == ("2", None)
+    assert shares(make_allocation(STAGES["download"], run.config, run.cluster, small)) == ("2", None)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_masks_name_only_cpus_that_the_step_has(tmp_path, monkeypatch):
 
 def test_a_shared_node_leaves_memory_and_cpus_to_slurm(tmp_path):
     run = loaded(tmp_path, minimal_run())
-    options = make_allocation("train", run.config, run.cluster, run.node_type).resource_options()
+    options = make_allocation(STAGES["train"], run.config, run.cluster, run.node_type).resource_options()
     assert not {"exclusive", "mem", "cpus-per-task"} & options.keys()
 
 
@@ -151,20 +152,20 @@ def test_a_setting_comes_from_the_stage_then_the_defaults_then_the_cluster(tmp_p
         defaults={"account": "ours", "qos": "high", "nodes": 2},
         slurm={"account": "site", "qos": "low", "reservation": "week", "extra_directives": ["--no-kill"]},
     )
-    found = stage_settings("train", run.config, run.cluster)
+    found = stage_settings(STAGES["train"], run.config, run.cluster)
     assert (found.account, found.qos, found.reservation, found.nodes) == ("mine", "high", "week", 2)
     assert found.partition == "hpc"
     assert found.extra_directives == ("--no-kill",)
-    assert stage_settings("tokenize", run.config, run.cluster).account == "ours"
+    assert stage_settings(STAGES["tokenize"], run.config, run.cluster).account == "ours"
 
 
 def test_extra_directives_of_site_and_user_add_up(tmp_path):
     """A user's --mail-type does not take the site's --switches away; of the same option, the user's holds."""
     site = {"extra_directives": ["--switches=1", "--nice=10"]}
     run = run_of(tmp_path, train={"extra_directives": ["--mail-type=FAIL", "--nice=5"]}, slurm=site)
-    found = stage_settings("train", run.config, run.cluster)
+    found = stage_settings(STAGES["train"], run.config, run.cluster)
     assert found.extra_directives == ("--switches=1", "--mail-type=FAIL", "--nice=5")
-    assert stage_settings("tokenize", run.config, run.cluster).extra_directives == tuple(
+    assert stage_settings(STAGES["tokenize"], run.config, run.cluster).extra_directives == tuple(
         site["extra_directives"]
     )
 
@@ -176,12 +177,12 @@ def test_an_empty_list_is_a_choice_of_the_stage_against_the_defaults(tmp_path):
         defaults={"extra_directives": ["--nice=5"]},
         slurm={"extra_directives": ["--no-kill"]},
     )
-    assert stage_settings("train", run.config, run.cluster).extra_directives == ("--no-kill",)
+    assert stage_settings(STAGES["train"], run.config, run.cluster).extra_directives == ("--no-kill",)
 
 
 def test_an_option_that_is_given_twice(tmp_path):
     run = run_of(tmp_path, train={"time": "1:00", "extra_directives": ["--nice=5", "--nice=6"]})
-    [problem] = allocation_problems("train", run.config, run.cluster, run.node_type)
+    [problem] = allocation_problems(STAGES["train"], run.config, run.cluster, run.node_type)
     assert (problem.path, problem.file) == ("slurm.train.extra_directives[1]", "run")
     assert "gives --nice again" in problem.reason
 
@@ -292,7 +293,7 @@ def test_a_stage_of_the_cluster_has_its_own_time_limit(tmp_path):
     run = loaded(tmp_path, big_run(cluster="./site.yaml", slurm={"defaults": {"time": "0:50:00"}}))
 
     def time_of(stage):
-        return make_allocation(stage, run.config, run.cluster, run.node_type).time_s
+        return make_allocation(STAGES[stage], run.config, run.cluster, run.node_type).time_s
 
     assert (time_of("nccl-test"), time_of("train")) == (30 * 60, 50 * 60)
     assert time_of("tensorboard") == 60 * 60, "no longer than the partition allows"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcgen.planning.array import Array, array_warnings, make_array
+from hpcgen.stages import STAGES
 from tests.runs import loaded, minimal_run, write_yaml
 
 CORPUS = {"directory": "/data/corpus", "source": {"directory": "/data/text"}, "num_output_files": 12}
@@ -16,7 +17,7 @@ def run_of(directory, max_array_size=1001, corpus=CORPUS, **slurm):
 
 
 def array_of(run, stage):
-    return make_array(stage, run.config, run.cluster)
+    return make_array(STAGES[stage], run.config, run.cluster)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_only_the_stages_of_the_corpus_are_arrays(tmp_path):
 def test_no_task_is_without_an_output(tmp_path, stage):
     run = run_of(tmp_path, **{stage: {"num_tasks": 100}})
     assert array_of(run, stage).num_tasks == 12
-    [warning] = array_warnings(stage, run.config, run.cluster)
+    [warning] = array_warnings(STAGES[stage], run.config, run.cluster)
     assert warning.path == f"slurm.{stage}.num_tasks"
     assert "is more than the number of output files (12): the array has 12 tasks" in warning.reason
 
@@ -59,13 +60,13 @@ def test_outputs_of_all_splits_count(tmp_path):
 def test_few_outputs_need_no_warning_where_nobody_asked_for_tasks(tmp_path):
     run = run_of(tmp_path, corpus={**CORPUS, "num_output_files": 2})
     assert array_of(run, "concat").num_tasks == 2
-    assert list(array_warnings("concat", run.config, run.cluster)) == []
+    assert list(array_warnings(STAGES["concat"], run.config, run.cluster)) == []
 
 
 def test_more_tasks_than_slurm_takes_become_fewer_with_more_files_each(tmp_path):
     run = run_of(tmp_path, max_array_size=50, extract={"num_tasks": 59_166})
     assert array_of(run, "extract").option() == "0-49"
-    [warning] = array_warnings("extract", run.config, run.cluster)
+    [warning] = array_warnings(STAGES["extract"], run.config, run.cluster)
     assert "is more than the cluster's max_array_size (50)" in warning.reason
     assert warning.hint == "ask for at most 50"
 
@@ -74,4 +75,4 @@ def test_the_largest_array_of_slurms_default(tmp_path):
     """MaxArraySize is 1001, and an index must be below it."""
     run = run_of(tmp_path, extract={"num_tasks": 1001})
     assert array_of(run, "extract").option() == "0-1000"
-    assert list(array_warnings("extract", run.config, run.cluster)) == []
+    assert list(array_warnings(STAGES["extract"], run.config, run.cluster)) == []

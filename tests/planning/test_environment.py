@@ -10,14 +10,12 @@ import pytest
 
 from hpcgen.config.loader import Run, load_cluster
 from hpcgen.config.node_type import Variable as Fact
-from hpcgen.config.stages import GPU_STAGES, STAGES
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning import known_variables
 from hpcgen.planning.environment import (
     LAYERS,
     LEAKED,
     RESERVED,
-    SET_BY_THE_SCRIPT,
     Variable,
     all_environment_problems,
     environment_problems,
@@ -26,19 +24,21 @@ from hpcgen.planning.environment import (
 )
 from hpcgen.planning.paths import absolute_paths
 from hpcgen.resources import shipped
+from hpcgen.stages import STAGES
 from tests.runs import big_run, loaded, minimal_run, planned, write_yaml
 
+GPU_STAGES = {name for name, stage in STAGES.items() if stage.uses_gpus}
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHARP = "parallelism.use_sharp=true"
 
 
 def variables(run: Run, stage: str = "train") -> dict[str, Variable]:
     config = absolute_paths(run.config, run.directory)
-    return {variable.name: variable for variable in stage_environment(stage, run, config)}
+    return {variable.name: variable for variable in stage_environment(STAGES[stage], run, config)}
 
 
 def warnings(run: Run, stage: str = "train") -> list[str]:
-    found = environment_warnings(stage, run, variables(run, stage).values())
+    found = environment_warnings(STAGES[stage], run, variables(run, stage).values())
     return [f"{problem.path} {problem.reason}; {problem.hint}" for problem in found]
 
 
@@ -353,7 +353,7 @@ def test_shipped_files_obey(tmp_path):
         given = {**cluster.environment, **dict.fromkeys((*node_type.environment, *node_type.sharp), "x")}
         assert list(environment_problems(given, ())) == []
     named = set(planned(tmp_path, big_run()).stages["train"].container.environment)
-    assert named & RESERVED == set(SET_BY_THE_SCRIPT["train"])
+    assert named & RESERVED == set(STAGES["train"].script_variables)
 
 
 def test_the_token_of_the_source_is_the_downloads_alone(tmp_path):

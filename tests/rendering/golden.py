@@ -8,10 +8,10 @@ from pathlib import Path
 from unittest import mock
 
 from hpcgen.config.loader import load_run
-from hpcgen.config.stages import STAGES
 from hpcgen.planning.plan import Plan, plan
 from hpcgen.rendering.script import render_stage
 from hpcgen.resources import shipped
+from hpcgen.stages import STAGES
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PROFILES = ("azure-ndv5", "local")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpcgen import render
-from hpcgen.config.stages import STAGES
 from hpcgen.planning.plan import Plan
 from hpcgen.rendering.contract import PARTS, Finding, check_script
+from hpcgen.stages import STAGES
 from tests.runs import big_run, planned
 
 Change = Callable[[str], str]

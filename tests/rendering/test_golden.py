@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.config.stages import STAGES
 from hpcgen.rendering.contract import check_script
+from hpcgen.stages import STAGES
 from tests.rendering.golden import GOLDEN, SCRIPTS, folded, planned_case, render, rendered
 
 UPDATE = "pytest tests/rendering/test_golden.py --update-golden"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen import load_run, plan, render
-from hpcgen.config.stages import STAGES
+from hpcgen.stages import STAGES
 from tests.rendering.golden import rendered
 from tests.runs import minimal_run, write_yaml
 from tests.standins import batch

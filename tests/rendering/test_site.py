@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.config.stages import STAGES
 from hpcgen.errors import HpcgenError
 from hpcgen.rendering.contract import RULES, Finding
 from hpcgen.rendering.shell_programs import read_scripts
 from hpcgen.rendering.site import OWN_RULES, ReadScripts, Report, SiteFinding, check_site
+from hpcgen.stages import STAGES
 from tests.rendering.scripts import write_templates
 from tests.runs import write_yaml
 

@@ -15,8 +15,8 @@ import click
 
 from hpcgen.cli.data.stage import corpus_options, read_job
 from hpcgen.cli.options import StageChoice
-from hpcgen.config.stages import ARRAY_STAGES
 from hpcgen.errors import HpcgenError
+from hpcgen.stages import STAGES
 from hpcgen.text import counted, duration, size_text
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from hpcgen.data.unit import DataStage
     from hpcgen.planning.array import Array
 
-PAIR_STAGES = ("tokenize", "prepare")
+PAIR_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_pairs)
 """The last stage of either way."""
 SHOWN_TASKS = 20
 """Of the tasks that are in trouble."""
 COLOURS = {"running": "cyan", "failed": "red", "stalled": "yellow", "ended": "yellow"}
-_STAGE = StageChoice(ARRAY_STAGES)
+_STAGE = StageChoice(name for name, stage in STAGES.items() if stage.is_array)
 
 
 @click.command("status")
@@ -109,7 +109,7 @@ def _array(stage: DataStage, config: Path, overrides: tuple[str, ...], num_tasks
             raise HpcgenError(f"{config} does not say how many tasks there are", "add --num-tasks")
         return Array(num_tasks)
     run = load_run(config, overrides)
-    planned = make_array(stage, run.config, run.cluster)
+    planned = make_array(STAGES[stage], run.config, run.cluster)
     assert planned is not None
     return planned if num_tasks is None else Array(num_tasks, planned.array_parallelism)
 

@@ -61,7 +61,7 @@ def signal_not_forwarded(job: Job) -> Iterator[Hit]:
 def _goes_on(job: Job) -> bool:
     """Whether the script works on after its last training, as it does when the trap has ended a wait."""
     last = max((job.outermost(launch.command).end for launch in job.trainings), default=0)
-    usual = _ONLY_SAYS | {"exit", "kill"}
+    usual = _ONLY_SAYS | {"exit", "kill", "trap"}
     commands = job.script.commands
     at_exit = any(command.name == "trap" and command.words[-1].text in ("EXIT", "0") for command in commands)
     after = [command.name for command in commands if command.line > last and not command.function]

@@ -1,0 +1,36 @@
+"""The section `slurm` of a run file: the defaults, and a section for each stage."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TypeVar
+
+from hpcgen.config.slurm import StageSettings
+from hpcgen.stages import STAGES, Stage
+from trainer.contract.section import config_section
+
+T = TypeVar("T")
+
+
+def _with_stages(cls: type[T]) -> type[T]:
+    """Adds a field for each stage to a class that is about to become a dataclass."""
+    for stage in STAGES.values():
+        settings = stage.settings
+        cls.__annotations__[stage.section] = settings
+        documented = field(default_factory=settings, metadata={"doc": stage.settings_doc})
+        setattr(cls, stage.section, documented)
+    return cls
+
+
+@config_section
+@_with_stages
+class SlurmConfig:
+    """Slurm settings for all stages (`defaults`) and for each."""
+
+    defaults: StageSettings = field(default_factory=StageSettings)
+    """For every stage that does not say otherwise."""
+
+    def of(self, stage: Stage) -> StageSettings:
+        """The section of a stage."""
+        settings: StageSettings = getattr(self, stage.section)
+        return settings

@@ -1,0 +1,112 @@
+"""image: enroot/build-image.sh on one node, carried by the script with the files that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from hpcgen.errors import ConfigErrors, Problem
+from hpcgen.resources import shipped
+from hpcgen.stages.stage import Stage, Work
+
+if TYPE_CHECKING:
+    from hpcgen.config.loader import Run
+    from hpcgen.config.run import RunConfig
+    from hpcgen.planning.allocation import Allocation
+    from trainer.contract.config import TrainerConfig
+
+RECIPE = ("build-image.sh", "install-inside.sh", "health_check.py")
+
+
+class Image(Stage):
+    """The container image of the other stages."""
+
+    def work(
+        self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
+    ) -> Work:
+        """What to make, and from what; the arguments follow build-image.sh.
+
+        Raises:
+            ConfigErrors: the run file leaves that open.
+        """
+        from hpcgen.config.validation import describe
+
+        # what follows from a value that is wrong is no mistake of its own
+        problems = [] if "image" in run.unsure_sections else list(_problems(run, config))
+        if problems:
+            raise ConfigErrors([describe(problem, run.document, run.config) for problem in problems])
+        image, output, code = config.image, _output(run, config), _code(run, config)
+        topology = _topology(run)
+        options = {
+            "--output": output,
+            "--base": image.base,
+            "--code": code,
+            "--megatron-core": image.megatron_core,
+            "--doca": image.doca,
+            "--need": None if image.need is None else ",".join(image.need),
+            # the script adds its own directory to a name
+            "--topology": None if topology else "none",
+        }
+        given = [f"{option}={value}" for option, value in options.items() if value is not None]
+        packages = [
+            f"--package={name}" for name in image.packages or (() if image.packages is None else ("none",))
+        ]
+        folder = shipped("enroot")
+        return Work(
+            arguments=(*given, *packages),
+            inputs=(*([image.base] if image.base.endswith(".sqsh") else []), *([code] if code else [])),
+            reads=(code,) if code else (),
+            writes=(str(PurePosixPath(output).parent),),
+            files={name: (folder / name).read_text(encoding="utf-8") for name in RECIPE} | topology,
+            values={"topology": next(iter(topology), "")},
+        )
+
+
+def _problems(run: Run, config: RunConfig) -> Iterator[Problem]:
+    image, code = config.image, _code(run, config)
+    if not _output(run, config):
+        reason = "is not set, and container.image is no .sqsh that could be made"
+        yield Problem("image.output", reason, "name the .sqsh to make, on storage that every node sees")
+    if code is None:
+        reason = "is not set, and the cluster profile names no code_dir: the image would lack the trainer"
+        yield Problem("image.code", reason, "run hpcgen install-code, and name its directory here")
+    elif image.megatron_core and not code.endswith(".whl"):
+        reason = f"is for a wheel, and the directory {code} brings its own Megatron-Core"
+        yield Problem("image.megatron_core", reason, "leave it out")
+    if image.need == ():
+        yield Problem("image.need", "is empty", "name at least one check, such as torch, or leave it out")
+
+
+def _output(run: Run, config: RunConfig) -> str:
+    """The image to make: where it is said, else what jobs start from; empty when that is no file."""
+    used = config.container.image or run.cluster.container.image or ""
+    return config.image.output or (used if used.endswith(".sqsh") else "")
+
+
+def _code(run: Run, config: RunConfig) -> str | None:
+    return config.image.code or run.cluster.code_dir
+
+
+def _topology(run: Run) -> dict[str, str]:
+    """The topology file of the node type by its name, where the node type has one."""
+    path = run.node_type.topology_file
+    if path is None:
+        return {}
+    from hpcgen.topology import nccl_xml
+
+    return {PurePosixPath(path).name: nccl_xml.write(run.cluster.node_type, run.node_type)}
+
+
+STAGES = (
+    Image(
+        name="image",
+        order=10,
+        summary="makes the container image",
+        settings_doc="For making the container image.",
+        is_single_task=True,
+        in_container=False,
+        needs_model=False,
+        time_limit="2:00:00",
+    ),
+)

@@ -1,0 +1,50 @@
+"""index-cache: Megatron-Core's sample indices, built on CPUs before GPUs wait for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcgen.stages.stage import TRAINER_CONFIG, Stage, Work
+from hpcgen.stages.train import trainer_files
+
+if TYPE_CHECKING:
+    from hpcgen.config.loader import Run
+    from hpcgen.config.run import RunConfig
+    from hpcgen.planning.allocation import Allocation
+    from trainer.contract.config import TrainerConfig
+
+
+class IndexCache(Stage):
+    """The sample indices of the training stage."""
+
+    def work(
+        self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
+    ) -> Work:
+        """Builds the indices from the training stage's own configuration, on which their names depend."""
+        from hpcgen.planning.paths import trainer_data
+
+        data = trainer_data(config)
+        datasets = (*data.datasets, *data.train, *data.valid, *data.test)
+        return Work(
+            arguments=("-m", "trainer.data.index_cache"),
+            inputs=tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin")),
+            writes=(data.cache_dir,) if data.cache_dir else (),
+            files=trainer_files(trainer),
+        )
+
+
+STAGES = (
+    IndexCache(
+        name="index-cache",
+        order=70,
+        summary="builds Megatron's sample indices on CPUs, before GPUs wait for them",
+        settings_doc="For building Megatron's sample indices before GPUs wait for them.",
+        is_single_task=True,
+        by_submitit=True,
+        time_limit="4:00:00",
+        reads_trainer_config=True,
+        own_variables=TRAINER_CONFIG,
+        config_file="trainer.json",
+        config_variable="TRAINER_CONFIG",
+    ),
+)

@@ -1,0 +1,98 @@
+"""nccl-test: the bandwidth between the GPUs of the job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hpcgen.stages.stage import Export, Stage, Work
+
+if TYPE_CHECKING:
+    from hpcgen.config.loader import Run
+    from hpcgen.config.run import RunConfig
+    from hpcgen.planning.allocation import Allocation
+    from trainer.contract.config import TrainerConfig
+
+SMALLEST_BYTES = 2**20
+STEP_FACTOR = 4
+"""From one message to the next: 1 MiB, 4 MiB, ... up to the one that is judged."""
+
+
+class NcclTest(Stage):
+    """NVIDIA's all_reduce_perf where the profile names it, and trainer.health.nccl_test."""
+
+    def work(
+        self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
+    ) -> Work:
+        """Compares bandwidths with the figures of the node type, and with earlier ones of the cluster."""
+        from hpcgen.planning.thresholds import message_bytes, thresholds
+        from trainer.contract.config import to_dict
+        from trainer.contract.health import NcclTestConfig
+
+        cluster, node_type = run.cluster, run.node_type
+        baseline = cluster.nccl_baseline or f"{config.paths.run_dir}/nccl-baseline.json"
+        largest = message_bytes(node_type)
+        test = NcclTestConfig(
+            device=node_type.device,
+            node_type=cluster.node_type,
+            nodes=allocation.nodes,
+            ranks_per_node=allocation.ntasks_per_node,
+            gpus_per_node=node_type.gpus_per_node,
+            sizes_bytes=_sizes(largest),
+            thresholds=thresholds(node_type),
+            baseline=baseline,
+            environment=self._variables_of_node_type(run, config),
+            nics=tuple(nic.name for nic in node_type.nics),
+        )
+        return Work(
+            arguments=("-m", "trainer.health.nccl_test"),
+            writes=(baseline.rpartition("/")[0],) if cluster.nccl_baseline else (),
+            files={"nccl-test.config.json": json.dumps(to_dict(test), indent=1, ensure_ascii=True)},
+            values={
+                "nccl_tests": (cluster.nccl_tests or "") if node_type.device == "cuda" else "",
+                "smallest_bytes": SMALLEST_BYTES,
+                "largest_bytes": largest,
+                "step_factor": STEP_FACTOR,
+            },
+        )
+
+    def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
+        """Lets every collective of the test use SHARP where training does."""
+        if config.parallelism.use_sharp and run.node_type.device == "cuda":
+            why = "The whole test uses SHARP; in training Megatron-Core sets it for one process group alone."
+            yield Export("NCCL_COLLNET_ENABLE", "1", why, "Megatron-Core, parallel_state.py")
+
+    def _variables_of_node_type(self, run: Run, config: RunConfig) -> dict[str, str]:
+        """NCCL's variables as the node type sets them, whatever won over them."""
+        from hpcgen.planning.environment import stage_environment
+
+        layers = (
+            each for variable in stage_environment(self, run, config) for each in (*variable.hides, variable)
+        )
+        return {
+            each.name: each.value
+            for each in layers
+            if each.layer == "node type" and each.name.startswith("NCCL_")
+        }
+
+
+def _sizes(largest: int) -> tuple[int, ...]:
+    """Messages from the largest downwards, smallest first."""
+    sizes = [largest]
+    while sizes[0] // STEP_FACTOR >= SMALLEST_BYTES:
+        sizes.insert(0, sizes[0] // STEP_FACTOR)
+    return tuple(sizes)
+
+
+STAGES = (
+    NcclTest(
+        name="nccl-test",
+        order=90,
+        summary="measures the bandwidth between the GPUs of the job",
+        settings_doc="For the measurement of the network between GPUs.",
+        uses_gpus=True,
+        needs_model=False,
+        time_limit="30:00",
+    ),
+)

@@ -1,0 +1,59 @@
+"""node-health: every node of the job checked, on the host and with its GPUs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from hpcgen.stages.stage import Stage, Work
+
+if TYPE_CHECKING:
+    from hpcgen.config.loader import Run
+    from hpcgen.config.run import RunConfig
+    from hpcgen.planning.allocation import Allocation
+    from trainer.contract.config import TrainerConfig
+
+
+class NodeHealth(Stage):
+    """The host's check, then trainer.health.node."""
+
+    def work(
+        self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
+    ) -> Work:
+        """Compares each node with the figures of its node type."""
+        from hpcgen.planning.node_check import node_check
+        from hpcgen.planning.thresholds import message_bytes, thresholds
+        from trainer.contract.config import to_dict
+        from trainer.contract.health import NodeHealthConfig
+
+        node_type = run.node_type
+        health = node_type.health
+        check = NodeHealthConfig(
+            device=node_type.device,
+            ranks_per_node=allocation.ntasks_per_node,
+            gpus_per_node=node_type.gpus_per_node,
+            peak_tflops=node_type.peak_tflops.get("bf16") if node_type.device == "cuda" else None,
+            host_device_gb_s=health.host_device_gb_s if health else None,
+            peer_gb_s=health.peer_gb_s if health else None,
+            all_reduce_bytes=message_bytes(node_type),
+            thresholds=thresholds(node_type),
+        )
+        return Work(
+            arguments=("-m", "trainer.health.node"),
+            files={"node-health.config.json": json.dumps(to_dict(check), indent=1, ensure_ascii=True)},
+            values=node_check(run),
+        )
+
+
+STAGES = (
+    NodeHealth(
+        name="node-health",
+        order=100,
+        summary="checks every node of the job, on the host and with its GPUs",
+        settings_doc="For the check of nodes.",
+        uses_gpus=True,
+        no_kill=True,
+        needs_model=False,
+        time_limit="30:00",
+    ),
+)

@@ -1,0 +1,148 @@
+"""train: the trainer on every GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from hpcgen.stages.stage import TRAINER_CONFIG, Advice, Export, Stage, Work
+
+if TYPE_CHECKING:
+    from hpcgen.config.loader import Run
+    from hpcgen.config.run import RunConfig
+    from hpcgen.errors import Problem
+    from hpcgen.planning.allocation import Allocation
+    from trainer.contract.config import ParallelismConfig, TrainerConfig
+
+
+class Train(Stage):
+    """The training itself."""
+
+    def work(
+        self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
+    ) -> Work:
+        """The trainer over the blend, with the checkpoints of the run."""
+        from hpcgen.planning.node_check import node_check
+        from hpcgen.planning.paths import import_files, trainer_data
+        from hpcgen.planning.resuming import proof_of_checkpoints
+        from trainer.contract.config import fingerprint
+
+        data, checkpoint = trainer_data(config), config.checkpoint
+        datasets = (*data.datasets, *data.train, *data.valid, *data.test)
+        inputs = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
+        inputs = (*inputs, *import_files(config))
+        if checkpoint.load:
+            inputs = (*inputs, proof_of_checkpoints(checkpoint.load))
+        checkpoints = checkpoint.save or f"{config.paths.run_dir}/checkpoints"
+        return Work(
+            arguments=("-m", "trainer"),
+            inputs=inputs,
+            reads=(checkpoint.load,) if checkpoint.load else (),
+            writes=(data.cache_dir,) if data.cache_dir else (),
+            large=(checkpoints,),
+            files=trainer_files(trainer),
+            values={
+                "train_iters": config.training.train_iters,
+                "fingerprint": "" if trainer is None else fingerprint(trainer),
+                "max_restarts": allocation.max_restarts,
+                "checkpoints": checkpoints,
+                "preflight": config.preflight.node_health or config.preflight.spare_nodes > 0,
+                "max_exclusions": config.preflight.max_exclusions,
+                **node_check(run),
+            },
+        )
+
+    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """Changes that the trainer refuses when it resumes, and training that would be lost."""
+        from hpcgen.planning.resuming import changed_hyperparameters, discarded_training
+
+        if trainer is not None:
+            yield from changed_hyperparameters(run.config, trainer)
+            yield from discarded_training(trainer)
+
+    def warnings(self, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """A run that has finished."""
+        from hpcgen.planning.resuming import nothing_to_do
+
+        if trainer is not None:
+            yield from nothing_to_do(trainer)
+
+    def job_name(self, run_name: str) -> str:
+        """The run's own name."""
+        return run_name
+
+    def spare_nodes(self, config: RunConfig) -> int:
+        """The nodes in reserve that take over from bad ones."""
+        return config.preflight.spare_nodes
+
+    def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
+        """No hub, one thread per rank; on GPUs, what the layout and records of hung collectives need."""
+        yield Export("OMP_NUM_THREADS", "1", "One thread a rank: more fight over the rank's CPUs.")
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+            yield Export(name, "1", "No rank may ask a hub while GPUs wait.")
+        if run.node_type.device == "cuda":
+            yield from _exports_of_gpus(config)
+
+    def environment_advice(self, run: Run, given: Mapping[str, str]) -> Iterator[Advice]:
+        """Variables that undo what the layout or SHARP needs."""
+        if run.node_type.device != "cuda":
+            return
+        if _overlaps(run.config.parallelism) and given.get("CUDA_DEVICE_MAX_CONNECTIONS", "1") != "1":
+            reason = "is not 1, so that communication of TP or CP may wait behind compute before Blackwell"
+            yield Advice("CUDA_DEVICE_MAX_CONNECTIONS", reason, "remove it")
+        if given.get("NCCL_COLLNET_ENABLE", "0") != "0":
+            reason = "is removed by Megatron-Core, which lets one process group use SHARP"
+            yield Advice("NCCL_COLLNET_ENABLE", reason, "remove it, and set parallelism.use_sharp")
+
+
+def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:
+    """The trainer's configuration as a file of the job."""
+    from trainer.contract.config import to_dict
+
+    if trainer is None:
+        return {}
+    return {"trainer.json": json.dumps(to_dict(trainer), indent=1, ensure_ascii=True)}
+
+
+def _overlaps(parallelism: ParallelismConfig) -> bool:
+    """Whether communication of TP or CP must keep ahead of compute."""
+    return parallelism.tensor_model_parallel_size > 1 or parallelism.context_parallel_size > 1
+
+
+def _exports_of_gpus(config: RunConfig) -> Iterator[Export]:
+    if config.training.deterministic_mode:
+        why = "training.deterministic_mode: the order in which numbers are added must not change."
+        yield Export("NCCL_ALGO", "Ring", why, "Megatron-LM, arguments.py")
+        yield Export("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", why, "Megatron-LM, arguments.py")
+        yield Export("CUBLAS_WORKSPACE_CONFIG", ":4096:8", why, "NVIDIA cuBLAS, reproducibility")
+    if _overlaps(config.parallelism):
+        why = (
+            "Keeps communication ahead of compute with TP or CP before Blackwell (Megatron-LM, arguments.py)."
+        )
+        yield Export("CUDA_DEVICE_MAX_CONNECTIONS", "1", why, "Megatron-LM, arguments.py")
+    pytorch = "PyTorch documentation, ProcessGroupNCCL environment variables"
+    why = "With the trace buffer: a hung collective leaves a record of every rank."
+    yield Export("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", why, pytorch)
+    why = "Collectives remembered for that record."
+    yield Export("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", why, pytorch)
+    record = f"{config.paths.run_dir}/stacks/flight-record-"
+    why = "Where the record is written, beside the stacks of the ranks."
+    yield Export("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", record, why, pytorch)
+
+
+TRAIN = Train(
+    name="train",
+    order=80,
+    summary="trains the model",
+    settings_doc="For the training stage.",
+    uses_gpus=True,
+    by_submitit=True,
+    trains=True,
+    reads_trainer_config=True,
+    own_variables={**TRAINER_CONFIG, "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-LIFE"},
+    config_file="trainer.json",
+    config_variable="TRAINER_CONFIG",
+    stopped_marker="STOPPED",
+)
+STAGES = (TRAIN,)

@@ -1,0 +1,84 @@
+"""The registry of stages: what it finds, what finding it costs, and who else knows the names."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcgen.data.unit import DATA_STAGES
+from hpcgen.rendering.environment import make_environment
+from hpcgen.rendering.inventory import template_chain
+from hpcgen.stages import FRAMES, STAGES, Stage
+
+ROOT = Path(__file__).parents[2]
+LIFE_OF_A_MODEL = ("image", "download", "extract", "concat", "tokenize", "prepare", "index-cache", "train")
+PACKAGES = ("cli", "config", "launchers", "planning", "rendering")
+"""Packages that ask a stage what it is, and not what its name is."""
+
+
+def test_stages_come_in_the_order_in_which_they_run() -> None:
+    assert tuple(STAGES) == (*LIFE_OF_A_MODEL, "nccl-test", "node-health", "tensorboard")
+    assert len({stage.order for stage in STAGES.values()}) == len(STAGES)
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_each_has_a_template_that_extends_its_frame(stage: Stage) -> None:
+    template, parent, *_ = template_chain(make_environment(), stage.name)
+    assert (template.name, parent.name) == (stage.template, f"slurm/{stage.frame}.sbatch.j2")
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_the_file_of_its_configuration_has_a_variable(stage: Stage) -> None:
+    assert bool(stage.config_file) == stage.by_submitit
+    assert stage.config_variable in ("", *stage.own_variables)
+
+
+def test_the_data_stages_are_those_of_the_data_tools() -> None:
+    assert tuple(name for name, stage in STAGES.items() if stage.is_array) == DATA_STAGES
+    assert FRAMES == ("base", "data")
+
+
+def test_finding_them_imports_nothing_of_what_they_do() -> None:
+    program = "import sys, hpcgen.stages; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    imported = found.stdout.split()
+    ours = {name for name in imported if name.startswith("hpcgen.")}
+    assert "hpcgen.stages.nccl_test" in ours
+    assert {name.split(".")[1] for name in ours} == {"errors", "resources", "stages", "version"}
+    assert not {"numpy", "submitit", "pydantic", "jinja2", "ruamel.yaml", "click", "trainer"} & set(imported)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_compares_the_name_of_a_stage(package: str) -> None:
+    compared = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "hpcgen" / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare)
+        for operand in (node.left, *node.comparators)
+        for part in ast.walk(operand)
+        if isinstance(part, ast.Constant) and part.value in STAGES
+    ]
+    assert compared == []
+
+
+def row(stage: Stage) -> str:
+    """A stage as docs/stages.md describes it."""
+    runs_on = "one task"
+    if stage.is_array:
+        runs_on = "a job array"
+    elif stage.uses_gpus:
+        runs_on = "every GPU of its nodes"
+    starts = "`render`, `submit`" if stage.by_submitit else "`render`"
+    needs = "run file" if stage.needs_model else "run file or cluster"
+    return f"| `{stage.name}` | {stage.summary} | {runs_on} | {stage.time_limit or 'none'} | {starts} | {needs} |"
+
+
+def test_the_documentation_has_a_row_for_each() -> None:
+    page = (ROOT / "docs" / "stages.md").read_text(encoding="utf-8")
+    documented = [line for line in page.splitlines() if line.startswith("| `")]
+    assert documented == [row(stage) for stage in STAGES.values()]
