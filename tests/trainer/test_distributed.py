@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import datetime
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed import DistStoreError, TCPStore
 
 from tests.trainer import runs
-from tests.trainer.runs import run
+from tests.trainer.runs import ROOT, run
 from trainer.contract.errors import TrainerError
 from trainer.distributed.rendezvous import Ranks, candidate_ports, find_ranks, open_store
 
@@ -119,3 +122,37 @@ def test_a_rank_that_does_not_come_is_named_in_time() -> None:
     environ["TRAINER_RENDEZVOUS_ID"] = "two"
     with pytest.raises(DistStoreError, match="rank 0 did not answer within 0:00:01 at"):
         open_store(Ranks(1, 1, 2, "a test"), environ, datetime.timedelta(seconds=1))
+
+
+FAILING_AT_RANK_0 = """
+import sys
+from trainer.distributed import device
+device.prepare("cpu")
+import torch.distributed as dist
+from trainer.contract.errors import NotSavedError
+from trainer.distributed.groups import from_rank_0
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+for error in (NotSavedError("full", retry=True), ValueError("a bug")):
+    def fail():
+        raise error
+    try:
+        from_rank_0(fail)
+    except Exception as raised:
+        print(type(raised).__name__, raised, getattr(raised, "scope", None), getattr(raised, "retry", None))
+"""
+
+
+def test_an_error_of_rank_0_is_raised_on_all_ranks_and_a_bug_is_reported_by_rank_0(tmp_path: Path) -> None:
+    commands = [
+        [sys.executable, "-c", FAILING_AT_RANK_0, str(rank), str(tmp_path / "store")] for rank in (0, 1)
+    ]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for command in commands
+    ]
+    expected = "NotSavedError full Scope.ALL_RANKS True\n"
+    assert [process.communicate(timeout=120)[0] for process in processes] == [
+        f"{expected}ValueError a bug None None\n",
+        f"{expected}ReportedByRank0Error ValueError: a bug None None\n",
+    ]
