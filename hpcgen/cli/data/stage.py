@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hpcgen.cli.options import override_option
 from hpcgen.errors import HpcgenError, JobFailed
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ _MOST_ERRORS_SHOWN = 20
 
 def corpus_options(command: Command) -> Command:
     """--config and --set: which corpus."""
-    command = click.option(
-        "--set", "overrides", multiple=True, metavar="A.B=C", help="Override a value of the run file."
-    )(command)
     return click.option(
         "-c",
         "--config",
@@ -35,7 +33,7 @@ def corpus_options(command: Command) -> Command:
         show_default=True,
         metavar="RUN.YAML",
         help="The run file, or the corpus.json of a job.",
-    )(command)
+    )(override_option(command))
 
 
 def task_options(command: Command) -> Command:
