@@ -21,7 +21,7 @@ PACKAGES = ("cli", "config", "launchers", "planning", "rendering")
 
 
 def test_stages_come_in_the_order_in_which_they_run() -> None:
-    assert tuple(STAGES) == (*LIFE_OF_A_MODEL, "nccl-test", "node-health", "tensorboard")
+    assert tuple(name for name in STAGES if name in LIFE_OF_A_MODEL) == LIFE_OF_A_MODEL
     assert len({stage.order for stage in STAGES.values()}) == len(STAGES)
 
 
