@@ -26,7 +26,7 @@ from tests.recorded_run import write_checkpoint
 from tests.trainer.runs import GPT, ROOT, Ranks, Run, finished, gpt_config, run
 from tests.trainer.tensors import assert_same_checkpoint
 from trainer import checkpoint
-from trainer.checkpoint import reading
+from trainer.checkpoint import reading, writer
 from trainer.checkpoint.loading import raise_environment_fault
 from trainer.checkpoint.optimizer_state import boxes
 from trainer.checkpoint.saving import interval_s, prune
@@ -604,3 +604,17 @@ def test_what_is_copied_from_a_gpu_is_not_changed_by_training(prepared: int) -> 
             assert copy.is_pinned()
             assert copy.untyped_storage().nbytes() == original.nbytes
             assert torch.equal(copy, original)
+
+
+@pytest.mark.gpu
+def test_copies_are_right_where_memory_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = HostBuffer(), HostBuffer()
+    tensor = torch.arange(1000, device="cuda")
+    first.copy([("path", "name", ([], [(None, tensor)]))])
+    # CUDA refuses to register memory twice
+    monkeypatch.setattr(writer.mmap, "mmap", lambda *arguments, **keywords: first._memory)
+    [(_, _, (_, [(_, copy)]))] = second.copy([("path", "name", ([], [(None, tensor)]))])
+    expected = tensor.cpu()
+    tensor.zero_()
+    torch.cuda.synchronize()
+    assert torch.equal(copy, expected)

@@ -60,5 +60,5 @@ def test_a_function_that_is_not_there_is_one_line(config: dict[str, Any], mine: 
     config["model"]["layer_spec"] = f"{mine}/custom_layers.py:parallel_layer"
     ended = run(config)
     assert ended.statuses == (2,)
-    assert "has no function parallel_layer; did you mean parallel_layers?" in ended.log
+    assert "has no function parallel_layer; did you mean parallel_layers or ParallelLayer?" in ended.log
     assert "Traceback" not in ended.log

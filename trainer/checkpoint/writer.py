@@ -12,6 +12,7 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class HostBuffer:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
-        self._is_pinned = False
+        self._unpin: weakref.finalize[..., HostBuffer] | None = None
         self._preparing: threading.Thread | None = None
 
     def prepare(self, size: int, device: int) -> None:
@@ -93,15 +94,25 @@ class HostBuffer:
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 self._memory.madvise(advice)
         if pinned:
-            # Not by torch's allocator of pinned memory, which rounds up to a power of two. Where pinning is refused,
-            # the copy is slower and as right.
-            refused = int(torch.cuda.cudart().cudaHostRegister(self._address(), len(self._memory), 0))
-            self._is_pinned = refused == 0
+            self._pin(len(self._memory))
+
+    def _pin(self, size: int) -> None:
+        """Pins the memory, until it is released or the buffer is deleted. A refusal only makes copies slower."""
+        # torch's own allocator of pinned memory rounds sizes up to a power of two
+        address, runtime = self._address(), torch.cuda.cudart()
+        if int(runtime.cudaHostRegister(address, size, 0)) == 0:
+            # CUDA keeps the registration of unmapped memory, and refuses new memory at the same address
+            self._unpin = weakref.finalize(self, runtime.cudaHostUnregister, address)
+            self._unpin.atexit = False
+        else:
+            # the next kernel of this thread would raise the error of the refusal, which that clears
+            with contextlib.suppress(RuntimeError):
+                torch.empty(1, device="cuda").zero_()
 
     def _release(self) -> None:
-        if self._is_pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._address())
-            self._is_pinned = False
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
         self._memory = None
 
     def _address(self) -> int:
