@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from hpcgen.errors import HpcgenError
 from hpcgen.lint import syntax
-from hpcgen.rendering.contract import SYNTAX, Finding, Rule
+from hpcgen.rendering.contract import SYNTAX
+from hpcgen.rendering.findings import Finding, Rule
 from hpcgen.rendering.script import Script
 from hpcgen.rendering.written import TemplateLines
 

@@ -32,12 +32,12 @@ from hpcgen.planning.software import runtime
 
 COMPUTED = {
     "MASTER_ADDR": "address of the step's first node, as scontrol knows it",
-    "MASTER_PORT": "10000 to 29999, from the job's number, its life and the attempt; a later one where it is taken",
+    "MASTER_PORT": "10000 to 29999, from the job ID, its restarts and its steps; a later port where it is taken",
     "WORLD_SIZE": "ranks of the step",
     "TRAINER_RENDEZVOUS_ID": "random, for each attempt: by it the ranks know each other where MASTER_PORT is taken",
     "CORPUS_JOB": "RUN_DIR/jobs/ARRAY_TASK/corpus.json",
     "TRAINER_CONFIG": "RUN_DIR/jobs/JOBID/trainer.json",
-    "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-LIFE",
+    "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-RESTART",
     "HOME": "SCRATCH/hpcgen-CLUSTER-JOBID, for the tasks alone",
     "TMPDIR": "SCRATCH/hpcgen-CLUSTER-JOBID/tmp, for the tasks alone",
     "XDG_CACHE_HOME": "SCRATCH/hpcgen-CLUSTER-JOBID/cache, for the tasks alone",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hpcgen.rendering.block_docs import BlockDoc
 from hpcgen.rendering.inventory import prefixed
+from hpcgen.resources import shipped
 
 
 def override_text(
@@ -19,7 +20,8 @@ def override_text(
     if not chosen:
         lines += _comment("To use a block, take it out of its comment; delete the others.")
     for block in chosen or known:
-        example = [f"{{% block {block} %}}", "{{ super() }}", "{% endblock %}"]
+        body = _site_functions() if block == "site" else ["{{ super() }}"]
+        example = [f"{{% block {block} %}}", *body, "{% endblock %}"]
         lines += ["", *_comment(_described(block, docs.get(block)))]
         lines += example if chosen else ["{#", *example, "#}"]
     return "\n".join(lines) + "\n"
@@ -27,8 +29,15 @@ def override_text(
 
 _ABOUT = (
     "{{ super() }} is what the block held before: write above it, below it, or instead of it. "
-    "`hpcgen templates check` says whether the scripts still hold to their contract."
+    "`hpcgen templates check` checks the scripts."
 )
+
+
+def _site_functions() -> list[str]:
+    """The functions that a site replaces, as the shipped template defines them."""
+    base = (shipped("templates") / "slurm/base.sbatch.j2").read_text(encoding="utf-8")
+    _, _, functions = base.partition("# ==== functions of the site ====\n")
+    return functions.partition("{% block site %}")[0].strip().splitlines()
 
 
 def _described(block: str, doc: BlockDoc | None) -> str:

@@ -1,13 +1,10 @@
-"""Runs that stand for all others when templates are checked, and values that hurt where quoting is lost."""
+"""Runs that represent all others when templates are checked."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.container import Runtime
@@ -16,7 +13,6 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import STAGES
 from hpcgen.planning.allocation import within_limit
 from hpcgen.planning.plan import Plan, plan
-from hpcgen.rendering.script_lines import script_lines
 
 RUN_DIR = "/runs/representative"
 IMAGE_FILE = "/images/representative.sqsh"
@@ -94,66 +90,3 @@ def _has_room(profile: ClusterConfig) -> bool:
     """Whether the default partition takes jobs of two nodes."""
     partition = profile.partitions.get(profile.slurm.partition or "")
     return partition is None or partition.max_nodes is None or partition.max_nodes > 1
-
-
-# Texts that templates branch on or that become names; the values that they go with are planted.
-_KEPT = frozenset(
-    (
-        "stage",
-        "device",
-        "runtime",
-        "umask",
-        "file_mode",
-        "directory_mode",
-        "secrets",
-        "name",
-        "layer",
-        "header",
-    )
-)
-_HOSTILE = 'it\'s "$(planted {n})" `planted` \\ ; # *'
-_HOSTILE_IN_DIRECTIVE = "(planted {n}) ; # * & |"
-"""What a #SBATCH line can hold."""
-
-
-@dataclass(frozen=True)
-class Planted:
-    """A hostile text, and the variable of the templates that it was put into."""
-
-    text: str
-    variable: str
-
-
-def plant(context: Mapping[str, Any], *, mild: bool = False) -> tuple[dict[str, Any], tuple[Planted, ...]]:
-    """The variables of a template with a hostile text in place of every text that a run could have set.
-
-    `mild` texts can be written on #SBATCH lines as well.
-    """
-    planted: list[Planted] = []
-
-    def replaced(value: Any, key: str, variable: str) -> Any:
-        if key in _KEPT or not value:
-            return value
-        if isinstance(value, str):
-            form = _HOSTILE_IN_DIRECTIVE if mild or variable == "directives" else _HOSTILE
-            planted.append(Planted(form.format(n=len(planted)), variable))
-            return planted[-1].text
-        if isinstance(value, Mapping):
-            return {name: replaced(item, name, variable) for name, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [replaced(item, "", variable) for item in value]
-        return value
-
-    return {name: replaced(value, name, name) for name, value in context.items()}, tuple(planted)
-
-
-def unquoted(script: str, planted: Sequence[Planted]) -> Iterator[tuple[int, str]]:
-    """Line and variable of every planted text that the shell would not read as one word.
-
-    What was written right is taken out first, and the rest made harmless: it would mislead the reader of lines.
-    """
-    for number, one in enumerate(planted):
-        script = script.replace(shlex.quote(one.text), "planted").replace(one.text, f"planted_{number}_")
-    for line in script_lines(script):
-        for found in re.finditer(r"\bplanted_(\d+)_", line.code):
-            yield line.number, planted[int(found[1])].variable

@@ -11,19 +11,14 @@ from pathlib import Path
 
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.rendering.blocks import require_known_blocks
-from hpcgen.rendering.contract import SYNTAX, Finding, Rule, check_script
+from hpcgen.rendering.contract import SYNTAX, check_script
 from hpcgen.rendering.environment import ShellEnvironment, make_environment, template_origins
+from hpcgen.rendering.findings import Finding, Rule
 from hpcgen.rendering.inventory import TemplateFile, template_chain, template_file, unused_files
-from hpcgen.rendering.render import render_template
-from hpcgen.rendering.representative import Representative, plant, representatives, unquoted
-from hpcgen.rendering.script import template_context, template_sources
+from hpcgen.rendering.representative import Representative, representatives
+from hpcgen.rendering.script import script_text, template_context, template_sources
 from hpcgen.rendering.written import TemplateLines
 
-QUOTING = Rule(
-    name="quoting",
-    why="the shell would split it into words, and run what is in it",
-    fix="write {{ name }} without | raw",
-)
 TEMPLATE = Rule(
     name="template",
     why="no script of this stage can be made",
@@ -40,7 +35,7 @@ PROFILE = Rule(
     fix="mend the profile, or name others with --cluster",
 )
 MOST_NAMES = 4
-OWN_RULES = (QUOTING, TEMPLATE, UNUSED, PROFILE)
+OWN_RULES = (TEMPLATE, UNUSED, PROFILE)
 
 ReadScripts = Callable[[Sequence[str]], Sequence[Sequence[Finding]]]
 """What bash, shellcheck and `hpcgen lint` find in scripts: one list for each."""
@@ -176,40 +171,19 @@ def _checked(
         try:
             if isinstance(template, HpcgenError):
                 raise template
-            context = template_context(run.plan, stage, template.origins)
-            script = render_template(environment, name, context)
+            context = template_context(run.plan, stage, template.sources)
+            script = script_text(environment, name, context)
         except HpcgenError as error:
             file, line, what = _place(str(error))
             finding = Finding(rule=TEMPLATE, what=what, line=line)
             collected.add(finding, file=file, seen=f"{stage} ({run.label})")
             continue
-        findings = check_script(script, planned)
+        findings = check_script(script, planned, context["settings"])
         told = frozenset(finding.line for finding in findings if finding.line)
         one = _Rendered(script=script, stage=stage, of=run, template=template, told=told)
         for finding in findings:
             collected.add_seen(finding, one)
-        hostile, found = _planted(environment, name, context)
-        for finding in found:
-            collected.add_seen(finding, one, in_script=hostile)
         yield one
-
-
-def _planted(
-    environment: ShellEnvironment, name: str, context: Mapping[str, object]
-) -> tuple[str, list[Finding]]:
-    """The script with hostile values, and where they are not quoted.
-
-    Where a filter refuses them, milder ones stand in; a place that refuses those too lets nothing pass.
-    """
-    for mild in (False, True):
-        values, planted = plant(context, mild=mild)
-        with contextlib.suppress(HpcgenError):
-            script = render_template(environment, name, values)
-            return script, [
-                Finding(rule=QUOTING, what="not quoted: the value of", names=(variable,), line=line)
-                for line, variable in unquoted(script, planted)
-            ]
-    return "", []
 
 
 def _place(message: str) -> tuple[str, int, str]:
@@ -247,14 +221,12 @@ class _Collected:
         if seen and seen not in found.seen:
             found.seen.append(seen)
 
-    def add_seen(
-        self, finding: Finding, one: _Rendered, in_script: str = "", *, of_site_alone: bool = False
-    ) -> None:
+    def add_seen(self, finding: Finding, one: _Rendered, *, of_site_alone: bool = False) -> None:
         """Adds a finding of a script, whose template and line are looked for.
 
         With `of_site_alone` it counts only when a site's file wrote the line.
         """
-        lines = ["", *(in_script or one.script).split("\n")]
+        lines = ["", *one.script.split("\n")]
         text = lines[finding.line].strip()
         written = self._templates.find(text, one.template.sources) if text else None
         if of_site_alone and (written is None or written[0] in one.template.shipped):

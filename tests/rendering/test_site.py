@@ -11,7 +11,8 @@ import pytest
 
 from hpcgen.config.stages import STAGES
 from hpcgen.errors import HpcgenError
-from hpcgen.rendering.contract import RULES, Finding
+from hpcgen.rendering.contract import RULES
+from hpcgen.rendering.findings import Finding
 from hpcgen.rendering.site import OWN_RULES, ReadScripts, Report, SiteFinding, check_site
 from hpcgen.shell_programs import read_scripts
 from tests.rendering.scripts import write_templates
@@ -31,19 +32,17 @@ GOOD = {
 export SITE_CACHE=/nvme/cache
 {% endblock %}
 
-{% block prologue %}
-source /etc/profile.d/modules.sh
-module load cuda/12.8
-say "on $(hostname)"
-{% endblock %}
+{% block site %}
+site_prologue() {
+    source /etc/profile.d/modules.sh
+    module load cuda/12.8
+    say "on $(hostname)"
+    task_environment+=("SITE_CACHE=$SITE_CACHE")
+}
 
-{% block scratch %}
-{{ super() }}
-task_environment+=("SITE_CACHE=$SITE_CACHE")
-{% endblock %}
-
-{% block epilogue %}
-((rc == 0)) || cp -- "$run_dir"/{{ stage }}-"$SLURM_JOB_ID".log /shared/failed/ || say "the log was not copied"
+site_epilogue() {
+    ((rc == 0)) || cp -- "$run_dir/$stage-$SLURM_JOB_ID.log" /shared/failed/ || say "the log was not copied"
+}
 {% endblock %}
 """,
     "slurm/train.sbatch.j2": TRAIN
@@ -51,17 +50,18 @@ task_environment+=("SITE_CACHE=$SITE_CACHE")
 {% block directives %}
 {{ super() }}
 #SBATCH --mail-type=FAIL
-#SBATCH --comment={{ title | directive }}
+#SBATCH --comment={{ run_name | directive }}
 {% endblock %}
 
-{% block container %}
+{% block settings %}
 {{ super() }}
 step+=(--network=sharp)
+archive={{ run_dir }}/archive
 {% endblock %}
 
-{% block launch %}
-command=(numactl --localalloc {{ python }} -m trainer --config "$TRAINER_CONFIG" --stop-file "$TRAINER_STOP_FILE")
-((terminated)) || launch "${step[@]}" "${container[@]}" env "${task_environment[@]}" "${command[@]}"
+{% block site %}
+{{ super() }}
+launch() { run_step srun "${step[@]}" "${container[@]}" env "${task_environment[@]}" numactl --localalloc "$@"; }
 {% endblock %}
 """,
 }
@@ -132,33 +132,22 @@ def one_block(template: str, block: str, *lines: str) -> dict[str, str]:
     return {f"slurm/{template}.sbatch.j2": "\n".join([*text, "{% endblock %}", ""])}
 
 
-FOREGROUND = 'srun "${step[@]}" "${container[@]}" env "${task_environment[@]}" true; rc=$?'
-LOOP = "echo a{% for path in required_files %} {{ path | raw }}{% endfor %}; true"
 BAD = {
     "a directive after a command": (
-        one_block("train", "prologue", "#SBATCH --mail-type=END"),
-        ("directive-order", 3),
+        one_block("train", "environment", SUPER, "#SBATCH --mail-type=END"),
+        ("directive-order", 4),
     ),
-    "no rendezvous": (one_block("train", "rendezvous", "true"), ("part-lost", 2)),
-    "no each_node": (one_block("base", "nodes"), ("part-lost", 2)),
-    "a trace": (one_block("base", "prologue", "module purge", "set -x"), ("no-trace", 4)),
-    "a dump": (one_block("base", "epilogue", "printenv | sort"), ("no-environment-dump", 3)),
-    "a secret": (one_block("train", "prologue", "WANDB_API_KEY=0123abcd"), ("no-secret", 3)),
-    "not for containers": (
-        one_block("base", "environment", SUPER, "export SITE_PROXY=http://proxy:3128"),
-        ("container-env", 4),
+    "another directive": (
+        one_block("train", "directives", SUPER, "#SBATCH --no-requeue=x", "#SBATCH --requeue=x"),
+        ("directive-lost", 5),
     ),
-    "not quoted": (one_block("train", "prologue", "cd {{ run_dir | raw }}"), ("quoting", 3)),
-    "not quoted by way of a variable": (
-        one_block("train", "epilogue", "{% set where = scratch %}", "ls {{ where | raw }}/logs"),
-        ("quoting", 4),
-    ),
-    "not quoted in a loop": (one_block("train", "epilogue", LOOP), ("quoting", 3)),
-    "in the foreground": (one_block("train", "launch", FOREGROUND), ("launch-foreground", 3)),
-    "a misspelt block": (one_block("train", "prolog", "true"), ("template", 2)),
-    "a mistake of Jinja": (one_block("train", "prologue", "{% if device == %}"), ("template", 3)),
-    "quotes around a value": (one_block("train", "prologue", 'cd "{{ run_dir }}"'), ("template", 3)),
-    "no such variable": (one_block("base", "prologue", "cd {{ run_directory }}"), ("template", 3)),
+    "no settings": (one_block("train", "settings", "run_dir=/elsewhere"), ("setting-lost", 2)),
+    "a misspelled block": (one_block("train", "enviroment", "true"), ("template", 2)),
+    "a block of earlier versions": (one_block("train", "prologue", "module load x"), ("template", 2)),
+    "a mistake of Jinja": (one_block("train", "site", "{% if device == %}"), ("template", 3)),
+    "a value in shell code": (one_block("train", "site", "cd {{ run_dir }}"), ("template", 3)),
+    "quotes around a value": (one_block("train", "settings", 'x="{{ run_dir }}"'), ("template", 3)),
+    "no such variable": (one_block("base", "environment", "export X={{ run_directory }}"), ("template", 3)),
 }
 
 
@@ -167,41 +156,31 @@ def test_a_bad_site_is_told_the_rule_the_file_and_the_line(
     site: Path, cluster: str, templates: dict[str, str], expected: tuple[str, int]
 ) -> None:
     rule, line = expected
-    finding = only(checked(site, cluster if rule == "container-env" else "local", templates))
+    finding = only(checked(site, "local", templates))
     assert (finding.rule.name, finding.where) == (rule, f"{site / next(iter(templates))}:{line}")
     assert finding.rule.why
     assert finding.rule.fix
 
 
 def test_what_many_scripts_share_is_said_once_with_all_of_them(site: Path, cluster: str) -> None:
-    templates = one_block("base", "prologue", "set -x")
+    templates = one_block("base", "environment", SUPER, "#SBATCH --mail-type=END")
     finding = only(checked(site, cluster, templates))
     assert len(finding.seen) == SCRIPTS * 3
     assert "train (" in " ".join(finding.seen)
 
 
-def test_a_replaced_block_is_named_for_all_that_it_lost(site: Path) -> None:
-    templates = one_block("train", "functions", "say() { echo; }")
-    report = checked(site, "local", templates)
-    assert {finding.where for finding in report.findings} == {f"{site}/slurm/train.sbatch.j2:2"}
-    assert {finding.what for finding in report.findings} >= {
-        "the trap for TERM is lost",
-        "the trap for USR2 is lost",
-        "the function run_step is lost",
-    }
-
-
 def test_what_follows_from_a_lost_block_is_not_said_as_well(site: Path) -> None:
-    """shellcheck misses run_dir, life and more in lines of ours; of the site's own lines it may speak."""
-    templates = one_block("train", "run_directory", 'mkdir -p -- "$job_dir"')
-    write_templates(site, {**templates, **one_block("base", "epilogue", "cp $TRAINER_CONFIG /shared/kept")})
-    report = check_site([site], ["local"], reading("TRAINER_CONFIG"), named=True)
-    assert {finding.rule.name for finding in report.findings} >= {"part-lost", "SC2086"}
+    """shellcheck misses run_dir and more in lines of ours; of the site's own lines it may speak."""
+    templates = one_block("train", "settings", "run_dir=/elsewhere")
+    copies = "site_epilogue() { cp $TRAINER_CONFIG /shared/kept; }"
+    write_templates(site, {**templates, **one_block("base", "site", copies)})
+    report = check_site([site], ["local"], reading("/shared/kept"), named=True)
+    assert {finding.rule.name for finding in report.findings} >= {"setting-lost", "SC2086"}
     assert all(finding.file.startswith(f"{site}/") for finding in report.findings)
 
 
 def test_many_lost_variables_are_one_finding(site: Path, cluster: str) -> None:
-    finding = only(checked(site, cluster, one_block("train", "environment", 'unset -v "$name"')))
+    finding = only(checked(site, cluster, one_block("train", "environment", "export SITE=1")))
     assert finding.rule.name == "variable-lost"
     assert set(finding.names) > {
         "PYTHONNOUSERSITE",
@@ -213,11 +192,11 @@ def test_many_lost_variables_are_one_finding(site: Path, cluster: str) -> None:
     assert finding.said.endswith(f" and {len(finding.names) - 4} more")
 
 
-def test_a_template_of_its_own_loses_the_frame(site: Path) -> None:
+def test_a_template_of_its_own_lacks_the_settings(site: Path) -> None:
     templates = {"slurm/tensorboard.sbatch.j2": "#!/bin/bash\n#SBATCH --nodes=1\nsleep 60\n"}
     found = checked(site, "local", templates).findings
-    frame = next(finding for finding in found if finding.rule.name == "frame")
-    assert frame.where == f"{site}/slurm/tensorboard.sbatch.j2:1"
+    lost = next(finding for finding in found if finding.rule.name == "setting-lost")
+    assert lost.where == f"{site}/slurm/tensorboard.sbatch.j2:1"
     assert all(seen.startswith("tensorboard (") for finding in found for seen in finding.seen)
 
 
@@ -249,14 +228,16 @@ def test_a_directory_that_everybody_may_write_to_is_refused(site: Path) -> None:
 
 
 def test_a_mistake_of_bash_is_found_with_its_template(site: Path) -> None:
-    write_templates(site, one_block("train", "epilogue", "if [[ -e /shared ]]; then", "    say there"))
+    write_templates(site, one_block("train", "site", "if [[ -e /shared ]]; then", "    say there"))
     report = check_site([site], ["local"], reading("if [[ -e /shared ]]"), named=True)
     assert {finding.rule.name for finding in report.findings} == {"syntax"}
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_a_finding_of_shellcheck_has_the_template_line(site: Path) -> None:
-    write_templates(site, one_block("train", "epilogue", "cp -- $TRAINER_CONFIG /shared/kept/"))
+    write_templates(
+        site, one_block("train", "site", "site_epilogue() { cp -- $TRAINER_CONFIG /shared/kept/; }")
+    )
     finding = only(check_site([site], ["local"], reading("cp -- $TRAINER_CONFIG"), named=True))
     assert (finding.rule.name, finding.where) == ("SC2086", f"{site}/slurm/train.sbatch.j2:3")
 

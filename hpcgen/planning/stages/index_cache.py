@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.paths import trainer_data
+from hpcgen.planning.stages.config_text import config_text
 from hpcgen.planning.stages.work import Work
-from trainer.config import TrainerConfig, to_dict
+from trainer.config import TrainerConfig
 
 
 def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None) -> Work:
@@ -20,9 +19,11 @@ def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerCo
     """
     data = trainer_data(config)
     datasets = (*data.datasets, *data.train, *data.valid, *data.test)
+    files = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
     return Work(
         arguments=("-m", "trainer.index_cache"),
-        inputs=tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin")),
+        inputs=files,
+        datasets=files,
         writes=(data.cache_dir,) if data.cache_dir else (),
         files=_files(trainer),
     )
@@ -31,4 +32,4 @@ def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerCo
 def _files(trainer: TrainerConfig | None) -> dict[str, str]:
     if trainer is None:
         return {}
-    return {"trainer.json": json.dumps(to_dict(trainer), indent=1, ensure_ascii=True)}
+    return {"trainer.json": config_text(trainer)}

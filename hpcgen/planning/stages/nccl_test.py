@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.environment import stage_environment
+from hpcgen.planning.stages.config_text import config_text
 from hpcgen.planning.stages.thresholds import message_bytes, thresholds
 from hpcgen.planning.stages.work import Work
-from trainer.config import to_dict
 from trainer.health.config import NcclTestConfig
 
 SMALLEST_BYTES = 2**20
@@ -38,7 +36,7 @@ def work(run: Run, config: RunConfig, allocation: Allocation) -> Work:
     return Work(
         arguments=("-m", "trainer.health.nccl_test"),
         writes=(baseline.rpartition("/")[0],) if cluster.nccl_baseline else (),
-        files={"nccl-test.config.json": json.dumps(to_dict(test), indent=1, ensure_ascii=True)},
+        files={"nccl-test.config.json": config_text(test)},
         values={
             "nccl_tests": (cluster.nccl_tests or "") if node_type.device == "cuda" else "",
             "smallest_bytes": SMALLEST_BYTES,

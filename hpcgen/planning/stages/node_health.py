@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.stages.config_text import config_text
 from hpcgen.planning.stages.node_check import node_check
 from hpcgen.planning.stages.thresholds import message_bytes, thresholds
 from hpcgen.planning.stages.work import Work
-from trainer.config import to_dict
 from trainer.health.config import NodeHealthConfig
 
 
@@ -30,6 +28,6 @@ def work(run: Run, config: RunConfig, allocation: Allocation) -> Work:
     )
     return Work(
         arguments=("-m", "trainer.health.node"),
-        files={"node-health.config.json": json.dumps(to_dict(check), indent=1, ensure_ascii=True)},
+        files={"node-health.config.json": config_text(check)},
         values=node_check(run),
     )

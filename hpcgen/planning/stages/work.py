@@ -14,6 +14,8 @@ class Work:
     """What follows `python`; a stage whose template writes its command itself has none."""
     inputs: tuple[str, ...] = ()
     """Host files that must be there, which the login node can look for."""
+    datasets: tuple[str, ...] = ()
+    """Those of `inputs` that are files of datasets."""
     reads: tuple[str, ...] = ()
     """Directories and files besides `inputs`."""
     writes: tuple[str, ...] = ()
@@ -23,4 +25,4 @@ class Work:
     files: Mapping[str, str] = field(default_factory=dict)
     """Name -> text of files that the script writes into the job's directory."""
     values: Mapping[str, object] = field(default_factory=dict)
-    """Variables of the stage's own template; templates/README.md documents each."""
+    """Settings of the stage's script besides those of every stage; templates/README.md documents each."""
