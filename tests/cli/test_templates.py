@@ -59,11 +59,11 @@ def test_the_list_says_what_a_site_replaces(workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/train.sbatch.j2": TRAIN, "slurm/base.sbatch.j2": BASE})
     found = rows(hpcgen("templates", "list", "--templates", site).stdout)
     base = f"{site}/slurm/base.sbatch.j2"
-    assert found["base"] == f"{base} hpcgen/slurm/base.sbatch.j2 site"
+    assert found["base"] == f"{base} hpcgen/slurm/base.sbatch.j2 site site_epilogue"
     assert found["tokenize"] == f"shipped slurm/data.sbatch.j2 > {base} > hpcgen/slurm/base.sbatch.j2"
     assert found["train"] == (
         f"{site}/slurm/train.sbatch.j2 hpcgen/slurm/train.sbatch.j2 > {base} > hpcgen/slurm/base.sbatch.j2"
-        " site, settings + super"
+        " site, settings + super site_prologue"
     )
 
 
@@ -194,6 +194,43 @@ def test_completion_knows_templates_and_their_blocks() -> None:
     assert completed("templates", "override", "train", "--block", "se") == ["settings"]
 
 
+def test_a_replaced_function_goes_stale_with_the_shipped_one(cluster: str, workplace: Path) -> None:
+    site = workplace / "site"
+    assert hpcgen("templates", "override", "train", "--block", "site", "-o", site).status == 0
+    target = site / "slurm/train.sbatch.j2"
+    shipped, own, earlier = (f"site_prologue() {{ {body}; }}" for body in (":", "say scratch", "true"))
+    before, _, after = target.read_text().rpartition(shipped)
+    target.write_text(before + own + after)
+
+    def listed() -> dict[str, object]:
+        report = json.loads(hpcgen("templates", "list", "--json", "--templates", site).stdout)
+        [function] = next(one["functions"] for one in report["templates"] if one["name"] == "train")
+        return dict(function)
+
+    assert (listed()["name"], listed()["stale"]) == ("site_prologue", False)
+    assert listed()["written_against"] == listed()["shipped"]
+    # as if the shipped function had been another one when the site wrote its own
+    target.write_text(before.replace(shipped, earlier) + own + after)
+    assert listed()["stale"]
+    line = target.read_text().splitlines().index(own) + 1
+    checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
+    assert checked.status == 1
+    assert f"{target}:{line}: stale: the shipped site_prologue has changed" in checked.stdout
+    assert "(stale)" in rows(hpcgen("templates", "list", "--templates", site).stdout)["train"]
+    shown = hpcgen("templates", "diff", "train", "--templates", site).stdout
+    assert f"-{earlier}\n+{shipped}\n" in shown
+    assert f"-{shipped}\n+{own}\n" in shown
+    assert hpcgen("templates", "diff", "train", "--accept", "--templates", site).status == 0
+    assert target.read_text() == before + own + after
+    assert not listed()["stale"]
+
+
+def test_diff_without_a_site() -> None:
+    shown = hpcgen("templates", "diff", "train")
+    assert (shown.status, shown.stdout) == (0, "")
+    assert "the site replaces no function of template train" in shown.stderr
+
+
 def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": BASE})
     checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
@@ -208,9 +245,9 @@ def test_check_says_what_why_and_what_to_do(cluster: str, workplace: Path) -> No
     assert checked.status == 1
     first = checked.stdout.split(f"{site}")[1]
     assert first.startswith(
-        "/slurm/base.sbatch.j2:2: setting-lost: not set: run_name, run_dir, share, directories and "
+        "/slurm/base.sbatch.j2:2: setting-lost: not set as planned: run_name, stage, run_dir, share and "
     )
-    assert "\n    why: functions of the script read this variable" in first
+    assert "\n    why: Every function of the script reads the settings." in first
     assert "\n    fix: keep {{ super() }}" in first
     assert "\n    in:  image (here, none); " in first
     assert f"; and {len(STAGES) + 1 - 3} more\n" in first
@@ -226,7 +263,7 @@ def test_check_as_json(cluster: str, workplace: Path) -> None:
     [finding] = report["findings"]
     assert finding["rule"] == "unused-file"
     assert finding["file"] == f"{site}/slurm/trian.sbatch.j2"
-    assert set(finding) == {"rule", "file", "line", "what", "names", "why", "fix", "seen"}
+    assert set(finding) == {"rule", "severity", "file", "line", "why", "fix", "seen"}
 
 
 def test_check_without_shellcheck_says_so(

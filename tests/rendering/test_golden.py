@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.config.stages import STAGES
-from hpcgen.rendering.contract import check_script
-from hpcgen.rendering.settings import stage_settings
-from tests.rendering.golden import CASES, GOLDEN, SCRIPTS, folded, planned_case, render, rendered
+from tests.rendering.golden import CASES, GOLDEN, SCRIPTS, folded, render, rendered
 
 UPDATE = "pytest tests/rendering/test_golden.py --update-golden"
 ALL = pytest.mark.parametrize(("case", "stage"), SCRIPTS, ids=[f"{case}-{stage}" for case, stage in SCRIPTS])
@@ -87,14 +85,6 @@ def test_shellcheck_has_nothing_to_say(
     case: str, stage: str, said_by_shellcheck: dict[tuple[str, str], str]
 ) -> None:
     assert said_by_shellcheck[case, stage] == ""
-
-
-@ALL
-def test_its_blocks_lack_nothing(case: str, stage: str) -> None:
-    """What `hpcgen templates check` asks of a site's scripts, asked of ours."""
-    plan = planned_case(case)
-    settings = stage_settings(plan, plan.stages[stage])
-    assert check_script(rendered(case, stage), plan.stages[stage], settings) == []
 
 
 @ALL
