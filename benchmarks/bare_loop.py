@@ -34,7 +34,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from trainer.config import TrainingConfig
+from trainer.contract.config import TrainingConfig
 
 
 def main() -> None:
@@ -105,7 +105,7 @@ def has_weight_gradient_kernel() -> bool:
     """Whether Core found the kernel of NVIDIA's apex; without it the trainer's own stand-in is used here too."""
     from megatron.core.tensor_parallel import layers
 
-    from trainer import kernels
+    from trainer.model import kernels
 
     return layers._grad_accum_fusion_available or kernels.weight_gradient_kernel() is not None
 

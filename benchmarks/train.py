@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import runs
-from trainer.config import TrainerConfig, TrainingConfig, from_dict
-from trainer.flops import FORMULA, flops_per_sample
-from trainer.resolve import resolve
+from trainer.contract.config import TrainerConfig, TrainingConfig, from_dict
+from trainer.contract.flops import FORMULA, flops_per_sample
+from trainer.contract.resolve import resolve
 
 WARM_STEPS = 8
 PEERS = ("bare", "megatron_lm")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.config import OptimizerConfig
+from trainer.contract.config import OptimizerConfig
 
 CYCLES = 4
 

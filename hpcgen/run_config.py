@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainer.run_directory import RunDirectory
+from trainer.contract.run_directory import RunDirectory
 
 
 def read_run_config(run_dir: Path) -> tuple[dict[str, Any], Path | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.wording import counted as counted
+from trainer.contract.wording import counted as counted
 
 
 def few(texts: Sequence[str], shown: int = 3) -> str:

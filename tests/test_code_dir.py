@@ -22,7 +22,7 @@ from hpcgen.planning.paths import corpus_job
 from hpcgen.resources import SHIPPED_FOLDERS
 from tests.cli.command import hpcgen
 from tests.runs import minimal_run, write_yaml
-from trainer.config import to_dict
+from trainer.contract.config import to_dict
 
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 

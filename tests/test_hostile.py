@@ -42,7 +42,7 @@ from tests.hostile import (
     text_places,
 )
 from tests.runs import SHAPE
-from trainer.config import TrainerConfig, from_dict
+from trainer.contract.config import TrainerConfig, from_dict
 
 STRINGS_IN_CI = 2
 """In each field, for each runtime."""

@@ -52,15 +52,20 @@ def test_what_is_typed_often_starts_fast(program: str, tmp_path: Path) -> None:
     assert heavy_modules(program, tmp_path) == set()
 
 
-def test_what_hpcgen_shares_with_the_trainer_needs_the_standard_library_alone(tmp_path: Path) -> None:
-    shared = "trainer.config, trainer.flops, trainer.resolve"
-    program = f"import sys; before = set(sys.modules); import {shared}; print(*(set(sys.modules) - before))"
+def test_the_contract_needs_the_standard_library_alone() -> None:
+    modules = sorted(
+        f"trainer.contract.{file.stem}" for file in (CHECKOUT / "trainer" / "contract").glob("[a-z]*.py")
+    )
+    assert "trainer.contract.config" in modules
+    program = (
+        f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); before = set(sys.modules); "
+        f"import {', '.join(modules)}; print(*(set(sys.modules) - before))"
+    )
     found = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); {program}"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False
     )
     assert found.stderr == ""
-    ours = {name.partition(".")[0] for name in found.stdout.split()}
-    assert ours - set(sys.stdlib_module_names) == {"trainer"}
+    imported = set(found.stdout.split())
+    assert {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names) == {"trainer"}
+    # The other packages of the trainer would bring torch sooner or later.
+    assert {name for name in imported if name.startswith("trainer.")} == {*modules, "trainer.contract"}

@@ -9,13 +9,13 @@ import sys
 import traceback
 from pathlib import Path
 
-from trainer import config as configuration
-from trainer import device
-from trainer.errors import Exit, TrainerError
-from trainer.logging import quiet_libraries
-from trainer.run_directory import RunDirectory
-from trainer.stopping import announce, is_another_s, leave
-from trainer.versions import print_versions
+from trainer.contract import config as configuration
+from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.run_directory import RunDirectory
+from trainer.distributed import device
+from trainer.faults.stopping import announce, is_another_s, leave
+from trainer.metrics.console import quiet_libraries
+from trainer.metrics.versions import print_versions
 
 
 def main() -> int:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer.batch_size import Batches
 from trainer.checkpoint import Checkpoints
-from trainer.config import TrainerConfig, TrainingConfig
-from trainer.data import data_iterators
+from trainer.contract.batch_size import Batches
+from trainer.contract.config import TrainerConfig, TrainingConfig
+from trainer.data.loader import data_iterators
 from trainer.evaluation import evaluate
-from trainer.instruments import Instruments
-from trainer.logging import Log
-from trainer.metrics import Metrics
+from trainer.faults.stopping import StopRequest
+from trainer.faults.watch import Watch
+from trainer.metrics.console import Log
+from trainer.metrics.instruments import Instruments
+from trainer.metrics.record import Metrics
 from trainer.step import DataIterators, StepResult, TrainingState, Vote, train_step
-from trainer.stopping import StopRequest
-from trainer.watch import Watch
 
 
 @dataclass(frozen=True)

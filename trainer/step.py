@@ -15,13 +15,13 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from trainer.batch_size import Batch, batch_size_at
-from trainer.config import TrainerConfig
-from trainer.data import MicroBatch, num_microbatches
-from trainer.errors import NonFiniteError
-from trainer.peers import ranges
-from trainer.schedule import Schedule
-from trainer.spikes import SpikeWatch
+from trainer.contract.batch_size import Batch, batch_size_at
+from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import NonFiniteError
+from trainer.data.loader import MicroBatch, num_microbatches
+from trainer.distributed.peers import ranges
+from trainer.faults.spikes import SpikeWatch
+from trainer.optimizer.schedule import Schedule
 
 DataIterators = list[Iterator[MicroBatch] | None]
 """One per model chunk; None where the chunk is neither the model's first nor its last."""

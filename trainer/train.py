@@ -14,45 +14,39 @@ from pathlib import Path
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer import (
-    checkpoint,
-    cuda_graphs,
-    distributed,
-    finished,
-    hyperparameters,
-    kernels,
-    lock,
-    provenance,
-    rendezvous,
-)
-from trainer.batch_size import batch_size_at, covering
-from trainer.config import ConfigError, TrainerConfig, fingerprint, to_dict
-from trainer.data import num_microbatches, reads_samples
-from trainer.datasets import build_datasets
-from trainer.errors import TrainerError
-from trainer.hang import keep_flight_records
-from trainer.heartbeat import Heartbeat
-from trainer.instruments import Instruments
-from trainer.layout import check_layout
-from trainer.logging import Log
+from trainer import checkpoint
+from trainer.contract import finished, hyperparameters, provenance
+from trainer.contract.batch_size import batch_size_at, covering
+from trainer.contract.config import ConfigError, TrainerConfig, fingerprint, to_dict
+from trainer.contract.errors import TrainerError
+from trainer.contract.resolve import resolve
+from trainer.contract.run_directory import RunDirectory, publish, set_aside
+from trainer.contract.wording import counted
+from trainer.data.datasets import build_datasets
+from trainer.data.loader import num_microbatches, reads_samples
+from trainer.distributed import groups, rendezvous
+from trainer.distributed.layout import check_layout
+from trainer.distributed.peers import Peers
+from trainer.distributed.rendezvous import Ranks
+from trainer.faults import lock
+from trainer.faults.hang import keep_flight_records
+from trainer.faults.heartbeat import Heartbeat
+from trainer.faults.spikes import SpikeWatch
+from trainer.faults.stopping import StopRequest, announce
+from trainer.faults.storage import at_rank_0
+from trainer.faults.stragglers import StragglerWatch, gather_places
+from trainer.faults.watch import Watch
 from trainer.loop import TrainingLoop
-from trainer.metrics import Metrics
-from trainer.model import build_model
-from trainer.optimizer import build_optimizer
-from trainer.peers import Peers
-from trainer.profiling import Profiler
-from trainer.rendezvous import Ranks
-from trainer.resolve import resolve
-from trainer.run_directory import RunDirectory, publish, set_aside
-from trainer.schedule import Schedule
-from trainer.spikes import SpikeWatch
+from trainer.metrics.console import Log
+from trainer.metrics.instruments import Instruments
+from trainer.metrics.profiling import Profiler
+from trainer.metrics.record import Metrics
+from trainer.metrics.timers import Timers
+from trainer.model import cuda_graphs, kernels
+from trainer.model.build import build_model
+from trainer.optimizer.build import build_optimizer
+from trainer.optimizer.schedule import Schedule
 from trainer.step import TrainingState
-from trainer.stopping import StopRequest, announce
-from trainer.storage import at_rank_0
-from trainer.stragglers import StragglerWatch, gather_places
-from trainer.timers import Timers
-from trainer.watch import Watch
-from trainer.wording import counted
 
 PEERS_TIMEOUT = datetime.timedelta(minutes=5)
 """For the ranks' second connection to the store, once all are there."""
@@ -78,18 +72,18 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     run = RunDirectory.of(config)
     keep_flight_records(run)
     cuda_graphs.prepare_nccl(config)
-    groups = distributed.initialize(config, ranks, os.environ)
-    with distributed.lost_peers_named(ranks, lambda: "while the ranks met"):
+    process_groups = groups.initialize(config, ranks, os.environ)
+    with groups.lost_peers_named(ranks, lambda: "while the ranks met"):
         store = rendezvous.open_store(ranks, os.environ, PEERS_TIMEOUT, hosts=False, waits=False)
     peers = Peers(ranks, store)
     with (
         Watch(run, ranks, peers, config.training) as watch,
         Heartbeat(run.heartbeat, watch) if is_rank_0 else contextlib.nullcontext(),
-        distributed.lost_peers_named(ranks, lambda: str(watch)),
+        groups.lost_peers_named(ranks, lambda: str(watch)),
     ):
         stop.answer_sigterm(ranks, peers, is_worth_saving=lambda: watch.has_stepped, hurry=watch.hurry)
         try:
-            _train(config, ranks, groups, run, stop, watch, log)
+            _train(config, ranks, process_groups, run, stop, watch, log)
         except (ConfigError, TrainerError) as error:
             stop.agreed()
             announce(error, run)
@@ -229,8 +223,8 @@ def _finish(run: RunDirectory, iteration: int, config: TrainerConfig) -> None:
         marker, text = run.done, f"{iteration}\n{fingerprint(config)}\n"
     else:
         marker, text = run.stopped, f"{iteration}\n"
-    distributed.from_rank_0(lambda: publish(marker, text))
-    distributed.finalize()
+    groups.from_rank_0(lambda: publish(marker, text))
+    groups.finalize()
 
 
 def _summary(

@@ -10,8 +10,8 @@ from typing import Any
 
 from hpcgen.errors import HpcgenError
 from hpcgen.run_config import read_run_config
-from trainer import checkpoint_files
-from trainer.checkpoint_files import Checkpoint
+from trainer.contract import checkpoint_files
+from trainer.contract.checkpoint_files import Checkpoint
 
 SET_ASIDE = re.compile(r"iter_(\d+)\.broken(?:-\d+)?")
 """What the trainer calls a broken checkpoint."""

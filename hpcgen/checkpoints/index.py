@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgen.errors import HpcgenError
-from trainer import checkpoint_index
-from trainer.checkpoint_index import INDEX
+from trainer.contract import checkpoint_index
+from trainer.contract.checkpoint_index import INDEX
 
 _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 from hpcgen.checkpoints.finding import read_directory, set_aside_iteration, set_aside_ones, whole_ones
 from hpcgen.checkpoints.retention import Retention
-from trainer import checkpoint_files
-from trainer.checkpoint_files import Checkpoint
+from trainer.contract import checkpoint_files
+from trainer.contract.checkpoint_files import Checkpoint
 
 State = Literal["complete", "damaged", "incomplete", "Megatron-LM's", "set aside"]
 

@@ -17,8 +17,8 @@ def command(as_json: bool) -> None:
     """List the presets with parameter counts computed from their shapes."""
     from hpcgen.config.presets import PRESETS
     from hpcgen.planning.model_size import parameter_count
-    from trainer.config import ModelConfig
-    from trainer.resolve import resolve_model
+    from trainer.contract.config import ModelConfig
+    from trainer.contract.resolve import resolve_model
 
     rows = []
     for preset in PRESETS.values():

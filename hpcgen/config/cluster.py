@@ -10,7 +10,7 @@ from hpcgen.config.container import ContainerConfig, MountPath
 from hpcgen.config.fields import EnvironmentName, FilePath, Name, SlurmWord, Text, TimeLimit
 from hpcgen.config.slurm import StageSettings
 from hpcgen.errors import Problem
-from trainer.config import FORBID_UNKNOWN_KEYS, Count, PositiveFloat
+from trainer.contract.config import FORBID_UNKNOWN_KEYS, Count, PositiveFloat
 
 GpuRequest = Annotated[
     str,

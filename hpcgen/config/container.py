@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from hpcgen.config.fields import Text
-from trainer.config import FORBID_UNKNOWN_KEYS
+from trainer.contract.config import FORBID_UNKNOWN_KEYS
 
 MOUNTABLE = Text(
     r"(?!.*/\.\.(/|$))/[^\s,:$'\"`\\]{0,1000}",

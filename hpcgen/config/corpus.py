@@ -17,7 +17,7 @@ from hpcgen.config.fields import EnvironmentName, FilePath, Text
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import Problem
 from hpcgen.sharing import Share
-from trainer.config import FORBID_UNKNOWN_KEYS, Count, Dataset, Fraction, NonNegative
+from trainer.contract.config import FORBID_UNKNOWN_KEYS, Count, Dataset, Fraction, NonNegative
 
 RepositoryName = Annotated[
     str,
@@ -204,7 +204,7 @@ def output_names(split: str, count: int) -> list[str]:
 
 
 def blend(corpus: CorpusConfig) -> dict[str, tuple[Dataset, ...]]:
-    """The pairs that the stages make, under the names of trainer.config.BlendConfig: datasets, or train, valid, test.
+    """The pairs that the stages make, by field of trainer.contract.config.BlendConfig: datasets, or train, valid, test.
 
     No weights: the trainer then weighs by the tokens that each pair has in a split.
     """

@@ -1,6 +1,6 @@
 """Constrained types of what users and admins write, and the walk that checks their constraints.
 
-pydantic checks types and keys; numbers carry trainer.config.Range and texts carry `Text`, which stay plain
+pydantic checks types and keys; numbers carry trainer.contract.config.Range and texts carry `Text`, which stay plain
 data there. `constraint_problems` walks a document beside its type hints, so every value is reported at once.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Union
 
 from hpcgen.errors import Problem
-from trainer.config import Range, field_hints
+from trainer.contract.config import Range, field_hints
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from hpcgen.config.container import Image
 from hpcgen.config.fields import Text
-from trainer.config import FORBID_UNKNOWN_KEYS
+from trainer.contract.config import FORBID_UNKNOWN_KEYS
 
 # enroot's own configuration has no quoting, so these are narrower than other paths.
 _PLAIN = r"(?!.*/\.\.(/|$))/[A-Za-z0-9._+@=/-]{1,1000}"

@@ -11,7 +11,7 @@ from hpcgen.config import document as documents
 from hpcgen.config.document import Document
 from hpcgen.config.validation import did_you_mean
 from hpcgen.errors import Problem
-from trainer.config import field_hints
+from trainer.contract.config import field_hints
 
 
 def inherit(cls: type, chain: Sequence[Document]) -> Document:

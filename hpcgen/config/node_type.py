@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from hpcgen.config.container import MountPath, Runtime
 from hpcgen.config.fields import EnvironmentName, Mask, Name, Text
-from trainer.config import FORBID_UNKNOWN_KEYS, Count, Fraction, NonNegative, PositiveFloat
+from trainer.contract.config import FORBID_UNKNOWN_KEYS, Count, Fraction, NonNegative, PositiveFloat
 
 GpuStage = Literal["train", "nccl-test", "node-health"]
 """The stages that use GPUs."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union
 
 from hpcgen.config import document as documents
 from hpcgen.config.document import Document
-from trainer.config import field_hints
+from trainer.contract.config import field_hints
 
 
 def override(cls: type, assignment: str) -> Document:

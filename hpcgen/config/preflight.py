@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trainer.config import FORBID_UNKNOWN_KEYS, NonNegative
+from trainer.contract.config import FORBID_UNKNOWN_KEYS, NonNegative
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The run file: one document for the whole life of a model. Sections that the trainer reads are trainer.config's."""
+"""The run file: one document for all stages of a run. Its sections for the trainer are in trainer.contract.config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcgen.config.image import ImageConfig
 from hpcgen.config.preflight import PreflightConfig
 from hpcgen.config.slurm import SlurmConfig
 from hpcgen.config.tokenizer import TokenizerConfig
-from trainer.config import (
+from trainer.contract.config import (
     FORBID_UNKNOWN_KEYS,
     BlendConfig,
     CheckpointConfig,

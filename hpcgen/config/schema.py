@@ -11,7 +11,7 @@ from hpcgen.config.field_docs import field_docs
 from hpcgen.config.fields import Text
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import inner_class
-from trainer.config import ModelConfig, OptimizerConfig, Range, TrainingConfig, field_hints
+from trainer.contract.config import ModelConfig, OptimizerConfig, Range, TrainingConfig, field_hints
 
 FILLED_IN = (ClusterConfig, ModelConfig, TrainingConfig, OptimizerConfig)
 """What a profile that is extended, or a preset, may give in the file's place: no key of these is missed."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit
-from trainer.config import FORBID_UNKNOWN_KEYS, Count, NonNegative
+from trainer.contract.config import FORBID_UNKNOWN_KEYS, Count, NonNegative
 
 
 @dataclass(frozen=True, kw_only=True)

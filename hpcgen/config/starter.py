@@ -15,7 +15,7 @@ from hpcgen.config.field_docs import field_docs
 from hpcgen.config.presets import Preset
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import inner_class
-from trainer.config import field_hints
+from trainer.contract.config import field_hints
 
 WIDTH = 110
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024}

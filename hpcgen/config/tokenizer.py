@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from hpcgen.config.fields import FilePath
 from hpcgen.errors import HpcgenError, Problem
-from trainer.config import FORBID_UNKNOWN_KEYS
+from trainer.contract.config import FORBID_UNKNOWN_KEYS
 
 GPT2_EOD = "<|endoftext|>"
 _GPT2_VOCAB_SIZE = 50257

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Generic, TypeVar, Union, cast
 from hpcgen.config.document import Document, constant
 from hpcgen.config.fields import constraint_problems
 from hpcgen.errors import ConfigErrors, Mistake, Problem
-from trainer.config import ConfigError, field_hints, from_dict
+from trainer.contract.config import ConfigError, field_hints, from_dict
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ PAIR_STAGES: tuple[DataStage, ...] = ("tokenize", "prepare")
 """Stages that make pairs."""
 _CHUNK_BYTES = 8 * 1024 * 1024
 _CANNOT_IMPORT = 3
-"""Exit status of trainer.dataset_check without megatron-core."""
+"""Exit status of trainer.data.dataset_check without megatron-core."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes read so far and in all."""
@@ -335,7 +335,7 @@ def _read_by_megatron(pairs: Sequence[PairReport]) -> tuple[str | None, str]:
         return None, "there is no whole pair to read"
     prefixes = {str(Path(pair.prefix).absolute()): pair for pair in pairs}
     done = subprocess.run(
-        [sys.executable, "-m", "trainer.dataset_check", *prefixes],
+        [sys.executable, "-m", "trainer.data.dataset_check", *prefixes],
         cwd=Path(str(trainer.__file__)).parents[1],  # another folder called trainer may be where we are
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -8,7 +8,7 @@ from hpcgen.config.corpus import blend
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.paths import corpus_job, manifest_of
 from hpcgen.planning.plan import Plan
-from trainer.config import Dataset
+from trainer.contract.config import Dataset
 
 
 def require_pairs(plan: Plan) -> None:

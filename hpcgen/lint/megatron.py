@@ -11,7 +11,13 @@ from hpcgen.lint.job import Job
 from hpcgen.lint.launch import Launch
 from hpcgen.lint.words import Word
 from hpcgen.planning.rules.facts import Facts, World
-from trainer.config import BlendConfig, ModelConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
+from trainer.contract.config import (
+    BlendConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainingConfig,
+)
 
 KEYS = {
     "num-layers": "model.num_layers",

@@ -12,7 +12,7 @@ from hpcgen.lint.words import Word
 from hpcgen.migration.leftover import Carried, is_sure, unknown
 from hpcgen.migration.options import OWN_WAY, PLACEHOLDER
 from hpcgen.migration.values import Flags, is_known, plain_path, shown, typed, whole, why_not
-from trainer.resolve import VOCAB_MULTIPLE, pad_vocab_size
+from trainer.contract.resolve import VOCAB_MULTIPLE, pad_vocab_size
 
 READ_BY = {
     "GPT2BPETokenizer": {"tokenizer-type", "vocab-file", "merge-file"},

@@ -19,8 +19,8 @@ from hpcgen.migration.options import (
     decides,
 )
 from hpcgen.migration.values import Flags, is_known, num_values, shown, typed, whole, why_not
-from trainer.batch_size import steps_within
-from trainer.config import TrainingConfig
+from trainer.contract.batch_size import steps_within
+from trainer.contract.config import TrainingConfig
 
 DEFAULTS: dict[str, object] = {
     "model.attention_dropout": 0.1,

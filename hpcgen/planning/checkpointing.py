@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from hpcgen.planning.model_size import checkpoint_bytes
-from trainer.config import TrainerConfig
-from trainer.flops import flops_per_iteration
+from trainer.contract.config import TrainerConfig
+from trainer.contract.flops import flops_per_iteration
 
 ASSUMED_MFU = 0.2
 """A slow step: half of what these layouts reach."""

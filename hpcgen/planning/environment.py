@@ -20,7 +20,7 @@ from hpcgen.planning.allocation import make_allocation
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 from hpcgen.planning.software import LAST_RELEASE_WITH_SHARP, holds_for, ngc_release, runtime, torch_version
 from hpcgen.resources import shipped
-from trainer.config import ParallelismConfig
+from trainer.contract.config import ParallelismConfig
 
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 """Where the ranks meet: the script of every stage with ranks computes them."""

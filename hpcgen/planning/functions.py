@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
-from trainer.imports import IMPORT_PATH, file_of
-from trainer.provenance import CODE
+from trainer.contract.imports import IMPORT_PATH, file_of
+from trainer.contract.provenance import CODE
 
 
 def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:

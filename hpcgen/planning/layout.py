@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcgen.wording import counted
-from trainer.config import ModelConfig, ParallelismConfig, TrainingConfig
+from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.model_size import layer_parameter_count
-from trainer.config import ModelConfig, ParallelismConfig, TrainingConfig
+from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
 
 GIB = 1024**3
 LOGIT_BYTES = 4

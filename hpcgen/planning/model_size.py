@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.config import ModelConfig
+from trainer.contract.config import ModelConfig
 
 CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp16": 14, "fp32": 16}
 """The weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 each)."""

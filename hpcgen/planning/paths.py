@@ -12,8 +12,8 @@ from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, blend, s
 from hpcgen.config.fields import PATH
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
-from trainer import imports
-from trainer.config import BlendConfig, Dataset
+from trainer.contract import imports
+from trainer.contract.config import BlendConfig, Dataset
 
 BLENDS = ("datasets", "train", "valid", "test")
 

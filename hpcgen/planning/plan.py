@@ -31,7 +31,7 @@ from hpcgen.planning.resuming import (
 )
 from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import plan_training
-from trainer.config import TrainerConfig
+from trainer.contract.config import TrainerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

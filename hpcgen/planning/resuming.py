@@ -13,13 +13,13 @@ from typing import Any
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import show
 from hpcgen.errors import Problem
-from trainer import checkpoint_files, evidence, provenance
-from trainer.checkpoint_files import COMPLETE, FORMAT, TRACKER, Checkpoint
-from trainer.config import TrainerConfig
-from trainer.errors import TrainerError
-from trainer.finished import is_marked, last_checkpoint
-from trainer.hyperparameters import FREE, OF_OPTIMIZER_STATE, Change, check_changes, sections
-from trainer.run_directory import RunDirectory
+from trainer.contract import checkpoint_files, evidence, provenance
+from trainer.contract.checkpoint_files import COMPLETE, FORMAT, TRACKER, Checkpoint
+from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.contract.finished import is_marked, last_checkpoint
+from trainer.contract.hyperparameters import FREE, OF_OPTIMIZER_STATE, Change, check_changes, sections
+from trainer.contract.run_directory import RunDirectory
 
 
 def proof_of_checkpoints(load: str) -> str:
@@ -98,7 +98,7 @@ class _Source:
 
 
 def _source(trainer: TrainerConfig) -> _Source | None:
-    """As the trainer finds it (trainer/finished.py, trainer/checkpoint/loading.py), by names and sizes alone.
+    """As the trainer finds it (trainer/contract/finished.py, trainer/checkpoint/loading.py), by names and sizes alone.
 
     Raises:
         OSError: the directory cannot be read.

@@ -20,7 +20,7 @@ from hpcgen.planning.environment import (
 )
 from hpcgen.planning.stages import corpus, image, index_cache, nccl_test, node_health, tensorboard, train
 from hpcgen.planning.stages.work import Work
-from trainer.config import TrainerConfig
+from trainer.contract.config import TrainerConfig
 
 WORK: dict[str, Callable[[Run, RunConfig, Allocation], Work]] = {
     "image": image.work,

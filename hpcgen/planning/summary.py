@@ -11,7 +11,7 @@ from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
 from hpcgen.wording import counted
-from trainer.batch_size import total_samples
+from trainer.contract.batch_size import total_samples
 
 
 def summarize(plan: Plan) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World
 from hpcgen.wording import counted
-from trainer.config import ModelConfig, TrainerConfig
-from trainer.resolve import resolve
+from trainer.contract.config import ModelConfig, TrainerConfig
+from trainer.contract.resolve import resolve
 
 MUCH_SPACE_TB = 10
 MUCH_LARGER = 1.25

@@ -458,7 +458,7 @@ def test_a_run_that_died_says_what_it_said_last(tmp_path: Path, ended_pid: int) 
 
 
 def write_stacks(run: Path, ranks: Iterable[int], at: str = "step.py:140 _agree") -> Path:
-    """Those of ranks on two hosts, as trainer.hang writes them."""
+    """Those of ranks on two hosts, as trainer.faults.hang writes them."""
     (run / "stacks").mkdir(exist_ok=True)
     for rank in ranks:
         seen = {

@@ -19,7 +19,7 @@ from hpcgen.config.corpus import (
 from hpcgen.config.fields import constraint_problems
 from hpcgen.config.run import RunConfig
 from hpcgen.config.tokenizer import TokenizerConfig
-from trainer.config import BlendConfig, from_dict, to_dict
+from trainer.contract.config import BlendConfig, from_dict, to_dict
 
 HUB = {"huggingface": {"repo_id": "cerebras/SlimPajama-627B"}}
 URL = {"url": {"template": "https://example.org/{index:05d}.jsonl.zst", "count": 4}}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpcgen.config import cluster, container, fields
 from hpcgen.config.fields import constraint_problems, seconds, slurm_time
-from trainer.config import Count, Fraction, NonNegative, PositiveFloat
+from trainer.contract.config import Count, Fraction, NonNegative, PositiveFloat
 
 ACCEPTED: list[tuple[Any, list[Any]]] = [
     (fields.Name, ["a", "gpt-175b", "GPT_3.v2", "0", "a" * 64]),

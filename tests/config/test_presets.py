@@ -8,7 +8,7 @@ from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.planning.layout import model_parallel_size
 from hpcgen.planning.model_size import parameter_count
 from hpcgen.planning.rules import Facts, World, check
-from trainer.config import (
+from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
     OptimizerConfig,

@@ -1,5 +1,5 @@
-"""The two readers of a document agree: trainer.config.from_dict, which takes right ones, and pydantic, which names
-what is wrong."""
+"""The two readers of a document agree: trainer.contract.config.from_dict accepts right ones, and pydantic names what is
+wrong in others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import _schema_problems, _validate, build
 from tests.runs import minimal_run
-from trainer.config import ConfigError, from_dict
+from trainer.contract.config import ConfigError, from_dict
 
 RIGHT: dict[type, dict[str, Any]] = {
     RunConfig: minimal_run(

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from hpcgen.planning.rules import Facts, World, check
-from trainer.config import BlendConfig, ModelConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
+from trainer.contract.config import (
+    BlendConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainingConfig,
+)
 
 
 def valid_facts(device_memory_gib: float = 80, **changes: object) -> Facts:

@@ -6,7 +6,7 @@ import pytest
 
 from hpcgen.planning.layout import Layout
 from tests.planning.test_model_size import gpt3
-from trainer.config import ParallelismConfig, TrainingConfig
+from trainer.contract.config import ParallelismConfig, TrainingConfig
 
 GPT175B = gpt3(96, 12288, 96)
 

@@ -9,7 +9,7 @@ import pytest
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory import MemoryEstimate, bytes_per_parameter, estimate_memory
 from tests.planning.test_model_size import gpt3, llama3_8b
-from trainer.config import ParallelismConfig, TrainingConfig
+from trainer.contract.config import ParallelismConfig, TrainingConfig
 
 GPT = gpt3(24, 2048, 16)
 TP2_PP2 = {"micro": 4, "world_size": 4, "tp": 2, "pp": 2, "sp": True, "num_microbatches": 8}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
-from trainer.config import (
+from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
     OptimizerConfig,
@@ -13,8 +13,8 @@ from trainer.config import (
     TrainerConfig,
     TrainingConfig,
 )
-from trainer.flops import flops_per_iteration
-from trainer.resolve import resolve_model
+from trainer.contract.flops import flops_per_iteration
+from trainer.contract.resolve import resolve_model
 
 
 def gpt3(num_layers: int, hidden_size: int, num_attention_heads: int) -> ModelConfig:

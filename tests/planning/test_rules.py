@@ -8,7 +8,7 @@ import pytest
 
 from hpcgen.planning.rules import Facts, World, check
 from tests.planning.cases import errors, valid_facts
-from trainer.config import (
+from trainer.contract.config import (
     BlendConfig,
     Dataset,
     ModelConfig,

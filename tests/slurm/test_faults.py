@@ -18,7 +18,7 @@ import pytest
 
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster
 from tests.slurm.conftest import CLUSTER, TWO_RANKS, log_of, make_run, render
-from trainer import checkpoint_files
+from trainer.contract import checkpoint_files
 
 SAVE_INTERVAL = 12
 SMALL = (

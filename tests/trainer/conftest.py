@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import LLAMA, Run, finished, gpt_config, write_corpus
-from trainer import device
+from trainer.distributed import device
 
 with warnings.catch_warnings():  # megatron.core warns at import of each CUDA library that is not there
     warnings.simplefilter("ignore")

@@ -54,7 +54,7 @@ def main(checkout: Path, arguments: list[str]) -> None:
     # Last, so that megatron.core is the installed one: both are parts of the namespace package megatron.
     sys.path += [str(checkout)]
     sys.path.insert(0, str(ROOT))
-    from trainer import device
+    from trainer.distributed import device
 
     device.stand_in_for_cuda()
     if not hasattr(typing, "override"):  # Python 3.11, where later versions want 3.12
@@ -115,7 +115,7 @@ def stand_in_for_core() -> None:
     from megatron.core.datasets import utils
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    from trainer import optimizer
+    from trainer.optimizer import build as optimizer
 
     if core_optimizer.USING_PYTORCH_OPTIMIZER:
         optimizer._stand_in_for_fused_adam()

@@ -14,23 +14,24 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer import config as configuration
-from trainer import device
+from trainer.contract import config as configuration
+from trainer.distributed import device
 
 device.prepare("cpu")
 
 import torch  # noqa: E402
 
-from trainer import distributed, kernels, rendezvous  # noqa: E402
-from trainer.batch_size import Batches  # noqa: E402
-from trainer.data import data_iterators  # noqa: E402
-from trainer.datasets import build_datasets  # noqa: E402
-from trainer.errors import NonFiniteError  # noqa: E402
-from trainer.model import build_model  # noqa: E402
-from trainer.optimizer import build_optimizer  # noqa: E402
-from trainer.resolve import resolve  # noqa: E402
-from trainer.schedule import Schedule  # noqa: E402
-from trainer.spikes import FEWEST, SpikeWatch  # noqa: E402
+from trainer.contract.batch_size import Batches  # noqa: E402
+from trainer.contract.errors import NonFiniteError  # noqa: E402
+from trainer.contract.resolve import resolve  # noqa: E402
+from trainer.data.datasets import build_datasets  # noqa: E402
+from trainer.data.loader import data_iterators  # noqa: E402
+from trainer.distributed import groups, rendezvous  # noqa: E402
+from trainer.faults.spikes import FEWEST, SpikeWatch  # noqa: E402
+from trainer.model import kernels  # noqa: E402
+from trainer.model.build import build_model  # noqa: E402
+from trainer.optimizer.build import build_optimizer  # noqa: E402
+from trainer.optimizer.schedule import Schedule  # noqa: E402
 from trainer.step import StepResult, TrainingState, Vote, train_step  # noqa: E402
 
 POISONS = 20
@@ -43,7 +44,7 @@ class Training:
     def __init__(self, path: Path) -> None:
         self.config = resolve(configuration.read(path))
         self.ranks = rendezvous.find_ranks(os.environ)
-        self.groups = distributed.initialize(self.config, self.ranks, os.environ)
+        self.groups = groups.initialize(self.config, self.ranks, os.environ)
         model = build_model(self.config, self.groups, kernels.choose(self.config))
         optimizer = build_optimizer(self.config, model)
         spikes = SpikeWatch(self.config.training.loss_spike_factor, self.config.training.skip_loss_spikes)
@@ -151,4 +152,4 @@ if __name__ == "__main__":
         and training.groups.dp.size() == training.ranks.world_size
     ):
         spike(training)
-    distributed.finalize()
+    groups.finalize()

@@ -9,8 +9,8 @@ SEARCHED = list(sys.path)
 
 os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported; two ranks on two cores
 
-from trainer import device  # noqa: E402
-from trainer.logging import quiet_libraries  # noqa: E402
+from trainer.distributed import device  # noqa: E402
+from trainer.metrics.console import quiet_libraries  # noqa: E402
 
 quiet_libraries()
 device.prepare("cpu")

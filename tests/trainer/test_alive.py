@@ -18,11 +18,11 @@ import pytest
 from torch.distributed import HashStore
 
 from tests.trainer.runs import ROOT, Ranks, Run, run
-from trainer.errors import Exit
-from trainer.hang import Report, verdict
-from trainer.peers import Peers, ranges
-from trainer.rendezvous import Ranks as Place
-from trainer.run_directory import set_aside
+from trainer.contract.errors import Exit
+from trainer.contract.run_directory import set_aside
+from trainer.distributed.peers import Peers, ranges
+from trainer.distributed.rendezvous import Ranks as Place
+from trainer.faults.hang import Report, verdict
 
 ENOUGH_S = 60
 """Well above what any of this takes on a busy machine, and below the timeouts that would end a run otherwise."""
@@ -67,12 +67,12 @@ def test_a_stopped_rank_ends_the_others_with_their_stacks(two_ranks: dict[str, A
 SILENT_STORE = """
 import sys, threading, time
 from pathlib import Path
-from trainer import device
+from trainer.distributed import device
 device.stand_in_for_cuda()
-from trainer.config import TrainingConfig
-from trainer.rendezvous import Ranks
-from trainer.run_directory import RunDirectory
-from trainer.watch import Watch
+from trainer.contract.config import TrainingConfig
+from trainer.distributed.rendezvous import Ranks
+from trainer.contract.run_directory import RunDirectory
+from trainer.faults.watch import Watch
 
 class Silent:
     def __getattr__(self, question):
@@ -241,13 +241,13 @@ class SlowStore:
 def test_a_store_that_does_not_answer_holds_nobody_up_and_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trainer.peers.ANSWER_S", 0.05)
+    monkeypatch.setattr("trainer.distributed.peers.ANSWER_S", 0.05)
     store = SlowStore()
     peers = Peers(place(1), store)  # type: ignore[arg-type]
     assert peers.call_roll("roll", "yes", 0.3) == {}
     assert peers.hosts() == {}
     assert not peers.is_alarmed()
-    monkeypatch.setattr("trainer.peers.ANSWER_S", float(ENOUGH_S))
+    monkeypatch.setattr("trainer.distributed.peers.ANSWER_S", float(ENOUGH_S))
     store.goes_on.set()
     assert peers.hosts() == {1: os.uname().nodename}, "what it was told while it was silent"
     assert peers.call_roll("roll", "no", 0) == {1: "no"}
@@ -267,9 +267,9 @@ def test_stacks_of_an_earlier_hang_are_set_aside(tmp_path: Path) -> None:
 
 LEAVING = """
 import os, signal, sys, threading
-from trainer.peers import Peers
-from trainer.rendezvous import Ranks
-from trainer.stopping import StopRequest
+from trainer.distributed.peers import Peers
+from trainer.distributed.rendezvous import Ranks
+from trainer.faults.stopping import StopRequest
 
 class Store(dict):  # as rank 0 of two sees it; torch's need not be imported
     def append(self, key, value): self[key] = self.get(key) + value.encode()
@@ -318,13 +318,13 @@ DYING = """
 import sys, threading
 from pathlib import Path
 from torch.distributed import HashStore
-from trainer import device
+from trainer.distributed import device
 device.prepare("cpu")
-from trainer import watch
-from trainer.config import TrainingConfig
-from trainer.peers import Peers
-from trainer.rendezvous import Ranks
-from trainer.run_directory import RunDirectory
+from trainer.faults import watch
+from trainer.contract.config import TrainingConfig
+from trainer.distributed.peers import Peers
+from trainer.distributed.rendezvous import Ranks
+from trainer.contract.run_directory import RunDirectory
 
 watch.HURRIED_S = watch.OTHERS_S = 0.5
 ranks, root = Ranks(0, 0, 2, "a test"), Path(sys.argv[1])

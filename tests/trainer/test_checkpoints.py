@@ -25,18 +25,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 from tests.recorded_run import write_checkpoint
 from tests.trainer.runs import GPT, ROOT, Ranks, Run, finished, gpt_config, run
 from tests.trainer.tensors import assert_same_checkpoint
-from trainer import checkpoint, checkpoint_files
-from trainer import config as configuration
+from trainer import checkpoint
 from trainer.checkpoint import reading
 from trainer.checkpoint.loading import let_pass
 from trainer.checkpoint.optimizer_state import boxes
 from trainer.checkpoint.saving import interval_s, prune
 from trainer.checkpoint.writer import HostBuffer
-from trainer.checkpoint_files import COMPLETE, PINNED, STARTED, TRACKER, kept, list_checkpoints
-from trainer.config import CheckpointConfig, TrainerConfig
-from trainer.errors import Exit, TrainerError
-from trainer.logging import Log
-from trainer.resolve import resolve
+from trainer.contract import checkpoint_files
+from trainer.contract import config as configuration
+from trainer.contract.checkpoint_files import COMPLETE, PINNED, STARTED, TRACKER, kept, list_checkpoints
+from trainer.contract.config import CheckpointConfig, TrainerConfig
+from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.resolve import resolve
+from trainer.metrics.console import Log
 
 
 def no_beat() -> None:

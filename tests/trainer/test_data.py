@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from tests.trainer.runs import finished, gpt_config, run, write_corpus
-from trainer import blend
-from trainer import config as configuration
-from trainer.batch_size import Batch
-from trainer.config import ConfigError, TrainerConfig
-from trainer.data import MicroBatchSampler
-from trainer.datasets import build_datasets
-from trainer.errors import Exit
-from trainer.sequence import zigzag_positions
+from trainer.contract import config as configuration
+from trainer.contract.batch_size import Batch
+from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.errors import Exit
+from trainer.data import blend
+from trainer.data.datasets import build_datasets
+from trainer.data.loader import MicroBatchSampler
+from trainer.distributed.sequence import zigzag_positions
 
 
 def trainer_config(config: dict[str, Any], data: dict[str, Any], **training: Any) -> TrainerConfig:

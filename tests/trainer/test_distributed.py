@@ -14,8 +14,8 @@ from torch.distributed import DistStoreError, TCPStore
 
 from tests.trainer import runs
 from tests.trainer.runs import run
-from trainer.errors import TrainerError
-from trainer.rendezvous import Ranks, candidate_ports, find_ranks, open_store
+from trainer.contract.errors import TrainerError
+from trainer.distributed.rendezvous import Ranks, candidate_ports, find_ranks, open_store
 
 EXPLICIT = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 BATCH_SHELL = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}

@@ -12,9 +12,9 @@ import pytest
 
 from tests.cli.command import hpcgen
 from tests.trainer.runs import GPT, Run, finished, gpt_config, run
-from trainer import evidence
-from trainer.checkpoint_files import COMPLETE, TRACKER
-from trainer.errors import Exit
+from trainer.contract import evidence
+from trainer.contract.checkpoint_files import COMPLETE, TRACKER
+from trainer.contract.errors import Exit
 
 
 def config_of(corpus: str, directory: Path, **checkpoint: Any) -> dict[str, Any]:

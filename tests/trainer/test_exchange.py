@@ -23,14 +23,16 @@ import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from tests.trainer.runs import LLAMA, ROOT, Run, finished, gpt_config, run
-from trainer import checkpoint, hyperparameters, megatron_lm
-from trainer import config as configuration
-from trainer.checkpoint_files import COMPLETE, STARTED, TRACKER, list_checkpoints
-from trainer.config import OptimizerConfig, ParallelismConfig, TrainerConfig
-from trainer.errors import TrainerError
-from trainer.logging import Log
-from trainer.resolve import resolve
-from trainer.schedule import Schedule
+from trainer import checkpoint
+from trainer.checkpoint import megatron_lm
+from trainer.contract import config as configuration
+from trainer.contract import hyperparameters
+from trainer.contract.checkpoint_files import COMPLETE, STARTED, TRACKER, list_checkpoints
+from trainer.contract.config import OptimizerConfig, ParallelismConfig, TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.contract.resolve import resolve
+from trainer.metrics.console import Log
+from trainer.optimizer.schedule import Schedule
 
 SAVED_AT = 3
 

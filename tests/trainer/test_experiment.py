@@ -12,24 +12,25 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.runs import ROOT, gpt_config
-from trainer import config as configuration
-from trainer.config import LoggingConfig, TrainerConfig
-from trainer.experiment import Experiment, open_experiment, run_id
-from trainer.logging import Log
-from trainer.run_directory import RunDirectory
+from trainer.contract import config as configuration
+from trainer.contract.config import LoggingConfig, TrainerConfig
+from trainer.contract.run_directory import RunDirectory
+from trainer.metrics.console import Log
+from trainer.metrics.wandb import Experiment, open_experiment, run_id
 
 KEY = "0123456789" * 4
 
 LIFE = """
 import sys
 from pathlib import Path
-from trainer import config as configuration, experiment
-from trainer.logging import Log
-from trainer.run_directory import RunDirectory
+from trainer.contract import config as configuration
+from trainer.metrics import wandb
+from trainer.metrics.console import Log
+from trainer.contract.run_directory import RunDirectory
 
-experiment.INIT_TIMEOUT_S = experiment.FINISH_TIMEOUT_S = 3
+wandb.INIT_TIMEOUT_S = wandb.FINISH_TIMEOUT_S = 3
 config = configuration.read(Path(sys.argv[1]))
-board = experiment.open_experiment(config, RunDirectory.of(config), Log(is_rank_0=True, progress=False))
+board = wandb.open_experiment(config, RunDirectory.of(config), Log(is_rank_0=True, progress=False))
 for iteration in (1, 2, 3):
     board.scalars(iteration, {"train/loss": 1.0 / iteration})
 board.close()

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import ROOT, Ranks, environment, run
-from trainer import config as configuration
-from trainer import hang, lock
-from trainer.config import ConfigError, TrainerConfig
-from trainer.errors import Exit, TrainerError
-from trainer.json_lines import JsonLines
-from trainer.layout import check_layout
-from trainer.resolve import resolve
-from trainer.run_directory import RunDirectory, publish
+from trainer.contract import config as configuration
+from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.resolve import resolve
+from trainer.contract.run_directory import RunDirectory, publish
+from trainer.distributed.layout import check_layout
+from trainer.faults import hang, lock
+from trainer.metrics.json_lines import JsonLines
 
 
 def trainer(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -94,7 +94,7 @@ def test_a_run_that_fails_says_so_before_its_numbers_are_handed_over_and_whateve
 HOLDING = """
 import os, signal, sys
 from pathlib import Path
-from trainer import lock
+from trainer.faults import lock
 
 lock.hold(Path(sys.argv[1]), "busy")
 if os.fork() == 0:
@@ -117,7 +117,7 @@ def test_a_run_directory_is_free_as_soon_as_its_process_is_gone(tmp_path: Path) 
 WITHOUT_LOCKS = """
 import errno, fcntl, os, sys
 from pathlib import Path
-from trainer import lock
+from trainer.faults import lock
 
 def flock(file, how):
     raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

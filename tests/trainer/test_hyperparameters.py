@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from trainer import config as configuration
-from trainer import hyperparameters
-from trainer.batch_size import total_samples
-from trainer.config import ConfigError, TrainerConfig
-from trainer.errors import TrainerError
-from trainer.hyperparameters import (
+from trainer.contract import config as configuration
+from trainer.contract import hyperparameters
+from trainer.contract.batch_size import total_samples
+from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.contract.hyperparameters import (
     FIXED,
     FREE,
     NAMES,
@@ -21,7 +21,7 @@ from trainer.hyperparameters import (
     earlier_reading,
     sections,
 )
-from trainer.resolve import resolve
+from trainer.contract.resolve import resolve
 
 DOCUMENT: dict[str, Any] = {
     "name": "test",

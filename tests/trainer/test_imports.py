@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer import imports
-from trainer.config import ConfigError
+from trainer.contract import imports
+from trainer.contract.config import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from tests.trainer.runs import ROOT, environment, write_corpus
-from trainer import config as configuration
-from trainer.config import TrainerConfig
-from trainer.datasets import build_datasets, build_index
-from trainer.errors import TrainerError
+from trainer.contract import config as configuration
+from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.data.datasets import build_datasets, build_index
 
 SAMPLES = 24
 
@@ -113,7 +113,7 @@ def test_training_finds_all_that_the_command_built(document: dict[str, Any], tmp
     file = tmp_path / "trainer.json"
     file.write_text(json.dumps(document))
     result = subprocess.run(
-        [sys.executable, "-m", "trainer.index_cache", "--config", str(file)],
+        [sys.executable, "-m", "trainer.data.index_cache", "--config", str(file)],
         cwd=ROOT,
         env=environment(0, 1, "0"),
         capture_output=True,
@@ -133,7 +133,7 @@ def test_training_finds_all_that_the_command_built(document: dict[str, Any], tmp
 def test_a_mistake_ends_the_command_in_one_line(document: dict[str, Any], tmp_path: Path) -> None:
     """No megatron.core is imported for a file that cannot be read."""
     result = subprocess.run(
-        [sys.executable, "-m", "trainer.index_cache", "--config", str(tmp_path / "absent.json")],
+        [sys.executable, "-m", "trainer.data.index_cache", "--config", str(tmp_path / "absent.json")],
         cwd=ROOT,
         capture_output=True,
         text=True,

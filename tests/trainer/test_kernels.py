@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import gpt_config
-from trainer import config as configuration
-from trainer import kernels
-from trainer.config import TrainerConfig
-from trainer.errors import TrainerError
-from trainer.resolve import resolve
+from trainer.contract import config as configuration
+from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.contract.resolve import resolve
+from trainer.model import kernels
 
 NEEDS_ITS_LAYERS = [
     ("training", {"fp8": "hybrid"}),

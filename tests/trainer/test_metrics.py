@@ -21,21 +21,21 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import GPT, Run, finished, gpt_config, run
-from trainer import config as configuration
-from trainer import json_lines, tensorboard
-from trainer.batch_size import Batch
-from trainer.config import TrainerConfig
-from trainer.errors import Exit, TrainerError
-from trainer.flops import flops_per_iteration
-from trainer.json_lines import JsonLines, drop_after
-from trainer.logging import Log, duration
-from trainer.metrics import Metrics
-from trainer.peers import within
-from trainer.resolve import resolve
-from trainer.run_directory import RunDirectory
+from trainer.contract import config as configuration
+from trainer.contract.batch_size import Batch
+from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.flops import flops_per_iteration
+from trainer.contract.resolve import resolve
+from trainer.contract.run_directory import RunDirectory
+from trainer.distributed.peers import within
+from trainer.metrics import json_lines, tensorboard
+from trainer.metrics.console import Log, duration
+from trainer.metrics.json_lines import JsonLines, drop_after
+from trainer.metrics.record import Metrics
+from trainer.metrics.tensorboard import open_tensorboard
+from trainer.metrics.timers import Timers
 from trainer.step import StepResult, Vote
-from trainer.tensorboard import open_tensorboard
-from trainer.timers import Timers
 
 GPT_1_3B = {
     "num_layers": 24,

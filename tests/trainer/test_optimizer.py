@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.trainer.runs import Run
-from trainer.optimizer import FusedAdam
+from trainer.optimizer.build import FusedAdam
 
 
 def test_the_stand_in_for_fused_adam_is_adamw() -> None:

@@ -12,9 +12,9 @@ import torch
 
 from hpcgen.planning.model_size import parameter_names
 from tests.trainer.runs import GPT, LLAMA, gpt_config, run
-from trainer.config import ConfigError, ModelConfig, ParameterGroup
-from trainer.parameter_groups import give_rates, global_names, overrides
-from trainer.resolve import resolve_model
+from trainer.contract.config import ConfigError, ModelConfig, ParameterGroup
+from trainer.contract.resolve import resolve_model
+from trainer.optimizer.parameter_groups import give_rates, global_names, overrides
 
 
 class Layer(torch.nn.Module):

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from tests.trainer.runs import ROOT, environment, finished, free_port, run
-from trainer import checkpoint_files
-from trainer.checkpoint_files import COMPLETE, list_checkpoints
-from trainer.spikes import FEWEST, WINDOW, SpikeWatch
+from trainer.contract import checkpoint_files
+from trainer.contract.checkpoint_files import COMPLETE, list_checkpoints
+from trainer.faults.spikes import FEWEST, WINDOW, SpikeWatch
 
 LAYERS = '''
 import dataclasses, os, torch

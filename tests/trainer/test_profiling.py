@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.runs import gpt_config
-from trainer import config as configuration
-from trainer.config import ConfigError, LoggingConfig, TrainerConfig
-from trainer.profiling import Profiler
-from trainer.run_directory import RunDirectory
+from trainer.contract import config as configuration
+from trainer.contract.config import ConfigError, LoggingConfig, TrainerConfig
+from trainer.contract.run_directory import RunDirectory
+from trainer.metrics.profiling import Profiler
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import Run, finished, gpt_config, run, write_corpus
-from trainer import checkpoint_files, provenance
-from trainer import config as configuration
-from trainer.checkpoint_files import COMPLETE
-from trainer.config import TrainerConfig
-from trainer.errors import TrainerError
-from trainer.hyperparameters import check_changes, sections
-from trainer.resolve import resolve
+from trainer.contract import checkpoint_files, provenance
+from trainer.contract import config as configuration
+from trainer.contract.checkpoint_files import COMPLETE
+from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.contract.hyperparameters import check_changes, sections
+from trainer.contract.resolve import resolve
 
 SCHEDULE = "def rate(iteration, optimizer):\n    return {rate}\n"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trainer import config as configuration
-from trainer.batch_size import Batches
-from trainer.config import (
+from trainer.contract import config as configuration
+from trainer.contract.batch_size import Batches
+from trainer.contract.config import (
     CheckpointConfig,
     ConfigError,
     ModelConfig,
@@ -19,8 +19,7 @@ from trainer.config import (
     TrainerConfig,
     TrainingConfig,
 )
-from trainer.layout import check_layout
-from trainer.resolve import (
+from trainer.contract.resolve import (
     pad_vocab_size,
     resolve,
     resolve_checkpoint,
@@ -28,6 +27,7 @@ from trainer.resolve import (
     resolve_optimizer,
     resolve_parallelism,
 )
+from trainer.distributed.layout import check_layout
 
 SHAPE = {"num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 512}
 

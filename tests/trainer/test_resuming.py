@@ -13,7 +13,7 @@ from megatron.core import dist_checkpointing
 
 from tests.trainer.runs import Ranks, Run, finished, gpt_config, run, write_corpus
 from tests.trainer.tensors import assert_same_checkpoint
-from trainer.errors import Exit
+from trainer.contract.errors import Exit
 
 
 @pytest.fixture(scope="module")

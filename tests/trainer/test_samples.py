@@ -12,13 +12,13 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from tests.recorded_run import write_checkpoint
 from tests.trainer.runs import ROOT, environment
-from trainer.checkpoint_files import METADATA, TRACKER
+from trainer.contract.checkpoint_files import METADATA, TRACKER
 
 
 def samples(config: dict[str, Any], path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path.write_text(json.dumps(config))
     return subprocess.run(
-        [sys.executable, "-m", "trainer.samples", "--config", str(path), *arguments],
+        [sys.executable, "-m", "trainer.data.samples", "--config", str(path), *arguments],
         cwd=ROOT,
         env=environment(0, 1, "0"),
         capture_output=True,
@@ -56,9 +56,9 @@ def tokens_of(config: dict[str, Any], sample: int) -> list[int]:
     """What Megatron-Core itself gives for a sample."""
     import torch
 
-    from trainer import config as configuration
-    from trainer.datasets import build_datasets
-    from trainer.resolve import resolve
+    from trainer.contract import config as configuration
+    from trainer.contract.resolve import resolve
+    from trainer.data.datasets import build_datasets
 
     parsed = resolve(configuration.from_dict(configuration.TrainerConfig, config, "test"))
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

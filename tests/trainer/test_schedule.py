@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import ROOT
-from trainer.config import OptimizerConfig
-from trainer.errors import TrainerError
-from trainer.schedule import Schedule
+from trainer.contract.config import OptimizerConfig
+from trainer.contract.errors import TrainerError
+from trainer.optimizer.schedule import Schedule
 
 PEAK, LEAST, WARMUP, END, TAIL = 1e-3, 1e-4, 10, 110, 20
 

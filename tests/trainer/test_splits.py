@@ -17,10 +17,10 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
 from tests.trainer.runs import write_corpus
-from trainer import config as configuration
-from trainer.blend import Blend, cut, draws, order_of, plan_blends, split_shares
-from trainer.config import ConfigError, TrainerConfig
-from trainer.datasets import Vocabulary, build_datasets
+from trainer.contract import config as configuration
+from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.data.blend import Blend, cut, draws, order_of, plan_blends, split_shares
+from trainer.data.datasets import Vocabulary, build_datasets
 
 SPLITS = ("99990,8,2", "949,50,1", "8,1,1", "1,1,1", "0.7,0.2,0.1", "1,0,0", "9,0,1", "98,2,0")
 

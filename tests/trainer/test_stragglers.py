@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import Run, finished
-from trainer.stragglers import CHECK_INTERVAL, SHOWN, Place, find_stragglers
+from trainer.faults.stragglers import CHECK_INTERVAL, SHOWN, Place, find_stragglers
 
 SLOW_LAYERS = """
 import dataclasses, os, time

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.trainer.runs import ROOT
-from trainer.timers import Timers, Times
+from trainer.metrics.timers import Timers, Times
 
 
 def test_what_core_times_is_counted_by_kind_and_other_names_are_ignored() -> None:
@@ -63,7 +63,7 @@ def test_an_evaluation_is_no_part_of_a_step() -> None:
 
 NEVER_WAITS = """
 import torch
-from trainer.timers import Timers
+from trainer.metrics.timers import Timers
 
 timers = Timers("cuda")
 torch.cuda.synchronize()

@@ -15,10 +15,10 @@ import torch
 
 from tests.cli.command import hpcgen
 from tests.trainer.runs import GPT, Run, finished, gpt_config, run
-from trainer import checkpoint_files, checkpoint_index
 from trainer.checkpoint import unpickling
-from trainer.checkpoint_files import COMPLETE, STARTED
-from trainer.errors import Exit
+from trainer.contract import checkpoint_files, checkpoint_index
+from trainer.contract.checkpoint_files import COMPLETE, STARTED
+from trainer.contract.errors import Exit
 
 
 class Planted:

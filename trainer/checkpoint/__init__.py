@@ -1,7 +1,7 @@
 """Checkpoints in Megatron-LM's directory layout (torch_dist), loadable at another TP, PP, VPP or DP.
 
 `saving` writes them, while training goes on; `loading` finds the newest that is whole and fills the state
-from it; `state` is what is in one. What they are as files is in `trainer.checkpoint_files`.
+from it; `state` is what is in one. What they are as files is in `trainer.contract.checkpoint_files`.
 """
 
 from trainer.checkpoint.loading import Source, find, load

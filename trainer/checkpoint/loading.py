@@ -1,7 +1,7 @@
 """Finds the newest checkpoint that is whole, and fills the state of all ranks from it.
 
 Broken ones are passed over, one line each, back to the newest that is as it was written. A run that has saved training
-never begins before it: when no checkpoint of it is left, the run does not start (`trainer.evidence`).
+never begins before it: when no checkpoint of it is left, the run does not start (`trainer.contract.evidence`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer import checkpoint_files, evidence, hyperparameters, lock, megatron_lm, provenance, storage
-from trainer.checkpoint import reading, unpickling
+from trainer.checkpoint import megatron_lm, reading, unpickling
 from trainer.checkpoint import state as contents
-from trainer.checkpoint_files import COMMON, FORMAT, METADATA, STARTED, TRACKER, Checkpoint
-from trainer.config import TrainerConfig
-from trainer.distributed import GLOO_ERRORS
-from trainer.errors import TrainerError
-from trainer.hyperparameters import Change
-from trainer.logging import Log
-from trainer.run_directory import publish
+from trainer.contract import checkpoint_files, evidence, hyperparameters, provenance
+from trainer.contract.checkpoint_files import COMMON, FORMAT, METADATA, STARTED, TRACKER, Checkpoint
+from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.contract.hyperparameters import Change
+from trainer.contract.run_directory import publish
+from trainer.distributed.groups import GLOO_ERRORS
+from trainer.faults import lock, storage
+from trainer.faults.storage import at_rank_0
+from trainer.metrics.console import Log
 from trainer.step import TrainingState
-from trainer.storage import at_rank_0
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Source:
     passed_over: tuple[str, ...]
     """The newer ones that are not whole, each with what is wrong and what was done with it."""
     origins: dict[str, Any]
-    """The files that this attempt is made of, as its own checkpoints record them (`trainer.provenance`)."""
+    """The files that this attempt is made of, as its own checkpoints record them (`trainer.contract.provenance`)."""
     foreign: megatron_lm.Resumed | None = None
     """What Megatron-LM's checkpoint says; None when it is this trainer's."""
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from trainer import checkpoint_files, storage
-from trainer.checkpoint_files import Checkpoint
+from trainer.contract import checkpoint_files
+from trainer.contract.checkpoint_files import Checkpoint
+from trainer.faults import storage
 
 TURN_S = 2.0
 """Seconds that a rank reads before it asks how far the others are."""

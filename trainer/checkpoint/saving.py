@@ -21,18 +21,20 @@ import torch
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer import checkpoint_files, hyperparameters, megatron_lm, storage
+from trainer.checkpoint import megatron_lm
 from trainer.checkpoint import state as contents
 from trainer.checkpoint.planning import Plan, plan_save
 from trainer.checkpoint.writer import HostBuffer, NotFiniteError, Writing, Written
-from trainer.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
-from trainer.config import CheckpointConfig, TrainerConfig, to_dict
-from trainer.distributed import from_rank_0
-from trainer.errors import NotSavedError, TrainerError
-from trainer.logging import Log
-from trainer.run_directory import publish, sync_directory
+from trainer.contract import checkpoint_files, hyperparameters
+from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
+from trainer.contract.config import CheckpointConfig, TrainerConfig, to_dict
+from trainer.contract.errors import NotSavedError, TrainerError
+from trainer.contract.run_directory import publish, sync_directory
+from trainer.distributed.groups import from_rank_0
+from trainer.faults import storage
+from trainer.metrics.console import Log
+from trainer.metrics.versions import versions
 from trainer.step import TrainingState, Vote
-from trainer.versions import versions
 
 T = TypeVar("T")
 
@@ -85,9 +87,9 @@ class Checkpoints:
     ) -> None:
         """`on_complete` is told on rank 0 of each checkpoint that became complete, with its iteration.
 
-        `origins` are the files that this attempt is made of (`trainer.provenance`), for the records. `beat` is called
-        while training waits for storage that takes what is written. Nothing is written, and no file
-        touched, before the first `save`; the directory is that which `find` has locked.
+        `origins` are the files that this attempt is made of (`trainer.contract.provenance`), for the records. `beat`
+        is called while training waits for the storage. Before the first `save` no file is written or touched; the
+        directory is the one that `find` has locked.
         """
         self._directory, self._config, self._groups, self._log = directory, config, groups, log
         self._on_complete, self._beat = on_complete, beat

@@ -12,12 +12,12 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import unwrap_model
 
-from trainer import parameter_groups
 from trainer.checkpoint import optimizer_state
 from trainer.checkpoint.unpickling import checked_extra_state
 from trainer.checkpoint.writer import Bucket, not_finite
-from trainer.checkpoint_files import MARK
-from trainer.errors import NonFiniteError
+from trainer.contract.checkpoint_files import MARK
+from trainer.contract.errors import NonFiniteError
+from trainer.optimizer import parameter_groups
 from trainer.step import TrainingState
 
 CHECKPOINT_VERSION = 3.0

@@ -35,8 +35,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from trainer import checkpoint_index
-from trainer.checkpoint_index import INDEX, CheckpointIndex, ForbiddenError, StoredTensor
+from trainer.contract import checkpoint_index
+from trainer.contract.checkpoint_index import INDEX, CheckpointIndex, ForbiddenError, StoredTensor
 
 RECIPES = "transformer_engine.common.recipe"
 """Module of Transformer Engine's FP8 recipes, which an extra state holds one of."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainer.errors import TrainerError
+from trainer.contract.errors import TrainerError
 from trainer.health.bandwidth import Sample
 
 _LABEL = r"^\s*(?:\d+:\s)?\s*"

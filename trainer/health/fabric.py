@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed import PrefixStore, ProcessGroup, destroy_process_group, init_process_group, new_group
 
-from trainer.errors import TrainerError
+from trainer.contract.errors import TrainerError
+from trainer.distributed.rendezvous import take_gpu
 from trainer.health.diagnosis import Group
 from trainer.health.meeting import Meeting
-from trainer.rendezvous import take_gpu
 
 
 class Fabric:

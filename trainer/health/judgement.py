@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.config import ConfigError, from_dict
-from trainer.health.config import NcclTestConfig, Threshold
+from trainer.contract.config import ConfigError, from_dict
+from trainer.contract.health import NcclTestConfig, Threshold
+from trainer.contract.run_directory import publish
+from trainer.contract.wording import counted
 from trainer.health.settings import Setting
 from trainer.health.units import size_text
-from trainer.run_directory import publish
-from trainer.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import TrainerError
-from trainer.rendezvous import Ranks, open_store
+from trainer.contract.errors import TrainerError
+from trainer.distributed.rendezvous import Ranks, open_store
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -15,11 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.config import ConfigError
-from trainer.errors import TrainerError
+from trainer.contract.config import ConfigError
+from trainer.contract.errors import TrainerError
+from trainer.contract.health import NcclTestConfig, read
+from trainer.contract.run_directory import publish
+from trainer.contract.wording import counted
+from trainer.distributed.rendezvous import Ranks, find_ranks
 from trainer.health import all_reduce_perf
 from trainer.health.bandwidth import Sample, measure_all_reduce
-from trainer.health.config import NcclTestConfig, read
 from trainer.health.diagnosis import Diagnosis, Group, Limits, find_weak_nodes
 from trainer.health.fabric import Fabric
 from trainer.health.judgement import (
@@ -36,9 +39,6 @@ from trainer.health.judgement import (
 from trainer.health.meeting import Meeting, MissingRanksError
 from trainer.health.settings import configuration_files, explain, explain_host, nccl_settings
 from trainer.health.units import rate_text, size_text
-from trainer.rendezvous import Ranks, find_ranks
-from trainer.run_directory import publish
-from trainer.wording import counted
 
 PROGRAM = "nccl-test"
 

@@ -20,18 +20,18 @@ from typing import Any
 
 import torch
 
-from trainer.config import ConfigError
-from trainer.errors import TrainerError
+from trainer.contract.config import ConfigError
+from trainer.contract.errors import TrainerError
+from trainer.contract.health import NodeHealthConfig, read
+from trainer.contract.run_directory import publish
+from trainer.contract.wording import counted
+from trainer.distributed.rendezvous import Ranks, find_ranks, take_gpu
 from trainer.health.bandwidth import measure_all_reduce
-from trainer.health.config import NodeHealthConfig, read
 from trainer.health.fabric import Fabric
 from trainer.health.judgement import make_layout, select
 from trainer.health.meeting import Meeting, MissingRanksError
 from trainer.health.settings import configuration_files, nccl_settings
 from trainer.health.units import rate_text
-from trainer.rendezvous import Ranks, find_ranks, take_gpu
-from trainer.run_directory import publish
-from trainer.wording import counted
 
 PROGRAM = "node-health"
 MATMUL_SIZE = {"cuda": 8192, "cpu": 512}

@@ -16,7 +16,7 @@ from hpcgen.wording import counted, harmless
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.index import Tensor
-    from trainer.checkpoint_files import Checkpoint
+    from trainer.contract.checkpoint_files import Checkpoint
 
 SHOWN_PROBLEMS = 20
 
@@ -110,7 +110,7 @@ def _inspection_json(
 def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     """What the record says, a line each."""
     from hpcgen.report.words import moment, size
-    from trainer.checkpoint_files import FORMAT
+    from trainer.contract.checkpoint_files import FORMAT
 
     pinned = ", pinned" if checkpoint.is_pinned else ""
     yield "checkpoint", f"{checkpoint.path}{pinned}"

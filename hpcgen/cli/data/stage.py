@@ -112,7 +112,7 @@ def read_job_to_plan(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
 
 def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
     from hpcgen.config.corpus import CorpusJob
-    from trainer.config import ConfigError, from_dict
+    from trainer.contract.config import ConfigError, from_dict
 
     if overrides:
         raise HpcgenError(f"{config} is what a job was given", "--set changes run files; edit it instead")

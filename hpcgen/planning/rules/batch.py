@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
 from hpcgen.planning.rules.parallelism import PP, VPP
 from hpcgen.wording import counted
-from trainer.batch_size import rampup_problem
+from trainer.contract.batch_size import rampup_problem
 
 GLOBAL_BATCH = "training.global_batch_size"
 RAMPUP = "training.rampup_batch_size"

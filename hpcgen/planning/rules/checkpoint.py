@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unread
-from trainer.hyperparameters import name_problem
+from trainer.contract.hyperparameters import name_problem
 
 
 def kept_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
@@ -38,7 +38,7 @@ def finetuning_needs_weights(facts: Facts) -> Iterator[Violation]:
 
 
 def changed_names_hyperparameters(facts: Facts) -> Iterator[Violation]:
-    """changed lists hyperparameters by name (trainer/hyperparameters.py)."""
+    """changed lists hyperparameters by name (trainer/contract/hyperparameters.py)."""
     for index, name in enumerate(facts.checkpoint.changed):
         if problem := name_problem(name):
             reason, hint = problem

@@ -11,7 +11,7 @@ from typing import Literal
 
 from hpcgen.planning.layout import Layout, model_parallel_size
 from hpcgen.wording import counted
-from trainer.config import (
+from trainer.contract.config import (
     BlendConfig,
     CheckpointConfig,
     LoggingConfig,
@@ -20,7 +20,7 @@ from trainer.config import (
     ParallelismConfig,
     TrainingConfig,
 )
-from trainer.resolve import resolve_model, resolve_optimizer
+from trainer.contract.resolve import resolve_model, resolve_optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
-from trainer.imports import IMPORT_PATH
-from trainer.resolve import pad_vocab_size
+from trainer.contract.imports import IMPORT_PATH
+from trainer.contract.resolve import pad_vocab_size
 
 
 def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
@@ -96,7 +96,7 @@ def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
 
 
 def architecture_is_an_import_path(facts: Facts) -> Iterator[Violation]:
-    """layer_spec and model_provider are package.module:function or file.py:function (trainer/imports.py)."""
+    """layer_spec and model_provider are package.module:function or file.py:function (trainer/contract/imports.py)."""
     yield from import_path("model.layer_spec", facts.model.layer_spec)
     yield from import_path("model.model_provider", facts.model.model_provider)
 

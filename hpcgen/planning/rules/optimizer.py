@@ -72,7 +72,7 @@ def rate_is_usual(facts: Facts) -> Iterator[Violation]:
 
 
 def groups_match_parameters(facts: Facts) -> Iterator[Violation]:
-    """Each of parameter_groups matches a parameter that no earlier one has (trainer/parameter_groups.py).
+    """Each of parameter_groups matches a parameter that no earlier one has (trainer/optimizer/parameter_groups.py).
 
     Known only where the layers are Megatron-Core's. On a GPU they are Transformer Engine's or Core's own, which name
     the norms in different ways: a group must match in one of them.

@@ -8,7 +8,7 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.stages.config_text import config_text
 from hpcgen.planning.stages.work import Work
-from trainer.config import TrainerConfig
+from trainer.contract.config import TrainerConfig
 
 
 def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None) -> Work:
@@ -21,7 +21,7 @@ def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerCo
     datasets = (*data.datasets, *data.train, *data.valid, *data.test)
     files = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
     return Work(
-        arguments=("-m", "trainer.index_cache"),
+        arguments=("-m", "trainer.data.index_cache"),
         inputs=files,
         datasets=files,
         writes=(data.cache_dir,) if data.cache_dir else (),

@@ -9,7 +9,7 @@ from hpcgen.planning.environment import stage_environment
 from hpcgen.planning.stages.config_text import config_text
 from hpcgen.planning.stages.thresholds import message_bytes, thresholds
 from hpcgen.planning.stages.work import Work
-from trainer.health.config import NcclTestConfig
+from trainer.contract.health import NcclTestConfig
 
 SMALLEST_BYTES = 2**20
 STEP_FACTOR = 4

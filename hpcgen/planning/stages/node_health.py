@@ -9,7 +9,7 @@ from hpcgen.planning.stages.config_text import config_text
 from hpcgen.planning.stages.node_check import node_check
 from hpcgen.planning.stages.thresholds import message_bytes, thresholds
 from hpcgen.planning.stages.work import Work
-from trainer.health.config import NodeHealthConfig
+from trainer.contract.health import NodeHealthConfig
 
 
 def work(run: Run, config: RunConfig, allocation: Allocation) -> Work:

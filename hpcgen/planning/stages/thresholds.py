@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcgen.config.node_type import NodeType
-from trainer.health.config import Threshold
+from trainer.contract.health import Threshold
 
 MESSAGE_BYTES = {"cuda": 4 * 2**30, "cpu": 4 * 2**20}
 """The message that is judged where no threshold names one: large enough that latency no longer counts."""

@@ -10,7 +10,7 @@ from hpcgen.planning.resuming import proof_of_checkpoints
 from hpcgen.planning.stages.config_text import config_text
 from hpcgen.planning.stages.node_check import node_check
 from hpcgen.planning.stages.work import Work
-from trainer.config import TrainerConfig, fingerprint
+from trainer.contract.config import TrainerConfig, fingerprint
 
 
 def work(run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None) -> Work:

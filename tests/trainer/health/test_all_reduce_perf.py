@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.errors import TrainerError
+from trainer.contract.errors import TrainerError
 from trainer.health.all_reduce_perf import parse
 
 HEAD = """\

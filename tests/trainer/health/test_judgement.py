@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import ConfigError
-from trainer.health.config import NcclTestConfig, Threshold
+from trainer.contract.config import ConfigError
+from trainer.contract.health import NcclTestConfig, Threshold
 from trainer.health.judgement import (
     Entry,
     Layout,

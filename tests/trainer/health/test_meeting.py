@@ -52,7 +52,7 @@ def test_several_reasons_stand_side_by_side() -> None:
 WAITING = """
 import os, sys, time
 from trainer.health.meeting import Meeting
-from trainer.rendezvous import Ranks
+from trainer.distributed.rendezvous import Ranks
 rank = int(sys.argv[1])
 with Meeting(Ranks(rank, 0, 2, "a test"), f"node-{rank}", os.environ, 3.0, "test") as meeting:
     meeting.gather("start", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.health.config import NodeHealthConfig
+from trainer.contract.health import NodeHealthConfig
 from trainer.health.node import Device, judge_devices
 
 CONFIG = NodeHealthConfig(

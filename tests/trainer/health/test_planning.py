@@ -9,8 +9,8 @@ from pathlib import Path
 from hpcgen import api
 from hpcgen.config.loader import load_cluster_run
 from hpcgen.planning.stage import StagePlan
-from trainer.config import from_dict
-from trainer.health.config import NcclTestConfig, NodeHealthConfig
+from trainer.contract.config import from_dict
+from trainer.contract.health import NcclTestConfig, NodeHealthConfig
 
 GIB = 2**30
 

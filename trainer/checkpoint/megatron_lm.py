@@ -1,0 +1,328 @@
+"""What a checkpoint says beside its tensors in Megatron-LM's words: pretrain_gpt.py resumes ours, and we resume its.
+
+The weights and the optimizer's state are Megatron-Core's in both, and have the same names. What differs is the common
+state: there it holds `args`, the parsed flags, and a schedule that counts samples where ours counts iterations.
+
+Sources, in Megatron-LM 0.16.1 and 0.19.0: megatron/training/checkpointing.py (`generate_state_dict`,
+`check_checkpoint_args`, `load_args_from_checkpoint`, `load_checkpoint`), megatron/training/training.py
+(`get_optimizer_param_scheduler`), megatron/training/arguments.py, megatron/core/optimizer_param_scheduler.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.contract.config import ParallelismConfig, TrainerConfig
+from trainer.contract.errors import TrainerError
+
+MODEL = (
+    *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels", "seq_length"),
+    *(
+        "max_position_embeddings",
+        "position_embedding_type",
+        "rotary_base",
+        "normalization",
+        "layernorm_epsilon",
+    ),
+    *("swiglu", "add_bias_linear", "untie_embeddings_and_output_weights", "padded_vocab_size"),
+    *("attention_dropout", "hidden_dropout"),
+)
+"""Fields of ModelConfig that are arguments of the same name."""
+
+OPTIMIZER = ("lr_warmup_init", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
+FP16 = ("loss_scale", "loss_scale_window", "hysteresis")
+"""Fields of OptimizerConfig that are arguments of the same name; the others only count with --fp16."""
+
+FP8 = ("fp8", "fp8_recipe", "fp8_amax_history_len", "fp8_amax_compute_algo")
+"""Fields of TrainingConfig that are; without --fp8 they say nothing."""
+
+FIXED_MODEL = {
+    "rotary_percent": 1.0,
+    "rotary_interleaved": False,
+    "rotary_seq_len_interpolation_factor": None,
+    "use_rope_scaling": False,
+    "no_rope_freq": None,
+    "squared_relu": False,
+    "openai_gelu": False,
+    "quick_geglu": False,
+    "layernorm_zero_centered_gamma": False,
+    "apply_residual_connection_post_layernorm": False,
+    "apply_query_key_layer_scaling": False,
+    "qk_layernorm": False,
+    "qk_l2_norm": False,
+    "attention_output_gate": False,
+    "multi_latent_attention": False,
+    "experimental_attention_variant": None,
+    "window_size": None,
+    "softmax_type": "vanilla",
+    "num_experts": None,
+    "mtp_num_layers": None,
+    "is_hybrid_model": False,
+    "spec": None,
+}
+"""Arguments that change what the weights mean, with the one value that this trainer has."""
+
+FIXED_TRAINING = {
+    "optimizer": "adam",
+    "use_precision_aware_optimizer": False,
+    "decoupled_lr": None,
+    "weight_decay_incr_style": "constant",
+    "eod_mask_loss": False,
+    "reset_position_ids": False,
+    "reset_attention_mask": False,
+    "dataloader_type": "single",
+    "sft": False,
+    "fim_data": False,
+}
+"""Arguments that change the optimizer or the samples, with the one value that this trainer has."""
+
+GPT2_VOCABULARY = 50257
+
+RESHARDABLE = ("fully_reshardable", "fully_sharded_model_space")
+"""Optimizer state that loads at any layout. Megatron-LM's default, dp_reshardable, loads at any DP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """What the common state of Megatron-LM's checkpoint says, in this trainer's terms."""
+
+    iteration: int
+    """Steps done."""
+    consumed_samples: int
+    """Samples of the training set that they read."""
+    sections: dict[str, dict[str, Any]]
+    """What is known of the sections that COMPLETE would hold, as JSON has them."""
+    content_metadata: dict[str, Any]
+    """How Core cut up the tensors."""
+
+
+def common_state(config: TrainerConfig, iteration: int, consumed_samples: int) -> dict[str, Any]:
+    """What pretrain_gpt.py looks for in a checkpoint beside what Megatron-Core saves, of a resolved `config`."""
+    return {
+        "args": _args(config, iteration, consumed_samples),
+        "opt_param_scheduler": _schedule(config, iteration),
+    }
+
+
+def resumed(common: Mapping[str, Any], layout: ParallelismConfig, *, weights_only: bool = False) -> Resumed:
+    """Reads the common state of a checkpoint that Megatron-LM wrote.
+
+    With `weights_only` it may be any that Megatron-Core saved: what it does not say is not compared.
+
+    Raises:
+        TrainerError: this trainer cannot go on from it; the message says what to do.
+    """
+    if "args" not in common:
+        if weights_only:
+            return Resumed(iteration=0, consumed_samples=0, sections={}, content_metadata={})
+        raise TrainerError(
+            "neither this trainer nor Megatron-LM's pretrain_gpt.py wrote it (it has no COMPLETE and no args); "
+            "only its weights can be taken, with checkpoint.load and checkpoint.finetune: true"
+        )
+    args = vars(common["args"])
+    _check_fixed(args, FIXED_MODEL)
+    sections = {"model": _model(args)}
+    batch, iteration = args["global_batch_size"], common["iteration"]
+    if not weights_only:
+        _check_fixed(args, FIXED_TRAINING)
+        _check_optimizer_state(common, args, layout)
+        sections |= {
+            "training": _training(args),
+            "optimizer": _optimizer(args, common["opt_param_scheduler"], iteration),
+            "data": _data(args),
+        }
+    return Resumed(
+        iteration=iteration,
+        consumed_samples=args.get("consumed_train_samples", iteration * batch),
+        sections=sections,
+        content_metadata=dict(common.get("content_metadata") or {}),
+    )
+
+
+def _check_fixed(args: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    wrong = [f"{name} = {args[name]!r}" for name in fixed if args.get(name) not in (None, fixed[name])]
+    if args.get("add_qkv_bias", args["add_bias_linear"]) != args["add_bias_linear"]:
+        wrong.append("add_qkv_bias without add_bias_linear")
+    if wrong:
+        raise TrainerError(f"it was trained with what this trainer does not have: {', '.join(wrong)}")
+
+
+def _check_optimizer_state(
+    common: Mapping[str, Any], args: Mapping[str, Any], layout: ParallelismConfig
+) -> None:
+    only_weights = "take only its weights, with checkpoint.load and checkpoint.finetune: true"
+    if common.get("optimizer") is None or "opt_param_scheduler" not in common:
+        raise TrainerError(f"it was saved without the optimizer's state (--no-save-optim); {only_weights}")
+    if not args.get("use_distributed_optimizer"):
+        raise TrainerError(
+            "its optimizer state is not the distributed optimizer's; have Megatron-LM save it with "
+            f"--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable, or {only_weights}"
+        )
+    sharding = (common.get("content_metadata") or {}).get("distrib_optim_sharding_type")
+    if sharding is None:
+        raise TrainerError(
+            "it does not say how its optimizer state is cut up, as old versions of megatron-core; have a newer "
+            f"Megatron-LM load it and save it once, or {only_weights}"
+        )
+    if sharding in RESHARDABLE:
+        return
+    names = (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+    )
+    there = {name: args.get(name) for name in names}
+    if any(there[name] != getattr(layout, name) for name in names):
+        sizes = ", ".join(f"{name}: {size}" for name, size in there.items() if size is not None)
+        raise TrainerError(
+            f"its optimizer state ({sharding}) loads only at the layout that saved it ({sizes}): go on at that, or "
+            "have Megatron-LM save it once with --dist-ckpt-optim-fully-reshardable"
+        )
+
+
+def _model(args: Mapping[str, Any]) -> dict[str, Any]:
+    # Without a table of positions, or without rotary embeddings, these say nothing.
+    unread = "max_position_embeddings" if args["position_embedding_type"] == "rope" else "rotary_base"
+    return {
+        **{name: args[name] for name in MODEL if name != unread and args.get(name) is not None},
+        "num_query_groups": (
+            args["num_query_groups"] if args.get("group_query_attention") else args["num_attention_heads"]
+        ),
+    }
+
+
+def _training(args: Mapping[str, Any]) -> dict[str, Any]:
+    rampup = args.get("rampup_batch_size")
+    return {
+        "global_batch_size": args["global_batch_size"],
+        "seed": args["seed"],
+        "rampup_batch_size": None if rampup is None else [int(number) for number in rampup],
+        "precision": "fp16" if args.get("fp16") else "bf16" if args.get("bf16") else "fp32",
+        **{name: args.get(name) for name in (FP8 if args.get("fp8") else ("fp8",))},
+    }
+
+
+def _optimizer(args: Mapping[str, Any], schedule: Mapping[str, Any], iteration: int) -> dict[str, Any]:
+    """The schedule that the run followed, which need not be that of its flags.
+
+    It counts samples. `lr_warmup_iters` and `lr_decay_iters` are such that the decay goes on as it would have there;
+    after a batch size ramp-up these are more than the flags' samples in full batches.
+    """
+    batch = args["global_batch_size"]
+    ramped = iteration * batch - schedule["num_steps"]
+
+    def iterations(samples: int) -> float:
+        whole, rest = divmod(samples, batch)
+        return samples / batch if rest else whole
+
+    result = {
+        "lr": schedule["max_lr"],
+        "min_lr": schedule["min_lr"],
+        "lr_decay_style": schedule["lr_decay_style"],
+        "lr_warmup_iters": iterations(schedule["lr_warmup_steps"] + ramped),
+        "lr_decay_iters": iterations(schedule["lr_decay_steps"] + ramped),
+        "weight_decay": schedule["end_wd"],
+        **{name: args[name] for name in OPTIMIZER if args.get(name) is not None},
+    }
+    if schedule["lr_decay_style"] == "WSD":
+        samples = args.get("lr_wsd_decay_samples") or (args.get("lr_wsd_decay_iters") or 0) * batch
+        result["lr_wsd_decay_iters"] = iterations(samples)
+        result["lr_wsd_decay_style"] = args["lr_wsd_decay_style"]
+    if args.get("fp16"):
+        result |= {name: args[name] for name in FP16}
+    return result
+
+
+def _data(args: Mapping[str, Any]) -> dict[str, Any]:
+    """What the training samples are cut from, as far as the flags say it."""
+    if args.get("data_path"):
+        return {"datasets": _blend(args["data_path"]), "split": str(args["split"]).replace(" ", "")}
+    if args.get("train_data_path"):
+        return {"train": _blend(args["train_data_path"])}
+    return {}
+
+
+def _blend(paths: list[str]) -> list[dict[str, Any]]:
+    """The datasets of --data-path: prefixes, or weights and prefixes in turn."""
+    try:
+        weights = [float(weight) for weight in paths[::2]] if len(paths) % 2 == 0 else []
+    except ValueError:
+        weights = []
+    prefixes = paths[1::2] if weights else paths
+    return [
+        {"prefix": prefix, "weight": weight} for prefix, weight in itertools.zip_longest(prefixes, weights)
+    ]
+
+
+def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argparse.Namespace:
+    """The arguments that pretrain_gpt.py compares with its own, or takes with --use-checkpoint-args.
+
+    Plain values only: torch reads no others back.
+    """
+    model, layout, training = config.model, config.parallelism, config.training
+    fixed = FIXED_MODEL | FIXED_TRAINING
+    return argparse.Namespace(
+        **{name: getattr(model, name) for name in MODEL},
+        **{name: value for name, value in fixed.items() if value is not None},
+        add_qkv_bias=model.add_bias_linear,
+        num_query_groups=model.num_query_groups,
+        group_query_attention=model.num_query_groups != model.num_attention_heads,
+        # What --no-position-embedding, long deprecated, would turn off; with rotary embeddings it is true as well.
+        add_position_embedding=True,
+        use_rotary_position_embeddings=model.position_embedding_type == "rope",
+        init_method_std=model.init_method_std,
+        # Compared when --vocab-file is given; --use-checkpoint-args takes the tokenizer's type. Which one it was is not
+        # known here, but a vocabulary of this size is GPT-2's.
+        make_vocab_size_divisible_by=128,
+        tokenizer_type="GPT2BPETokenizer" if model.vocab_size == GPT2_VOCABULARY else None,
+        tensor_model_parallel_size=layout.tensor_model_parallel_size,
+        pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
+        context_parallel_size=layout.context_parallel_size,
+        expert_model_parallel_size=1,
+        micro_batch_size=training.micro_batch_size,
+        global_batch_size=training.global_batch_size,
+        train_iters=training.train_iters,
+        seed=training.seed,
+        bf16=training.precision == "bf16",
+        fp16=training.precision == "fp16",
+        calculate_per_token_loss=True,
+        data_parallel_random_init=False,
+        consumed_train_samples=consumed_samples,
+        consumed_valid_samples=0,
+        skipped_train_samples=0,
+        iteration=iteration,
+        ckpt_format="torch_dist",
+        use_distributed_optimizer=True,
+        no_save_optim=False,
+        # Each step seeds its own generators: there are none to load.
+        no_save_rng=True,
+    )
+
+
+def _schedule(config: TrainerConfig, iteration: int) -> dict[str, Any]:
+    """The state of Core's OptimizerParamScheduler where a step is a sample.
+
+    The steps done are full batches, not the samples consumed: so the rate is that of the iteration after a batch size
+    ramp-up too. Megatron-LM refuses the name of a decay that it does not have, unless its flags are to override it.
+    """
+    optimizer, training = config.optimizer, config.training
+    assert optimizer.lr_warmup_iters is not None
+    assert optimizer.lr_decay_iters is not None
+    batch = training.global_batch_size
+    return {
+        "max_lr": optimizer.lr,
+        "min_lr": optimizer.min_lr,
+        "lr_warmup_steps": optimizer.lr_warmup_iters * batch,
+        "num_steps": iteration * batch,
+        "lr_decay_style": optimizer.lr_schedule or optimizer.lr_decay_style,
+        "lr_decay_steps": optimizer.lr_decay_iters * batch,
+        "start_wd": optimizer.weight_decay,
+        "end_wd": optimizer.weight_decay,
+        "wd_incr_style": "constant",
+        "wd_incr_steps": training.train_iters * batch,
+    }

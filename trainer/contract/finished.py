@@ -1,0 +1,55 @@
+"""Finished runs: whether a configuration asks for what is done already; standard library only, for hpcgen asks too."""
+
+from __future__ import annotations
+
+from trainer.contract import checkpoint_files, hyperparameters, provenance
+from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.config import TrainerConfig, fingerprint
+from trainer.contract.run_directory import RunDirectory
+
+
+def is_done(run: RunDirectory, config: TrainerConfig) -> bool:
+    """Whether `run` is finished and the resolved `config` asks for nothing else.
+
+    False also where the run trains on: to a larger train_iters, or from an older checkpoint.
+
+    Raises:
+        TrainerError: it is finished, and other hyperparameters are asked for.
+        OSError: the checkpoints cannot be read.
+    """
+    newest = last_checkpoint(run, config)
+    if newest is None:
+        return is_marked(run, config) and checkpoint_files.newest_complete(run.checkpoints) is None
+    assert newest.record is not None
+    files = provenance.examine(config, newest.record)
+    where = f"{run.root} (iteration {newest.iteration})"
+    hyperparameters.check_finished(files.saved, config, where=where, contents=files.changes)
+    return True
+
+
+def last_checkpoint(run: RunDirectory, config: TrainerConfig) -> Checkpoint | None:
+    """The checkpoint that the finished `run` ended with; None where there is something left to train.
+
+    Also None when no checkpoint is left: then `is_marked` tells whether the run is finished, or else
+    `trainer.contract.evidence` whether it may start over.
+
+    Raises:
+        OSError: the checkpoints cannot be read.
+    """
+    if not run.done.exists():
+        return None
+    newest = checkpoint_files.newest_complete(run.checkpoints)
+    return newest if newest is not None and newest.iteration == config.training.train_iters else None
+
+
+def is_marked(run: RunDirectory, config: TrainerConfig) -> bool:
+    """Whether DONE says that the resolved `config`, value for value, is finished.
+
+    Raises:
+        OSError: DONE cannot be read.
+    """
+    try:
+        text = run.done.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return False
+    return text.splitlines()[1:] == [fingerprint(config)]

@@ -1,0 +1,37 @@
+"""How many floating-point operations a step of the model takes, by a named formula; standard library only."""
+
+from __future__ import annotations
+
+from trainer.contract.config import TrainerConfig
+
+FORMULA = (
+    "megatron-lm: 3 x forward matrix products, causal attention halved, with logits, without recomputation"
+)
+
+
+def flops_per_iteration(config: TrainerConfig) -> float:
+    """Model FLOPs of one step of global_batch_size samples of the resolved `config` over all ranks."""
+    return flops_per_sample(config) * config.training.global_batch_size
+
+
+def flops_per_sample(config: TrainerConfig) -> float:
+    """Model FLOPs of training on one sequence of the resolved `config`.
+
+    Source: Megatron-LM, megatron/training/training.py, num_floating_point_operations.
+
+    Per token and layer: 2 x in x out for each matrix, and 2 x 2 x s x width / 2 for scores and their
+    product with the values, where s is the sequence length. The backward pass costs twice the forward pass.
+    """
+    model = config.model
+    h, s = model.hidden_size, model.seq_length
+    assert model.kv_channels
+    assert model.num_query_groups
+    assert model.ffn_hidden_size
+    assert model.padded_vocab_size
+    query = model.kv_channels * model.num_attention_heads
+    key_value = model.kv_channels * model.num_query_groups
+    mlp_matrices = 3 if model.swiglu else 2
+    attention = 2 * h * (query + 2 * key_value) + 2 * query * h + 2 * s * query
+    mlp = mlp_matrices * 2 * h * model.ffn_hidden_size
+    per_token = model.num_layers * (attention + mlp) + 2 * h * model.padded_vocab_size
+    return 3.0 * per_token * s

@@ -1,0 +1,285 @@
+"""The files that a run is made of besides its configuration: users' code, and the tokenized pairs.
+
+Each checkpoint records both as its attempt found them (`origins`), so that the next attempt notices a file that was
+edited, overwritten or rebuilt in between. Standard library only, for hpcgen compares them before a job queues.
+
+A pair is the same when its .idx is the same and its .bin has the size and the modification time that it had. With
+another time (it was copied, restored or rebuilt) only a hash can tell. Reading every .bin at every start would take
+too long, so the hash is the one that hpcgen recorded next to the pair when it made it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.contract.config import TrainerConfig
+from trainer.contract.hyperparameters import SECTIONS, Change
+from trainer.contract.imports import IMPORT_PATH, file_of
+
+CODE = ("model.layer_spec", "model.model_provider", "optimizer.lr_schedule")
+"""Keys that name a function of the user's."""
+
+PAIRS = ("data.datasets", "data.train")
+"""Keys that name the pairs that are trained on. Those of data.valid and data.test may change freely."""
+
+RECORD_FILE = ".record.json"
+"""Ends the name of the record that hpcgen leaves next to the pairs that it made (hpcgen/data/record.py)."""
+
+SHOWN = 12
+"""Digits of a SHA-256 that a message shows."""
+
+_CHUNK = 2**23
+_SECOND = 1_000_000_000
+
+Identity = dict[str, Any]
+"""Identity of a file: size (bytes), modified_ns, and sha256, which is None where it is not known."""
+
+
+@dataclass
+class Examination:
+    """How the files of a configuration compare with those that a checkpoint was trained with."""
+
+    origins: dict[str, Any]
+    """The record that checkpoints of this attempt hold: {"code": {key: ...}, "pairs": {key: [...]}}."""
+    saved: dict[str, Any] = field(default_factory=dict)
+    """The checkpoint's sections, with the paths of today for files that were moved and are the same."""
+    changes: list[Change] = field(default_factory=list)
+    """Files with other content than the checkpoint's under the same path."""
+    to_hash: dict[str, Identity] = field(default_factory=dict)
+    """The .bin files, by path, that must have these bytes and sha256: only reading them tells."""
+
+    def refute(self, paths: list[str], name: str) -> None:
+        """Adds those files of `to_hash` that turned out to be others; `name` is the key that names the pairs."""
+        if paths:
+            sha256 = self.to_hash[paths[0]]["sha256"]
+            after = f"another content{_and_more(len(paths))}"
+            self.changes.append(
+                Change(name, f"{paths[0]} (SHA-256 {sha256[:SHOWN]})", after, is_content=True)
+            )
+
+
+def examine(
+    config: TrainerConfig, record: Mapping[str, Any] | None = None, *, thorough: bool = True
+) -> Examination:
+    """Examines the files of the resolved `config`, against those of a checkpoint's `record` where there is one.
+
+    Files that are missing are left to what needs them. Unless `thorough`, no file of a pair is read and no module is
+    looked for, and what that leaves open counts as the same: for a login node.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    earlier = (record or {}).get("origins") or {}
+    saved = {name: copy.deepcopy(record[name]) for name in SECTIONS if name in record} if record else {}
+    found = Examination({"code": {}, "pairs": {}}, saved)
+    for name, file in code_files(config, modules=thorough).items():
+        _examine_code(name, file, config, earlier.get("code", {}).get(name), found)
+    recorded = functools.cache(_recorded)
+    for name in PAIRS:
+        prefixes = [dataset.prefix for dataset in _value(config, name)]
+        before = earlier.get("pairs", {}).get(name, [])
+        comparable = bool(before) and len(before) == len(prefixes) == len(_saved_pairs(name, found))
+        known = before if comparable else [None] * len(prefixes)
+        pairs = [
+            _identify_pair(prefix, earlier_pair, recorded, reads=thorough)
+            for prefix, earlier_pair in zip(prefixes, known, strict=True)
+        ]
+        if pairs:
+            found.origins["pairs"][name] = pairs
+        if comparable:
+            _compare_pairs(
+                name, known, pairs, found, hashes=thorough and name not in config.checkpoint.changed
+            )
+    return found
+
+
+def pairs_key(config: TrainerConfig) -> str:
+    """The key that names the pairs that are trained on."""
+    return "data.datasets" if config.data.datasets else "data.train"
+
+
+def code_files(config: TrainerConfig, *, modules: bool = True) -> dict[str, Path]:
+    """The files of the user's functions, by the key that names each; without those that are not found.
+
+    With `modules`, also those of `package.module:function`; to find one, Python imports its package.
+    """
+    found = {}
+    for name in CODE:
+        path = _value(config, name)
+        file = _source_file(path, modules) if path is not None else None
+        if file is not None and file.is_file():
+            found[name] = file
+    return found
+
+
+def identify(path: Path, known: Any = None, *, reads: bool = True) -> Identity:
+    """The identity of a file; its hash is taken from `known` while size and time are the same.
+
+    Without `reads`, the hash of a file with another size or time stays None.
+
+    Raises:
+        OSError: it is missing, or cannot be read.
+    """
+    status = path.stat()
+    now = {"size": status.st_size, "sha256": None, "modified_ns": status.st_mtime_ns}
+    if isinstance(known, dict) and _same_age(now, known):
+        return known
+    return {**now, "sha256": _sha256(path, status.st_size, status.st_mtime_ns) if reads else None}
+
+
+def _examine_code(
+    name: str, file: Path, config: TrainerConfig, before: Identity | None, found: Examination
+) -> None:
+    path, sha256 = _value(config, name), hashlib.sha256(file.read_bytes()).hexdigest()
+    found.origins["code"][name] = {"file": str(file), "sha256": sha256}
+    section, _, key = name.partition(".")
+    saved = before and found.saved[section].get(key)
+    if not before or not saved:
+        return
+    if before["sha256"] == sha256:
+        if saved.rpartition(":")[2] == path.rpartition(":")[2]:
+            found.saved[section][key] = path
+    elif saved == path:
+        was, now = (f"{file} (SHA-256 {digest[:SHOWN]})" for digest in (before["sha256"], sha256))
+        found.changes.append(Change(name, was, now, is_content=True))
+
+
+def _compare_pairs(
+    name: str, before: Sequence[Any], pairs: Sequence[Any], found: Examination, *, hashes: bool
+) -> None:
+    """Compares pairs by their places in the blend; with `hashes`, lists those that must be read."""
+    differing: list[tuple[str, str]] = []
+    for dataset, known, pair in zip(_saved_pairs(name, found), before, pairs, strict=True):
+        if known is None or pair is None:
+            continue
+        verdict = _compare(known, pair)
+        if verdict == "hash" and hashes:
+            sha256 = known["bin"]["sha256"]
+            found.to_hash[f"{pair['prefix']}.bin"] = {"bytes": pair["bin"]["size"], "sha256": sha256}
+            pair["bin"]["sha256"] = sha256  # training starts only where the ranks find it to be so
+        if verdict in ("same", "hash"):
+            dataset["prefix"] = pair["prefix"]
+        elif dataset["prefix"] == pair["prefix"]:
+            was, now = _in_words(known, pair)
+            doubt = (
+                "; its SHA-256 is not known, so the content may be another" if verdict == "unknown" else ""
+            )
+            differing.append((was, now + doubt))
+    if differing:
+        was, now = differing[0]
+        found.changes.append(Change(name, was, now + _and_more(len(differing)), is_content=True))
+
+
+def _saved_pairs(name: str, found: Examination) -> list[dict[str, Any]]:
+    """The checkpoint's datasets under the key `name`."""
+    pairs: list[dict[str, Any]] = found.saved["data"].get(name.partition(".")[2], [])
+    return pairs
+
+
+def _identify_pair(
+    prefix: str, known: Any, recorded: Callable[[Path], Mapping[str, Identity]], *, reads: bool
+) -> dict[str, Any] | None:
+    """The identities of a pair's files; None where one is missing."""
+    known = known or {}
+    try:
+        index = identify(Path(f"{prefix}.idx"), known.get("idx"), reads=reads)
+        data = identify(Path(f"{prefix}.bin"), known.get("bin"), reads=False)
+    except FileNotFoundError:
+        return None
+    if data["sha256"] is None:
+        made = recorded(Path(prefix).parent).get(f"{Path(prefix).name}.bin")
+        if made is not None and _same_age(data, made):  # else it was written since
+            data = {**data, "sha256": made["sha256"]}
+    return {"prefix": prefix, "idx": index, "bin": dict(data)}
+
+
+def _compare(before: Mapping[str, Identity], now: Mapping[str, Identity]) -> str:
+    """ "same", "other", "hash" where the content of the .bin tells, or "unknown" where nothing does."""
+    for suffix in ("idx", "bin"):
+        hashes = before[suffix]["sha256"], now[suffix]["sha256"]
+        if before[suffix]["size"] != now[suffix]["size"] or (all(hashes) and hashes[0] != hashes[1]):
+            return "other"
+    if _same_age(before["bin"], now["bin"]) or (before["bin"]["sha256"] and now["bin"]["sha256"]):
+        return "same"
+    return "hash" if before["bin"]["sha256"] else "unknown"
+
+
+def _in_words(before: Mapping[str, Identity], now: Mapping[str, Identity]) -> tuple[str, str]:
+    """The file of the pair that differs, as it was and as it is."""
+    hashes = before["idx"]["sha256"], now["idx"]["sha256"]
+    is_index = before["idx"]["size"] != now["idx"]["size"] or (all(hashes) and hashes[0] != hashes[1])
+    suffix = "idx" if is_index else "bin"
+    texts = []
+    for identity in (before[suffix], now[suffix]):
+        modified = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(identity["modified_ns"] / _SECOND))
+        sha256 = f", SHA-256 {identity['sha256'][:SHOWN]}" if identity["sha256"] else ""
+        texts.append(f"{now['prefix']}.{suffix} ({identity['size']:,} bytes, modified {modified}{sha256})")
+    return texts[0], texts[1]
+
+
+def _same_age(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two identities have the same size and time, if need be in whole seconds: some archives keep no more."""
+    if one["size"] != other.get("size"):
+        return False
+    first, second = one["modified_ns"], other.get("modified_ns")
+    if not isinstance(second, int):
+        return False
+    in_seconds = first // _SECOND == second // _SECOND and 0 in (first % _SECOND, second % _SECOND)
+    return first == second or in_seconds
+
+
+@functools.lru_cache(maxsize=4096)
+def _sha256(path: Path, size: int, modified_ns: int) -> str:
+    """A file of this size and time is read once by a process."""
+    sha256 = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            sha256.update(chunk)
+    return sha256.hexdigest()
+
+
+def _recorded(directory: Path) -> dict[str, Identity]:
+    """Identities that hpcgen's records in a directory give for its files, by name. A record may cover several pairs."""
+    found = {}
+    for path in directory.glob(f"*{RECORD_FILE}"):
+        try:
+            for output in json.loads(path.read_bytes())["outputs"]:
+                found[Path(output["name"]).name] = {
+                    "size": output["size"],
+                    "sha256": output["sha256"],
+                    "modified_ns": output["modified_ns"],
+                }
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # the pair counts as one without a record
+    return found
+
+
+def _source_file(path: str, modules: bool) -> Path | None:
+    """The file of an import path; None where no such module is found."""
+    file = file_of(path)
+    if file is not None:
+        return Path(file).absolute()
+    match = IMPORT_PATH.fullmatch(path) if modules else None
+    try:
+        spec = importlib.util.find_spec(match["source"]) if match else None
+    except Exception:  # its package fails, which `imports.load` reports
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.has_location else None
+
+
+def _value(config: TrainerConfig, name: str) -> Any:
+    section, _, key = name.partition(".")
+    return getattr(getattr(config, section), key)
+
+
+def _and_more(count: int) -> str:
+    return f" (and {count - 1} more)" if count > 1 else ""

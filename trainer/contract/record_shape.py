@@ -1,0 +1,89 @@
+"""Checks the types in a checkpoint's record; standard library only.
+
+The checksum in COMPLETE shows that the record is as it was written, not that this trainer wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+LAST_TIME = 253402300799
+"""Unix seconds of the last second of the year 9999, the last that a date can show."""
+
+LARGEST = 2**63 - 1
+
+KEYS: Mapping[str, type] = {
+    "consumed_samples": int,
+    "world_size": int,
+    "precision": str,
+    "layout": dict,
+    "versions": dict,
+    "model": dict,
+    "training": dict,
+    "optimizer": dict,
+    "model.seq_length": int,
+    "training.train_iters": int,
+    "training.global_batch_size": int,
+    "training.micro_batch_size": int,
+}
+"""Keys that every record of this format has."""
+
+NAMES = {int: "a whole number of at least 0", str: "text", dict: "an object", list: "a list"}
+
+
+def problem(record: Mapping[str, Any], known_format: int) -> str | None:
+    """The first thing in a record that has another type than it must have; None for a record that can be read.
+
+    Of a record in a later format than `known_format`, only what all formats share is checked.
+    """
+    return next(_problems(record, known_format), None)
+
+
+def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[str]:
+    yield from _not(record.get("format", known_format), int, "format")
+    yield from _not(record.get("iteration"), int, "iteration")
+    yield from _not(record.get("files"), dict, "files")
+    for name, file in record["files"].items():
+        if name in {"", ".", ".."} or "/" in name or "\0" in name:
+            yield f"files names {name!r}, which is no file of a checkpoint"
+        yield from _not(file, dict, f"files[{name!r}]")
+        yield from _not(file.get("bytes"), int, f"files[{name!r}].bytes")
+        yield from _not(file.get("sha256"), str, f"files[{name!r}].sha256")
+    is_later = record.get("format", known_format) > known_format
+    time = record.get("time")
+    if not (is_later and time is None) and not _is_time(time):
+        yield f"time is {_show(time)}, not a time in Unix seconds"
+    if is_later:
+        return
+    for key, kind in KEYS.items():
+        section, _, name = key.rpartition(".")
+        yield from _not((record[section] if section else record).get(name), kind, key)
+    if (rampup := record["training"].get("rampup_batch_size")) is not None:
+        yield from _not(rampup, list, "training.rampup_batch_size")
+    for name, version in record["versions"].items():
+        yield from _not(version, str, f"versions.{name}")
+    yield from _data_problems(record.get("data") or {})
+
+
+def _data_problems(data: Any) -> Iterator[str]:
+    yield from _not(data, dict, "data")
+    for name in ("datasets", "train"):
+        yield from _not(data.get(name) or [], list, f"data.{name}")
+        for dataset in data.get(name) or []:
+            yield from _not(dataset, dict, f"data.{name}[...]")
+            yield from _not(dataset.get("prefix"), str, f"data.{name}[...].prefix")
+
+
+def _not(value: Any, kind: type, key: str) -> Iterator[str]:
+    if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= LARGEST):
+        yield f"{key} is {_show(value)}, not {NAMES[kind]}"
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= LAST_TIME
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,153 @@
+"""What null means: values that a configuration may leave open, filled in from the others.
+
+hpcgen resolves a run file to plan with it, the trainer whatever configuration it is given; so, like the
+configuration itself, this needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from trainer.contract.batch_size import steps_within
+from trainer.contract.config import (
+    CheckpointConfig,
+    ConfigError,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainerConfig,
+    TrainingConfig,
+)
+from trainer.contract.wording import counted
+
+WARMUP_TOKENS = 375_000_000
+"""GPT-3's warm-up: Brown et al., arXiv 2005.14165, appendix B."""
+
+VOCAB_MULTIPLE = 128
+
+SAVE_EVERY_MINUTES = 30.0
+"""What a failure may cost."""
+
+
+def resolve(config: TrainerConfig) -> TrainerConfig:
+    """`config` with model, parallelism, optimizer and checkpoint resolved; one that is resolved already stays as it is.
+
+    Raises:
+        ConfigError: a null that nothing fills in, or values that what was filled in contradicts.
+    """
+    resolved = dataclasses.replace(
+        config,
+        model=resolve_model(config.model),
+        parallelism=resolve_parallelism(config.parallelism),
+        optimizer=resolve_optimizer(config.optimizer, config.training, seq_length=config.model.seq_length),
+        checkpoint=resolve_checkpoint(config.checkpoint),
+    )
+    _check_vocabulary(resolved.model)
+    _check_schedule(resolved.optimizer)
+    return resolved
+
+
+def resolve_model(model: ModelConfig) -> ModelConfig:
+    """`model` with its nulls filled in; `padded_vocab_size` stays null without any vocabulary size."""
+    return dataclasses.replace(
+        model,
+        ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
+        num_query_groups=model.num_query_groups or model.num_attention_heads,
+        kv_channels=model.kv_channels or max(1, model.hidden_size // model.num_attention_heads),
+        max_position_embeddings=model.max_position_embeddings or model.seq_length,
+        init_method_std=model.init_method_std or default_init_method_std(model.hidden_size),
+        padded_vocab_size=model.padded_vocab_size or (model.vocab_size and pad_vocab_size(model.vocab_size)),
+    )
+
+
+def resolve_parallelism(parallelism: ParallelismConfig) -> ParallelismConfig:
+    """`parallelism` without a virtual pipeline of one chunk, which is none: Core would interleave it."""
+    if parallelism.virtual_pipeline_model_parallel_size != 1:
+        return parallelism
+    return dataclasses.replace(parallelism, virtual_pipeline_model_parallel_size=None)
+
+
+def resolve_optimizer(
+    optimizer: OptimizerConfig, training: TrainingConfig, *, seq_length: int
+) -> OptimizerConfig:
+    """`optimizer` with the schedule in steps: min_lr, lr_decay_iters and lr_warmup_iters are numbers.
+
+    So is lr_wsd_decay_iters for the schedule that has it.
+    """
+    lr_decay_iters = optimizer.lr_decay_iters or training.train_iters
+    lr_warmup_iters = optimizer.lr_warmup_iters
+    if lr_warmup_iters is None:
+        if optimizer.lr_warmup_fraction is not None:
+            lr_warmup_iters = int(optimizer.lr_warmup_fraction * lr_decay_iters)
+        else:
+            limit = training.train_iters // 10
+            lr_warmup_iters = steps_within(training, WARMUP_TOKENS // seq_length, limit)
+    lr_wsd_decay_iters = optimizer.lr_wsd_decay_iters
+    if optimizer.lr_decay_style == "WSD":
+        lr_wsd_decay_iters = lr_wsd_decay_iters or max(1, lr_decay_iters // 10)
+    return dataclasses.replace(
+        optimizer,
+        min_lr=default_min_lr(optimizer.lr) if optimizer.min_lr is None else optimizer.min_lr,
+        lr_decay_iters=lr_decay_iters,
+        lr_warmup_iters=lr_warmup_iters,
+        lr_warmup_fraction=None,
+        lr_wsd_decay_iters=lr_wsd_decay_iters,
+    )
+
+
+def resolve_checkpoint(checkpoint: CheckpointConfig) -> CheckpointConfig:
+    """`checkpoint` with an interval: SAVE_EVERY_MINUTES where neither steps nor minutes are given."""
+    if checkpoint.save_interval is not None or checkpoint.save_interval_minutes is not None:
+        return checkpoint
+    return dataclasses.replace(checkpoint, save_interval_minutes=SAVE_EVERY_MINUTES)
+
+
+def default_init_method_std(hidden_size: int) -> float:
+    """sqrt(2 / (5 x hidden_size)), Nguyen and Salazar, arXiv 1910.05895."""
+    return math.sqrt(2 / (5 * hidden_size))
+
+
+def default_min_lr(lr: float) -> float:
+    """A tenth of the peak, to six digits, so that 2e-4 gives 2e-5 and not 2.0000000000000003e-05."""
+    return float(f"{lr / 10:.6g}")
+
+
+def pad_vocab_size(vocab_size: int) -> int:
+    """The next multiple of 128, whatever the layout, so that every layout has the same loss.
+
+    Megatron-LM pads to a multiple of 128 x TP, so that another layout has another model: padded columns are
+    not masked, and 50432 rows in place of 50304 raise the first loss by ln(50432 / 50304) = 0.0025.
+    """
+    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def _check_vocabulary(model: ModelConfig) -> None:
+    if model.padded_vocab_size is None:
+        raise ConfigError("model.vocab_size is null; the trainer has no tokenizer to ask, so set it")
+    if model.vocab_size is not None and model.padded_vocab_size < model.vocab_size:
+        raise ConfigError(
+            f"model.padded_vocab_size = {model.padded_vocab_size} is below "
+            f"model.vocab_size = {model.vocab_size}"
+        )
+
+
+def _check_schedule(optimizer: OptimizerConfig) -> None:
+    """What Core asserts without saying what to do."""
+    steps, end, least = optimizer.lr_warmup_iters, optimizer.lr_decay_iters, optimizer.min_lr
+    assert steps is not None
+    assert end is not None
+    assert least is not None
+    if steps >= end:
+        raise ConfigError(
+            f"optimizer: the warm-up of {counted(steps, 'step')} does not end before the decay, at {end}; "
+            "set optimizer.lr_warmup_iters to less"
+        )
+    for name, rate in (("min_lr", least), ("lr_warmup_init", optimizer.lr_warmup_init)):
+        if rate > optimizer.lr:
+            raise ConfigError(f"optimizer.{name} = {rate:g} is greater than optimizer.lr = {optimizer.lr:g}")
+    if optimizer.lr_decay_style == "WSD" and (optimizer.lr_wsd_decay_iters or 0) > end - steps:
+        raise ConfigError(
+            f"optimizer.lr_wsd_decay_iters = {optimizer.lr_wsd_decay_iters} is more than the "
+            f"{counted(end - steps, 'step')} between the warm-up and lr_decay_iters"
+        )

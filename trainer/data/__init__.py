@@ -1,0 +1,1 @@
+"""Datasets, their index files, and the micro-batches of this rank."""

@@ -1,0 +1,139 @@
+"""Samples in a fixed global order, cut into the micro-batches of this rank.
+
+Each step reads the next samples of the shuffled training set, whatever the layout, so the number of samples
+read before it is the data position that a resume needs.
+Shapes: b micro-batch, s tokens of the sequence on this context-parallel rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import get_attr_wrapped_model
+
+from trainer.contract.batch_size import Batch
+from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.distributed.sequence import zigzag_positions
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One micro-batch on this rank's device; each [b, s]."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+    position_ids: torch.Tensor
+
+
+class Packed(NamedTuple):
+    """A micro-batch as a loader hands it over: each tensor of its own would cost the step a fifth of a millisecond."""
+
+    fields: torch.Tensor
+    """int64 [3, b, s]: tokens, labels, and 1 where the loss counts."""
+    largest_id: int
+
+
+class MicroBatchSampler:
+    """The sample indices of this data-parallel rank, one list per micro-batch, of the batches in turn."""
+
+    def __init__(self, batches: Iterable[Batch], micro_batch_size: int, dp_rank: int, dp_size: int) -> None:
+        self._batches, self._size = batches, micro_batch_size
+        self._offset, self._stride = dp_rank * micro_batch_size, dp_size * micro_batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self._batches:
+            for start in range(batch.first + self._offset, batch.first + batch.size, self._stride):
+                yield list(range(start, start + self._size))
+
+
+def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGroupCollection) -> int:
+    """Micro-batches on each data-parallel rank of a step of `batch_size` samples."""
+    return batch_size // (config.training.micro_batch_size * groups.dp.size())
+
+
+def reads_samples(chunk: DistributedDataParallel) -> bool:
+    """Whether the chunk embeds tokens or computes the loss: the model's first and last chunk do."""
+    return any(get_attr_wrapped_model(chunk, name) for name in ("pre_process", "post_process"))
+
+
+def data_iterators(
+    model: list[DistributedDataParallel],
+    dataset: torch.utils.data.Dataset | None,
+    config: TrainerConfig,
+    groups: ProcessGroupCollection,
+    batches: Iterable[Batch],
+) -> list[Iterator[MicroBatch] | None]:
+    """For each chunk its micro-batches of `batches`, which is gone through more than once; None where it reads none."""
+    return [
+        micro_batches(dataset, config, groups, batches) if reads_samples(chunk) else None for chunk in model
+    ]
+
+
+def micro_batches(
+    dataset: torch.utils.data.Dataset,
+    config: TrainerConfig,
+    groups: ProcessGroupCollection,
+    batches: Iterable[Batch],
+) -> Iterator[MicroBatch]:
+    """This rank's micro-batches of `batches`, in order."""
+    sampler = MicroBatchSampler(batches, config.training.micro_batch_size, groups.dp.rank(), groups.dp.size())
+    workers = config.data.num_workers
+    positions = zigzag_positions(config.model.seq_length, groups.cp.rank(), groups.cp.size())
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=workers,
+        collate_fn=functools.partial(_packed, positions=positions if groups.cp.size() > 1 else None),
+        pin_memory=config.device == "cuda",
+        # A loader that starts draws one number: not from the generator that dropout uses on a CPU.
+        generator=torch.Generator(),
+        worker_init_fn=_outlive_stop_signals if workers else None,
+        multiprocessing_context="fork" if workers else None,
+    )
+    device = torch.device("cpu")
+    if config.device == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    # The datasets are told not to start positions again at each document.
+    position_ids = positions.to(device).expand(config.training.micro_batch_size, -1)
+    for batch in loader:
+        _check_ids(batch.largest_id, config.model.padded_vocab_size)
+        tokens, labels, loss_mask = batch.fields.to(device, non_blocking=True)
+        yield MicroBatch(tokens, labels, loss_mask.float(), position_ids)
+
+
+def _packed(samples: list[dict[str, torch.Tensor]], positions: torch.Tensor | None) -> Packed:
+    """What a loader makes of its samples, in a process of its own; `positions` are those of this rank."""
+    names = ("tokens", "labels", "loss_mask")
+    fields = torch.stack([torch.stack([sample[name].long() for sample in samples]) for name in names])
+    largest_id = int(fields[:2].max())
+    return Packed(fields if positions is None else fields[:, :, positions], largest_id)
+
+
+def _check_ids(largest: int, rows: int) -> None:
+    """Refuses what the embedding has no row for: on a GPU that would be an assertion in some kernel, later.
+
+    Raises:
+        TrainerError: on this rank alone.
+    """
+    if largest >= rows:
+        raise TrainerError(
+            f"rank {torch.distributed.get_rank()} on {socket.gethostname()}: the data holds the token id {largest}, "
+            f"and the embedding has {rows} rows (model.padded_vocab_size): it was made with another tokenizer, or is "
+            "damaged; `hpcgen data verify -c RUN.yaml` names the place"
+        )
+
+
+def _outlive_stop_signals(worker: int) -> None:
+    # Slurm can signal every process of the step, and the trainer needs its loaders to finish its own step.
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,160 @@
+"""Lets Megatron-Core, which speaks to CUDA in many places, run on a CPU.
+
+`prepare` is called before megatron.core is imported, since Core binds some of these names at import.
+When CUDA is there, nothing is replaced. Each stand-in names the place in Core that needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from trainer.contract.errors import TrainerError
+
+FACTORIES = (
+    *("arange", "as_tensor", "empty", "empty_like", "full", "full_like", "linspace", "ones", "ones_like"),
+    *("rand", "rand_like", "randint", "randn", "randn_like", "tensor", "zeros", "zeros_like"),
+)
+
+
+def prepare(device: str) -> None:
+    """Makes this process compute on `device`, "cuda" or "cpu".
+
+    Raises:
+        TrainerError: "cuda" was asked for and there is none.
+    """
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch then sees no GPU, and Core nothing but a CPU
+        stand_in_for_cuda()
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+        raise TrainerError(
+            f"rank {rank} on {socket.gethostname()}: device = 'cuda', but torch {torch.__version__} "
+            "sees no GPU; check the node's GPUs, the container's driver and that this torch is built for CUDA"
+        )
+
+
+def make_deterministic() -> None:
+    """Makes every library choose kernels that give the same bits each time; before they are first used.
+
+    Sources: Megatron-LM arguments.py (deterministic_mode), torch.use_deterministic_algorithms.
+    """
+    import torch
+
+    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("NCCL_ALGO", "Ring")  # a tree's shape may differ from run to run
+    torch.use_deterministic_algorithms(True)
+
+
+def stand_in_for_cuda() -> None:
+    """Replaces what Megatron-Core asks of CUDA by the CPU's; does nothing when CUDA is there."""
+    import torch
+
+    if torch.cuda.is_available() or getattr(torch.cuda, "stood_in_by_cpu", False):
+        return
+    _hide_kernels()
+    _replace_factories(torch)
+    _replace_tensor_methods(torch)
+    _replace_random_state(torch)
+    _replace_streams(torch)
+    # Core's jit_fuser is torch.compile: it would need a C++ compiler, and 2 s to import.
+    torch.compile = lambda model=None, **_: model if model is not None else (lambda function: function)
+    torch.cuda.stood_in_by_cpu = True
+
+
+def _hide_kernels() -> None:
+    """Libraries whose kernels need a GPU: Core calls them wherever it can import them."""
+    for library in ("transformer_engine", "apex", "amp_C"):
+        sys.modules.setdefault(library, None)  # type: ignore[arg-type]  # None makes an import fail
+    # megatron-core 0.17 and later import this one module of Triton kernels whether Triton is there or not.
+    paged_stash = types.ModuleType("megatron.core.transformer.moe.ops.paged_stash")
+    for name in ("GLOBAL_BLOCK_SIZE", "paged_stash_copy_kernel", "paged_stash_pop_kernel"):
+        setattr(paged_stash, name, None)
+    sys.modules[paged_stash.__name__] = paged_stash
+
+
+def _replace_factories(torch: Any) -> None:
+    """`torch.zeros(..., device="cuda")` in schedules.py and the optimizer; pinned memory in RoPE."""
+
+    def on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(factory)
+        def create(*args: Any, **kwargs: Any) -> Any:
+            if _is_cuda(kwargs.get("device")):
+                kwargs["device"] = "cpu"
+            kwargs.pop("pin_memory", None)
+            return factory(*args, **kwargs)
+
+        return create
+
+    for name in FACTORIES:
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+    # The "device number" goes back into factories only, so it may be a device.
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.set_device = lambda device: None
+
+
+def _replace_tensor_methods(torch: Any) -> None:
+    """`.cuda()`; and `.type()`, whose answer megatron.core.optimizer compares with torch.cuda names."""
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self
+    torch.nn.Module.cuda = lambda self, *args, **kwargs: self
+    to, tensor_type = torch.Tensor.to, torch.Tensor.type
+
+    def to_cpu(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = "cpu"
+        return to(self, *("cpu" if _is_cuda(value) else value for value in args), **kwargs)
+
+    def type_as_core_names_it(self: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = tensor_type(self, *args, **kwargs)
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if isinstance(answer, str) and caller.startswith("megatron.core.optimizer"):
+            return answer.replace("torch.", "torch.cuda.", 1)
+        return answer
+
+    torch.Tensor.to = to_cpu
+    torch.Tensor.type = type_as_core_names_it
+
+
+def _replace_random_state(torch: Any) -> None:
+    """Dropout draws from the CUDA generator that tensor_parallel/random.py forks: here, the CPU's."""
+    generator = torch.default_generator
+    torch.cuda.default_generators = {torch.device("cpu"): generator}
+    torch.cuda._lazy_call = lambda function, **kwargs: function()
+    # Not torch.manual_seed, which seeds CUDA too and would come back here.
+    torch.cuda.manual_seed = torch.cuda.manual_seed_all = generator.manual_seed
+    for module in (torch.cuda, torch.cuda.random):
+        module.get_rng_state = lambda device="cpu": generator.get_state()
+        module.set_rng_state = lambda state, device="cpu": generator.set_state(state)
+
+
+def _replace_streams(torch: Any) -> None:
+    """Streams, events and profiler ranges order work on a GPU; a CPU does it in the order of the program."""
+
+    class Stream:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *args, **kwargs: None
+
+    torch.cuda.Stream = torch.cuda.Event = Stream
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: Stream()
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()
+    torch.cuda.synchronize = torch.cuda.empty_cache = lambda device=None: None
+    torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda message="": None
+
+
+def _is_cuda(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, (str, torch.device)) and str(value).startswith("cuda")

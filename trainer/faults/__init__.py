@@ -1,0 +1,1 @@
+"""Stop requests, hangs, storage errors, stragglers and loss spikes."""

@@ -1,0 +1,67 @@
+"""A file whose age tells, without asking the job, whether the run still moves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from trainer.contract.run_directory import publish
+from trainer.faults.watch import Beat, Watch
+
+AT_MOST_EVERY_S = 10.0
+"""Between two writes in the same phase."""
+
+LAST_WRITE_S = 5.0
+"""A storage that hangs does not keep a run that is saved from ending."""
+
+
+class Heartbeat:
+    """As a context, keeps the last beat of `watch` in a file: `time`, `iteration`, `phase`, `host` and `pid`.
+
+    Its own thread writes it: the loop does not wait for the storage, nor does the watch, when the storage hangs.
+    """
+
+    def __init__(self, path: Path, watch: Watch) -> None:
+        self._path, self._watch = path, watch
+        self._written: Beat | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join(LAST_WRITE_S)
+        if error is None and not self._thread.is_alive():
+            self._write(self._watch.last)
+
+    def _keep(self) -> None:
+        while not self._closed.wait(1.0):
+            beat, written = self._watch.last, self._written
+            if (
+                written is None
+                or beat.phase != written.phase
+                or beat.clock - written.clock >= AT_MOST_EVERY_S
+            ):
+                self._write(beat)
+
+    def _write(self, beat: Beat) -> None:
+        content = {
+            "time": round(beat.time, 3),
+            "iteration": beat.iteration,
+            "phase": beat.phase,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        with contextlib.suppress(OSError):  # a full disk: saves say so, and the next beat tries again
+            publish(self._path, json.dumps(content) + "\n")
+        self._written = beat

@@ -1,0 +1,163 @@
+"""Names the ranks that compute more slowly than others with the same work: a hot GPU, a shared core, a sick node."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from trainer.distributed.peers import ranges
+from trainer.distributed.rendezvous import Ranks
+from trainer.metrics.timers import Timers
+
+CHECK_INTERVAL = 50
+"""Steps between two comparisons: each waits once for the GPU and for all ranks."""
+
+WARMUP_STEPS = 5
+"""The first steps of a life compile kernels and find memory, each rank at its own pace."""
+
+SLOW = 1.1
+"""Times the median from which a rank, or a group of ranks that wait for each other, counts as slow."""
+
+SHOWN = 8
+"""The slowest are named, at most so many: with more, it is no single machine."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs, and which part of the model it computes."""
+
+    host: str
+    local_rank: int
+    pipeline_stage: int
+    together: tuple[int, ...]
+    """The ranks, itself with them, that wait for each other inside of each layer: when one is slow, all are."""
+    waiting: str = ""
+    """What they wait for each other in: tensor parallelism, context parallelism or both; nothing for one rank."""
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that computes more slowly than those that compute the same, or ranks that wait for each other."""
+
+    ranks: tuple[int, ...]
+    places: tuple[Place, ...]
+    """One for each rank."""
+    seconds: float
+    """Their own computing per step: of the slowest of them, which are nearly alike."""
+    median: float
+    """That of the ranks, or groups of ranks, of their pipeline stage."""
+
+    @property
+    def slowdown(self) -> float:
+        """Times the median."""
+        return self.seconds / self.median
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where the ranks run, each host once."""
+        return tuple(dict.fromkeys(place.host for place in self.places))
+
+    def __str__(self) -> str:
+        first = self.places[0]
+        if len(self.ranks) == 1:
+            who = f"rank {self.ranks[0]} ({first.host}, local rank {first.local_rank}) computes"
+        else:
+            who = (
+                f"rank {ranges(self.ranks)} ({', '.join(self.hosts)}), which wait for each other in {first.waiting}, "
+                "compute"
+            )
+        return (
+            f"{who} {self.seconds:.3f} s a step, {self.slowdown:.2f} times the median of pipeline stage "
+            f"{first.pipeline_stage} ({self.median:.3f} s)"
+        )
+
+
+def find_stragglers(seconds: Sequence[float], places: Sequence[Place]) -> list[Straggler]:
+    """The ranks above SLOW times the median of their pipeline stage, slowest first.
+
+    `seconds` is each rank's own computing per step. Ranks that wait for each other count as one, and so does what is
+    found of them. Of two the faster one counts as the median.
+    """
+    slowest = {ranks: max(seconds[rank] for rank in ranks) for ranks in (place.together for place in places)}
+    stages: dict[int, list[float]] = defaultdict(list)
+    for ranks, own in slowest.items():
+        stages[places[ranks[0]].pipeline_stage].append(own)
+    medians = {stage: statistics.median_low(values) for stage, values in stages.items()}
+    found = [
+        Straggler(ranks, tuple(places[rank] for rank in ranks), own, median)
+        for ranks, own in slowest.items()
+        if own > SLOW * (median := medians[places[ranks[0]].pipeline_stage]) > 0
+    ]
+    return sorted(found, key=lambda straggler: -straggler.slowdown)[:SHOWN]
+
+
+def gather_places(ranks: Ranks, groups: ProcessGroupCollection) -> list[Place]:
+    """The place of each rank, in order. Every rank calls this."""
+    named = {"tensor": groups.tp, "context": groups.cp}
+    kinds = [name for name, group in named.items() if group.size() > 1]
+    own = Place(
+        socket.gethostname(),
+        ranks.local_rank,
+        groups.pp.rank(),
+        tuple(sorted(torch.distributed.get_process_group_ranks(groups.tp_cp))),
+        f"{' and '.join(kinds)} parallelism" if kinds else "",
+    )
+    places = [own] * ranks.world_size
+    torch.distributed.all_gather_object(places, own)
+    return places
+
+
+class StragglerWatch:
+    """Compares the ranks' own computing from time to time."""
+
+    def __init__(self, timers: Timers, places: list[Place], rank: int, device: str) -> None:
+        self._timers, self._places, self._rank, self._device = timers, places, rank, device
+        self._steps = 0
+        self._since = timers.totals()
+
+    def step(self) -> list[Straggler]:
+        """The stragglers, at the end of each CHECK_INTERVAL steps; nothing after the others. Every rank calls this.
+
+        A rank that finds itself among them prints the state of its GPU: of ranks that wait for each other, that tells
+        the slow one.
+        """
+        self._steps += 1
+        if self._steps == WARMUP_STEPS:
+            self._since = self._timers.totals()
+        if len(self._places) == 1 or self._steps % CHECK_INTERVAL:
+            return []
+        since = WARMUP_STEPS if self._steps == CHECK_INTERVAL else 0
+        totals = self._timers.totals()
+        own = (totals - self._since).compute_s / (CHECK_INTERVAL - since)
+        self._since = totals
+        found = find_stragglers(self._share(own), self._places)
+        if self._device == "cuda" and any(self._rank in straggler.ranks for straggler in found):
+            # Asked here: in another thread the current device is the first one.
+            gpu = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+            threading.Thread(target=_print_gpu, args=(self._rank, f"GPU-{gpu}"), daemon=True).start()
+        return found
+
+    def _share(self, own: float) -> list[float]:
+        seconds = torch.zeros(len(self._places), dtype=torch.float64, device=self._device)
+        seconds[self._rank] = own
+        torch.distributed.all_reduce(seconds)
+        return seconds.tolist()
+
+
+def _print_gpu(rank: int, uuid: str) -> None:
+    """One line on this rank's GPU. In a thread: nvidia-smi can take long on a sick node, and training goes on."""
+    fields = "pci.bus_id,temperature.gpu,clocks.sm,clocks.max.sm,power.draw,clocks_throttle_reasons.active"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", "-i", uuid]
+    try:
+        state = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        state = f"nvidia-smi gave nothing ({error})"
+    print(f"rank {rank} ({socket.gethostname()}): its GPU ({fields}): {state}", flush=True)

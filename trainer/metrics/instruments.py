@@ -1,0 +1,30 @@
+"""What goes on between the steps: none of it changes what is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.faults.stragglers import StragglerWatch
+from trainer.metrics.profiling import Profiler
+from trainer.metrics.timers import Timers
+from trainer.model.cuda_graphs import LayerGraphs
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """Those of one rank."""
+
+    timers: Timers
+    profiler: Profiler
+    graphs: LayerGraphs
+    stragglers: StragglerWatch
+
+    def before(self, iteration: int) -> bool:
+        """Does what is due before `iteration`. Whether that took time."""
+        recorded, profiled = self.graphs.before(iteration), self.profiler.before(iteration)
+        return recorded or profiled
+
+    def close(self, iteration: int) -> None:
+        """Ends what still runs, before `iteration`."""
+        self.profiler.close(iteration)
+        self.graphs.close()

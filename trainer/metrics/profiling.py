@@ -1,0 +1,110 @@
+"""A trace of chosen steps and ranks by torch's profiler, and a snapshot of the GPU's memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from trainer.contract.config import ConfigError, LoggingConfig, TrainerConfig
+from trainer.contract.run_directory import RunDirectory
+
+DEFAULT_STEPS = 2
+
+MAX_ALLOCATIONS = 1_000_000
+"""Allocations and frees that the memory history keeps, each with its stack; older ones are forgotten."""
+
+
+class Profiler:
+    """Records this rank from one iteration to another. Outside of them it costs nothing."""
+
+    def __init__(self, config: TrainerConfig, run: RunDirectory, rank: int) -> None:
+        """Raises ConfigError when the range is empty, or there is none and a memory history was asked for."""
+        logging = config.logging
+        self._start, self._end = _range(logging)
+        self._is_chosen = self._start < self._end and rank in logging.profile_ranks
+        self._records_memory = logging.record_memory_history and config.device == "cuda"
+        self._device, self._directory, self._rank = config.device, run.profile, rank
+        self._trace: torch.profiler.profile | None = None
+        self._first = 0
+
+    def before(self, iteration: int) -> bool:
+        """Starts or ends the recording, as `iteration` is about to begin. Whether that took time."""
+        if not self._is_chosen:
+            return False
+        if self._trace is None and self._start <= iteration < self._end:
+            self._first = iteration
+            self._begin()
+            return True
+        if self._trace is not None and iteration >= self._end:
+            self.close(iteration)
+            return True
+        return False
+
+    def close(self, iteration: int) -> None:
+        """Ends a recording that still runs, before `iteration`, and writes the files."""
+        if self._trace is None:
+            return
+        trace, self._trace = self._trace, None
+        trace.stop()
+        name = f"iterations-{self._first}-{iteration - 1}-rank-{self._rank}"
+        files = []
+        try:
+            self._directory.mkdir(exist_ok=True)
+            files.append(self._export(trace, name))
+            if self._records_memory:
+                files.append(self._dump_memory(name))
+        except (OSError, RuntimeError) as error:  # a full disk ends no training
+            print(f"rank {self._rank}: the profile could not be written: {error}", flush=True)
+        finally:
+            if self._records_memory:
+                torch.cuda.memory._record_memory_history(enabled=None)
+        for file in files:
+            print(f"rank {self._rank}: profile written to {file}", flush=True)
+
+    def _begin(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._device == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        # Else CUDA's tracing library stays in the process, and each later kernel launch takes 8 us in place of 6.
+        os.environ.setdefault("TEARDOWN_CUPTI", "1")
+        if self._records_memory:
+            torch.cuda.memory._record_memory_history(max_entries=MAX_ALLOCATIONS, stacks="python")
+        self._trace = torch.profiler.profile(activities=activities)
+        self._trace.start()
+
+    def _export(self, trace: torch.profiler.profile, name: str) -> Path:
+        """Chrome's trace format, compressed: for ui.perfetto.dev."""
+        return self._publish(f"{name}.json.gz", trace.export_chrome_trace)  # torch compresses by the ending
+
+    def _dump_memory(self, name: str) -> Path:
+        """What pytorch.org/memory_viz shows."""
+        return self._publish(f"{name}.memory.pickle", torch.cuda.memory._dump_snapshot)
+
+    def _publish(self, name: str, write: Callable[[str], object]) -> Path:
+        """Lets torch write a file where nobody else can put a link, and moves it to its place."""
+        with tempfile.TemporaryDirectory(prefix=".", dir=self._directory) as private:
+            write(f"{private}/{name}")
+            return Path(private, name).replace(self._directory / name)
+
+
+def _range(logging: LoggingConfig) -> tuple[int, int]:
+    """The iterations to record, [start, end)."""
+    start, end = logging.profile_step_start, logging.profile_step_end
+    if start is None:
+        if end is not None or logging.record_memory_history:
+            name = "record_memory_history" if end is None else "profile_step_end"
+            raise ConfigError(
+                f"logging.{name} needs logging.profile_step_start: the first iteration to record"
+            )
+        return 0, 0
+    if end is None:
+        return start, start + DEFAULT_STEPS
+    if end <= start:
+        raise ConfigError(
+            f"logging: profile_step_end = {end} does not come after profile_step_start = {start}"
+        )
+    return start, end

@@ -1,0 +1,40 @@
+"""The versions of what a run stands on, in one line, and a check that all of it can be imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+
+from trainer.distributed import device
+
+
+def print_versions() -> int:
+    """Prints one line and returns the exit status: 0, or 1 naming what cannot be imported."""
+    for module in ("torch", "megatron.core", "trainer.train"):
+        try:
+            importlib.import_module(module)
+            device.stand_in_for_cuda()  # at once after torch, as a run does
+        except Exception as error:  # an import can fail in any way: a missing library, a CUDA mismatch
+            print(f"trainer: cannot import {module}: {type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+    print(" ".join(f"{name} {version}" for name, version in versions().items()))
+    return 0
+
+
+def versions() -> dict[str, str]:
+    """What this process has imported, by name."""
+    return {
+        "trainer": distribution_version("hpcgen"),
+        "megatron-core": sys.modules["megatron.core"].__version__,
+        "torch": sys.modules["torch"].__version__,
+        "transformer-engine": distribution_version("transformer-engine", missing="none"),
+    }
+
+
+def distribution_version(name: str, missing: str = "unknown") -> str:
+    """The installed version of a distribution, or `missing` (for ours: it runs from plain files)."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return missing

@@ -1,0 +1,1 @@
+"""The GPT of this rank: its layers, kernels, initial weights and CUDA graphs."""

@@ -1,0 +1,190 @@
+"""From the configuration to this rank's chunks of the GPT, wrapped for data parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from trainer.contract import imports
+from trainer.contract.config import TrainerConfig
+from trainer.model import cuda_graphs, layers
+from trainer.model.initialization import initialize_by_name
+from trainer.model.kernels import Kernels
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions that keep fp32 master weights, and what the model itself is held in."""
+
+
+def build_model(
+    config: TrainerConfig, groups: ProcessGroupCollection, kernels: Kernels
+) -> list[DistributedDataParallel]:
+    """This rank's model chunks in order of the pipeline: one, or virtual_pipeline_model_parallel_size."""
+    core = transformer_config(config, kernels)
+    if core.tp_comm_overlap:
+        _allocate_overlap_buffers(config, groups)
+    # On a GPU Core draws weights from its own generators, which must be there even though the draw is replaced.
+    uses_graphs = config.training.cuda_graph_impl != "none"
+    model_parallel_cuda_manual_seed(
+        config.training.seed, te_rng_tracker=uses_graphs
+    )  # Core's cannot be recorded
+    stages = config.parallelism.virtual_pipeline_model_parallel_size
+    vp_stages = [None] if stages is None else range(stages)
+    chunks = [_build_chunk(config, core, groups, kernels, vp_stage) for vp_stage in vp_stages]
+    for chunk in chunks:
+        initialize_by_name(chunk, config.training.seed, config.model.init_method_std, config.model.num_layers)
+    if config.training.precision in HALF:
+        chunks = [Float16Module(core, chunk) for chunk in chunks]
+    layout = config.parallelism
+    data_parallel = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=layout.overlap_grad_reduce,
+        overlap_param_gather=layout.overlap_param_gather,
+        average_in_collective=False,
+    )
+    with cuda_graphs.recordable_gradients(config):
+        model = [
+            DistributedDataParallel(
+                core, data_parallel, chunk, disable_bucketing=index > 0, pg_collection=groups
+            )
+            for index, chunk in enumerate(chunks)
+        ]
+    _connect_schedule(core, layout.overlap_grad_reduce, model)
+    return model
+
+
+def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerConfig:
+    """Megatron-Core's configuration of the same model and layout."""
+    model, layout, training = config.model, config.parallelism, config.training
+    dtype = HALF.get(training.precision, torch.float32)
+    interleaved = layout.virtual_pipeline_model_parallel_size is not None
+    on_gpu, has_engine = kernels.on_gpu, kernels.transformer_engine is not None
+    compiles = on_gpu and not training.deterministic_mode
+    return TransformerConfig(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        ffn_hidden_size=model.ffn_hidden_size,
+        num_query_groups=model.num_query_groups,
+        kv_channels=model.kv_channels,
+        normalization=model.normalization,
+        layernorm_epsilon=model.layernorm_epsilon,
+        gated_linear_unit=model.swiglu,
+        activation_func=torch.nn.functional.silu if model.swiglu else torch.nn.functional.gelu,
+        add_bias_linear=model.add_bias_linear,
+        attention_dropout=model.attention_dropout,
+        hidden_dropout=model.hidden_dropout,
+        init_method=_leave_as_is,
+        output_layer_init_method=_leave_as_is,
+        use_cpu_initialization=not on_gpu,
+        tensor_model_parallel_size=layout.tensor_model_parallel_size,
+        pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
+        context_parallel_size=layout.context_parallel_size,
+        sequence_parallel=layout.sequence_parallel,
+        tp_comm_overlap=layout.tp_comm_overlap,
+        bf16=training.precision == "bf16",
+        fp16=training.precision == "fp16",
+        fp8=training.fp8,
+        fp8_recipe=training.fp8_recipe,
+        fp8_amax_history_len=training.fp8_amax_history_len,
+        fp8_amax_compute_algo=training.fp8_amax_compute_algo,
+        cuda_graph_impl=training.cuda_graph_impl,
+        deterministic_mode=training.deterministic_mode,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        recompute_granularity=training.recompute_granularity,
+        recompute_method=training.recompute_method,
+        recompute_num_layers=training.recompute_num_layers,
+        # Batched point-to-point calls in an interleaved schedule of 2 stages give wrong gradients, silently.
+        overlap_p2p_comm=interleaved,
+        batch_p2p_comm=not interleaved,
+        # The loss is the mean over the tokens of the global batch, however they are cut over ranks.
+        calculate_per_token_loss=True,
+        gradient_accumulation_fusion=kernels.weight_gradient is not None,
+        cross_entropy_loss_fusion=compiles,  # Megatron-LM calls the fused ones not deterministic
+        cross_entropy_fusion_impl=kernels.cross_entropy,
+        bias_activation_fusion=on_gpu and (model.swiglu or model.add_bias_linear),
+        bias_dropout_fusion=on_gpu,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=has_engine and model.position_embedding_type == "rope",
+        persist_layer_norm=has_engine,
+    )
+
+
+def _leave_as_is(weight: torch.Tensor) -> torch.Tensor:
+    """Core's hook for drawing a weight; `initialize_by_name` does it once the chunk is built.
+
+    perform_initialization = False would also skip the mark that a weight is split over tensor-parallel ranks,
+    and the gradient norm would then count one rank's part only.
+    """
+    return weight
+
+
+def _build_chunk(
+    config: TrainerConfig,
+    core: TransformerConfig,
+    groups: ProcessGroupCollection,
+    kernels: Kernels,
+    vp_stage: int | None,
+) -> GPTModel:
+    model = config.model
+    last_vp_stage = (config.parallelism.virtual_pipeline_model_parallel_size or 1) - 1
+    spec: Any = layers.block_submodules(core, vp_stage, kernels.transformer_engine is not None)
+    if model.layer_spec is not None:
+        spec = imports.load(model.layer_spec, "model.layer_spec")(core, vp_stage, spec)
+    provider: imports.ModelProvider = GPTModel
+    if model.model_provider is not None:
+        provider = imports.load(model.model_provider, "model.model_provider")
+    chunk = provider(
+        config=core,
+        transformer_layer_spec=spec,
+        vocab_size=model.padded_vocab_size,
+        max_sequence_length=model.max_position_embeddings,
+        pre_process=groups.pp.rank() == 0 and (vp_stage or 0) == 0,
+        post_process=groups.pp.rank() == groups.pp.size() - 1 and (vp_stage or 0) == last_vp_stage,
+        share_embeddings_and_output_weights=not model.untie_embeddings_and_output_weights,
+        position_embedding_type=model.position_embedding_type,
+        rotary_base=model.rotary_base,
+        pg_collection=groups,
+        vp_stage=vp_stage,
+    )
+    if config.device == "cuda":
+        chunk.cuda(torch.cuda.current_device())
+    return chunk
+
+
+def _allocate_overlap_buffers(config: TrainerConfig, groups: ProcessGroupCollection) -> None:
+    """Memory that tensor-parallel ranks write into directly, which Transformer Engine's overlap works with.
+
+    Source: Megatron-LM initialize.py, _initialize_tp_communicators: [tokens on a context-parallel rank, hidden].
+    """
+    from transformer_engine.pytorch.module.base import initialize_ub
+
+    tokens = config.model.seq_length * config.training.micro_batch_size // groups.cp.size()
+    initialize_ub(
+        shape=[tokens, config.model.hidden_size],
+        tp_size=groups.tp.size(),
+        use_fp8=config.training.fp8 is not None,
+        bootstrap_backend="nccl",
+    )
+
+
+def _connect_schedule(core: TransformerConfig, overlap: bool, model: list[DistributedDataParallel]) -> None:
+    """Tells the pipeline schedule how to reduce gradients: one function for one chunk, else a list."""
+    core.finalize_model_grads_func = finalize_model_grads
+    if overlap:
+        no_sync, start = [chunk.no_sync for chunk in model], [chunk.start_grad_sync for chunk in model]
+        core.no_sync_func = no_sync if len(model) > 1 else no_sync[0]
+        core.grad_sync_func = start if len(model) > 1 else start[0]

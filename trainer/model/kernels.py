@@ -1,0 +1,179 @@
+"""Which kernels a run computes with: what is installed, what is used of it, and what a user would gain.
+
+Transformer Engine has the fast layers, attention, cross entropy and AdamW. NVIDIA's apex (never PyPI's package of
+that name) has one kernel that Megatron-Core asks for, which adds weight gradients straight into their fp32 buffer;
+torch can do the same by one matrix product, so that stands in for it.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from typing import Literal
+
+import megatron.core.optimizer as core_optimizer
+import torch
+from megatron.core.tensor_parallel import layers as core_layers
+from megatron.core.transformer import attention as core_attention
+
+from trainer.contract.config import TrainerConfig, TrainingConfig
+from trainer.contract.errors import TrainerError
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of a run."""
+
+    transformer_engine: str | None
+    """Its version, when the layers are made of it."""
+    adamw: str
+    """Whose fused AdamW updates the weights."""
+    cross_entropy: Literal["te", "native"]
+    """Megatron-Core's name of the fused cross entropy."""
+    weight_gradient: str | None
+    """Whose kernel accumulates weight gradients in fp32; None when none does."""
+    on_gpu: bool
+    missed: tuple[str, ...] = ()
+    """What would make this run faster, and is not installed."""
+
+    def __str__(self) -> str:
+        if not self.on_gpu:
+            return "torch's for the CPU"
+        layers = (
+            f"layers and attention by Transformer Engine {self.transformer_engine}"
+            if self.transformer_engine
+            else f"layers and scaled_dot_product_attention by torch {torch.__version__}"
+        )
+        entropy = "Transformer Engine" if self.cross_entropy == "te" else "Megatron-Core"
+        others = "Transformer Engine and " if self.transformer_engine else ""
+        gradients = (
+            f"weight gradients added in fp32 by {others}{self.weight_gradient}"
+            if self.weight_gradient
+            else "weight gradients added apart from their matrix products"
+        )
+        missed = f"; missed: {', '.join(self.missed)}" if self.missed else ""
+        return f"{layers}; cross entropy by {entropy}; fused AdamW by {self.adamw}; {gradients}{missed}"
+
+
+def choose(config: TrainerConfig) -> Kernels:
+    """Looks at what is installed and what `config` asks for; installs the stand-in for apex's kernel.
+
+    Raises:
+        TrainerError: the configuration asks for Transformer Engine, or for FP8, which needs it, and it is not there.
+    """
+    training = config.training
+    version = transformer_engine_version() if config.device == "cuda" else None
+    wanted = training.transformer_impl
+    if version is None:
+        _refuse_what_needs_transformer_engine(config)
+    elif wanted == "torch":
+        _refuse_what_needs_its_layers(config)
+    if config.device != "cuda":
+        return Kernels(
+            transformer_engine=None, adamw="torch", cross_entropy="native", weight_gradient=None, on_gpu=False
+        )
+    if version is not None and wanted != "torch":
+        _split_without_copies()
+    missed = () if version or wanted == "torch" else ("Transformer Engine (about 5% faster, and FP8)",)
+    adamw = "torch" if core_optimizer.USING_PYTORCH_OPTIMIZER else "Transformer Engine" if version else "apex"
+    return Kernels(
+        transformer_engine=None if wanted == "torch" else version,
+        adamw=adamw,
+        cross_entropy=_cross_entropy(training, version),
+        weight_gradient=weight_gradient_kernel() if training.precision != "fp32" else None,
+        on_gpu=True,
+        missed=missed,
+    )
+
+
+def _refuse_what_needs_transformer_engine(config: TrainerConfig) -> None:
+    training = config.training
+    asked = {
+        "training.transformer_impl": training.transformer_impl
+        if training.transformer_impl != "torch"
+        else None,
+        "training.cross_entropy_fusion_impl": "te" if training.cross_entropy_fusion_impl == "te" else None,
+        **_needs_its_layers(config),
+    }
+    for key, value in asked.items():
+        if value is not None:
+            raise TrainerError(
+                f"{key} = {value} needs a GPU and Transformer Engine, which cannot be imported here; "
+                "use an image that has it (NVIDIA's PyTorch images do), or leave the key out"
+            )
+
+
+def _refuse_what_needs_its_layers(config: TrainerConfig) -> None:
+    for key, value in _needs_its_layers(config).items():
+        if value is not None:
+            raise TrainerError(
+                f"{key} = {value} needs Transformer Engine's layers, and training.transformer_impl = 'torch' asks for "
+                "others: leave one of the two out"
+            )
+
+
+def _needs_its_layers(config: TrainerConfig) -> dict[str, object]:
+    """Keys that other layers would pass over in silence, and their values; None where nothing is asked for."""
+    training = config.training
+    return {
+        "training.fp8": training.fp8,
+        "training.cuda_graph_impl": training.cuda_graph_impl if training.cuda_graph_impl != "none" else None,
+        "parallelism.tp_comm_overlap": config.parallelism.tp_comm_overlap or None,
+    }
+
+
+def _cross_entropy(training: TrainingConfig, version: str | None) -> Literal["te", "native"]:
+    """Transformer Engine's where it rounds once, as Core's does; it is the faster one.
+
+    It rounds the gradient of each logit to the model's precision before it multiplies by the gradient of the loss,
+    which Megatron-LM found unstable (its pull request 5115). Here that factor is 1 and nothing is rounded twice,
+    since the loss is a sum that is scaled later, in fp32; but in fp16 it is the loss scale, which comes too late.
+    """
+    if training.cross_entropy_fusion_impl is not None:
+        return training.cross_entropy_fusion_impl
+    return "te" if version is not None and training.precision == "bf16" else "native"
+
+
+def transformer_engine_version() -> str | None:
+    """The version of the Transformer Engine that can be imported; None without one."""
+    try:
+        import transformer_engine.pytorch
+    except (ImportError, OSError):  # a library that it links to may be of another CUDA
+        return None
+    return str(getattr(transformer_engine, "__version__", "of unknown version"))
+
+
+def _split_without_copies() -> None:
+    """Gives Core back Transformer Engine's split of queries, keys and values, whose backward pass copies nothing.
+
+    Core looks for it under an older name, and without it takes torch's, which gathers the three gradients anew: 4% of
+    a step of GPT 1.3B on an H200 with megatron-core 0.19.2 and Transformer Engine 2.16.1.
+    """
+    if core_attention.SplitAlongDim is None:
+        from transformer_engine.pytorch.utils import SplitAlongDim
+
+        core_attention.SplitAlongDim = SplitAlongDim.apply
+
+
+def weight_gradient_kernel() -> str | None:
+    """Whose kernel adds weight gradients in fp32; puts ours in the place of a missing one, where torch can."""
+    if (
+        core_layers._grad_accum_fusion_available
+    ):  # Core could import apex's, which may be built for another CUDA
+        return getattr(core_layers.fused_weight_gradient_mlp_cuda, "owner", "apex")
+    if not hasattr(torch.ops.aten.addmm, "dtype_out"):  # torch before 2.8
+        return None
+    core_layers.fused_weight_gradient_mlp_cuda = types.SimpleNamespace(
+        wgrad_gemm_accum_fp32=_accumulate, wgrad_gemm_accum_fp16=_accumulate, owner="torch"
+    )
+    core_layers._grad_accum_fusion_available = True
+    return "torch"
+
+
+def _accumulate(activation: torch.Tensor, gradient: torch.Tensor, main_grad: torch.Tensor) -> None:
+    """main_grad [out, in] += gradient^T [out, tokens] x activation [tokens, in], rounded only as main_grad is."""
+    activation = activation.reshape(-1, activation.shape[-1])
+    gradient = gradient.reshape(-1, gradient.shape[-1])
+    torch.ops.aten.addmm.dtype_out(
+        main_grad, gradient.t(), activation, main_grad.dtype, beta=1, alpha=1, out=main_grad
+    )

@@ -1,0 +1,128 @@
+"""The parts of a transformer layer for where Transformer Engine is not: torch's norms and attention.
+
+Megatron-Core's own torch parts refuse sequence and context parallelism, and its attention keeps all scores.
+Shapes: s sequence on this context-parallel rank, S whole sequence, b micro-batch, n heads and g query groups
+on this tensor-parallel rank, d width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from trainer.distributed.sequence import zigzag_positions
+
+
+def block_submodules(
+    config: TransformerConfig, vp_stage: int | None, use_transformer_engine: bool
+) -> TransformerBlockSubmodules:
+    """What this chunk of the decoder is made of: Transformer Engine's parts, or ours around torch's."""
+    norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
+    if use_transformer_engine:
+        from megatron.core.extensions.transformer_engine import TENorm
+
+        layer, norm = get_gpt_layer_with_transformer_engine_spec(), TENorm
+    else:
+        layer = get_gpt_layer_local_spec(normalization=config.normalization)
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+        layer.submodules.self_attention.submodules.core_attention = CoreAttention
+    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=norm)
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """torch's LayerNorm, built the way Megatron-Core builds its modules."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__(hidden_size, eps=eps)
+        _mark_sequence_parallel(self, config)
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch's RMSNorm, built the way Megatron-Core builds its modules."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__(hidden_size, eps=eps)
+        _mark_sequence_parallel(self, config)
+
+
+def _mark_sequence_parallel(norm: torch.nn.Module, config: TransformerConfig) -> None:
+    # Each tensor-parallel rank normalises part of the sequence: finalize_model_grads sums their gradients.
+    for parameter in norm.parameters():
+        parameter.sequence_parallel = config.sequence_parallel
+
+
+class CoreAttention(MegatronModule):
+    """Causal attention by torch's scaled_dot_product_attention, with grouped queries and context parallelism.
+
+    With context parallelism each rank holds two chunks of the sequence (`zigzag_positions`), gathers the keys
+    and values of the others, and attends by an explicit mask.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        assert attn_mask_type == AttnMaskType.causal
+        assert attention_type == "self"
+        self.cp_group = pg_collection.cp
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Query [s, b, n, d], key and value [s, b, g, d] -> [s, b, n*d]; causal, so no mask is read."""
+        mask = None
+        if self.cp_group.size() > 1:
+            mask = self._mask(query.shape[0], query.device)  # [s, S]
+            key, value = self._gather(key), self._gather(value)  # [S, b, g, d]
+        context = self._attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value)), mask)  # [b, n, s, d]
+        return context.permute(2, 0, 1, 3).flatten(2).contiguous()
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        arguments: dict[str, Any] = {
+            "attn_mask": mask,
+            "is_causal": mask is None,
+            "scale": self.scale,
+            "enable_gqa": query.shape[1] != key.shape[1],
+        }
+        attend = torch.nn.functional.scaled_dot_product_attention
+        if not (self.training and self.dropout > 0):
+            return attend(query, key, value, **arguments)
+        if self.config.sequence_parallel:  # the whole layer already draws from this rank's own generator
+            return attend(query, key, value, dropout_p=self.dropout, **arguments)
+        with tensor_parallel.get_cuda_rng_tracker().fork():
+            return attend(query, key, value, dropout_p=self.dropout, **arguments)
+
+    def _gather(self, x: torch.Tensor) -> torch.Tensor:
+        # All-gather along the sequence; its backward pass is a reduce-scatter.
+        return tensor_parallel.gather_from_sequence_parallel_region(x.contiguous(), group=self.cp_group)
+
+    def _mask(self, length: int, device: torch.device) -> torch.Tensor:
+        size, total = self.cp_group.size(), length * self.cp_group.size()
+        positions = [zigzag_positions(total, rank, size) for rank in range(size)]
+        mine, all_of_them = positions[self.cp_group.rank()], torch.cat(positions)
+        return (all_of_them[None, :] <= mine[:, None]).to(device)

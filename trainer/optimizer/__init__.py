@@ -1,0 +1,1 @@
+"""AdamW, the parameter groups and the learning rate."""

@@ -1,0 +1,110 @@
+"""Which parameters decay, and which have a rate of their own: by their global names, the same at every layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from megatron.core.optimizer import ParamKey
+from megatron.core.optimizer.optimizer_config import ParamPredicate
+
+from trainer.contract.config import ConfigError, ParameterGroup
+
+Multipliers = tuple[float, float]
+"""Of the weight decay and of the learning rate."""
+
+RATES = ("max_lr", "min_lr")
+"""What Core writes into a group beside its multipliers; the schedule reads them from the configuration."""
+
+SHARED_EMBEDDING = "embedding.word_embeddings.weight"
+
+
+def overrides(
+    groups: Sequence[ParameterGroup], model: Iterable[torch.nn.Module]
+) -> dict[ParamKey, dict[str, float]]:
+    """What Core's optimizer takes: multipliers for parameters of `model`, this rank's chunks. Every rank calls this.
+
+    Biases and normalisation weights have no weight decay, in whatever group.
+
+    Raises:
+        ConfigError: on all ranks, when a group matches no parameter of any rank.
+    """
+    chosen: dict[Multipliers, set[int]] = {}
+    matched: set[int] = set()
+    names: set[str] = set()
+    for name, parameter in (pair for chunk in model for pair in global_names(chunk)):
+        names.add(name)
+        index = next((i for i, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
+        group = ParameterGroup(match="*") if index is None else groups[index]
+        if index is not None:
+            matched.add(index)
+        decays = parameter.dim() > 1 and not name.endswith(".bias")
+        multipliers = (group.wd_mult if decays else 0.0, group.lr_mult)
+        if multipliers != (1.0, 1.0):
+            chosen.setdefault(multipliers, set()).add(id(parameter))
+    _check_all_match(groups, matched, names)
+    return {
+        _key(multipliers, members): _override(multipliers) for multipliers, members in sorted(chosen.items())
+    }
+
+
+def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The parameters of a chunk by their names in the whole model, without the wrappers' prefix.
+
+    Layers are counted over all stages, from 0. The last stage's copy of tied embeddings has the embedding's name, for
+    both must be trained alike.
+    """
+    layers = {
+        name: module.layer_number - 1  # Core counts from 1, over the whole model
+        for name, module in chunk.named_modules()
+        if re.search(r"\.layers\.\d+$", name) and hasattr(module, "layer_number")
+    }
+    for name, parameter in chunk.named_parameters():
+        for prefix, number in layers.items():
+            if name.startswith(f"{prefix}."):
+                name = f"{prefix.rpartition('.')[0]}.{number}{name[len(prefix) :]}"
+                break
+        yield (
+            SHARED_EMBEDDING if getattr(parameter, "shared", False) else re.sub(r"^(module\.)+", "", name),
+            parameter,
+        )
+
+
+def give_rates(saved: Iterable[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
+    """Gives a checkpoint's groups the configured rates, which may be others: Core 0.19 pairs groups by these too."""
+    configured = {_multipliers(group): group for group in groups}
+    for group in saved:
+        if (other := configured.get(_multipliers(group))) is not None:
+            group.update({name: other[name] for name in RATES if name in other})
+
+
+def _multipliers(group: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(group.get(name) for name in ("wd_mult", "lr_mult", "is_expert_parallel"))
+
+
+def _key(multipliers: Multipliers, members: set[int]) -> ParamKey:
+    name = "wd_mult {} lr_mult {}".format(*multipliers)
+    return ParamKey(predicate=ParamPredicate(name=name, fn=lambda parameter: id(parameter) in members))
+
+
+def _override(multipliers: Multipliers) -> dict[str, float]:
+    """Megatron-LM's, where the rate is the usual one: its checkpoints hold groups by these."""
+    wd_mult, lr_mult = multipliers
+    return {"wd_mult": wd_mult} if lr_mult == 1.0 else {"wd_mult": wd_mult, "lr_mult": lr_mult}
+
+
+def _check_all_match(groups: Sequence[ParameterGroup], matched: set[int], names: set[str]) -> None:
+    if not groups:
+        return
+    ranks: list[tuple[set[int], set[str]]] = [(set(), set())] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(ranks, (matched, names))
+    matched, names = set().union(*(m for m, _ in ranks)), set().union(*(n for _, n in ranks))
+    missed = [group.match for index, group in enumerate(groups) if index not in matched]
+    if missed:
+        raise ConfigError(
+            f"optimizer.parameter_groups: {', '.join(map(repr, missed))} matches no parameter, or only such as an "
+            f"earlier group has; the model has {', '.join(sorted(names))}"
+        )
