@@ -118,12 +118,18 @@ def text_at(config: Any, place: Place) -> str:
 
 
 STAND_IN = """#!/bin/sh
-case "$*" in *" remove_scratch "*) exit 0 ;; esac # in the background: its record would land in another one
+name= after= # of the script's function that a node runs: bash -c TEXT NAME ARGUMENT...
+for word; do
+    case $after in text) name=$word; break ;; -c) after=text ;; *) after=$word ;; esac
+done
+[ "$name" != guard_scratch ] || exit 0 # in the background: its record would land in another one
 { printf '%s\\0' "${0##*/}" "$@"; printf '\\n\\0'; } >>"$CALLS"
+case "${0##*/} $name" in
+"srun make_node_scratch") while [ "$1" != bash ]; do shift; done; "$@" >/dev/null 2>&1; exit 0 ;;
+"srun check_host") while [ "$1" != check_host ]; do shift; done; : >"$2/node-1-host.json"; : >"$2/node-1.ok"; exit 0 ;;
+esac 2>/dev/null
 case "${0##*/} $*" in
 "srun "*" --kill-on-bad-exit=1 "*) env -0 >"$CALLS.environment" ;;
-"srun "*" prepare_node "*) while [ "$1" != bash ]; do shift; done; "$@" >/dev/null 2>&1 ;;
-"srun "*" check_node "*) while [ "$1" != check_node ]; do shift; done; : >"$2/node-1-host.json"; : >"$2/node-1.ok" ;;
 "timeout "*) while case $1 in -*) ;; *) false ;; esac; do shift; done; shift; exec "$@" ;;
 "scontrol show hostnames"*) echo node-1 ;;
 "scontrol show node"*) echo "NodeName=node-1 NodeAddr=10.0.0.1 NodeHostName=node-1 Port=1" ;;

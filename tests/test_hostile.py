@@ -42,7 +42,7 @@ from tests.hostile import (
     text_places,
 )
 from tests.runs import SHAPE
-from trainer.contract.config import from_dict, to_dict
+from trainer.contract.config import TrainerConfig, from_dict
 
 STRINGS_IN_CI = 2
 """In each field, for each runtime."""
@@ -227,9 +227,10 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     for variable in planned_stage.environment:
         assert ran.environment[variable.name] == variable.value
     assert "NCCL_X" not in ran.environment
-    prepare = ran.call("srun", "prepare_node")
-    assert prepare[prepare.index("prepare_node") + 1] == f"{cluster.scratch}/hpcgen-slurm-77"
-    assert prepare[prepare.index("prepare_node") + 3 :] == tuple(dict.fromkeys(planned_stage.required))
+    required = planned_stage.required_everywhere()
+    prepare = ran.call("srun", "make_node_scratch")
+    assert prepare[prepare.index("make_node_scratch") + 1] == f"{cluster.scratch}/hpcgen-slurm-77"
+    assert prepare[prepare.index("make_node_scratch") + 4 :] == required
 
     step = ran.calls_of("srun", "--kill-on-bad-exit=1")[-1]
     image: tuple[str, ...] = ()
@@ -244,8 +245,8 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     assert holds(step, (*python, *planned_stage.arguments))
 
     if stage in ("train", "node-health"):
-        check = ran.call("srun", "check_node")
-        assert holds(check, tuple(f"file={path}" for path in dict.fromkeys(planned_stage.required)))
+        check = ran.call("srun", "check_host")
+        assert holds(check, tuple(f"file={path}" for path in required))
         assert check[len(check) - len(cluster.health_command) :] == cluster.health_command
     if stage == "nccl-test" and cluster.nccl_tests:
         looked_for, measured = ran.calls_of("srun", cluster.nccl_tests)
@@ -258,9 +259,8 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
         told = from_dict(CorpusJob, json.loads(planned_stage.files["corpus.json"]), where="")
         assert told == corpus_job(config)
     if stage == "train" and found.trainer is not None:
-        assert json.loads(planned_stage.files["trainer.json"]) == json.loads(
-            json.dumps(to_dict(found.trainer))
-        )
+        told = from_dict(TrainerConfig, json.loads(planned_stage.files["trainer.json"]), where="")
+        assert told == found.trainer
 
 
 def holds(call: tuple[str, ...], words: tuple[str, ...]) -> bool:
@@ -340,9 +340,9 @@ def test_two_thousand_hostile_strings_in_every_field() -> None:
     assert count["strings"] == STRINGS_IN_FULL * len(FIELDS)
 
 
-@pytest.mark.parametrize("name", ["life", "rc", "run_dir", "BASH_ENV", "SHELLOPTS"])
+@pytest.mark.parametrize("name", ["restart", "rc", "run_dir", "BASH_ENV", "SHELLOPTS"])
 def test_a_variable_cannot_take_the_place_of_the_scripts_own(name: str, tmp_path: Path) -> None:
-    """`life` is evaluated as arithmetic, where the text a[$(...)] runs a command."""
+    """`restart` is evaluated as arithmetic, where the text a[$(...)] runs a command."""
     with pytest.raises(ConfigErrors, match=f"environment.{name} "):
         planned(
             tmp_path, *values("one blend", "pyxis", {(RunConfig, ("environment", name)): "a[$(>canary)]"})

@@ -10,7 +10,7 @@ from jinja2 import meta, nodes
 
 from hpcgen.rendering.environment import make_environment
 from hpcgen.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS
-from hpcgen.rendering.script import CONCLUDE, LAUNCH, template_context
+from hpcgen.rendering.script import template_context
 from hpcgen.stages import STAGES
 from tests.rendering.golden import planned_case
 from tests.runs import big_run, planned
@@ -33,9 +33,14 @@ def parsed() -> list[nodes.Template]:
     return [environment.parse(path.read_text(encoding="utf-8")) for path in TEMPLATES.rglob("*.j2")]
 
 
-def test_every_block_is_documented() -> None:
+def test_every_block_and_function_of_a_site_is_documented() -> None:
     blocks = {block.name for tree in parsed() for block in tree.find_all(nodes.Block)}
-    assert first_column(section("Blocks")) == blocks
+    base = (
+        (TEMPLATES / "slurm/base.sbatch.j2").read_text(encoding="utf-8").partition("functions of the site")[2]
+    )
+    functions = set(re.findall(r"^(\w+)\(\) ", base, re.MULTILINE))
+    assert functions == {"launch", "site_prologue", "prepare_node", "site_epilogue"}
+    assert first_column(section("Blocks")) == blocks | functions
 
 
 def documented_variables() -> dict[str, set[str]]:
@@ -51,7 +56,8 @@ def documented_variables() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_variable_is_documented_for_the_stages_that_have_it(stage: str) -> None:
-    given = set(template_context(planned_case("site-group"), stage, origins=()))
+    cases = ("site-group", "azure-ndv5-enroot")
+    given = {name for case in cases for name in template_context(planned_case(case), stage, sources=())}
     assert given == {name for name, stages in documented_variables().items() if stage in stages}
 
 
@@ -66,17 +72,6 @@ def test_templates_use_no_variable_that_is_not_documented() -> None:
 
 def test_every_filter_is_documented() -> None:
     assert first_column(section("Rules")) == {*OUTPUT_FILTERS, *LOGIC_FILTERS}
-
-
-def test_the_markers_are_the_ones_that_submitit_is_cut_at() -> None:
-    assert f"`{LAUNCH}`" in README
-    assert f"`{CONCLUDE}`" in README
-
-
-def test_every_template_is_named() -> None:
-    for path in (TEMPLATES / "slurm").iterdir():
-        stage = path.name.removesuffix(".sbatch.j2")
-        assert stage in ("base", *STAGES) or f"`slurm/{path.name}`" in README
 
 
 @pytest.mark.parametrize("stage", ["base", "train"])

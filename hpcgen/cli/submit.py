@@ -53,8 +53,6 @@ def command(
 
     plan = api.plan(api.load_run(config, overrides), stages)
     warn(plan.warnings)
-    if launcher == "slurm":
-        warn(tuple(_unused_launch_blocks(plan, templates)))
     if dry_run:
         require_pairs(plan)
         missing = missing_tasks(plan)
@@ -73,31 +71,6 @@ def command(
         _show_jobs(plan, jobs)
     if launcher == "local" and plan.training is not None:
         _show_run(plan)
-
-
-def _unused_launch_blocks(plan: Plan, templates: Sequence[Path]) -> Iterator[str]:
-    """Launch blocks of a site, which hold for rendered scripts only."""
-    from hpcgen.api import site_directories
-
-    directories = site_directories(templates)
-    if not directories:
-        return
-    from hpcgen.rendering.environment import make_environment
-    from hpcgen.rendering.inventory import template_chain
-
-    environment = make_environment(directories, plan.run.cluster.trusted_groups)
-    places: dict[str, list[str]] = {}
-    for stage in plan.stages:
-        for file in template_chain(environment, stage):
-            for block in file.blocks if not file.shipped else ():
-                if block.name == "launch":
-                    places.setdefault(f"{file.path}:{block.line}", []).append(stage)
-    for place, stages in places.items():
-        yield (
-            f"{place}: block launch does not hold for hpcgen submit, which starts the tasks of {', '.join(stages)} "
-            f"with its own srun line; use hpcgen render {stages[0]} ... | sbatch, or put what stands before the "
-            "command into block container: container+=(numactl --localalloc)"
-        )
 
 
 def _would_submit(stage: StagePlan, tasks: tuple[int, ...] | None) -> str:

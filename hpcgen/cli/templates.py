@@ -16,10 +16,11 @@ from hpcgen.stages import FRAMES, STAGES
 from hpcgen.text import did_you_mean
 
 if TYPE_CHECKING:
+    from hpcgen.check.site import Report
+    from hpcgen.lint.check import Finding
     from hpcgen.rendering.environment import ShellEnvironment
-    from hpcgen.rendering.findings import Finding
     from hpcgen.rendering.inventory import TemplateFile
-    from hpcgen.rendering.site import Report
+    from hpcgen.rendering.replaced import Replaced
 
 NAMES = (*FRAMES, *STAGES)
 
@@ -33,18 +34,27 @@ def command() -> None:
 @templates_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(templates: tuple[Path, ...], as_json: bool) -> None:
-    """List the template of each stage: its file, what it extends, and the blocks that a site replaces."""
+    """List the template of each stage: its file, what it extends, and the blocks and functions that a site replaces."""
     from hpcgen.rendering.inventory import TEMPLATES, template_chain, unused_files
+    from hpcgen.rendering.replaced import replaced_functions
 
     environment = _environment(templates)
     chains = {name: template_chain(environment, name) for name in TEMPLATES}
+    replaced = {name: replaced_functions(environment, name) for name in TEMPLATES}
     unused = unused_files(environment)
     if as_json:
-        listed = [{"name": name, "files": [_file(file) for file in chain]} for name, chain in chains.items()]
+        listed = [
+            {
+                "name": name,
+                "files": [_file(file) for file in chain],
+                "functions": [_function(function) for function in replaced[name]],
+            }
+            for name, chain in chains.items()
+        ]
         left = [{"path": str(one.path), "reason": one.reason} for one in unused]
         click.echo(json.dumps({"templates": listed, "unused": left}, indent=1))
         return
-    _print_table([_row(name, chain) for name, chain in chains.items()])
+    _print_table([_row(name, chain, replaced[name]) for name, chain in chains.items()])
     for one in unused:
         click.secho(f"not used: {one.path}; {one.reason}", fg="yellow")
 
@@ -85,14 +95,35 @@ def _file(file: TemplateFile) -> dict[str, Any]:
     }
 
 
-def _row(name: str, chain: Sequence[TemplateFile]) -> tuple[str, str, str, str]:
+def _function(function: Replaced) -> dict[str, Any]:
+    from hpcgen.rendering.replaced import digest
+
+    return {
+        "name": function.name,
+        "line": function.line,
+        "written_against": None if function.recorded is None else digest(function.recorded),
+        "shipped": digest(function.shipped),
+        "stale": function.is_stale,
+    }
+
+
+def _row(name: str, chain: Sequence[TemplateFile], replaced: Sequence[Replaced]) -> tuple[str, ...]:
     file = chain[0]
     origin = "shipped" if file.shipped else str(file.path)
     extends = " > ".join(parent.name if parent.shipped else str(parent.path) for parent in chain[1:])
     if file.shipped:
-        return name, origin, extends, ""
+        return name, origin, extends, "", ""
     blocks = ", ".join(f"{block.name}{' + super' if block.calls_super else ''}" for block in file.blocks)
-    return name, origin, extends, blocks or "none"
+    return name, origin, extends, blocks or "none", ", ".join(_version(function) for function in replaced)
+
+
+def _version(function: Replaced) -> str:
+    """A function and the shipped version that the site's was written against."""
+    from hpcgen.rendering.replaced import digest
+
+    if function.recorded is None:
+        return function.name
+    return f"{function.name} {digest(function.recorded)[:8]}{' (stale)' if function.is_stale else ''}"
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
@@ -100,7 +131,7 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("template", "from", "extends", "blocks that the site replaces"):
+    for title in ("template", "from", "extends", "blocks that the site replaces", "functions"):
         table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -189,6 +220,33 @@ def _make_directory(directory: Path) -> None:
     require_trusted(directory, trusted)
 
 
+@command.command("diff")
+@click.argument("name", type=click.Choice(NAMES), metavar="NAME")
+@templates_option
+@click.option(
+    "--accept", is_flag=True, help="Record that the site's functions are up to date with the shipped ones."
+)
+def diff_command(name: str, templates: tuple[Path, ...], accept: bool) -> None:
+    """Show how the functions of the site's template NAME differ from the shipped ones.
+
+    Where a shipped function has changed since the site's was written, that change comes first.
+    """
+    from hpcgen.files import write_text
+    from hpcgen.rendering.replaced import replaced_functions, shipped_functions, with_records
+
+    replaced = replaced_functions(_environment(templates), name)
+    for function in replaced:
+        for diff in function.diffs():
+            click.echo(diff)
+    if not replaced:
+        click.echo(f"the site replaces no function of template {name}", err=True)
+    elif accept:
+        path = replaced[0].path
+        text = with_records(path.read_text(encoding="utf-8"), shipped_functions(name))
+        write_text(path, text, mode=path.stat().st_mode & 0o777)
+        click.echo(f"recorded in {path}", err=True)
+
+
 @command.command("check")
 @templates_option
 @click.option(
@@ -209,14 +267,18 @@ def check_command(
     Nothing of the scripts is run: bash, shellcheck (where it is installed) and hpcgen lint only read them.
     """
     from hpcgen.api import site_directories
+    from hpcgen.check.scripts import read_by_lint
+    from hpcgen.check.site import check_site
     from hpcgen.config.loader import cluster_names
-    from hpcgen.rendering.lint import lint_scripts
     from hpcgen.rendering.shell_programs import has_shellcheck, read_scripts
-    from hpcgen.rendering.site import check_site
 
     def read(scripts: Sequence[str]) -> list[list[Finding]]:
-        both = zip(read_scripts(scripts), lint_scripts(scripts), strict=True)
-        return [[*of_shell, *of_lint] for of_shell, of_lint in both]
+        # a script that bash cannot read has only that finding
+        both = zip(read_scripts(scripts), read_by_lint(scripts), strict=True)
+        return [
+            by_shell if any(finding.rule == "syntax" for finding in by_shell) else [*by_shell, *by_lint]
+            for by_shell, by_lint in both
+        ]
 
     directories = site_directories(templates)
     report = check_site(directories, clusters or cluster_names(), read, named=bool(clusters))
@@ -230,16 +292,15 @@ def check_command(
 def _as_json(report: Report, shellchecked: bool) -> dict[str, Any]:
     findings = [
         {
-            "rule": finding.rule.name,
-            "file": finding.file,
-            "line": finding.line,
-            "what": finding.what,
-            "names": finding.names,
-            "why": finding.rule.why,
-            "fix": finding.rule.fix,
-            "seen": finding.seen,
+            "rule": seen.finding.rule,
+            "severity": seen.finding.severity,
+            "file": seen.finding.path,
+            "line": seen.finding.line,
+            "why": seen.finding.why,
+            "fix": seen.finding.fix,
+            "seen": seen.scripts,
         }
-        for finding in report.findings
+        for seen in report.findings
     ]
     return {
         "clusters": report.clusters,
@@ -250,12 +311,16 @@ def _as_json(report: Report, shellchecked: bool) -> dict[str, Any]:
 
 
 def _print_report(report: Report, directories: Sequence[Path], shellchecked: bool) -> None:
-    for finding in report.findings:
-        click.echo(f"{finding.where}: {click.style(finding.rule.name, fg='red')}: {finding.said}")
-        click.echo(f"    why: {finding.rule.why}")
-        click.echo(f"    fix: {finding.rule.fix}")
-        if finding.seen:
-            click.echo(f"    in:  {_shortened(finding.seen)}")
+    from hpcgen.check.site import explanation
+
+    for seen in report.findings:
+        finding = seen.finding
+        color = "red" if finding.severity == "error" else "yellow"
+        click.echo(f"{seen.where}: {click.style(finding.rule, fg=color)}: {finding.why}")
+        click.echo(f"    why: {explanation(finding.rule)}")
+        click.echo(f"    fix: {finding.fix}")
+        if seen.scripts:
+            click.echo(f"    in:  {_shortened(seen.scripts)}")
     sites = ", ".join(str(directory) for directory in directories) or "the shipped templates alone"
     number = len(report.findings)
     counted = f"{number or 'no'} finding{'' if number == 1 else 's'}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +53,10 @@ class Run:
     """What is wrong in the run file, left out of `config`; planning refuses it together with broken rules."""
     unsure_sections: frozenset[str] = frozenset()
     """Sections that hold a mistake: what follows from them is not worth a message."""
+    file: Path | None = None
+    """The run file; None for a run of a cluster alone."""
+    sha256: str = ""
+    """Hash of the run file."""
 
 
 def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
@@ -64,7 +70,10 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         HpcgenError: a file that can't be read.
     """
     path = Path(path)
-    return load_document(documents.read(path), path.absolute().parent, overrides)
+    run = load_document(documents.read(path), path.absolute().parent, overrides)
+    return dataclasses.replace(
+        run, file=path.absolute(), sha256=hashlib.sha256(path.read_bytes()).hexdigest()
+    )
 
 
 def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) -> Run:

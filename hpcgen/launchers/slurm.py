@@ -17,11 +17,21 @@ from hpcgen.launchers.run_directory import make_run_directory, sharing
 from hpcgen.launchers.tasks import ModuleTask
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
+from hpcgen.rendering.filters import shell_word
 from hpcgen.rendering.script import Script
 
-SRUN_AS_A_STEP = ('srun() { ((terminated)) || launch "$@"; }',)
-"""submitit's srun line then runs as the script's: in the background, so that traps work; not when cancelled."""
+MARK = "--hpcgen-task"
+"""Stands in submitit's launch line between srun's options and its command."""
 
+SRUN_STARTS_THE_JOB = (
+    "# submitit calls srun with its options and its command: they join the script's, and the job begins.",
+    "srun() {",
+    "    unset -f srun",
+    f'    while [[ $1 != {MARK} ]]; do step+=("$1"); shift; done',
+    '    task=("${@:2}") submitted=1',
+    "    main",
+    "}",
+)
 
 SINGLE_TASK = ("SLURM_ARRAY_JOB_ID=$SLURM_JOB_ID SLURM_ARRAY_TASK_ID=0",)
 """submitit queues a single task as a job without an array. The script takes it for one of one task; not exported,
@@ -87,7 +97,7 @@ def _submit(
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
-        executor = SlurmExecutor(run_dir / "submitit", python=task_python(stage))
+        executor = SlurmExecutor(run_dir / "submitit", python=shell_word(stage.python))
         parameters = submitit_parameters(stage, script, after.job_id if after else None, tasks)
         executor.update_parameters(**parameters)
         if tasks is None:
@@ -101,19 +111,14 @@ def _submit(
     return Job(stage.name, job_id, run_dir / f"{stage.name}-{job_id}{of_task}.log", submitted, tasks)
 
 
-def task_python(stage: StagePlan) -> str:
-    """The shell words with which the rendered script too starts its Python."""
-    return f'"${{container[@]}}" env "${{task_environment[@]}}" {stage.python}'
-
-
 def submitit_parameters(
     stage: StagePlan, script: Script, after: str | None, tasks: tuple[int, ...] | None = None
 ) -> dict[str, Any]:
-    """submitit's public parameters: the script's directives, its lines around the launch, and its srun options.
+    """submitit's public parameters: the script's directives and definitions; its main starts submitit's command.
 
-    `tasks` are those of the stage's array; submitit counts them anew from 0.
+    `tasks` are those of the stage's array; submitit numbers them from 0.
     """
-    setup, teardown = script.around_launch()
+    setup = script.definitions()
     options: dict[str, Any] = {}
     for directive in script.directives():
         name, equals, value = directive.removeprefix("--").partition("=")
@@ -122,7 +127,8 @@ def submitit_parameters(
         )
     options.pop("array", None)
     if tasks is not None:
-        setup = [*(SINGLE_TASK if len(tasks) == 1 else ()), *setup, *_which_task(tasks)]
+        task_ids = f"task_ids=({' '.join(map(str, tasks))})"
+        setup = [*(SINGLE_TASK if len(tasks) == 1 else ()), *setup, task_ids]
     if tasks is not None and len(tasks) == 1:
         options["output"] = options["output"].replace("%A_%a", "%j_0")
     dependency = {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"} if after else {}
@@ -133,26 +139,17 @@ def submitit_parameters(
         "wckey": None,
         "stderr_to_stdout": True,
         "additional_parameters": options | dependency,
-        "setup": [*setup, _task_logs(tasks), *SRUN_AS_A_STEP],
-        "teardown": teardown,
-        "srun_args": [*stage.allocation.srun_options()],
+        "setup": [*setup, _task_logs(tasks), *SRUN_STARTS_THE_JOB],
+        "srun_args": [MARK],
         **_parallelism(stage, tasks),
     }
 
 
-def _which_task(tasks: tuple[int, ...]) -> list[str]:
-    """Lines that say which task of the stage the one of this array is."""
-    return [
-        f"task_ids=({' '.join(map(str, tasks))})",
-        "task_id=${task_ids[SLURM_ARRAY_TASK_ID]}",
-        'say "task $task_id of $num_tasks of the stage"',
-    ]
-
-
 def _task_logs(tasks: tuple[int, ...] | None) -> str:
     """submitit gives every task a file of its own, and the job's log does not have them."""
-    job = "${SLURM_JOB_ID}" if tasks is None or len(tasks) == 1 else "${job}"
-    return f'say "the tasks\' own logs: $run_dir/submitit/{job}_*_log.out"'
+    is_array = tasks is not None and len(tasks) > 1
+    job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if is_array else "$SLURM_JOB_ID"
+    return f'task_logs="$run_dir/submitit/{job}"_*_log.out'
 
 
 def _parallelism(stage: StagePlan, tasks: tuple[int, ...] | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from hpcgen.errors import HpcgenError
 from hpcgen.lint.job import Job
 from hpcgen.lint.reader import read
-from hpcgen.lint.rule import RULES, Hit, Severity
+from hpcgen.lint.rule import RULES, Hit, Rule, Severity
 from hpcgen.lint.rules import (
     addresses,
     containers,
@@ -25,7 +25,7 @@ from hpcgen.lint.rules import (
 )
 from hpcgen.lint.script import Script
 
-__all__ = ["RULES", "Finding", "lint", "release_of", "require_known", "selection"]
+__all__ = ["RULES", "Finding", "apply", "lint", "release_of", "require_known", "selection"]
 
 GROUPS = (addresses, containers, directives, environment, megatron, rendezvous, shell, signals, starts, steps)
 """The modules of rules: importing them fills RULES, in this order."""
@@ -76,15 +76,23 @@ def lint(
 
 def _findings(script: Script, rules: Collection[str] | None, slurm_version: str | None) -> Iterator[Finding]:
     job = Job(script)
+    chosen = [
+        rule
+        for rule in RULES.values()
+        if rule.applies_to(slurm_version, job.oldest_slurm) and (rules is None or rule.id in rules)
+    ]
+    return apply(chosen, job, script, slurm_version)
+
+
+def apply(
+    rules: Iterable[Rule], subject: object, script: Script, slurm_version: str | None = None
+) -> Iterator[Finding]:
+    """Findings of rules that look at `subject`, without those that comments of the script turn off."""
     ignored = _ignored(script)
-    for rule in RULES.values():
-        if not rule.applies_to(slurm_version, job.oldest_slurm) or (
-            rules is not None and rule.id not in rules
-        ):
-            continue
+    for rule in rules:
         hits = [
             hit
-            for hit in rule.check(job)
+            for hit in rule.check(subject)
             if rule.id not in ignored.get(hit.line, ()) and not (hit.needs_release and slurm_version is None)
         ]
         for first, *others in _grouped(hits):

@@ -170,7 +170,8 @@ def unwrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:
     while words and (name := words[0].text.rpartition("/")[2]) in _WRAPPERS:
         index = 1
         while index < len(words) and (
-            words[index].text.startswith("-") or (name == "env" and re.match(r"\w+=", words[index].text))
+            words[index].text.startswith("-")
+            or (name == "env" and re.match(r"\w+=|\$\{\w+\[@\]\}", words[index].text))
         ):
             index += 2 if words[index].text in _OPTIONS_WITH_VALUE else 1
         words = words[index + _WRAPPERS[name] :]

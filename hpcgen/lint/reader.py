@@ -19,6 +19,7 @@ from hpcgen.lint.template import ANGLES, ANY, BRACES, masked, unmasked
 from hpcgen.lint.tree import (
     assigned,
     assigned_in_arithmetic,
+    assignments,
     does_nothing,
     names_in_arithmetic,
     uses,
@@ -111,7 +112,7 @@ class _Reader:
         self._arithmetic: list[Use] = []
         self._unset: set[str] = set()
         self._sets: dict[str, dict[str, Variable]] = {}
-        self._tree: Node = {}
+        self._assignments_of_tree: list[tuple[int, str]] = []
         self._exported: set[str] = set()
         self._pipelines: list[tuple[Command, ...]] = []
         self._variables = _of_slurm(script.options)
@@ -152,8 +153,8 @@ class _Reader:
     ) -> None:
         """Adds what is in a script, or in the text of a `bash -c`, of which the bytes in `doubts` are uncertain."""
         tree, source, places = self._parsed(text, outer=place is None)
-        before, tree_before = self._expander, self._tree
-        self._tree = tree
+        before, assignments_before = self._expander, self._assignments_of_tree
+        self._assignments_of_tree = [(offset, name) for offset, name, _ in assignments(tree)]
         self._expander = Expander(
             source,
             self._variables,
@@ -172,7 +173,7 @@ class _Reader:
         self._uses += [replace(use, line=line_at(use.line)) for use in uses(tree)]
         self._arithmetic += [Use(name=name, line=line_at(line)) for name, line in names_in_arithmetic(tree)]
         self._statements(tree.get("Stmts", []), place or _Place())
-        self._expander, self._tree = before, tree_before
+        self._expander, self._assignments_of_tree = before, assignments_before
 
     def _parsed(self, text: str, *, outer: bool) -> tuple[Node, bytes, re.Pattern[str]]:
         """The tree of a text, the bytes that its offsets count, and the places of a template in it.
@@ -373,8 +374,8 @@ class _Reader:
         name, first = command["Name"]["Value"], len(self._commands)
         saved = dict(self._variables)
         # the body runs when the function is called, with what is assigned until then
-        for later in assigned(self._tree, after=command["End"]["Offset"]):
-            if later in self._variables:
+        for offset, later in self._assignments_of_tree:
+            if offset > command["End"]["Offset"] and later in self._variables:
                 self._set(later, weak(self._variables[later]))
         inside = replace(place.within(), function=name)
         self._one(command["Body"], inside)

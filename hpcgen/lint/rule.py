@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from hpcgen.lint.job import Job
 
@@ -29,6 +29,7 @@ class Hit:
 
 
 Check = Callable[[Job], Iterator[Hit]]
+_Check = TypeVar("_Check", bound=Callable[[Any], Iterator[Hit]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,8 @@ class Rule:
     """Where the fact is documented or was measured; "" for facts about hpcgen itself."""
     slurm: tuple[str, str] | None
     """First ("" for any) and last Slurm release that behave so. None: every release."""
-    check: Check
+    check: Callable[[Any], Iterator[Hit]]
+    """Finds the places in a `Job`, or in the `Comparison` of hpcgen.check."""
 
     def applies_to(self, slurm_version: str | None, oldest: str = "") -> bool:
         """Whether the rule holds, or may hold, on a Slurm release, for a script that needs at least `oldest`."""
@@ -67,15 +69,21 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(
-    id: str, severity: Severity, title: str, *, source: str = "", slurm: tuple[str, str] | None = None
-) -> Callable[[Check], Check]:
+    id: str,
+    severity: Severity,
+    title: str,
+    *,
+    source: str = "",
+    slurm: tuple[str, str] | None = None,
+    register: dict[str, Rule] = RULES,
+) -> Callable[[_Check], _Check]:
     """Registers a function as a rule; its docstring is the explanation."""
 
-    def register(check: Check) -> Check:
-        assert id not in RULES, id
+    def add(check: _Check) -> _Check:
+        assert id not in register, id
         assert check.__doc__, id
         explanation = "\n".join(line.strip() for line in check.__doc__.strip().splitlines())
-        RULES[id] = Rule(
+        register[id] = Rule(
             id=id,
             severity=severity,
             title=title,
@@ -86,4 +94,4 @@ def rule(
         )
         return check
 
-    return register
+    return add

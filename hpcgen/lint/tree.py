@@ -83,18 +83,24 @@ def words_of_test(node: Node) -> Iterator[Node]:
             yield from words_of_test(inner)
 
 
-def assigned(node: Node, *, after: int = -1, appends: bool = True) -> Iterator[str]:
-    """Variables that assignments within a node set, of those that begin after the byte `after`; += if `appends`."""
+def assigned(node: Node, *, appends: bool = True) -> Iterator[str]:
+    """Variables that assignments within a node set; those of += if `appends`."""
+    return (name for _, name, is_append in assignments(node) if appends or not is_append)
+
+
+def assignments(node: Node) -> Iterator[tuple[int, str, bool]]:
+    """The first byte of each assignment within a node, its variable, and whether it is a +=."""
     if isinstance(node, list):
         for inner in node:
-            yield from assigned(inner, after=after, appends=appends)
+            yield from assignments(inner)
     elif isinstance(node, dict):
         items = [
             *node.get("Assigns", []),
             *(node.get("Args", []) if node.get("Type") == "DeclClause" else []),
         ]
         for item in items:
-            if item.get("Name") and item["Pos"]["Offset"] > after and (appends or not item.get("Append")):
-                yield item["Name"]["Value"]
+            if item.get("Name"):
+                yield item["Pos"]["Offset"], item["Name"]["Value"], bool(item.get("Append"))
         for inner in node.values():
-            yield from assigned(inner, after=after, appends=appends)
+            if isinstance(inner, dict | list):
+                yield from assignments(inner)

@@ -53,6 +53,11 @@ class Container:
     copy_image: bool
     """The image is copied to each node's scratch first."""
 
+    @property
+    def image_is_file(self) -> bool:
+        """Whether the image is a .sqsh file rather than one of a registry."""
+        return self.image.endswith(".sqsh")
+
     def words(self) -> tuple[str, ...]:
         """What stands between srun's options and the command: pyxis's options but for the image, or enroot's call."""
         return self._pyxis() if self.runtime == "pyxis" else self._enroot()

@@ -14,7 +14,7 @@ SCRATCH_GIB = 10
 
 
 def node_check(run: Run) -> dict[str, object]:
-    """Variables of templates/slurm/node_check.sh.j2."""
+    """Settings of templates/lib/node-check.sh."""
     expectations = [*_expectations(run.node_type), f"scratch={SCRATCH_GIB}:{run.cluster.scratch}"]
     return {
         "node_expectations": expectations,

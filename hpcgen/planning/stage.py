@@ -45,6 +45,8 @@ class StagePlan:
     """Name -> text of files that the script writes into the job's directory."""
     values: Mapping[str, object]
     """Variables of the stage's own template."""
+    datasets: tuple[str, ...]
+    """Those of `inputs` that are a dataset's: often thousands, so the job looks for each once, not on every node."""
     signal_lead_s: int
     """Seconds before the time limit at which the job is warned; 0 for a stage that has nothing to save."""
 
@@ -52,6 +54,17 @@ class StagePlan:
     def name(self) -> str:
         """The stage's name."""
         return self.kind.name
+
+    @property
+    def checks_nodes(self) -> bool:
+        """Whether the job checks its nodes on their hosts."""
+        return "node_expectations" in self.values
+
+    def required_everywhere(self) -> tuple[str, ...]:
+        """Host paths that each node is asked for: `required`, with the directories of the datasets for their files."""
+        of_datasets = set(self.datasets)
+        paths = (str(PurePosixPath(path).parent) if path in of_datasets else path for path in self.required)
+        return tuple(dict.fromkeys(paths))
 
 
 def make_stage(
@@ -83,6 +96,7 @@ def make_stage(
         secrets=stage_secrets(stage, config),
         files=work.files,
         values=work.values,
+        datasets=work.datasets,
         signal_lead_s=signal_lead_s,
     )
 

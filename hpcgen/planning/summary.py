@@ -64,7 +64,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "memory_gib_per_device": memory.total_gib,
         "checkpoint_bytes": checkpoint_bytes(trainer.model, trainer.training.precision),
         "storage_write_gb_s": plan.run.cluster.storage_write_gb_s or checkpointing.ASSUMED_WRITE_GB_S,
-        "checks_nodes_first": bool(stage.values["preflight"]),
+        "checks_nodes_first": stage.checks_nodes,
         "save_time_s": checkpointing.save_time_s(trainer, plan.run.cluster.storage_write_gb_s),
         "save_interval": trainer.checkpoint.save_interval,
         "save_interval_minutes": trainer.checkpoint.save_interval_minutes,

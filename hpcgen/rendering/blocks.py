@@ -1,4 +1,4 @@
-"""Blocks that a site's template replaces: a misspelt one would be left out of the script without a word."""
+"""Blocks that a site's template replaces: a misspelled one would silently be left out of the script."""
 
 from __future__ import annotations
 
@@ -10,6 +10,26 @@ from jinja2 import nodes
 from hpcgen.errors import HpcgenError
 from hpcgen.rendering.environment import ShellEnvironment
 from hpcgen.rendering.template_errors import template_errors
+
+REPLACED = {
+    "header": "block directives, which may hold comments too",
+    "functions": "block site, for functions of the site's own",
+    "run_directory": "function site_prologue",
+    "job_files": "function site_prologue",
+    "nodes": "function prepare_node",
+    "scratch": "function prepare_node; and task_environment+=(...) in function site_prologue",
+    "image": "function site_prologue",
+    "ready": "function prepare_node",
+    "container": "block settings: {{ super() }}, then container+=(...) or step+=(...)",
+    "rendezvous": "function site_prologue",
+    "checks": "function site_prologue",
+    "launch": "function launch",
+    "cleanup": "function site_epilogue",
+    "prologue": "function site_prologue",
+    "epilogue": "function site_epilogue",
+    "conclusion": "function site_epilogue",
+}
+"""A block of hpcgen 0.1's templates -> what a site replaces now. Functions are defined in block site."""
 
 
 def require_known_blocks(environment: ShellEnvironment, name: str) -> None:
@@ -24,6 +44,11 @@ def require_known_blocks(environment: ShellEnvironment, name: str) -> None:
     for position, (filename, tree) in enumerate(reversed(chain)):
         for block in (node for node in tree.body if isinstance(node, nodes.Block)):
             if position > 0 and block.name not in known:
+                if block.name in REPLACED:
+                    hint = f"write {REPLACED[block.name]} (docs/templates.md)"
+                    raise HpcgenError(
+                        f"{filename}:{block.lineno}: there is no block {block.name!r} any more", hint
+                    )
                 close = difflib.get_close_matches(block.name, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"blocks are {', '.join(sorted(known))}"
                 raise HpcgenError(f"{filename}:{block.lineno}: block {block.name!r} replaces nothing", hint)

@@ -18,6 +18,7 @@ from jinja2 import Undefined
 from markupsafe import Markup
 
 from hpcgen.errors import HpcgenError
+from hpcgen.rendering.settings import Setting
 
 # `shlex.quote` leaves these bare as well, but bash reads them as syntax when they are a whole word.
 _RESERVED_WORDS = frozenset(
@@ -30,6 +31,8 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # do not end the value. It reads a backslash as an escape within both kinds of quotes, so that and quotes are
 # refused; `$` and a backquote mean nothing to it, but would to a shell that is handed the value.
 _DIRECTIVE_BARE = re.compile(r"[A-Za-z0-9_.,:/@%+=-]+")
+LONGEST_ARRAY = 100
+"""Characters of an array on one line; a longer one has a line for each word."""
 _DIRECTIVE_QUOTED = re.compile(r"[^\"'\\$`]+")
 
 
@@ -86,14 +89,6 @@ def heredoc(value: object) -> Markup:
     return Markup(f"<<'{delimiter}'\n{text}{newline}{delimiter}")
 
 
-def integer(value: object) -> Markup:
-    """A whole number, the only value for `$(( ))`, `[[ -lt ]]`, subscripts: bash evaluates a text there."""
-    _require_defined(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UnwritableValue(f"{_shown(value)} is not a whole number")
-    return Markup(int.__repr__(value))
-
-
 def variable(value: object) -> Markup:
     """The name of a shell variable, for `export {{ name | variable }}={{ value }}`."""
     text = _text(value)
@@ -104,13 +99,21 @@ def variable(value: object) -> Markup:
     return Markup(text)
 
 
-def raw(value: object) -> Markup:
-    """Shell code as it is: for text that hpcgen or the administrator wrote, never for a run's values."""
+def assignment(value: object) -> Markup:
+    """A setting as the assignment of its variable: NAME=WORD, or NAME=(WORD...)."""
     _require_defined(value)
-    if not isinstance(value, str):
-        raise UnwritableValue(f"{_shown(value)} is not a text of shell code")
-    _refuse_unprintable(value.replace("\n", "").replace("\t", ""), value)
-    return Markup(value)
+    if not isinstance(value, Setting):
+        raise UnwritableValue(f"{_shown(value)} is not a setting")
+    name = variable(value.name)
+    if isinstance(value.value, str | int):
+        return Markup(f"{name}={shell_word(value.value)}")
+    words = [shell_word(word) for word in value.value]
+    line = f"{name}=({' '.join(words)})"
+    if len(line) > LONGEST_ARRAY:
+        line = "\n".join((f"{name}=(", *(f"    {word}" for word in words), ")"))
+    is_for_tasks = any("$" in word for word in words)
+    comment = "# shellcheck disable=SC2016 # the tasks' shells expand it\n" if is_for_tasks else ""
+    return Markup(comment + line)
 
 
 def items(value: Mapping[str, object]) -> ItemsView[str, object]:
@@ -123,11 +126,10 @@ def items(value: Mapping[str, object]) -> ItemsView[str, object]:
 
 # The filters that write a value, and the one that a template's logic may use. There are no others.
 OUTPUT_FILTERS: dict[str, Callable[[object], Markup]] = {
+    "assignment": assignment,
     "comment": comment,
     "directive": directive,
     "heredoc": heredoc,
-    "integer": integer,
-    "raw": raw,
     "variable": variable,
 }
 LOGIC_FILTERS: dict[str, Callable[[Mapping[str, object]], ItemsView[str, object]]] = {"items": items}

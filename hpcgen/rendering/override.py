@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from hpcgen.rendering.block_docs import BlockDoc
 from hpcgen.rendering.inventory import prefixed
+from hpcgen.rendering.replaced import shipped_functions, with_records
+from hpcgen.resources import shipped
 
 
 def override_text(
@@ -13,22 +15,37 @@ def override_text(
 ) -> str:
     """A template that replaces the `chosen` blocks of a template with themselves.
 
-    Without `chosen` every block of `known` is there as a comment.
+    Without `chosen` every block of `known` is there as a comment. Above each function that is there to be changed,
+    the shipped text of today is recorded, so that later versions of hpcgen can tell what changed.
     """
+    functions = shipped_functions(name)
     lines = [f'{{% extends "{prefixed(name)}" %}}', "", *_comment(_ABOUT)]
     if not chosen:
         lines += _comment("To use a block, take it out of its comment; delete the others.")
     for block in chosen or known:
-        example = [f"{{% block {block} %}}", "{{ super() }}", "{% endblock %}"]
+        body = ["{{ super() }}"]
+        if block == "site":
+            body = _site_functions()
+        elif block in functions and chosen:
+            body = functions[block].splitlines()  # a function cannot be added to
+        example = [f"{{% block {block} %}}", *body, "{% endblock %}"]
         lines += ["", *_comment(_described(block, docs.get(block)))]
         lines += example if chosen else ["{#", *example, "#}"]
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    return with_records(text, functions) if chosen else text
 
 
 _ABOUT = (
     "{{ super() }} is what the block held before: write above it, below it, or instead of it. "
-    "`hpcgen templates check` says whether the scripts still hold to their contract."
+    "`hpcgen templates check` checks the scripts."
 )
+
+
+def _site_functions() -> list[str]:
+    """The functions that a site replaces, as the shipped template defines them."""
+    base = (shipped("templates") / "slurm/base.sbatch.j2").read_text(encoding="utf-8")
+    _, _, functions = base.partition("# ==== functions of the site ====\n")
+    return functions.partition("{% block site %}")[0].strip().splitlines()
 
 
 def _described(block: str, doc: BlockDoc | None) -> str:

@@ -1,30 +1,28 @@
-"""A stage of a plan as a batch script, and the parts of that script that submitit runs around its own launch line."""
+"""A stage of a plan as a batch script, and the part of that script that submitit runs before its own launch line."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcgen.errors import HpcgenError
-from hpcgen.planning.container import CONTAINER_NAME
-from hpcgen.planning.environment import Variable, library_path
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
 from hpcgen.rendering.blocks import require_known_blocks
 from hpcgen.rendering.environment import SHIPPED, ShellEnvironment, make_environment, template_origins
+from hpcgen.rendering.filters import heredoc, shell_word
+from hpcgen.rendering.libraries import stage_libraries
 from hpcgen.rendering.render import render_template
-from hpcgen.stages import STAGES
+from hpcgen.rendering.settings import has_preflight, stage_settings
+from hpcgen.resources import shipped
 from hpcgen.version import __version__
 
-LAUNCH = "# ==== launch ===="
-CONCLUDE = "# ==== conclude ===="
-
-UMASKS = {"private": ("077", "600", "700"), "group": ("007", "660", "2770")}
-"""share -> umask, mode of files, mode of directories (setgid keeps the group of the run directory)."""
+CALL = 'main "$@"'
+"""The last line of a script: what stands before it only defines."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Script:
 
     text: str
     sources: tuple[Path, ...] = ()
-    """The template files that it was made of."""
+    """The template files and libraries that it was made of."""
     is_of_site: bool = False
     """Whether one of them is a site's."""
 
@@ -41,23 +39,11 @@ class Script:
         """What follows #SBATCH, in order."""
         return tuple(line[8:] for line in self.text.splitlines() if line.startswith("#SBATCH "))
 
-    def around_launch(self) -> tuple[list[str], list[str]]:
-        """The lines between the directives and the launch, and those after it.
-
-        submitit writes its own directives and its own srun line: these go before and after it as its public
-        `setup` and `teardown`, so both ways of submitting share one template, a site's blocks included.
-
-        Raises:
-            HpcgenError: a site's template replaced the markers around the launch.
-        """
+    def definitions(self) -> list[str]:
+        """The lines between the directives and the call of `main`, which submitit's own launch line replaces."""
         lines = self.text.splitlines()
-        if lines.count(LAUNCH) != 1 or lines.count(CONCLUDE) != 1:
-            raise HpcgenError(
-                f"the template has lost its lines {LAUNCH!r} and {CONCLUDE!r}, between which submitit launches",
-                "extend hpcgen/slurm/base.sbatch.j2 and replace its blocks",
-            )
-        first = 1 + max(index for index, line in enumerate(lines) if line.startswith("#SBATCH "))
-        return lines[first : lines.index(LAUNCH)], lines[lines.index(CONCLUDE) + 1 :]
+        assert lines[-1] == CALL
+        return lines[1 + max(index for index, line in enumerate(lines) if line.startswith("#SBATCH ")) : -1]
 
 
 def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) -> Script:
@@ -67,83 +53,83 @@ def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) 
         HpcgenError: a template that is missing, unreadable or wrong.
     """
     environment = make_environment(site_directories, plan.run.cluster.trusted_groups)
-    name = STAGES[stage].template
+    name = f"slurm/{stage}.sbatch.j2"
     origins = template_origins(environment, name)
     if site_directories:
         require_known_blocks(environment, name)
-    context = template_context(plan, stage, origins)
-    text = render_template(environment, name, context)
+    text = script_text(
+        environment, name, template_context(plan, stage, template_sources(environment, origins))
+    )
+    libraries = tuple(library.path for library in stage_libraries(plan.stages[stage]))
     is_of_site = any(not origin.startswith(SHIPPED) for origin in origins)
-    return Script(text, template_sources(environment, origins), is_of_site)
+    return Script(text, (*template_sources(environment, origins), *libraries), is_of_site)
+
+
+def script_text(environment: ShellEnvironment, name: str, context: Mapping[str, Any]) -> str:
+    """The template with these values, the job's files, the libraries and the call of `main`."""
+    parts = [
+        _without_replaced_defaults(render_template(environment, name, context)),
+        _write_job_files(context["job_files"], context["job_files_directory"]),
+        *(f"# ==== {library.name} ====\n{library.text}" for library in context["libraries"]),
+        f"{CALL}\n",
+    ]
+    return "\n".join(parts)
+
+
+def _without_replaced_defaults(text: str) -> str:
+    """The text without the shipped default of each function that a site's block defines again further down."""
+    for default in re.findall(r"^# .*\n(?:launch|site_\w+|prepare_node)\(\) \{ .*\n", text, re.MULTILINE):
+        name = default.partition("\n")[2].partition("(")[0]
+        before, _, after = text.partition(default)
+        if re.search(rf"^\s*(?:function\s+)?{name}\s*\(\)", after, re.MULTILINE):
+            text = before + after
+    return text
 
 
 def template_sources(environment: ShellEnvironment, origins: Sequence[str]) -> tuple[Path, ...]:
     """The files of `template_origins`."""
     ours = environment.directories[-1]
-    return tuple(ours / origin.removeprefix(SHIPPED) for origin in origins)
+    return tuple(
+        ours / origin.removeprefix(SHIPPED) if origin.startswith(SHIPPED) else Path(origin)
+        for origin in origins
+    )
 
 
-def template_context(plan: Plan, stage_name: str, origins: tuple[str, ...]) -> dict[str, Any]:
+def template_context(plan: Plan, stage_name: str, sources: Sequence[Path]) -> dict[str, Any]:
     """What a template may use: plain values. templates/README.md documents each."""
     stage = plan.stages[stage_name]
-    config, cluster = plan.config, plan.run.cluster
-    umask, file_mode, directory_mode = UMASKS[config.share]
-    container = stage.container
+    container, settings = stage.container, stage_settings(plan, stage)
     context: dict[str, Any] = {
-        "stage": stage.name,
-        "title": f"{config.name}: {stage.name}",
+        **{setting.name: setting.value for setting in settings},
+        "settings": settings,
         "directives": [_option(directive) for directive in stage.directives],
-        "umask": umask,
-        "file_mode": file_mode,
-        "directory_mode": directory_mode,
-        "run_dir": config.paths.run_dir,
-        "job_files": [{"name": name, "text": text} for name, text in stage.files.items()],
-        "is_array": stage.allocation.array is not None,
+        "environment": [
+            {"name": variable.name, "value": variable.value, "layer": variable.layer, "why": variable.why}
+            for variable in stage.environment
+        ],
         "device": stage.device,
-        "nodes": stage.allocation.nodes,
-        "spare_nodes": stage.allocation.spare_nodes,
-        "job_nodes": stage.allocation.nodes + stage.allocation.spare_nodes,
-        "ntasks_per_node": stage.allocation.ntasks_per_node,
-        "has_ranks": stage.kind.uses_gpus,
-        "secrets": stage.secrets,
-        "environment": [_variable(variable) for variable in stage.environment],
-        "scratch": cluster.scratch,
-        "directories": stage.directories,
-        "striped_directories": stage.striped_directories,
-        "required_files": list(dict.fromkeys(stage.required)),
         "runtime": container.runtime if container else "none",
-        "image": container.image if container else "",
-        "image_is_file": container is not None and container.image.endswith(".sqsh"),
+        "image_is_file": container is not None and container.image_is_file,
         "copy_image": container is not None and container.copy_image,
-        "container_words": container.words() if container else (),
-        "container_name": CONTAINER_NAME,
-        "library_path": ":".join(library_path(stage.kind, cluster)),
-        "step_options": stage.allocation.srun_options(),
-        "python": stage.python,
-        "arguments": stage.arguments,
-        **stage.values,
+        "preflight": has_preflight(stage),
+        "spare_nodes": stage.allocation.spare_nodes,
+        "job_files": [{"name": name, "text": text} for name, text in stage.files.items()],
+        # the image stage runs its files, so they are where only the job's user can write
+        "job_files_directory": "scratch" if stage.kind.runs_own_files else "job_dir",
+        "libraries": stage_libraries(stage),
     }
-    if stage.kind.trains:
-        context["check_failed"] = _check_failed(stage)
-    context["header"] = _header(plan, stage, context, origins)
+    context["header"] = _header(plan, stage, context, sources)
     return context
 
 
-def _variable(variable: Variable) -> dict[str, str]:
-    return {
-        "name": variable.name,
-        "value": variable.value,
-        "layer": variable.layer,
-        "why": variable.why,
-    }
-
-
-def _check_failed(stage: StagePlan) -> str:
-    where = "the image, container.image," if stage.container else "this Python"
-    return (
-        f"{stage.python} cannot run the trainer (above): install it into {where} "
-        "or set the cluster's code_dir (hpcgen install-code)"
+def _write_job_files(files: Sequence[Mapping[str, str]], directory: str) -> str:
+    """The function that writes the job's files into a directory, whose variable is given."""
+    if not files:
+        return "write_job_files() { :; }\n"
+    commands = "\n".join(
+        f'    write_file "${directory}"/{shell_word(file["name"])} {heredoc(file["text"])}' for file in files
     )
+    return f"# ==== the job's files ====\nwrite_job_files() {{\n{commands}\n}}\n"
 
 
 def _option(directive: str) -> dict[str, str]:
@@ -151,17 +137,32 @@ def _option(directive: str) -> dict[str, str]:
     return {"name": name, "value": value}
 
 
-def _header(plan: Plan, stage: StagePlan, context: dict[str, Any], origins: tuple[str, ...]) -> list[str]:
-    inputs = json.dumps({"version": __version__, **context}, sort_keys=True, default=str)
-    lines = [
-        f"{context['title']} on {plan.run.cluster_name} ({plan.run.node_type.description})",
-        f"made by hpcgen {__version__}: hpcgen render {stage.name}",
-        f"profile: {', '.join(plan.run.cluster_files)}",
-        f"templates: {', '.join(origins)}",
-        f"inputs: sha256 {hashlib.sha256(inputs.encode()).hexdigest()}",
-    ]
-    if not all(file.startswith(SHIPPED) for file in plan.run.node_type_files):
-        lines.insert(3, f"node type: {', '.join(plan.run.node_type_files)}")
+def _header(plan: Plan, stage: StagePlan, context: dict[str, Any], sources: Sequence[Path]) -> list[str]:
+    run, libraries = plan.run, context["libraries"]
+    templates = [(_origin(path), _sha256(path.read_bytes())) for path in sources]
+    known = {**context, "libraries": [(each.name, each.sha256) for each in libraries], "templates": templates}
+    inputs = json.dumps({"version": __version__, **known}, sort_keys=True, default=str)
+    lines = [f"{plan.config.name}: {stage.name} on {run.cluster_name} ({run.node_type.description})"]
     if plan.layout is not None and stage.kind.trains:
-        lines.insert(1, f"layout: {plan.layout}")
-    return lines
+        lines.append(f"layout: {plan.layout}")
+    lines.append(f"Generated by hpcgen {__version__}: hpcgen render {stage.name}")
+    if run.file is not None:
+        lines.append(f"run file: {run.file} sha256 {run.sha256}")
+    lines.append(f"profile: {', '.join(run.cluster_files)}")
+    if not all(file.startswith(SHIPPED) for file in run.node_type_files):
+        lines.append(f"node type: {', '.join(run.node_type_files)}")
+    lines += [
+        f"{what}: {', '.join(f'{name} sha256 {digest}' for name, digest in hashes)}"
+        for what, hashes in (("templates", templates), ("libraries", known["libraries"]))
+    ]
+    return [*lines, f"inputs: sha256 {_sha256(inputs.encode())}"]
+
+
+def _origin(path: Path) -> str:
+    """The file as a header names it: "shipped:slurm/train.sbatch.j2" for those of hpcgen."""
+    ours = shipped("templates")
+    return f"{SHIPPED}{path.relative_to(ours).as_posix()}" if path.is_relative_to(ours) else str(path)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

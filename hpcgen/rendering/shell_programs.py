@@ -13,11 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from hpcgen.errors import HpcgenError
 from hpcgen.lint import syntax
-from hpcgen.rendering.contract import SYNTAX, Finding, Rule
+from hpcgen.lint.check import Finding
 from hpcgen.rendering.script import Script
 from hpcgen.rendering.written import TemplateLines
-
-SHELLCHECK_WHY = "shellcheck reads scripts for mistakes that bash makes without a word"
 
 SHELLCHECK_OPTIONS = (
     "--norc",
@@ -51,7 +49,7 @@ def require_syntax(script: Script) -> None:
     found = _bash(script.text)
     if not found:
         return
-    line, what = found[0].line, found[0].what
+    line, what = found[0].line, found[0].why
     with contextlib.suppress(HpcgenError):  # shfmt is missing: bash's own line
         try:
             syntax.parse(script.text)
@@ -76,31 +74,30 @@ def _read(script: str) -> list[Finding]:
 
 
 def _bash(script: str) -> list[Finding]:
-    said = _run("bash", "-n", script=script)
-    findings = [
-        Finding(rule=SYNTAX, what=what, line=int(line))
-        for line, what in re.findall(r"^bash: line (\d+): (.*)$", said.stderr, re.MULTILINE)
+    answer = _run("bash", "-n", script=script)
+    errors = re.findall(r"^bash: line (\d+): (.*)$", answer.stderr, re.MULTILINE)
+    if answer.returncode and not errors:
+        errors = [("0", answer.stderr.strip() or "bash cannot read it")]
+    fix = "correct the shell code"
+    return [
+        Finding(path="", line=int(line), rule="syntax", severity="error", why=why, fix=fix)
+        for line, why in errors
     ]
-    if said.returncode and not findings:
-        findings = [Finding(rule=SYNTAX, what=said.stderr.strip() or "bash cannot read it")]
-    return findings
 
 
 def _shellcheck(script: str) -> list[Finding]:
-    said = _run("shellcheck", *SHELLCHECK_OPTIONS, "-", script=script)
-    comments = json.loads(said.stdout)["comments"]
+    answer = _run("shellcheck", *SHELLCHECK_OPTIONS, "-", script=script)
     return [
-        Finding(rule=_shellcheck_rule(comment["code"]), what=comment["message"], line=comment["line"])
-        for comment in comments
+        Finding(
+            path="",
+            line=comment["line"],
+            rule=f"SC{comment['code']}",
+            severity="error" if comment["level"] == "error" else "warning",
+            why=comment["message"],
+            fix=f"see https://www.shellcheck.net/wiki/SC{comment['code']}",
+        )
+        for comment in json.loads(answer.stdout)["comments"]
     ]
-
-
-def _shellcheck_rule(code: int) -> Rule:
-    return Rule(
-        name=f"SC{code}",
-        why=SHELLCHECK_WHY,
-        fix=f"see https://www.shellcheck.net/wiki/SC{code}",
-    )
 
 
 def _run(*command: str, script: str) -> subprocess.CompletedProcess[str]:

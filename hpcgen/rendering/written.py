@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+_COMMENT = re.compile(r"(?<!\$)\{#.*?#\}", re.DOTALL)
 MOST_COMMON = 3
 """Characters that a line needs to be told from others: fi, done and } are in every template."""
 
@@ -25,7 +26,10 @@ class TemplateLines:
         most = MOST_COMMON
         for path in sources:
             if path not in self._lines:
-                self._lines[path] = path.read_text(encoding="utf-8").splitlines()
+                text_of_file = path.read_text(encoding="utf-8")
+                # a comment writes no line
+                code = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text_of_file)
+                self._lines[path] = code.splitlines()
             for number, line in enumerate(self._lines[path], 1):
                 literal = _literal(line.strip(), text)
                 if literal > most:

@@ -105,6 +105,7 @@ STAGES = (
         summary="makes the container image",
         settings_doc="For making the container image.",
         is_single_task=True,
+        runs_own_files=True,
         in_container=False,
         needs_model=False,
         time_limit="2:00:00",

@@ -25,9 +25,11 @@ class IndexCache(Stage):
 
         data = trainer_data(config)
         datasets = (*data.datasets, *data.train, *data.valid, *data.test)
+        files = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
         return Work(
             arguments=("-m", "trainer.data.index_cache"),
-            inputs=tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin")),
+            inputs=files,
+            datasets=files,
             writes=(data.cache_dir,) if data.cache_dir else (),
             files=trainer_files(trainer),
         )

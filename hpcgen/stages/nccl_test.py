@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,8 @@ class NcclTest(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """Compares bandwidths with the figures of the node type, and with earlier ones of the cluster."""
+        from hpcgen.planning.config_text import config_text
         from hpcgen.planning.thresholds import message_bytes, thresholds
-        from trainer.contract.config import to_dict
         from trainer.contract.health import NcclTestConfig
 
         cluster, node_type = run.cluster, run.node_type
@@ -48,7 +47,7 @@ class NcclTest(Stage):
         return Work(
             arguments=("-m", "trainer.health.nccl_test"),
             writes=(baseline.rpartition("/")[0],) if cluster.nccl_baseline else (),
-            files={"nccl-test.config.json": json.dumps(to_dict(test), indent=1, ensure_ascii=True)},
+            files={"nccl-test.config.json": config_text(test)},
             values={
                 "nccl_tests": (cluster.nccl_tests or "") if node_type.device == "cuda" else "",
                 "smallest_bytes": SMALLEST_BYTES,

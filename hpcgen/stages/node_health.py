@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from hpcgen.stages.stage import Stage, Work
@@ -21,9 +20,9 @@ class NodeHealth(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """Compares each node with the figures of its node type."""
+        from hpcgen.planning.config_text import config_text
         from hpcgen.planning.node_check import node_check
         from hpcgen.planning.thresholds import message_bytes, thresholds
-        from trainer.contract.config import to_dict
         from trainer.contract.health import NodeHealthConfig
 
         node_type = run.node_type
@@ -40,7 +39,7 @@ class NodeHealth(Stage):
         )
         return Work(
             arguments=("-m", "trainer.health.node"),
-            files={"node-health.config.json": json.dumps(to_dict(check), indent=1, ensure_ascii=True)},
+            files={"node-health.config.json": config_text(check)},
             values=node_check(run),
         )
 

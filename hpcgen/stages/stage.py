@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 RENDEZVOUS = {
     "MASTER_ADDR": "address of the step's first node, as scontrol knows it",
-    "MASTER_PORT": "10000 to 29999, from the job's number, its life and the attempt; a later one where it is taken",
+    "MASTER_PORT": "10000 to 29999, from the job ID, its restarts and its steps; a later port where it is taken",
     "WORLD_SIZE": "ranks of the step",
 }
 """Variables by which ranks meet, and how the script of every stage with ranks computes them."""
@@ -38,6 +38,8 @@ class Work:
     """What follows `python`; a stage whose template writes its command itself has none."""
     inputs: tuple[str, ...] = ()
     """Host files that must be there, which the login node can look for."""
+    datasets: tuple[str, ...] = ()
+    """Those of `inputs` that are files of datasets."""
     reads: tuple[str, ...] = ()
     """Directories and files besides `inputs`."""
     writes: tuple[str, ...] = ()
@@ -47,7 +49,7 @@ class Work:
     files: Mapping[str, str] = field(default_factory=dict)
     """Name -> text of files that the script writes into the job's directory."""
     values: Mapping[str, object] = field(default_factory=dict)
-    """Variables of the stage's own template; templates/README.md documents each."""
+    """Settings of the stage's script besides those of every stage; templates/README.md documents each."""
 
 
 class Export(NamedTuple):
@@ -95,6 +97,9 @@ class Stage(ABC):
     """Other jobs may run on the job's node."""
     in_container: bool = True
     """The job runs in the container of the run, if there is one."""
+    runs_own_files: bool = False
+    """The job runs a program that its script carries, instead of Python. The files are written where only the user of
+    the job can write."""
     no_kill: bool = False
     """The job goes on when one of its nodes dies."""
     needs_model: bool = True

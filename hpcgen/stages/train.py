@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -23,21 +22,21 @@ class Train(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """The trainer over the blend, with the checkpoints of the run."""
-        from hpcgen.planning.node_check import node_check
         from hpcgen.planning.paths import import_files, trainer_data
         from hpcgen.planning.resuming import proof_of_checkpoints
         from trainer.contract.config import fingerprint
 
         data, checkpoint = trainer_data(config), config.checkpoint
         datasets = (*data.datasets, *data.train, *data.valid, *data.test)
-        inputs = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
-        inputs = (*inputs, *import_files(config))
+        files = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
+        inputs = (*files, *import_files(config))
         if checkpoint.load:
             inputs = (*inputs, proof_of_checkpoints(checkpoint.load))
         checkpoints = checkpoint.save or f"{config.paths.run_dir}/checkpoints"
         return Work(
             arguments=("-m", "trainer"),
             inputs=inputs,
+            datasets=files,
             reads=(checkpoint.load,) if checkpoint.load else (),
             writes=(data.cache_dir,) if data.cache_dir else (),
             large=(checkpoints,),
@@ -47,11 +46,21 @@ class Train(Stage):
                 "fingerprint": "" if trainer is None else fingerprint(trainer),
                 "max_restarts": allocation.max_restarts,
                 "checkpoints": checkpoints,
-                "preflight": config.preflight.node_health or config.preflight.spare_nodes > 0,
-                "max_exclusions": config.preflight.max_exclusions,
-                **node_check(run),
+                **self._preflight(run, config, allocation),
             },
         )
+
+    def _preflight(self, run: Run, config: RunConfig, allocation: Allocation) -> dict[str, object]:
+        """Settings of the check that leaves out bad nodes before the training starts."""
+        from hpcgen.planning.node_check import node_check
+
+        if not config.preflight.node_health and config.preflight.spare_nodes == 0:
+            return {}
+        return {
+            "max_exclusions": config.preflight.max_exclusions,
+            **node_check(run),
+            "num_job_nodes": allocation.nodes + allocation.spare_nodes,
+        }
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Changes that the trainer refuses when it resumes, and training that would be lost."""
@@ -98,11 +107,9 @@ class Train(Stage):
 
 def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:
     """The trainer's configuration as a file of the job."""
-    from trainer.contract.config import to_dict
+    from hpcgen.planning.config_text import config_text
 
-    if trainer is None:
-        return {}
-    return {"trainer.json": json.dumps(to_dict(trainer), indent=1, ensure_ascii=True)}
+    return {} if trainer is None else {"trainer.json": config_text(trainer)}
 
 
 def _overlaps(parallelism: ParallelismConfig) -> bool:
@@ -140,7 +147,7 @@ TRAIN = Train(
     by_submitit=True,
     trains=True,
     reads_trainer_config=True,
-    own_variables={**TRAINER_CONFIG, "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-LIFE"},
+    own_variables={**TRAINER_CONFIG, "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-RESTART"},
     config_file="trainer.json",
     config_variable="TRAINER_CONFIG",
     stopped_marker="STOPPED",

@@ -68,7 +68,7 @@ def test_what_has_no_form_in_a_shell_is_refused(workplace, word):
 def test_the_exports_are_those_of_the_rendered_script(tmp_path, workplace, stage, runtime):
     script = script_of(tmp_path, stage, runtime, environment={"FOO": "a b"})
     [section] = re.findall(r"^# ==== environment ====\n(.*?)^# ==== ", script, re.MULTILINE | re.DOTALL)
-    exports = [line for line in section.splitlines() if line.startswith("export ")]
+    exports = [line.strip() for line in section.splitlines() if line.strip().startswith("export ")]
     found = hpcgen("env", "-c", tmp_path / "run.yaml", "--stage", stage)
     assert [line for line in found.stdout.splitlines() if line.startswith("export ")] == exports
     assert "export FOO='a b'" in exports

@@ -119,11 +119,11 @@ def test_site_templates(workplace, run_file):
     site.parent.mkdir(parents=True)
     site.write_text(
         '{% extends "hpcgen/slurm/train.sbatch.j2" %}\n'
-        "{% block prologue %}\nmodule load site\n{% endblock %}\n"
+        "{% block site %}\nsite_prologue() { module load site; }\n{% endblock %}\n"
     )
     found = hpcgen("render", "train", "-c", run_file, "--templates", "site")
-    assert "\nmodule load site\n" in found.stdout
-    assert f"# templates: {workplace}/site/slurm/train.sbatch.j2, shipped:" in found.stdout
+    assert "\nsite_prologue() { module load site; }\n" in found.stdout
+    assert f"# templates: {workplace}/site/slurm/train.sbatch.j2 sha256 " in found.stdout
     site.write_text("{{ nothing }}\n")
     found = hpcgen("render", "train", "-c", run_file, "--templates", "site")
     assert (found.status, found.stdout) == (2, "")
@@ -138,7 +138,7 @@ def test_a_template_that_bash_cannot_read_writes_nothing(workplace, run_file, co
     site.parent.mkdir(parents=True)
     site.write_text(
         '{% extends "hpcgen/slurm/base.sbatch.j2" %}\n'
-        "{% block prologue %}\nif [[ -e /shared ]]; then\n    say there\n{% endblock %}\n"
+        "{% block site %}\nif [[ -e /shared ]]; then\n    say there\n{% endblock %}\n"
     )
     before = listing(workplace)
     found = hpcgen(*command, "-c", run_file, "--templates", "site")

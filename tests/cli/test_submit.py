@@ -27,19 +27,7 @@ def test_a_dry_run_finds_a_wrong_template(workplace, run_file):
     site.write_text("{{ nothing }}\n")
     found = hpcgen("submit", "train", "-c", run_file, "--dry-run", "--templates", "site")
     assert found.status == 2
-    assert "'nothing' is undefined" in found.stderr
-
-
-def test_a_launch_block_that_does_not_hold_is_a_warning(workplace, run_file):
-    template = workplace / "site/slurm/train.sbatch.j2"
-    template.parent.mkdir(parents=True)
-    launch = 'launch "${step[@]}" "${container[@]}" numactl --localalloc env "${task_environment[@]}" true'
-    template.write_text(
-        '{% extends "hpcgen/slurm/train.sbatch.j2" %}\n{% block launch %}\n' + launch + "\n{% endblock %}\n"
-    )
-    found = hpcgen("submit", "train", "-c", run_file, "--templates", "site", "--dry-run")
-    assert found.status == 0
-    assert f"warning: {template}:2: block launch does not hold for hpcgen submit" in found.stderr
+    assert "train.sbatch.j2:1: a value is outside blocks settings and environment" in found.stderr
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "local"])

@@ -24,16 +24,16 @@ from tests.runs import write_yaml
 TRAIN = """\
 {% extends "hpcgen/slurm/train.sbatch.j2" %}
 
-{% block prologue %}
-module load cuda/12.8
+{% block site %}
+site_prologue() { module load cuda/12.8; }
 {% endblock %}
 
-{% block container %}
+{% block settings %}
 {{ super() }}
 step+=(--network=sharp)
 {% endblock %}
 """
-BASE = '{% extends "hpcgen/slurm/base.sbatch.j2" %}\n{% block epilogue %}\ntrue\n{% endblock %}\n'
+BASE = '{% extends "hpcgen/slurm/base.sbatch.j2" %}\n{% block site %}\nsite_epilogue() { true; }\n{% endblock %}\n'
 
 
 @pytest.fixture
@@ -59,11 +59,11 @@ def test_the_list_says_what_a_site_replaces(workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/train.sbatch.j2": TRAIN, "slurm/base.sbatch.j2": BASE})
     found = rows(hpcgen("templates", "list", "--templates", site).stdout)
     base = f"{site}/slurm/base.sbatch.j2"
-    assert found["base"] == f"{base} hpcgen/slurm/base.sbatch.j2 epilogue"
+    assert found["base"] == f"{base} hpcgen/slurm/base.sbatch.j2 site site_epilogue"
     assert found["tokenize"] == f"shipped slurm/data.sbatch.j2 > {base} > hpcgen/slurm/base.sbatch.j2"
     assert found["train"] == (
         f"{site}/slurm/train.sbatch.j2 hpcgen/slurm/train.sbatch.j2 > {base} > hpcgen/slurm/base.sbatch.j2"
-        " prologue, container + super"
+        " site, settings + super site_prologue"
     )
 
 
@@ -76,8 +76,8 @@ def test_the_list_as_json(workplace: Path) -> None:
     assert (first["origin"], first["directory"]) == ("site", str(site))
     assert first["extends"] == "hpcgen/slurm/train.sbatch.j2"
     assert first["blocks"] == [
-        {"name": "prologue", "line": 3, "calls_super": False},
-        {"name": "container", "line": 7, "calls_super": True},
+        {"name": "site", "line": 3, "calls_super": False},
+        {"name": "settings", "line": 7, "calls_super": True},
     ]
     assert [(one["template"], one["origin"]) for one in parents] == [
         ("hpcgen/slurm/train.sbatch.j2", "shipped"),
@@ -103,8 +103,8 @@ def test_files_that_are_not_used_are_listed_with_the_reason(workplace: Path) -> 
 
 
 def test_what_a_template_includes_is_used(workplace: Path) -> None:
-    text = TRAIN.replace("module load cuda/12.8", '{% include "slurm/modules.sh.j2" %}')
-    files = {"slurm/train.sbatch.j2": text, "slurm/modules.sh.j2": "module load cuda\n"}
+    text = TRAIN.replace("site_prologue() { module load cuda/12.8; }", '{% include "slurm/modules.sh.j2" %}')
+    files = {"slurm/train.sbatch.j2": text, "slurm/modules.sh.j2": "site_prologue() { module load cuda; }\n"}
     site = write_templates(workplace / "site", files)
     assert "not used" not in hpcgen("templates", "list", "--templates", site).stdout
 
@@ -120,14 +120,16 @@ def test_a_started_template_is_right_and_changes_nothing(name: str, workplace: P
     assert (chain[0].shipped, chain[0].blocks) == (False, ())
     text = target.read_text()
     for block in block_names(chain):
-        assert f"{{#\n{{% block {block} %}}\n{{{{ super() }}}}\n{{% endblock %}}\n#}}" in text
+        assert re.search(
+            rf"^\{{#\n\{{% block {block} %\}}\n(?s:.*?)\{{% endblock %\}}\n#\}}$", text, re.MULTILINE
+        )
         assert block_docs()[block].holds in text
 
 
 def test_a_started_template_with_blocks_renders_the_same_script(workplace: Path) -> None:
     before = hpcgen("render", "node-health", "--cluster", "local").stdout
     assert (
-        hpcgen("templates", "override", "node-health", "--block", "scratch", "--block", "launch").status == 0
+        hpcgen("templates", "override", "node-health", "--block", "settings", "--block", "main").status == 0
     )
     after = hpcgen("render", "node-health", "--cluster", "local").stdout
 
@@ -135,15 +137,22 @@ def test_a_started_template_with_blocks_renders_the_same_script(workplace: Path)
         return [line for line in script.splitlines() if line and not line.startswith("#")]
 
     assert code(after) == code(before)
-    assert "hpcgen/templates/slurm/node-health.sbatch.j2, shipped:" in after
+    assert "hpcgen/templates/slurm/node-health.sbatch.j2 sha256 " in after
+
+
+def test_a_started_block_site_has_each_function_once(workplace: Path) -> None:
+    assert hpcgen("templates", "override", "base", "--block", "site").status == 0
+    script = hpcgen("render", "node-health", "--cluster", "local").stdout
+    for name in ("launch", "site_prologue", "prepare_node", "site_epilogue"):
+        assert len(re.findall(rf"^{name}\(\)", script, re.MULTILINE)) == 1
 
 
 def test_the_users_directory_is_where_it_goes_unless_told(workplace: Path) -> None:
-    begun = hpcgen("templates", "override", "base", "--block", "prologue")
+    begun = hpcgen("templates", "override", "base", "--block", "settings")
     target = Path(os.environ["XDG_CONFIG_HOME"]) / "hpcgen/templates/slurm/base.sbatch.j2"
     assert begun.stdout == f"{target}\n"
     assert begun.stderr == "edit it, then: hpcgen templates check\n"
-    assert rows(hpcgen("templates", "list").stdout)["base"].endswith("prologue + super")
+    assert rows(hpcgen("templates", "list").stdout)["base"].endswith("settings + super")
 
 
 def test_others_cannot_write_what_was_started(workplace: Path) -> None:
@@ -165,7 +174,7 @@ def test_a_file_that_is_there_is_left_as_it_is(workplace: Path) -> None:
 
 
 def test_mistakes_of_override(workplace: Path) -> None:
-    assert "did you mean prologue?" in hpcgen("templates", "override", "train", "--block", "prolog").stderr
+    assert "did you mean settings?" in hpcgen("templates", "override", "train", "--block", "setings").stderr
     assert hpcgen("templates", "override", "trian").status == 2
     (workplace / "open").mkdir()
     (workplace / "open").chmod(0o777)
@@ -182,7 +191,44 @@ def test_completion_knows_templates_and_their_blocks() -> None:
         return [item.value for item in complete.get_completions(list(before), incomplete)]
 
     assert completed("templates", "override", "t") == ["tokenize", "train", "tensorboard"]
-    assert completed("templates", "override", "train", "--block", "pro") == ["prologue"]
+    assert completed("templates", "override", "train", "--block", "se") == ["settings"]
+
+
+def test_a_replaced_function_goes_stale_with_the_shipped_one(cluster: str, workplace: Path) -> None:
+    site = workplace / "site"
+    assert hpcgen("templates", "override", "train", "--block", "site", "-o", site).status == 0
+    target = site / "slurm/train.sbatch.j2"
+    shipped, own, earlier = (f"site_prologue() {{ {body}; }}" for body in (":", "say scratch", "true"))
+    before, _, after = target.read_text().rpartition(shipped)
+    target.write_text(before + own + after)
+
+    def listed() -> dict[str, object]:
+        report = json.loads(hpcgen("templates", "list", "--json", "--templates", site).stdout)
+        [function] = next(one["functions"] for one in report["templates"] if one["name"] == "train")
+        return dict(function)
+
+    assert (listed()["name"], listed()["stale"]) == ("site_prologue", False)
+    assert listed()["written_against"] == listed()["shipped"]
+    # as if the shipped function had been another one when the site wrote its own
+    target.write_text(before.replace(shipped, earlier) + own + after)
+    assert listed()["stale"]
+    line = target.read_text().splitlines().index(own) + 1
+    checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
+    assert checked.status == 1
+    assert f"{target}:{line}: stale: the shipped site_prologue has changed" in checked.stdout
+    assert "(stale)" in rows(hpcgen("templates", "list", "--templates", site).stdout)["train"]
+    shown = hpcgen("templates", "diff", "train", "--templates", site).stdout
+    assert f"-{earlier}\n+{shipped}\n" in shown
+    assert f"-{shipped}\n+{own}\n" in shown
+    assert hpcgen("templates", "diff", "train", "--accept", "--templates", site).status == 0
+    assert target.read_text() == before + own + after
+    assert not listed()["stale"]
+
+
+def test_diff_without_a_site() -> None:
+    shown = hpcgen("templates", "diff", "train")
+    assert (shown.status, shown.stdout) == (0, "")
+    assert "the site replaces no function of template train" in shown.stderr
 
 
 def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
@@ -193,16 +239,19 @@ def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
 
 
 def test_check_says_what_why_and_what_to_do(cluster: str, workplace: Path) -> None:
-    text = BASE.replace("true", "set -x\nenv")
+    text = BASE.replace("{% block site %}\nsite_epilogue() { true; }", "{% block settings %}\nstage=none")
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})
     checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
     assert checked.status == 1
     first = checked.stdout.split(f"{site}")[1]
-    assert first.startswith("/slurm/base.sbatch.j2:3: no-trace: `set -x` traces the script\n    why: ")
-    assert "\n    fix: remove it" in first
+    assert first.startswith(
+        "/slurm/base.sbatch.j2:2: setting-lost: not set as planned: run_name, stage, run_dir, share and "
+    )
+    assert "\n    why: Every function of the script reads the settings." in first
+    assert "\n    fix: keep {{ super() }}" in first
     assert "\n    in:  image (here, none); " in first
     assert f"; and {len(STAGES) + 1 - 3} more\n" in first
-    assert checked.stderr.startswith(f"2 findings: {len(STAGES) + 1} scripts")
+    assert f": {len(STAGES) + 1} scripts" in checked.stderr
 
 
 def test_check_as_json(cluster: str, workplace: Path) -> None:
@@ -214,7 +263,7 @@ def test_check_as_json(cluster: str, workplace: Path) -> None:
     [finding] = report["findings"]
     assert finding["rule"] == "unused-file"
     assert finding["file"] == f"{site}/slurm/trian.sbatch.j2"
-    assert set(finding) == {"rule", "file", "line", "what", "names", "why", "fix", "seen"}
+    assert set(finding) == {"rule", "severity", "file", "line", "why", "fix", "seen"}
 
 
 def test_check_without_shellcheck_says_so(
@@ -259,15 +308,13 @@ def test_the_guides_way_to_load_modules_works_with_the_real_ones(
 ) -> None:
     """Under the script's own options; a module or a `module` command that is missing ends the job."""
     guide = (Path(__file__).parents[2] / "docs/templates.md").read_text(encoding="utf-8")
-    [block] = re.findall(
-        r"\{% block prologue %\}\n\{\{ super\(\) \}\}\n(.*?)\{% endblock %\}", guide, re.DOTALL
-    )
+    [block] = re.findall(r"\{% block site %\}\n(site_prologue.*?)\{% endblock %\}", guide, re.DOTALL)
     path = workplace / "modulefiles" / module
     path.parent.mkdir(parents=True)
     path.write_text("#%Module\nsetenv CUDA_VERSION 12.8\n")
     script = 'set -uo pipefail\ndie() { echo "ERROR: $*"; exit 1; }\n'
     script += block.replace("/etc/profile.d/modules.sh", init)
-    script += 'echo "cuda is $CUDA_VERSION, and the shell\'s options $-"\n'
+    script += 'site_prologue\necho "cuda is $CUDA_VERSION, and the shell\'s options $-"\n'
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(workplace), "MODULEPATH": str(path.parents[1])}
     done = subprocess.run(
         ["bash", "--norc"], input=script, env=environment, capture_output=True, text=True, check=False

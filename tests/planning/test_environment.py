@@ -340,7 +340,7 @@ def test_secrets_go_by_name():
 def test_no_file_can_set_a_variable_of_the_scripts_own(path):
     """What the script assigns is either exported for the stage, or a name that `environment` is refused."""
     script = re.sub(r"^ *#.*", "", path.read_text(), flags=re.MULTILINE)
-    exported = set(re.findall(r"^export ([A-Za-z_]+)='?", script, re.MULTILINE))
+    exported = set(re.findall(r"^ *export ([A-Za-z_]+)='?", script, re.MULTILINE))
     assigned = set(re.findall(r"^ *(?:local |export )?([A-Za-z_]+)=", script, re.MULTILINE))
     named = set(re.findall(r"\bfor ([A-Za-z_]+)\b|\bread -r ([A-Za-z_]+)\b", script))
     for name in (assigned - exported) | {name for pair in named for name in pair if name}:
@@ -390,8 +390,8 @@ def test_all_problems_name_the_file_they_stand_in(tmp_path):
 
 
 def test_what_is_unset_is_what_the_template_unsets():
-    template = (shipped("templates") / "slurm" / "base.sbatch.j2").read_text()
-    [cases] = re.findall(r"^    (NCCL_\* \|.*?)\)\n +leaked\+=", template, re.MULTILINE | re.DOTALL)
+    template = (shipped("templates") / "lib/base.sh").read_text()
+    [cases] = re.findall(r"^ +(NCCL_\* \|.*?)\)\n +leaked\+=", template, re.MULTILINE | re.DOTALL)
     assert tuple(re.split(r"[\s|\\]+", cases)) == LEAKED
 
 

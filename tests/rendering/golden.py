@@ -1,4 +1,4 @@
-"""The golden cases: each a folder of tests/golden with a run file, maybe its profile, and every stage's script."""
+"""The golden cases: each a folder of tests/golden with a run file, maybe its profile, and scripts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from hpcgen.stages import STAGES
 GOLDEN = Path(__file__).parents[1] / "golden"
 PROFILES = ("azure-ndv5", "local")
 RUNTIMES = ("pyxis", "enroot", "none")
-PLAIN_CASES = tuple(f"{profile}-{runtime}" for profile in PROFILES for runtime in RUNTIMES)
-"""One for each shipped profile and runtime."""
+CASES = (*(f"{profile}-{runtime}" for profile in PROFILES for runtime in RUNTIMES), "site-group")
+"""One for each shipped profile and runtime, and a site's own profile."""
 
-SCRIPTS = tuple((case, stage) for case in (*PLAIN_CASES, "site-group") for stage in STAGES)
+SCRIPTS = (
+    *((case, "train") for case in CASES),
+    *(("azure-ndv5-pyxis", stage) for stage in STAGES if stage != "train"),
+    ("azure-ndv5-enroot", "nccl-test"),
+    ("local-none", "prepare"),
+    ("site-group", "node-health"),
+)
+"""Those that differ in more than a few values."""
 
 
 def render(case: str, stage: str) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpcgen.errors import HpcgenError
-from hpcgen.rendering.blocks import require_known_blocks
+from hpcgen.rendering.blocks import REPLACED, require_known_blocks
 from hpcgen.rendering.environment import make_environment
+from hpcgen.rendering.inventory import block_names, template_chain
 
 NAME = "slurm/train.sbatch.j2"
 
@@ -19,12 +20,42 @@ def site(directory: Path, text: str) -> Path:
     return directory
 
 
-def test_a_misspelt_block_is_refused_with_its_line_and_the_right_name(tmp_path: Path) -> None:
-    directory = site(tmp_path, "{% block prolog %}\nmodule load cuda\n{% endblock %}\n")
-    with pytest.raises(HpcgenError, match=r"train\.sbatch\.j2:2: block 'prolog' .*did you mean prologue\?"):
+def test_a_misspelled_block_is_refused_with_its_line_and_the_right_name(tmp_path: Path) -> None:
+    directory = site(tmp_path, "{% block enviroment %}\nexport A=1\n{% endblock %}\n")
+    with pytest.raises(
+        HpcgenError, match=r"train\.sbatch\.j2:2: block 'enviroment' .*did you mean environment\?"
+    ):
         require_known_blocks(make_environment([directory]), NAME)
 
 
 def test_blocks_of_every_ancestor_and_new_ones_inside_them_are_fine(tmp_path: Path) -> None:
-    text = "{% block header %}\n{% endblock %}\n{% block checks %}\n{% block ours %}\n{% endblock %}\n{% endblock %}\n"
+    text = "{% block main %}\n{% endblock %}\n{% block site %}\n{% block ours %}\n{% endblock %}\n{% endblock %}\n"
     require_known_blocks(make_environment([site(tmp_path, text)]), NAME)
+
+
+@pytest.mark.parametrize(
+    ("block", "replacement"),
+    [
+        ("launch", "function launch"),
+        ("prologue", "function site_prologue"),
+        ("epilogue", "function site_epilogue"),
+        ("cleanup", "function site_epilogue"),
+        ("scratch", "function prepare_node"),
+        ("container", "block settings"),
+        ("functions", "block site"),
+    ],
+)
+def test_a_block_of_earlier_versions_names_its_replacement(
+    tmp_path: Path, block: str, replacement: str
+) -> None:
+    directory = site(tmp_path, f"{{% block {block} %}}\ntrue\n{{% endblock %}}\n")
+    with pytest.raises(
+        HpcgenError, match=rf"train\.sbatch\.j2:2: there is no block '{block}' .*{replacement}"
+    ):
+        require_known_blocks(make_environment([directory]), NAME)
+
+
+def test_no_block_is_also_one_of_earlier_versions() -> None:
+    chain = template_chain(make_environment([]), "train")
+    assert set(block_names(chain)) == {"directives", "settings", "environment", "main", "site"}
+    assert not REPLACED.keys() & set(block_names(chain))

@@ -76,6 +76,8 @@ def test_what_sbatch_cannot_quote_is_refused(value: str, tmp_path: Path) -> None
 
 
 def test_plain_values_stay_plain(tmp_path: Path) -> None:
-    text = "#SBATCH --{{ name | directive }}={{ value | directive }}\n#SBATCH --nodes={{ nodes | integer }}\n"
+    text = (
+        "#SBATCH --{{ name | directive }}={{ value | directive }}\n#SBATCH --nodes={{ nodes | directive }}\n"
+    )
     script = rendered(tmp_path, text, name="signal", value="B:USR2@300", nodes=16)
     assert script == "#SBATCH --signal=B:USR2@300\n#SBATCH --nodes=16\n"

@@ -44,8 +44,8 @@ def test_a_task_has_the_directories_in_front_of_the_images(
     write_yaml(tmp_path / "site.yaml", {"extends": "local", **own})
     values = minimal_run(cluster="./site.yaml", paths={"run_dir": str(tmp_path)})
     script = render_stage(planned(tmp_path, values), "train").text
-    begin = script.index("container=(\n")
-    lines = script[begin : script.index("# ==== rendezvous")]
+    begin = script.index("container=(")
+    lines = script[begin : script.index("\nstep=(")]
     task = 'srun "${container[@]}" env A=1 printenv LD_LIBRARY_PATH'
     (tmp_path / "enroot").write_text(ENROOT)
     (tmp_path / "enroot").chmod(0o755)

@@ -12,53 +12,26 @@ from hypothesis import strategies as st
 
 from hpcgen.errors import HpcgenError
 from hpcgen.rendering.filters import heredoc, shell_word
+from hpcgen.rendering.settings import Setting
 from tests.rendering.scripts import HOSTILE_WORDS, UNPRINTABLE, arguments, rendered
 
-LIBRARY = {
-    "library.j2": "{% macro word(value) %}{{ value }}{% endmacro %}\n{% set greeting = 'it is ok' %}\n"
-}
-
-# name -> the template, which shows `value` once
+# name -> the template, which shows `value` once; in block settings
 CONSTRUCTS = {
-    "name": "show {{ value }}\n",
-    "attribute": "show {{ plan.value }}\n",
-    "item": "show {{ mapping['value'] }}\n",
-    "condition": "show {{ value if value is defined else 'no' }}\n",
-    "or": "show {{ nothing or value }}\n",
-    "if": "{% if value is string %}\nshow {{ value }}\n{% else %}\nshow no\n{% endif %}\n",
-    "for": "show{% for word in [value] %} {{ word }}{% endfor %} \n\n",
-    "items": "{% for name, word in mapping | items %}\nshow {{ word }}\n{% endfor %}\n",
-    "set": "{% set word = value %}\nshow {{ word }}\n",
-    "set text": "{% set text %}{{ value }}{% endset %}\nshow {{ text }}\n",
-    "with": "{% with word = value %}\nshow {{ word }}\n{% endwith %}\n",
-    "macro": "{% macro word(value) %}{{ value }}{% endmacro %}\nshow {{ word(value) }}\n",
-    "macro in a macro": "{% macro inner(v) %}{{ v }}{% endmacro %}\n"
-    "{% macro outer(v) %}{{ inner(v) }}{% endmacro %}\nshow {{ outer(value) }}\n",
-    "macro's default": "{% macro word(v=value) %}{{ v }}{% endmacro %}\nshow {{ word() }}\n",
-    "call": "{% macro wrap() %}show {{ caller() }}{% endmacro %}\n"
-    "{% call wrap() %}{{ value }}{% endcall %}\n\n",
-    "call's argument": "{% macro wrap() %}show {{ caller(value) }}{% endmacro %}\n"
-    "{% call(word) wrap() %}{{ word }}{% endcall %}\n\n",
-    "import": '{% import "library.j2" as library %}\nshow {{ library.word(value) }}\n',
-    "from import": '{% from "library.j2" import word as w %}\nshow {{ w(value) }}\n',
+    "name": "word={{ value }}\n",
+    "attribute": "word={{ plan.value }}\n",
+    "item": "word={{ mapping['value'] }}\n",
+    "condition": "word={{ value if value is defined else 'no' }}\n",
+    "or": "word={{ nothing or value }}\n",
+    "if": "{% if value is string %}\nword={{ value }}\n{% else %}\nword=no\n{% endif %}\n",
+    "for": "{% for each in [value] %}\nword={{ each }}\n{% endfor %}\n",
+    "items": "{% for name, each in mapping | items %}\nword={{ each }}\n{% endfor %}\n",
+    "set": "{% set each = value %}\nword={{ each }}\n",
     "include": '{% include "shown.j2" %}\n',
-    "block": "{% block shown %}\nshow {{ value }}\n{% endblock %}\n",
-    "self": "{% block shown %}\nshow {{ value }}\n{% endblock %}\n"
-    "{% if false %}\n{{ self.shown() }}\n{% endif %}\n",
-    "super": '{% extends "parent.j2" %}\n{% block shown %}\n{{ super() }}\n{% endblock %}\n',
-    "replaced block": '{% extends "parent.j2" %}\n{% block shown %}\nshow {{ value }}\n{% endblock %}\n',
-    "in $( )": 'show "$(printf %s {{ value }})"\n',
-    "in an array": 'words=(\n    {{ value }}\n)\nshow "${words[@]}"\n',
-    "assignment": 'word={{ value }}\nshow "$word"\n',
-    "export": 'export {{ "NAME" | variable }}={{ value }}\nshow "$NAME"\n',
-    "here-string": 'show "$(cat <<<{{ value }})"\n',
-    "continued line": "show \\\n    {{ value }}\n",
+    "export": 'export {{ "word" | variable }}={{ value }}\n',
+    "array": "words=({% for each in [value] %} {{ each }}{% endfor %} )\nword=${words[0]}\n",
+    "array of lines": "words=(\n    {{ value }}\n)\nword=${words[0]}\n",
 }
-OTHERS = {
-    **LIBRARY,
-    "shown.j2": "show {{ value }}\n",
-    "parent.j2": "{% block shown %}\nshow {{ value }}\n{% endblock %}\n",
-}
+OTHERS = {"shown.j2": "{% block settings %}\nword={{ value }}\n{% endblock %}\n"}
 
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)
@@ -78,7 +51,7 @@ def test_a_value_without_a_form_is_refused_where_it_stands(construct: str, tmp_p
 def shown(template: str, value: object, directory: Path) -> str:
     return rendered(
         directory / "templates",
-        template,
+        f'{{% block settings %}}\n{template}{{% endblock %}}\nshow "$word"\n',
         OTHERS,
         value=value,
         plan=SimpleNamespace(value=value),
@@ -87,26 +60,33 @@ def shown(template: str, value: object, directory: Path) -> str:
     )
 
 
+def in_settings(directory: Path, text: str, **values: object) -> str:
+    """The text of a template's block settings."""
+    return rendered(directory / "t", f"{{% block settings %}}\n{text}{{% endblock %}}\n", **values)
+
+
 def test_literals_are_quoted_too(tmp_path: Path) -> None:
     """Without care Jinja writes a literal when it compiles, past the quoting and escaped for HTML."""
-    script = rendered(
-        tmp_path / "t",
-        '{% import "library.j2" as library %}\nshow {{ "$(>canary) & <it\'s>" }} {{ library.greeting }}\n',
-        LIBRARY,
-    )
-    assert arguments(script, tmp_path) == ["$(>canary) & <it's>", "it is ok"]
+    script = in_settings(tmp_path, 'word={{ "$(>canary) & <it\'s>" }}\n') + 'show "$word"\n'
+    assert arguments(script, tmp_path) == ["$(>canary) & <it's>"]
 
 
 def test_numbers_and_paths(tmp_path: Path) -> None:
-    script = rendered(
-        tmp_path / "t", "show {{ i }} {{ f }} {{ g }} {{ p }}\n", i=-3, f=1e-4, g=2.5, p=Path("/a b/c")
-    )
+    text = "words=( {{ i }} {{ f }} {{ g }} {{ p }} )\n"
+    script = in_settings(tmp_path, text, i=-3, f=1e-4, g=2.5, p=Path("/a b/c")) + 'show "${words[@]}"\n'
     assert arguments(script, tmp_path) == ["-3", "0.0001", "2.5", "/a b/c"]
 
 
 def test_a_word_stays_a_word_next_to_text(tmp_path: Path) -> None:
-    script = rendered(tmp_path / "t", "show --a={{ a }}/{{ b }}.log {{ a }}{{ b }}\n", a="x y", b="$z")
-    assert arguments(script, tmp_path) == ["--a=x y/$z.log", "x y$z"]
+    script = in_settings(tmp_path, "word=--a={{ a }}/{{ b }}.log\n", a="x y", b="$z") + 'show "$word"\n'
+    assert arguments(script, tmp_path) == ["--a=x y/$z.log"]
+
+
+@pytest.mark.parametrize("value", [*HOSTILE_WORDS, 7, tuple(HOSTILE_WORDS), ()])
+def test_a_setting_is_one_assignment(value: str | int | tuple[str, ...], tmp_path: Path) -> None:
+    script = in_settings(tmp_path, "{{ setting | assignment }}\n", setting=Setting("word", value))
+    expected = list(map(str, value)) if isinstance(value, tuple) else [str(value)]
+    assert arguments(script + 'show "${word[@]}"\n', tmp_path) == expected
 
 
 def test_plain_words_stay_readable() -> None:
@@ -118,18 +98,15 @@ def test_plain_words_stay_readable() -> None:
 @pytest.mark.parametrize("word", ["if", "done", "select", "PATH=x", "PATH+=x"])
 def test_words_that_bash_reads_as_syntax_are_quoted(word: str, tmp_path: Path) -> None:
     """As a command they would be a keyword or an assignment, which this handler does not see."""
-    script = 'command_not_found_handle() { show "$1"; }\n' + rendered(
-        tmp_path / "t", "{{ word }}\n", word=word
-    )
+    command = in_settings(tmp_path, "{{ word }}\n", word=word)
+    script = 'command_not_found_handle() { show "$1"; }\n' + command
     assert arguments(script, tmp_path) == [word]
 
 
 @pytest.mark.parametrize("value", HOSTILE_WORDS)
 def test_a_comment_stays_a_comment(value: str, tmp_path: Path) -> None:
-    script = rendered(
-        tmp_path / "t", "# {{ value | comment }}\nshow done # {{ value | comment }}\n", value=value
-    )
-    assert script == f"# {value}\nshow done # {value}\n"
+    script = rendered(tmp_path / "t", "# {{ value | comment }}\nshow done\n", value=value)
+    assert script == f"# {value}\nshow done\n"
     assert arguments(script, tmp_path) == ["done"]
 
 
@@ -143,38 +120,18 @@ def test_a_here_document_holds_its_text_exactly(text: str, tmp_path: Path) -> No
     assert (tmp_path / "text").read_text(encoding="utf-8") == text + newline
 
 
-@pytest.mark.parametrize("value", [2, -2, 10**30])
-def test_integers_have_a_place_in_expressions(value: int, tmp_path: Path) -> None:
-    text = (
-        "if ((1 < {{ n | integer }})) || [[ 1 -lt {{ n | integer }} ]]\n"
-        'then show "more: {{ n | integer }}"; else show {{ n }}; fi\n'
-    )
-    assert arguments(rendered(tmp_path / "t", text, n=value), tmp_path)[0].endswith(str(value))
-
-
-@pytest.mark.parametrize("value", ["2", "a[$(>canary)]", 2.0, True, None])
-def test_only_whole_numbers_pass_as_integers(value: object, tmp_path: Path) -> None:
-    with pytest.raises(HpcgenError, match=r"it\.j2:1: .*is not a whole number"):
-        rendered(tmp_path, "((1 < {{ n | integer }}))\n", n=value)
-
-
 @pytest.mark.parametrize("name", ["", "1A", "A B", "A-B", "A=1", "x[$(>canary)]", "A\n", "ä"])
 def test_only_names_pass_as_variables(name: str, tmp_path: Path) -> None:
-    with pytest.raises(HpcgenError, match=r"it\.j2:1: .*is not the name of a shell variable"):
-        rendered(tmp_path, "export {{ name | variable }}=1\n", name=name)
+    with pytest.raises(HpcgenError, match=r"it\.j2:2: .*is not the name of a shell variable"):
+        in_settings(tmp_path, "export {{ name | variable }}=1\n", name=name)
 
 
-def test_raw_is_shell_code(tmp_path: Path) -> None:
-    script = rendered(tmp_path / "t", "{{ code | raw }}\n", code="show one\n\tshow 'two  words'")
-    assert arguments(script, tmp_path) == ["one", "two  words"]
-
-
-@pytest.mark.parametrize("filter_name", ["comment", "directive", "heredoc", "raw", "variable"])
+@pytest.mark.parametrize("filter_name", ["comment", "directive", "heredoc", "variable"])
 @pytest.mark.parametrize("value", ["a\0b", "a\x1bb", "a\rb", "a\u2028b", None, True, ["x"]], ids=ascii)
 def test_every_filter_refuses_what_has_no_form(filter_name: str, value: object, tmp_path: Path) -> None:
-    before = {"comment": "# ", "directive": "#SBATCH --x="}.get(filter_name, "cat ")
-    with pytest.raises(HpcgenError, match=r"it\.j2:1: "):
-        rendered(tmp_path, f"{before}{{{{ value | {filter_name} }}}}\n", value=value)
+    before = {"comment": "# ", "directive": "#SBATCH --x=", "variable": "export "}.get(filter_name, "cat ")
+    with pytest.raises(HpcgenError, match=r"it\.j2:2: "):
+        in_settings(tmp_path, f"{before}{{{{ value | {filter_name} }}}}\n", value=value)
 
 
 PRINTABLE = st.text(
@@ -185,7 +142,8 @@ PRINTABLE = st.text(
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PRINTABLE, min_size=1, max_size=40))
 def test_any_printable_text_is_one_unchanged_argument(tmp_path: Path, words: list[str]) -> None:
-    script = rendered(tmp_path / "t", "show{% for word in words %} {{ word }}{% endfor %} \n\n", words=words)
+    text = "words=({% for word in words %} {{ word }}{% endfor %} )\n"
+    script = in_settings(tmp_path, text, words=words) + 'show "${words[@]}"\n'
     assert arguments(script, tmp_path) == words
 
 
@@ -219,7 +177,8 @@ def test_a_value_with_its_own_quoting_is_still_quoted(tmp_path: Path) -> None:
         def __str__(self) -> str:
             return "; >canary"
 
-    assert arguments(rendered(tmp_path / "t", "show {{ value }}\n", value=Sly("$x")), tmp_path) == ["$x"]
+    script = in_settings(tmp_path, "word={{ value }}\n", value=Sly("$x")) + 'show "$word"\n'
+    assert arguments(script, tmp_path) == ["$x"]
 
 
 def test_bash_accepts_every_script(tmp_path: Path) -> None:

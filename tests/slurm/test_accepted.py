@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.rendering.golden import PLAIN_CASES, SCRIPTS, rendered
+from hpcgen.stages import STAGES
+from tests.rendering.golden import CASES, rendered
 from tests.slurm.cluster import SlurmCluster, missing_slurm
 
-PLAIN = [(case, stage) for case, stage in SCRIPTS if case in PLAIN_CASES]
+PLAIN = [(case, stage) for case in CASES if case != "site-group" for stage in STAGES]
 LARGEST = 16
 """Nodes of the largest golden job."""
 

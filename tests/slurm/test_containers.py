@@ -355,7 +355,7 @@ def test_an_image_that_is_missing_ends_the_job_with_its_name(
 ) -> None:
     state, log = prepare(container_cluster, run, "container.image=/nowhere/image.sqsh")
     assert state == "FAILED"
-    assert "ERROR: /nowhere/image.sqsh is not there, or not readable" in log.splitlines()[-1]
+    assert "ERROR: /nowhere/image.sqsh is missing or not readable" in log.splitlines()[-1]
 
 
 def test_an_image_that_its_record_does_not_name_ends_the_job_with_one_line(

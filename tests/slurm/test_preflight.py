@@ -96,7 +96,7 @@ def test_a_spare_takes_the_place_of_a_node_that_fails_its_check(
     assert three_nodes.show(job_id)["Restarts"] == "0"
 
 
-def test_a_file_that_no_node_has_is_the_runs_mistake(
+def test_a_dataset_that_is_gone_ends_the_job_before_its_nodes_are_judged(
     three_nodes: SlurmCluster, checked_run: Path, tmp_path: Path, byte_corpus: Path
 ) -> None:
     for suffix in (".bin", ".idx"):
@@ -106,8 +106,24 @@ def test_a_file_that_no_node_has_is_the_runs_mistake(
     (tmp_path / "own.bin").unlink()
     job_id = three_nodes.sbatch(script, cwd=checked_run.parent)
     assert three_nodes.wait(job_id, timeout_s=60) == "FAILED"
+    last = log_of(checked_run, job_id).splitlines()[-1]
+    assert f"ERROR: {tmp_path}/own.bin is missing or not readable on ndv5-1" in last
+    assert not (checked_run.parent / "run" / "excluded_nodes").exists()
+
+
+def test_a_path_that_no_node_has_is_the_runs_mistake(
+    three_nodes: SlurmCluster, checked_run: Path, tmp_path: Path
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    profile = tmp_path / "cluster.yaml"
+    profile.write_text(profile.read_text() + f"code_dir: {code}\n")
+    script = render(checked_run, *LAYOUT, "preflight.node_health=true")
+    code.rmdir()
+    job_id = three_nodes.sbatch(script, cwd=checked_run.parent)
+    assert three_nodes.wait(job_id, timeout_s=60) == "FAILED"
     log = log_of(checked_run, job_id)
-    assert f"expected {tmp_path}/own.bin to be readable" in log
+    assert f"expected {code} to be readable" in log
     assert "no node is fit: that is a mistake of the run rather than of its nodes" in log
     assert not (checked_run.parent / "run" / "excluded_nodes").exists()
 

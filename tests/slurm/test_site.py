@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import FINAL_STATES, SlurmCluster
-from tests.slurm.conftest import JOB_S, curve, hpcgen, log_of
+from tests.slurm.cluster import FINAL_STATES, SlurmCluster, missing_slurm
+from tests.slurm.conftest import JOB_S, curve, hpcgen, log_of, wait_for_steps
 
 MODULES = Path("/usr/share/modules/init/bash")  # where Debian's environment-modules puts it
 
@@ -23,23 +23,24 @@ TEMPLATE = """\
 export SITE_PROXY=http://proxy:3128
 {% endblock %}
 
-{% block prologue %}
-say "site prologue: $SITE_PROXY"
-source /usr/share/modules/init/bash
-module use @SITE@/modulefiles
-module load tools/1.2
-say "tools are in $TOOLS_HOME"
-{% endblock %}
+{% block site %}
+site_prologue() {
+    say "site prologue: $SITE_PROXY"
+    source /usr/share/modules/init/bash
+    module use @SITE@/modulefiles
+    module load tools/1.2
+    say "tools are in $TOOLS_HOME"
+}
 
-{% block launch %}
 # This site starts each task through a program of its own.
-((terminated)) || launch "${step[@]}" "${container[@]}" @SITE@/bin/wrap \\
-    env "${task_environment[@]}" {{ python }} -m trainer --config "$TRAINER_CONFIG" --stop-file "$TRAINER_STOP_FILE"
-{% endblock %}
+launch() { run_step srun "${step[@]}" "${container[@]}" @SITE@/bin/wrap env "${task_environment[@]}" "$@"; }
 
-{% block epilogue %}
-say "site epilogue: the step ended with $rc"
-cp -- "$run_dir/metrics.jsonl" @SITE@/archived.jsonl
+prepare_node() { say "node $node has $scratch" >>@SITE@/nodes; }
+
+site_epilogue() {
+    say "site epilogue: the step ended with $rc"
+    cp -- "$run_dir/metrics.jsonl" @SITE@/archived.jsonl
+}
 {% endblock %}
 """
 
@@ -68,15 +69,22 @@ def site(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(not MODULES.exists(), reason="environment-modules is not installed")
-def test_a_sites_templates_change_the_job(
+@pytest.mark.parametrize("way", ["render", "submit"])
+def test_a_sites_functions_change_the_job_whichever_way_it_is_queued(
     slurm_cluster: SlurmCluster,
     tiny_run: Path,
     site: Path,
     single_process_curve: dict[int, tuple[float, float]],
+    way: str,
 ) -> None:
-    command = ("render", "train", "-c", str(tiny_run), "--templates", str(site))
-    script = hpcgen(*command, "--set=slurm.train.ntasks_per_node=2", cwd=tiny_run.parent)
-    job_id = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
+    command = (way, "train", "-c", str(tiny_run), "--templates", str(site))
+    two_tasks = "--set=slurm.train.ntasks_per_node=2"
+    printed = hpcgen(*command, two_tasks, cwd=tiny_run.parent, env=slurm_cluster.env)
+    if way == "render":
+        assert f"{site}/slurm/train.sbatch.j2" in printed
+        job_id = slurm_cluster.sbatch(printed, cwd=tiny_run.parent)
+    else:
+        job_id = printed.split()[0]
     state = slurm_cluster.wait(job_id, timeout_s=240)
     log = log_of(tiny_run, job_id)
     assert state == "COMPLETED", log
@@ -85,21 +93,20 @@ def test_a_sites_templates_change_the_job(
     for rank in (0, 1):
         assert f"wrapped {rank} with /opt/tools/1.2 and http://proxy:3128" in log
     assert "site epilogue: the step ended with 0" in log
+    assert "node ndv5-1 has /tmp/hpcgen-" in (site / "nodes").read_text()
     assert (site / "archived.jsonl").read_bytes() == (tiny_run.parent / "run" / "metrics.jsonl").read_bytes()
-    assert f"{site}/slurm/train.sbatch.j2" in script
     assert curve(tiny_run)[8] == pytest.approx(single_process_curve[8], rel=1e-3)
 
 
 BROKEN = """\
 {% extends "hpcgen/slurm/train.sbatch.j2" %}
 
-{% block cleanup %}
-rm -rf -- "${SCRATCH_OF_SITE}"
-{% endblock %}
-
-{% block epilogue %}
-cp -- /nonexistent /tmp/
-[[ "$SITE_WEBHOK" ]] && say "never reached"
+{% block site %}
+site_epilogue() {
+    cp -- /nonexistent /tmp/
+    sleep 300 &
+    [[ "$SITE_WEBHOK" ]] && say "never reached"
+}
 {% endblock %}
 """
 
@@ -107,7 +114,7 @@ cp -- /nonexistent /tmp/
 def test_broken_hooks_cost_neither_the_requeue_nor_the_conclusion(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
-    """A step that fails, then a cleanup and an epilogue with unset variables: the job still requeues itself."""
+    """A step that fails, then an epilogue with an unset variable: the job still requeues itself."""
     profile, python = tiny_run.parent / "cluster.yaml", tiny_run.parent / "python"
     python.write_text('#!/bin/bash\n[[ "$*" == *--versions* ]] || exit 7\n')
     python.chmod(0o755)
@@ -123,11 +130,9 @@ def test_broken_hooks_cost_neither_the_requeue_nor_the_conclusion(
     slurm_cluster.run("scancel", job_id)
     log = log_of(tiny_run, job_id)
     assert restarts >= 1, log
-    assert "SCRATCH_OF_SITE: unbound variable" in log
-    assert "WARNING: block cleanup ended early with status 1" in log
-    assert "WARNING: block epilogue: status 1 of: cp -- /nonexistent /tmp/" in log
+    assert "WARNING: site_epilogue: status 1 of: cp -- /nonexistent /tmp/" in log
     assert "SITE_WEBHOK: unbound variable" in log
-    assert "WARNING: block epilogue ended early with status 1" in log
+    assert "WARNING: site_epilogue ended early with status 1" in log
     assert "failed with status 7 at iteration 0 (began at 0): back into the queue" in log
 
 
@@ -147,7 +152,7 @@ def test_a_broken_prologue_is_a_failure_that_is_requeued_until_the_third_attempt
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
     log = log_of(tiny_run, job_id)
     assert log.count(said) == 3, log
-    assert log.count("ERROR: block prologue ended the job with status") == 3
+    assert log.count("ERROR: site_prologue ended the job with status") == 3
     assert log.count("failed with status 1 at iteration 0 (began at 0): back into the queue") == 2
     assert "without progress beyond iteration 0; not requeued" in log.splitlines()[-1]
 
@@ -161,7 +166,7 @@ def test_a_broken_prologue_ends_another_stage_with_its_own_message(
     job_id = submit_with_prologue(slurm_cluster, tiny_run, stage, "exit 0")
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
     log = (tiny_run.parent / "run" / f"{stage}-{job_id}.log").read_text()
-    assert "ERROR: block prologue ended the job with status 0" in log
+    assert "ERROR: site_prologue ended the job with status 0" in log
     assert last in log.splitlines()[-1]
 
 
@@ -169,12 +174,45 @@ def submit_with_prologue(cluster: SlurmCluster, run: Path, stage: str, prologue:
     """The job of a stage whose site has this prologue."""
     templates = run.parent / "site" / "slurm"
     templates.mkdir(parents=True)
-    block = f"{{% block prologue %}}\n{prologue}\n{{% endblock %}}\n"
+    block = f"{{% block site %}}\nsite_prologue() {{\n{prologue}\n}}\n{{% endblock %}}\n"
     (templates / f"{stage}.sbatch.j2").write_text(
         f'{{% extends "hpcgen/slurm/{stage}.sbatch.j2" %}}\n{block}'
     )
     command = ("render", stage, "-c", str(run), "--templates", str(templates.parent))
     return cluster.sbatch(hpcgen(*command, cwd=run.parent), cwd=run.parent)
+
+
+HANGING = """\
+{% extends "hpcgen/slurm/train.sbatch.j2" %}
+{% block site %}
+site_epilogue() {
+    say "the epilogue begins"
+    trap '' TERM
+    sleep 300
+}
+{% endblock %}
+"""
+
+
+def test_an_epilogue_that_hangs_cannot_keep_a_canceled_job_from_its_conclusion(tiny_run: Path) -> None:
+    """KillWait is Slurm's default here: the job must have concluded before."""
+    if (reason := missing_slurm()) is not None:
+        pytest.skip(reason)
+    templates = tiny_run.parent / "site" / "slurm"
+    templates.mkdir(parents=True)
+    (templates / "train.sbatch.j2").write_text(HANGING)
+    command = ("render", "train", "-c", str(tiny_run), "--templates", str(templates.parent))
+    endless = ("--set=training.train_iters=100000", "--set=optimizer.lr_decay_iters=100000")
+    script = hpcgen(*command, *endless, cwd=tiny_run.parent)
+    with SlurmCluster(1, kill_wait_s=30) as cluster:
+        job_id = cluster.sbatch(script, cwd=tiny_run.parent)
+        wait_for_steps(tiny_run, 1)
+        cluster.run("scancel", job_id)
+        cluster.wait(job_id, timeout_s=60)
+    log = log_of(tiny_run, job_id)
+    assert "the epilogue begins" in log
+    assert "WARNING: site_epilogue took too long and was ended" in log
+    assert "requeueing is Slurm's decision" in log.splitlines()[-1]
 
 
 def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(

@@ -41,9 +41,19 @@ STAGES = (
 TEMPLATE = """\
 {% extends "slurm/base.sbatch.j2" %}
 
-{% block launch %}
-say {{ greeting }}
-((terminated)) || launch "${step[@]}" "${container[@]}" env "${task_environment[@]}" {{ python }} --version
+{% block main %}
+main() {
+    begin
+    set_environment
+    run_prologue
+    prepare_nodes || stop_or_die "a node is not fit for this job (above)"
+    say "$greeting"
+    ((terminated)) || launch "${task[@]}" --version || rc=$?
+    remove_scratch
+    run_epilogue
+    conclude
+}
+conclude() { exit "$rc"; }
 {% endblock %}
 """
 RUN = """\
@@ -81,7 +91,7 @@ def test_it_is_rendered_for_a_cluster(copy: Path) -> None:
     assert found.returncode == 0, found.stderr
     assert "#SBATCH --job-name=local-hello-node\n" in found.stdout
     assert "#SBATCH --time=00:05:00\n" in found.stdout
-    assert "\nsay hello\n" in found.stdout
+    assert "\ngreeting=hello\n" in found.stdout
     assert subprocess.run(["bash", "-n"], input=found.stdout, text=True, check=False).returncode == 0
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.data.stage import run_stage, task_options, verify_option
+from hpcgen.stages import STAGES
 
 if TYPE_CHECKING:
     from hpcgen.data.unit import DataStage
@@ -25,7 +26,7 @@ def _command(stage: DataStage, text: str) -> click.Command:
     def command(**options: Any) -> None:
         run_stage(stage, **options)
 
-    return verify_option(command) if stage == "prepare" else command
+    return verify_option(command) if STAGES[stage].makes_pairs else command
 
 
 commands = {stage: _command(stage, text) for stage, text in HELP.items()}

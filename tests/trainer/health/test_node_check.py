@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hpcgen.rendering.environment import make_environment
-from hpcgen.rendering.render import render_template
+from hpcgen.resources import shipped
 
+LIBRARY = shipped("templates") / "lib/node-check.sh"
 GPU = "NVIDIA H100 80GB HBM3, 4, 0"
 NVIDIA_SMI = """#!/bin/bash
 case $1 in
@@ -67,18 +67,14 @@ class Host:
 
     def check(self, *more: str, command: Sequence[str] = (), node: str = "n1") -> dict[str, Any]:
         """Runs what a script would send to the node; its report, with the lines it printed."""
-        values = {"node_expectations": [*self.expectations, *more], "required_files": []}
-        include = render_template(
-            make_environment(), "slurm/node_check.sh.j2", {**values, "health_command": list(command)}
-        )
         answers, reports = self.root / "answers", self.root / "reports"
         reports.mkdir(exist_ok=True)
         answers.mkdir(exist_ok=True)
         for name, text in self.answers.items():
             (answers / name).write_text(text)
-        call = f'bash -c "$check_node" check_node {reports} "root={self.root}" patience=0 "${{check_arguments[@]}}"'
+        words = [f"root={self.root}", "patience=0", *self.expectations, *more, "--", *command]
         done = subprocess.run(
-            ["bash", "-c", f"{include}\n{call}"],
+            ["bash", "-c", f'source {LIBRARY}; check_host "$@"', "check_host", reports, *words],
             env={
                 "PATH": f"{self.root}/bin:{os.environ['PATH']}",
                 "SLURMD_NODENAME": node,

@@ -1,0 +1,278 @@
+"""Rules about what a site's code does: to the traps, to the status of the job, and to what its log shows."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterator
+
+from hpcgen.check.code import Call
+from hpcgen.check.comparison import LAUNCH, MAIN, Comparison
+from hpcgen.check.rule import site_rule
+from hpcgen.lint.rule import Hit
+from hpcgen.planning.secret import SECRET, SECRET_VALUE
+
+RUN_STEP = "run_step"
+_SIGNALS = {"0": "EXIT", "12": "USR2", "15": "TERM"}
+_ENDS = frozenset(("exit", "die", "stop_or_die"))
+
+
+@site_rule("launch-foreground", "the launch does not go through `run_step`")
+def launch_foreground(both: Comparison) -> Iterator[Hit]:
+    """bash runs a trap only when a command in the foreground ends: the checkpoint would come too late."""
+    launch = both.own_functions.get(LAUNCH)
+    if launch is None:
+        return
+    calls = [call for call in both.site.calls if both.is_in_launch(call.place)]
+    fix = 'run_step srun "${step[@]}" "${container[@]}" env "${task_environment[@]}" "$@"'
+    direct = [call for call in calls if _is_srun(call, limited=False) and not _is_run_by_step(both, call)]
+    for call in direct:
+        yield Hit(call.place.line, "srun runs without run_step, so no trap runs until it ends", fix)
+    if not direct and not any(RUN_STEP in call.words and not call.place.in_subshell for call in calls):
+        why = "launch does not call run_step in the script's own shell (a pipeline is another one)"
+        yield Hit(launch.place.line, why, fix)
+
+
+def _is_srun(call: Call, *, limited: bool) -> bool:
+    """Whether a command is srun, behind env, exec and the like; with `limited`, behind timeout it is none."""
+    for word in call.words:
+        if word.rpartition("/")[2] == "srun":
+            return not (limited and call.words[0] == "timeout")
+        is_prefix = word in ("exec", "command", "env", "time", "nice", "timeout", "builtin")
+        if not is_prefix and not re.match(r"-|\w+=|\d", word):
+            return False
+    return False
+
+
+def _is_run_by_step(both: Comparison, call: Call) -> bool:
+    """Whether the function that holds a command is itself an argument of run_step, which puts it in the background."""
+    name = both.site.name_of(call.place)
+    return any(
+        RUN_STEP in caller.words[:1] and name in caller.words for caller in both.site.called_in.get(name, ())
+    )
+
+
+@site_rule("step-foreground", "a step in the foreground without a time limit")
+def step_foreground(both: Comparison) -> Iterator[Hit]:
+    """No trap runs until the step ends. A node that hangs would hold the whole job until its time limit."""
+    for call in both.own(both.site.calls):
+        in_epilogue = (
+            both.shell_of(call.place) == "apart" and not call.place.in_subshell
+        )  # has a limit of its own
+        if (
+            not _is_srun(call, limited=True)
+            or both.is_in_launch(call.place)
+            or in_epilogue
+            or _is_run_by_step(both, call)
+        ):
+            continue
+        if call.place.in_background:
+            continue
+        yield Hit(
+            call.place.line,
+            "srun runs in the foreground without a limit",
+            "each_node SECONDS COMMAND, or run_step timeout SECONDS srun ...",
+        )
+
+
+@site_rule("trap-kept", "a trap of the script is replaced")
+def trap_kept(both: Comparison) -> Iterator[Hit]:
+    """TERM and USR2 save a checkpoint and requeue the job; EXIT requeues it if the prologue fails."""
+    for call in both.own(both.site.calls):
+        if call.words[0] != "trap" or len(call.words) < 3 or call.words[1] in ("-p", "-l"):
+            continue
+        signals = {_SIGNALS.get(word, word.upper().removeprefix("SIG")) for word in call.words[2:]}
+        shell = both.shell_of(call.place)
+        lost = sorted(
+            signals & ({"EXIT"} if shell == "prologue" else {"TERM", "USR2"} if shell == "job" else set())
+        )
+        if lost:
+            yield Hit(
+                call.place.line,
+                f"this replaces the script's trap for {', '.join(lost)}",
+                "set the trap in a subshell, or write site_epilogue",
+            )
+
+
+@site_rule("no-errexit", "`set -e` in the job's shell")
+def no_errexit(both: Comparison) -> Iterator[Hit]:
+    """The script reads exit codes itself. Under `set -e` the first failure ends the job without its conclusion."""
+    for call in both.own(both.site.calls):
+        options = call.words[1:] if call.words[0] == "set" else ()
+        turns_on = any(re.fullmatch(r"-\w*e\w*", word) for word in options) or _has_option(options, "errexit")
+        if turns_on and both.shell_of(call.place) == "job":
+            yield Hit(
+                call.place.line,
+                f"`{' '.join(call.words)}` ends the job at the first failure",
+                "remove it; write `|| die MESSAGE` after a command that must not fail",
+            )
+
+
+@site_rule("no-exit", "an end of the job that is always reached")
+def no_exit(both: Comparison) -> Iterator[Hit]:
+    """The steps after it never run: no launch, no conclusion, or no requeue."""
+    hooks = {"", *both.shipped.by_name}
+    for call in both.own(both.site.calls):
+        name = both.site.name_of(call.place)
+        ends = call.words[0] in _ENDS or (call.words[0] == "return" and name == MAIN)
+        if (
+            ends
+            and name in hooks
+            and not call.place.conditional
+            and both.shell_of(call.place) in ("job", "prologue", "node")
+        ):
+            yield Hit(call.place.line, f"`{call.words[0]}` is always reached", "put it behind a condition")
+
+
+@site_rule("status-kept", "the status of the job's work is replaced")
+def status_kept(both: Comparison) -> Iterator[Hit]:
+    """The conclusion reads rc: a failed training would end as a success, or a finished one would be requeued."""
+    calls = both.site.calls_of(MAIN)
+    launches = [call.place for call in calls if LAUNCH in call.words]
+    for item in both.own(both.site.assigned):
+        after_launch = any(place.line == item.place.line for place in launches) and item.text == "rc=$?"
+        restores = re.fullmatch(r'rc="?\$\{?[A-Za-z_]\w*\}?"?', item.text)
+        if (
+            item.name == "rc"
+            and not item.is_local
+            and not after_launch
+            and not restores
+            and both.shell_of(item.place) == "job"
+        ):
+            yield Hit(
+                item.place.line, "rc is the status of the launch, and this replaces it", "use another name"
+            )
+    setters = {RUN_STEP, *(name for name in both.site.by_name if _sets_status(both, name))}
+    restored = [
+        item.place.offset
+        for item in both.site.assigned
+        if item.name == "rc" and both.site.name_of(item.place) == MAIN and item.text != "rc=$?"
+    ]
+    for call in both.own(calls):
+        is_after = bool(launches) and call.place.offset > launches[0].offset and LAUNCH not in call.words
+        if (
+            is_after
+            and call.words[0] in setters
+            and not any(offset > call.place.offset for offset in restored)
+        ):
+            yield Hit(
+                call.place.line,
+                f"{call.words[0]} replaces rc, the status of the launch",
+                "keep it: status=$rc before, rc=$status after",
+            )
+
+
+def _sets_status(both: Comparison, name: str) -> bool:
+    """Whether a function leaves the status of a step of its own in rc."""
+    steps = any(
+        call.words[0] in (RUN_STEP, "each_node")
+        for call in both.site.calls_of(name)
+        if not call.place.in_subshell
+    )
+    index = both.site.by_name[name]
+    return steps and not any(
+        item.name == "rc" and item.place.function == index for item in both.site.assigned
+    )
+
+
+@site_rule("container-option-twice", "an option of pyxis given twice")
+def container_option_twice(both: Comparison) -> Iterator[Hit]:
+    """pyxis takes the last one without a word: a second --container-mounts hides the corpus and the checkpoints."""
+    planned = {
+        word.partition("=")[0]
+        for item in both.shipped.assigned
+        if item.name in ("container", "step")
+        for word in item.words or ()
+        if re.match(r"--(no-)?container-", word)
+    }
+    for item in both.own(both.site.assigned):
+        for word in item.words or () if item.name in ("container", "step") and item.append else ():
+            if word.partition("=")[0] in planned:
+                yield Hit(item.place.line, _twice(word), "set it in the cluster profile's `container`")
+    for call in both.own(both.site.calls):
+        for word in call.words if "srun" in call.words and '"${container[@]}"' in call.words else ():
+            if word.partition("=")[0] in planned:
+                yield Hit(call.place.line, _twice(word), "set it in the cluster profile's `container`")
+
+
+def _twice(word: str) -> str:
+    return f"a second {word.partition('=')[0]} replaces the planned one"
+
+
+# ---- what the log and the script show ----
+
+
+@site_rule("no-trace", "`set -x` or the like")
+def no_trace(both: Comparison) -> Iterator[Hit]:
+    """It prints every command with its values, secrets among them, into a log that others may read."""
+    for command in both.job.script.commands:
+        words = tuple(word.text for word in command.words)
+        is_shell = re.fullmatch(r"bash|sh", command.name)
+        options = words[1:] if command.name == "set" or is_shell else ()
+        traces = any(re.fullmatch(r"-\w*x\w*", word) for word in options) or _has_option(options, "xtrace")
+        if traces and command.line in both.own_lines:
+            yield Hit(
+                command.line,
+                f"`{' '.join(words[:4])}` prints every command with its values",
+                "remove it; use `say` for what the log should show",
+            )
+
+
+@site_rule("no-environment-dump", "the whole environment is printed")
+def no_environment_dump(both: Comparison) -> Iterator[Hit]:
+    """It prints every variable, the submitting shell's tokens among them, into a log that others may read."""
+    filtered = {
+        id(line[0])
+        for line in both.job.script.pipelines
+        if len(line) > 1 and line[1].name in ("grep", "awk", "sed")
+    }
+    for command in both.job.script.commands:
+        words = tuple(word.text for word in command.words)
+        prints = words in (("env",), ("printenv",), ("set",), ("export",), ("declare",)) or (
+            len(words) == 2
+            and words[0] in ("export", "declare", "typeset")
+            and re.fullmatch(r"-[px]+", words[1])
+        )
+        if prints and command.line in both.own_lines and id(command) not in filtered:
+            yield Hit(
+                command.line,
+                f"`{' '.join(words)}` prints every variable",
+                "print the ones you need: printenv NAME",
+            )
+
+
+@site_rule("no-secret", "a secret in the script")
+def no_secret(both: Comparison) -> Iterator[Hit]:
+    """Slurm keeps the script and shows it to others: scontrol write batch_script."""
+    fix = "name it in the run file's `secrets`, or read a file of mode 0600"
+    found: dict[int, str] = {}
+    for item in both.own(both.site.assigned):
+        if item.value and SECRET.search(item.name):
+            found[item.place.line] = item.name
+        for word in item.words or ():
+            name, equals, value = word.strip('"').partition("=")
+            if equals and value and "$" not in value and SECRET.search(name):
+                found[item.place.line] = name
+    for line, name in found.items():
+        yield Hit(line, f"the value of {name} is written here", fix)
+    for line in sorted(both.own_lines - found.keys()):
+        if SECRET_VALUE.search(both.new_lines.get(line, "")):
+            yield Hit(line, "this line holds an access token or a password", fix)
+
+
+@site_rule("unprintable", "a character that cannot be seen")
+def unprintable(both: Comparison) -> Iterator[Hit]:
+    """Control characters and those that reverse the direction of text make a script look like another one."""
+    for number, line in both.new_lines.items():
+        for character in line:
+            if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") and character != "\t":
+                yield Hit(number, f"this line holds the character {character!a}", "remove it")
+                break
+
+
+def _has_option(options: tuple[str, ...], name: str) -> bool:
+    """Whether `-o NAME` is among the options of set."""
+    return any(
+        re.fullmatch(r"-\w*o", word) and following == name for word, following in itertools.pairwise(options)
+    )

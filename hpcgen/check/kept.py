@@ -1,0 +1,231 @@
+"""Rules about what the shipped script has and the site's script has lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcgen.check.code import Assigned, Code
+from hpcgen.check.comparison import LAUNCH, MAIN, Comparison
+from hpcgen.check.rule import site_rule
+from hpcgen.lint.rule import Hit
+
+MOST_NAMES = 4
+
+
+def names(found: list[str]) -> str:
+    """The first of many names."""
+    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+    return ", ".join(found[:MOST_NAMES]) + more
+
+
+@site_rule("directive-lost", "a planned `#SBATCH` line is gone or changed")
+def directive_lost(both: Comparison) -> Iterator[Hit]:
+    """The job would get other resources, or end in another way, than hpcgen planned."""
+    fix = "keep {{ super() }} in block directives; set what differs in the cluster profile or the run file"
+    site = both.job.script
+    for name, value in both.shipped_options.items():
+        planned = f"--{name}={value}" if value else f"--{name}"
+        if name not in site.options:
+            yield Hit(0, f"#SBATCH {planned} is missing", fix)
+        elif site.options[name] != value:
+            why = f"--{name}={site.options[name]} replaces {planned}: sbatch takes the last of several"
+            yield Hit(site.option_line(name), why, fix)
+
+
+@site_rule("directive-form", "a `#SBATCH` line with a backslash, `'` or ` #`")
+def directive_form(both: Comparison) -> Iterator[Hit]:
+    """sbatch takes a backslash as an escape even within quotes, and ` #` ends the line."""
+    for number, line in both.new_lines.items():
+        if line.startswith("#SBATCH") and (
+            "\\" in line or "'" in line or " #" in re.sub(r'"[^"]*"', "", line)
+        ):
+            why = "sbatch reads the backslash, the quote or the # in this line in its own way"
+            yield Hit(number, why, "write --option=value, or --option={{ value | directive }}")
+
+
+@site_rule("setting-lost", "a setting that hpcgen planned is gone or changed")
+def setting_lost(both: Comparison) -> Iterator[Hit]:
+    """Every function of the script reads the settings. A changed one makes the script contradict its own plan."""
+    texts = {item.text for item in _top_level(both.site)}
+    first = _first_function(both.shipped)
+    settings = [item for item in _top_level(both.shipped) if not item.append and item.place.line < first]
+    lost = [item.name for item in settings if item.text not in texts]
+    if lost:
+        yield Hit(
+            0,
+            f"not set as planned: {names(lost)}",
+            "keep {{ super() }} in block settings, and change values in the run file",
+        )
+    scalars = {item.name for item in settings if item.words is None}
+    for item in both.own(both.site.assigned):
+        if item.name in scalars and not item.is_local and both.shell_of(item.place) in ("job", "prologue"):
+            yield Hit(
+                item.place.line,
+                f"this changes the setting {item.name}",
+                "set the value in the run file or the cluster profile, or use another name",
+            )
+
+
+@site_rule("option-lost", "an array of options loses its words")
+def option_lost(both: Comparison) -> Iterator[Hit]:
+    """Without these words tasks run outside the container, on other CPUs, or without their environment."""
+    arrays = {item.name: item.words for item in _top_level(both.shipped) if item.words is not None}
+    for item in both.own(both.site.assigned):
+        planned = arrays.get(item.name)
+        if (
+            planned is None
+            or item.append
+            or item.indexed
+            or item.is_local
+            or both.shell_of(item.place) not in ("job", "prologue")
+        ):
+            continue
+        words = item.words or ()
+        if f'"${{{item.name}[@]}}"' not in words:
+            lost = [word for word in planned if word not in words]
+            why = f"{item.name}=(...) replaces the array" + (f"; lost: {names(lost)}" if lost else "")
+            yield Hit(item.place.line, why, f"append with {item.name}+=(...)")
+
+
+@site_rule("variable-lost", "a planned environment variable is gone")
+def variable_lost(both: Comparison) -> Iterator[Hit]:
+    """The environment of a node type makes jobs fast and safe. Without it the image's values apply."""
+    exported = {item.name for item in both.site.assigned if item.exported}
+    planned = list(dict.fromkeys(item.name for item in both.shipped.assigned if item.exported))
+    lost = [name for name in planned if name not in exported]
+    if lost:
+        fix = (
+            "keep {{ super() }} in block environment; set other values in the cluster profile's `environment`"
+        )
+        yield Hit(0, f"not exported: {names(lost)}", fix)
+    for call in both.own(both.site.calls):
+        takes_back = call.words[0] == "unset" or (call.words[0] == "export" and "-n" in call.words)
+        taken = [word for word in call.words[1:] if word in planned]
+        if takes_back and taken and both.shell_of(call.place) in ("job", "prologue"):
+            yield Hit(
+                call.place.line,
+                f"this takes back {names(taken)}",
+                "set the value in the cluster profile's `environment`",
+            )
+
+
+@site_rule("function-lost", "a function of the shipped script is missing")
+def function_lost(both: Comparison) -> Iterator[Hit]:
+    """The script calls it: the job would end with `command not found`, or go on without it."""
+    for name in both.shipped.by_name:
+        if name not in both.site.by_name:
+            yield Hit(
+                0,
+                f"function {name} is missing",
+                f"keep {{{{ super() }}}} in the block that defines {name}, or define it",
+            )
+
+
+@site_rule("overwritten", "a site's function or variable that has no effect")
+def overwritten(both: Comparison) -> Iterator[Hit]:
+    """The libraries come after the site's code, and the last definition counts: the site's is silently ignored."""
+    for index, function in enumerate(both.site.functions):
+        last = both.site.functions[both.site.by_name[function.name]]
+        if both.site.by_name[function.name] != index and both.is_own_function(function):
+            source = "the site" if both.is_own_function(last) else "a library"
+            why = f"{source} defines {function.name} again in line {last.place.line}, and that definition counts"
+            yield Hit(
+                function.place.line,
+                why,
+                "give the function another name, or replace launch, site_prologue, prepare_node or site_epilogue",
+            )
+    later = {
+        item.name: item.place.line
+        for item in _top_level(both.site)
+        if not item.append and item.place.line not in both.own_lines
+    }
+    for item in both.own(_top_level(both.site)):
+        if item.place.line < later.get(item.name, 0) and item.place.line in both.own_lines:
+            why = f"a library sets {item.name} in line {later[item.name]}, so this has no effect"
+            yield Hit(item.place.line, why, "change the variable in function site_prologue")
+
+
+@site_rule("unknown-command", "a function that this script does not have")
+def unknown_command(both: Comparison) -> Iterator[Hit]:
+    """bash would say `command not found`. A library is only in the scripts of the stages that need it."""
+    for call in both.own(both.site.calls):
+        name = call.words[0]
+        if name in both.vocabulary and name not in both.site.by_name:
+            yield Hit(
+                call.place.line,
+                f"{name} is a function that this stage does not have",
+                "remove the call, or put it into the template of a stage that has the function",
+            )
+
+
+@site_rule("step-lost", "`main` leaves out a step or changes the order")
+def step_lost(both: Comparison) -> Iterator[Hit]:
+    """Each step of main relies on those before it, and only the last one requeues the job or reports its failure."""
+    planned, found = _steps(both.shipped, both.shipped), _steps(both.site, both.shipped)
+    main = both.own_functions.get(MAIN)
+    if main is None or not planned:
+        return
+    missing = [name for name in planned if name not in found]
+    fix = "write the steps of `hpcgen templates override STAGE --block main`, in their order, and your own between them"
+    if missing:
+        yield Hit(main.place.line, f"main does not call {names(missing)}", fix)
+    elif name := _out_of_order(planned, found):
+        yield Hit(main.place.line, f"main calls {name} too early or too late", fix)
+    last = [
+        call for call in both.site.calls_of(MAIN) if not call.place.conditional and not call.place.in_subshell
+    ][-1:]
+    if planned[-1] not in missing and (not last or last[0].words[0] != planned[-1]):
+        yield Hit(
+            last[0].place.line if last else main.place.line, f"main does not end with {planned[-1]}", fix
+        )
+
+
+def _steps(code: Code, shipped: Code) -> list[str]:
+    """The shipped functions that main calls, in their order; those of the site's own functions in their place."""
+
+    def calls(function: str, above: tuple[str, ...]) -> Iterator[str]:
+        for call in code.calls_of(function):
+            for word in call.words:
+                if word in shipped.by_name:
+                    yield word
+                elif word in code.by_name and word not in above:
+                    yield from calls(word, (*above, word))
+
+    return list(calls(MAIN, (MAIN,)))
+
+
+def _out_of_order(planned: list[str], found: list[str]) -> str:
+    """The first step that does not follow the one before it."""
+    position = 0
+    for name in planned:
+        if name not in found[position:]:
+            return name
+        position = found.index(name, position) + 1
+    return ""
+
+
+@site_rule("launch-words", "the launch leaves out planned words")
+def launch_words(both: Comparison) -> Iterator[Hit]:
+    """Without these words the tasks lack options, the container or the environment, or run another command."""
+    launch = both.own_functions.get(LAUNCH)
+    if launch is None:
+        return
+    planned = {item.name for item in both.shipped.expanded if both.shipped.name_of(item.place) == LAUNCH}
+    used = {item.name for item in both.site.expanded if both.is_in_launch(item.place)}
+    lost = ['"$@"' if name == "@" else f'"${{{name}[@]}}"' for name in sorted(planned - used)]
+    if lost:
+        yield Hit(
+            launch.place.line,
+            f"launch does not use {', '.join(lost)}",
+            'run_step srun "${step[@]}" "${container[@]}" env "${task_environment[@]}" "$@"',
+        )
+
+
+def _top_level(code: Code) -> Iterator[Assigned]:
+    return (item for item in code.assigned if item.place.function < 0 and item.text)
+
+
+def _first_function(code: Code) -> int:
+    """The line of the first function: settings are above it, the libraries' variables below."""
+    return min((function.place.line for function in code.functions), default=0)

@@ -1,0 +1,93 @@
+"""Runs that represent all others when templates are checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.container import Runtime
+from hpcgen.config.loader import Run, load_cluster_run
+from hpcgen.config.run import RunConfig
+from hpcgen.planning.allocation import within_limit
+from hpcgen.planning.plan import Plan, plan
+from hpcgen.stages import STAGES
+from hpcgen.stages.train import TRAIN
+
+RUN_DIR = "/runs/representative"
+IMAGE_FILE = "/images/representative.sqsh"
+OVERRIDES = (
+    "secrets=[REPRESENTATIVE_TOKEN]",
+    "environment.REPRESENTATIVE=two words",
+    "data.mock=false",
+    "data.corpus={directory: /data/corpus, source: {directory: /data/text}, num_output_files: 16}",
+    f"image.output={IMAGE_FILE}",
+    "image.code=/code/hpcgen",
+    "training.micro_batch_size=1",
+    # 1 to 10, 12, 14, 15 and 16 ranks share it evenly
+    "training.global_batch_size=5040",
+)
+"""A small run in which every stage has something to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Representative:
+    """A planned run of a cluster."""
+
+    cluster: str
+    runtime: Runtime
+    preflight: bool
+    """Whether training checks its nodes first, with a spare one."""
+    plan: Plan
+
+    @property
+    def label(self) -> str:
+        """Where a finding was seen, for people."""
+        return f"{self.cluster}, {self.runtime}{', preflight' if self.preflight else ''}"
+
+
+def representatives(cluster: str) -> Iterator[Representative]:
+    """Every stage on a cluster, for each runtime that it could use; training also with preflight.
+
+    Raises:
+        ConfigErrors, HpcgenError: the cluster profile is wrong, or leaves no room for a small run.
+    """
+    run = load_cluster_run(cluster, RUN_DIR, OVERRIDES)
+    for runtime in runtimes(run.cluster):
+        for preflight in (False, True):
+            variant = dataclasses.replace(run, config=_config(run, runtime, preflight))
+            stages = (TRAIN.name,) if preflight else tuple(STAGES)
+            planned = plan(variant, stages, exists=lambda path: True)
+            yield Representative(cluster=cluster, runtime=runtime, preflight=preflight, plan=planned)
+
+
+def runtimes(profile: ClusterConfig) -> tuple[Runtime, ...]:
+    """The profile's own runtime, none, and those that start an image where it names one."""
+    own: Runtime = profile.container.runtime or "none"
+    with_image: tuple[Runtime, ...] = ("pyxis", "enroot") if profile.container.image else ()
+    return tuple(dict.fromkeys((own, "none", *with_image)))
+
+
+def _config(run: Run, runtime: Runtime, preflight: bool) -> RunConfig:
+    config, profile = run.config, run.cluster
+    image = profile.container.image or ""
+    # enroot starts files alone
+    is_startable = image.endswith(".sqsh") or (runtime == "pyxis" and image)
+    stand_in = None if is_startable or runtime == "none" else IMAGE_FILE
+    spare_nodes = 1 if preflight and _has_room(profile) else 0
+    defaults = dataclasses.replace(
+        config.slurm.defaults, time=within_limit("1-00:00:00", profile.slurm.partition, profile)
+    )
+    return dataclasses.replace(
+        config,
+        container=dataclasses.replace(config.container, runtime=runtime, image=stand_in),
+        slurm=dataclasses.replace(config.slurm, defaults=defaults),
+        preflight=dataclasses.replace(config.preflight, node_health=preflight, spare_nodes=spare_nodes),
+    )
+
+
+def _has_room(profile: ClusterConfig) -> bool:
+    """Whether the default partition takes jobs of two nodes."""
+    partition = profile.partitions.get(profile.slurm.partition or "")
+    return partition is None or partition.max_nodes is None or partition.max_nodes > 1

@@ -1,0 +1,18 @@
+"""The register of the rules for scripts that a site's templates make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from hpcgen.check.comparison import Comparison
+from hpcgen.lint.rule import Hit, Rule, Severity, rule
+
+Check = Callable[[Comparison], Iterator[Hit]]
+
+RULES: dict[str, Rule] = {}
+"""Every rule by its id, filled as the modules of rules are imported."""
+
+
+def site_rule(id: str, title: str, *, severity: Severity = "error") -> Callable[[Check], Check]:
+    """Registers a function as a rule; its docstring is the explanation."""
+    return rule(id, severity, title, register=RULES)

@@ -1,0 +1,175 @@
+"""Rules about variables: those that nothing sets, and exports that do not reach the tasks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcgen.check.code import Code, Expanded, Place
+from hpcgen.check.comparison import Comparison
+from hpcgen.check.rule import site_rule
+from hpcgen.lint.rule import Hit
+
+_SHELL = re.compile(
+    r"[@*#?$!_-]|\d+|BASH\w*|CDPATH|COLUMNS|DIRSTACK|EPOCH\w+|EUID|FUNCNAME|GROUPS|HISTCMD|HOME|HOSTNAME|HOSTTYPE|IFS|LINENO|LINES"
+    r"|LOGNAME|MACHTYPE|OLDPWD|OPTARG|OPTERR|OPTIND|OSTYPE|PATH|PIPESTATUS|PPID|PS4|PWD|RANDOM|REPLY|SECONDS|SHELL|SHELLOPTS|SHLVL"
+    r"|SRANDOM|UID|USER"
+)
+"""What bash sets itself, and what every login has."""
+_SLURM = re.compile(r"SLURMD?_\w+")
+_LOADERS = frozenset(("source", ".", "eval", "module", "ml", "conda", "mamba", "micromamba", "spack"))
+"""Commands that may set environment variables, in capitals, that no text of the script names."""
+_OF_THE_HOST = re.compile(
+    r"(?:SLURM|SLURMD|SBATCH|SRUN|SQUEUE|ENROOT|PYXIS|LMOD|MODULE)\w*|(?:LD_LIBRARY_|MAN|INFO)?PATH|BASH_ENV|LANG|LC_\w+"
+)
+"""Variables that a container must not take from the host, or has no use for."""
+
+
+@site_rule("unset-variable", "a variable that nothing sets")
+def unset_variable(both: Comparison) -> Iterator[Hit]:
+    """The script runs under `set -u`: bash ends the job at an unset variable. An unset array expands to nothing."""
+    known = _Known(both)
+    told = set()
+    for use in both.own(both.site.expanded):
+        if use.guarded or known.has(use) or (use.name, use.place.line) in told:
+            continue
+        told.add((use.name, use.place.line))
+        fix = f"set it in the code above, or write ${{{use.name}-}} where it may be unset"
+        why = f"nothing sets {use.name}"
+        if use.name == "SLURM_RESTART_COUNT":
+            why, fix = (
+                "Slurm sets SLURM_RESTART_COUNT only for a requeued job",
+                "write ${SLURM_RESTART_COUNT:-0}",
+            )
+        elif use.name.startswith("SLURM_ARRAY_"):
+            why = f"Slurm sets {use.name} only in job arrays, and this job is none"
+        elif both.shell_of(use.place) == "node":
+            why = f"this function runs on each node in a shell without the script's variables, such as {use.name}"
+            fix = "use an exported variable, or what the function itself sets; $scratch and $node are there"
+        yield Hit(use.place.line, why, fix)
+
+
+class _Known:
+    """The variables that code can rely on."""
+
+    def __init__(self, both: Comparison) -> None:
+        self._both, self._code = both, both.site
+        code = both.site
+        local = {(item.name, item.place.function) for item in code.assigned if item.is_local}
+        # `export NAME` alone sets nothing
+        values = [item for item in code.assigned if item.text or not item.exported]
+        named = {(name, place.function) for name, place in _named_by_calls(code)}
+        named |= {(item.name, item.place.function) for item in values}
+        self._global = {name for name, _ in named - local}
+        self._local = {function.name: set[str]() for function in code.functions}
+        for name, function in named:
+            if function >= 0:
+                self._local[code.functions[function].name].add(name)
+        on_nodes = (name for function in both.remote for name in self._local.get(function, ()))
+        self._on_nodes = {item.name for item in code.assigned if item.exported}.union(on_nodes)
+        self._loads = any(call.words[0] in _LOADERS for call in both.own(code.calls))
+        self._is_array = "array" in both.shipped_options
+        self._secrets = {
+            word for item in code.assigned if item.name == "secrets" for word in item.words or ()
+        }
+
+    def has(self, use: Expanded) -> bool:
+        """Whether a variable is certain to be set where it is expanded."""
+        name = use.name
+        if not name or _SHELL.fullmatch(name) or name in self._secrets:
+            return True
+        if _SLURM.fullmatch(name) and name != "SLURM_RESTART_COUNT":
+            return self._is_array or not name.startswith("SLURM_ARRAY_")
+        if self._loads and name.isupper() and not name.startswith("SLURM_"):
+            return True
+        if self._is_provided_for(use):
+            return True
+        function = self._code.name_of(use.place)
+        if self._both.shell_of(use.place) == "node":
+            return name in self._on_nodes
+        return name in self._global or any(name in self._local[caller] for caller in self._callers(function))
+
+    def _is_provided_for(self, use: Expanded) -> bool:
+        """Whether the same function tests the variable, or turns `set -u` off before."""
+        function = use.place.function
+        if any(
+            other.guarded and other.name == use.name and other.place.function == function
+            for other in self._code.expanded
+        ):
+            return True
+        switches = [
+            call.words[1]
+            for call in self._code.calls
+            if call.place.function == function
+            and call.place.offset < use.place.offset
+            and call.words[0] == "set"
+            and len(call.words) > 1
+            and re.fullmatch(r"[-+]\w*u\w*", call.words[1])
+        ]
+        return bool(switches) and switches[-1].startswith("+")
+
+    def _callers(self, function: str) -> set[str]:
+        """A function and those that it is called from: their local variables are visible in it."""
+        found, new = {function} - {""}, [function]
+        while new:
+            for call in self._code.called_in.get(new.pop(), ()):
+                caller = self._code.name_of(call.place)
+                if caller and caller not in found:
+                    found.add(caller)
+                    new.append(caller)
+        return found
+
+
+def _named_by_calls(code: Code) -> Iterator[tuple[str, Place]]:
+    """Variables that a function sets by the name in its first argument: `printf -v "$1"`."""
+    setters = {code.name_of(call.place) for call in code.calls if call.words[:3] == ("printf", "-v", '"$1"')}
+    for call in code.calls:
+        if call.words[0] in setters and len(call.words) > 1:
+            yield call.words[1], call.place
+
+
+@site_rule("container-env", "an exported variable whose value the image may replace", severity="warning")
+def container_env(both: Comparison) -> Iterator[Hit]:
+    """In a container the image's value of a variable wins, unless the variable is named in the container's options."""
+    words = [
+        word for item in both.site.assigned if item.name in ("container", "step") for word in item.words or ()
+    ]
+    named = {
+        name
+        for word in words
+        if word.startswith(("--container-env=", "--env="))
+        for name in word.partition("=")[2].split(",")
+    }
+    if not named:
+        return
+    passed = {
+        word.partition("=")[0].lstrip('"')
+        for item in both.site.assigned
+        if item.name == "task_environment"
+        for word in item.words or ()
+    }
+    for item in both.own(both.site.assigned):
+        is_lost = item.exported and not item.is_local and item.name not in named | passed
+        if (
+            is_lost
+            and not _OF_THE_HOST.fullmatch(item.name)
+            and both.shell_of(item.place) in ("job", "prologue")
+        ):
+            why = f"{item.name} is exported, but not named for the container"
+            fix = (
+                "set it in the cluster profile's `environment`, or pass it on in site_prologue: "
+                f'task_environment+=("{item.name}=${item.name}")'
+            )
+            yield Hit(item.place.line, why, fix)
+
+
+@site_rule("export-local", "an export that ends with its function")
+def export_local(both: Comparison) -> Iterator[Hit]:
+    """In a function, `declare -x` and `local -x` make a local variable: the job's later commands do not get it."""
+    for item in both.own(both.site.assigned):
+        if item.exported and item.is_local and both.shell_of(item.place) in ("job", "prologue"):
+            yield Hit(
+                item.place.line,
+                f"{item.name} is exported only until the function ends",
+                f"write export {item.name}=..., or declare -gx",
+            )

@@ -1,0 +1,44 @@
+"""The configuration that a stage's program reads, as JSON that a person can read in the batch script."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+
+def config_text(config: Any) -> str:
+    """JSON of a dataclass: a line for each section and for each dataset.
+
+    A null is left out where the key's default is None, since the reader then fills in the same.
+    """
+    sections = _without_unset(config)
+    lines = ",\n".join(f" {json.dumps(name)}: {_section(value)}" for name, value in sections.items())
+    return f"{{\n{lines}\n}}\n"
+
+
+def _section(value: Any) -> str:
+    if not isinstance(value, dict):
+        return _value(value)
+    return "{" + ", ".join(f"{json.dumps(name)}: {_value(each)}" for name, each in value.items()) + "}"
+
+
+def _value(value: Any) -> str:
+    """Compact JSON, but a list of mappings, as of datasets, has a line for each."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in value) + "\n ]"
+    return json.dumps(value)
+
+
+def _without_unset(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: _without_unset(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if not (getattr(value, field.name) is None and field.default is None)
+        }
+    if isinstance(value, dict):
+        return {name: _without_unset(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_unset(each) for each in value]
+    return value

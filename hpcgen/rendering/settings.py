@@ -1,0 +1,68 @@
+"""The settings of a batch script: every value of the run that its shell code reads, by the name of its variable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcgen.planning.container import CONTAINER_NAME
+from hpcgen.planning.environment import library_path
+from hpcgen.planning.plan import Plan
+from hpcgen.planning.stage import StagePlan
+
+LIBRARY_PATH = 'export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"; shift; exec "$@"'
+"""Stands after the container's words: only a shell of the task knows the image's LD_LIBRARY_PATH."""
+
+Value = str | int | Sequence[str]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A shell variable: a scalar, or an array of words."""
+
+    name: str
+    value: Value
+
+
+def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
+    """The settings of one stage's script, in the order in which it has them."""
+    config = plan.config
+    values: dict[str, Value] = {
+        "run_name": config.name,
+        "stage": stage.name,
+        "run_dir": config.paths.run_dir,
+        "share": config.share,
+        "directories": stage.directories,
+        "striped_directories": stage.striped_directories,
+        "scratch_root": plan.run.cluster.scratch,
+        "required": stage.required_everywhere(),
+        "check_memlock": int(stage.device == "cuda"),
+        "secrets": stage.secrets,
+        "nodes": stage.allocation.nodes,
+        **({"ntasks_per_node": stage.allocation.ntasks_per_node} if stage.kind.uses_gpus else {}),
+        **stage.values,  # type: ignore[dict-item]
+        **_container(plan, stage),
+        "step": stage.allocation.srun_options(),
+        "task": (*(() if stage.kind.runs_own_files else (stage.python,)), *stage.arguments),
+    }
+    return tuple(Setting(name, value) for name, value in values.items())
+
+
+def has_preflight(stage: StagePlan) -> bool:
+    """Whether the stage checks its nodes before it starts, and leaves out bad ones."""
+    return stage.kind.trains and stage.checks_nodes
+
+
+def _container(plan: Plan, stage: StagePlan) -> dict[str, Value]:
+    container = stage.container
+    library = ":".join(library_path(stage.kind, plan.run.cluster))
+    after = ("sh", "-c", LIBRARY_PATH, "library_path", library) if library else ()
+    if container is None:
+        return {"container": after}
+    first = (f"--container-image={container.image}",) if container.runtime == "pyxis" else ()
+    values: dict[str, Value] = {"container": (*first, *container.words(), *after)}
+    if container.image_is_file or container.runtime == "enroot":
+        values = {"image": container.image, **values}
+    if container.runtime == "enroot":
+        values["container_name"] = CONTAINER_NAME
+    return values

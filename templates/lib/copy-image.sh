@@ -1,0 +1,31 @@
+# A copy of the image on each node's disk: thousands of tasks that read one file take minutes to start.
+
+# The copies are kept for later jobs until none has used them for a month. Another image, or the same path with another
+# content, has another name.
+shared_image=$image
+copy_images() {
+    local image_id
+    image_id=$(stat --format='%n %s %Y' -- "$shared_image" | sha256sum)
+    image=$scratch_root/hpcgen-images-$UID/${image_id:0:16}-${shared_image##*/}
+    [[ ${container[0]} != --container-image=* ]] || container[0]=--container-image=$image
+    each_node 1800 bash -c "$functions" copy_node_image "$shared_image" "$image"
+}
+# On a node: IMAGE COPY.
+copy_node_image() {
+    local image=$1 copy=$2 node=${SLURMD_NODENAME:-$(hostname)} used part
+    umask 077
+    if ! mkdir -p -- "${copy%/*}" || [[ ! -O ${copy%/*} || -L ${copy%/*} ]]; then
+        echo "$node: cannot make ${copy%/*}"
+        exit 1
+    fi
+    : >"$copy.used"
+    find "${copy%/*}" -maxdepth 1 -name '*.used' -mtime +30 | while read -r used; do rm -f -- "$used" "${used%.used}"; done
+    find "${copy%/*}" -maxdepth 1 -name '*.part' -mmin +60 -delete
+    [[ ! -e $copy ]] || exit 0
+    part=$copy.$SLURM_JOB_ID.$node.part
+    if ! cp --preserve=timestamps -- "$image" "$part" || ! sync -- "$part" || ! mv -f -- "$part" "$copy"; then
+        echo "$node: cannot copy $image to $copy"
+        exit 1
+    fi
+    echo "$node: copied $image"
+}

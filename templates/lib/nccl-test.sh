@@ -1,0 +1,36 @@
+# nccl-test: NVIDIA's program where the tasks have it; without it the test measures by itself.
+
+# When a rank dies, the stacks of all others would bury the line that names it.
+task_environment+=(TORCH_CPP_LOG_LEVEL=FATAL)
+
+# On success the test judges the program's figures. A test of the tasks' files first, since they may be an image's.
+measure_with_all_reduce_perf() {
+    local perf=$job_dir/all_reduce_perf.log
+    [[ $nccl_tests ]] && ((!terminated)) || return 0
+    if ! run_step srun --nodelist="${step_nodes[0]}" --nodes=1 --ntasks=1 --ntasks-per-node=1 --export=ALL "${container[@]}" test -x "$nccl_tests"; then
+        ((terminated)) || say "the tasks do not have $nccl_tests; measuring with torch.distributed instead"
+        return 0
+    fi
+    if run_step all_reduce_perf "$perf"; then
+        add_options --all-reduce-perf-output="$perf"
+    else
+        ((terminated)) || say "all_reduce_perf failed (below); measuring with torch.distributed instead"
+    fi
+    cat -- "$perf"
+}
+all_reduce_perf() {
+    srun "${step[@]}" --mpi=pmix "${container[@]}" env "${task_environment[@]}" "$nccl_tests" \
+        --minbytes="$smallest_bytes" --maxbytes="$largest_bytes" --stepfactor="$step_factor" --ngpus=1 >"$1" 2>&1
+}
+
+conclude() {
+    local result=$job_dir/nccl-test.json
+    ((!terminated)) || exit 143
+    # The status tells no more: srun ends the other ranks when the first one leaves, and reports theirs.
+    if ((rc == 0)); then
+        say "passed; figures: $result"
+        exit 0
+    fi
+    [[ ! -r $result ]] || die "the fabric did not pass (above); figures: $result"
+    die "the test came to no result (above)"
+}

@@ -1,0 +1,224 @@
+# What a node must have, checked on the host without root and without a container, for node-health and for the preflight of
+# a training job. The functions above ask_nodes run on the nodes.
+
+# A JSON string; what is not printable ASCII becomes a question mark.
+json_text() {
+    local text=${1//[^ -~]/?}
+    text=${text//\\/\\\\}
+    printf '"%s"' "${text//\"/\\\"}"
+}
+
+# CHECK EXPECTED FOUND: something that is not as it should be.
+finding() {
+    findings+=("{\"check\": $(json_text "$1"), \"expected\": $(json_text "$2"), \"found\": $(json_text "$3")}")
+    echo "$node: BAD $1: expected $2, found $3"
+}
+
+# The first line of a file of /sys or /proc; "nothing" where there is none.
+first_line() {
+    local line=nothing
+    [[ ! -r $1 ]] || read -r line <"$1" || [[ $line ]] || line=nothing
+    printf '%s' "$line"
+}
+
+# NAME QUERY: what nvidia-smi says, or a finding. nvidia-smi may hang for a GPU that has fallen off the bus.
+ask_gpus() {
+    local status
+    answer=$(timeout --kill-after=5 60 nvidia-smi "$2" --format=csv,noheader,nounits 2>&1 </dev/null)
+    status=$?
+    # An older driver does not know every question.
+    [[ $answer != *"not a valid field"* ]] || return 1
+    ((status == 0)) || finding "$1" "an answer of nvidia-smi" "status $status: ${answer%%"$newline"*}"
+    return "$status"
+}
+
+check_gpus() {
+    local answer='' count=0 name first='' used errors reason pid memory pending failure waited
+    ask_gpus gpus --query-gpu=name || return
+    # Slurm may still be ending the tasks of the step before.
+    for ((waited = 0; ; waited += 5)); do
+        ask_gpus processes --query-compute-apps=pid,used_memory || break
+        if [[ ! $answer =~ [0-9] ]] || ((waited >= patience)); then break; fi
+        sleep 5
+    done
+    while IFS=, read -r pid memory; do
+        [[ ! $pid =~ ^[0-9]+$ ]] || finding gpu_processes "no process" "process $pid uses${memory} MiB"
+    done <<<"$answer"
+    count=0
+    ask_gpus gpus --query-gpu=name,memory.used,ecc.errors.uncorrected.volatile.total || return
+    while IFS=, read -r name used errors; do
+        [[ $name ]] || continue
+        first=${first:-$name}
+        [[ $name == "$first" ]] || finding "gpu_$count name" "$first, as GPU 0" "$name"
+        used=${used// /}
+        [[ ! $used =~ ^[0-9]+$ ]] || ((used <= 2048)) || finding "gpu_$count memory" "at most 2048 MiB in use" "$used MiB in use"
+        errors=${errors// /}
+        [[ ! $errors =~ ^[0-9]+$ ]] || ((errors == 0)) || finding "gpu_$count ecc" "no uncorrectable error" "$errors uncorrectable errors"
+        count=$((count + 1))
+    done <<<"$answer"
+    ((count == gpus)) || finding gpus "$gpus GPUs" "$count GPUs"
+    if ask_gpus remapped_rows --query-remapped-rows=remapped_rows.pending,remapped_rows.failure; then
+        count=0
+        while IFS=, read -r pending failure; do
+            [[ ! ${pending// /} =~ ^([1-9]|[Yy]es) ]] || finding "gpu_$count remapped_rows" "none pending" "rows to remap: reset the GPU or reboot"
+            [[ ! ${failure// /} =~ ^([1-9]|[Yy]es) ]] || finding "gpu_$count remapped_rows" "no failure" "remapping failed: replace the GPU"
+            count=$((count + 1))
+        done <<<"$answer"
+    fi
+    # The name of these fields since driver 535, and before.
+    for reason in clocks_event_reasons clocks_throttle_reasons; do
+        if ask_gpus clocks "--query-gpu=$reason.hw_slowdown,$reason.hw_thermal_slowdown,$reason.hw_power_brake_slowdown"; then
+            count=0
+            while IFS= read -r reason; do
+                [[ ", $reason" != *", Active"* ]] || finding "gpu_$count clocks" "no hardware slowdown" "slowed (hardware, heat, power brake): $reason"
+                count=$((count + 1))
+            done <<<"$answer"
+            break
+        fi
+    done
+    # GPUs behind NVSwitches cannot be used before the fabric manager has done its part.
+    if ask_gpus fabric --query-gpu=fabric.state; then
+        count=0
+        while IFS= read -r reason; do
+            [[ $reason != *"Progress"* && $reason != *"Not Started"* ]] || finding "gpu_$count fabric" Completed "$reason"
+            count=$((count + 1))
+        done <<<"$answer"
+    fi
+}
+
+# NAME:RATE in Gb/s.
+check_nic() {
+    local port=$root/sys/class/infiniband/${1%:*}/ports/1 state physical rate
+    if [[ ! -d $port ]]; then
+        finding "nic ${1%:*}" "a device" "nothing"
+        return
+    fi
+    state=$(first_line "$port/state") physical=$(first_line "$port/phys_state") rate=$(first_line "$port/rate")
+    [[ $state == *ACTIVE && $physical == *LinkUp ]] || finding "nic ${1%:*}" "ACTIVE, LinkUp" "${state#*: }, ${physical#*: }"
+    [[ ! ${rate%% *} =~ ^[0-9]+$ ]] || ((${rate%% *} >= ${1#*:})) || finding "nic ${1%:*}" "${1#*:} Gb/s" "$rate"
+}
+
+# LEAST-MOST: MB of 1024 x 1024 bytes.
+check_memory() {
+    local key='' value=0 least=${1%-*} most=${1#*-}
+    while read -r key value _; do
+        [[ $key != MemTotal: ]] || break
+    done <"$root/proc/meminfo"
+    if [[ $key != MemTotal: ]] || ((value / 1024 < least || value / 1024 > most)); then
+        finding memory "$least to $most MB" "$((value / 1024)) MB"
+    fi
+}
+
+check_nvme() {
+    local disks=("$root"/sys/class/nvme/nvme*)
+    [[ -e ${disks[0]} ]] || disks=()
+    ((${#disks[@]} >= $1)) || finding nvme "$1 disks" "${#disks[@]} disks"
+}
+
+# GIB:DIRECTORY
+check_scratch() {
+    local gib=${1%%:*} directory=${1#*:} free probe
+    probe=$directory/.hpcgen-check-${SLURM_JOB_ID:-0}-$$
+    if ! (umask 077 && set -C && : >"$probe") 2>/dev/null; then
+        finding scratch "$directory to be writable" "it is not"
+        return
+    fi
+    rm -f -- "$probe"
+    free=$(df --output=avail -k -- "$directory" 2>/dev/null)
+    free=${free##*"$newline"}
+    [[ ! ${free// /} =~ ^[0-9]+$ ]] || ((${free// /} / 1048576 >= gib)) || finding scratch "$gib GiB free in $directory" "$((${free// /} / 1048576)) GiB"
+}
+
+# REPORTS NAME=VALUE... [-- COMMAND...]: leaves NODE-host.json in REPORTS, and NODE.ok when the node is good.
+check_host() {
+    local node=${SLURMD_NODENAME:-$(hostname)} reports=$1 findings=() newline=$'\n' root='' gpus=0 patience=40 ok=true output status report
+    local -x LC_ALL=C
+    rm -f -- "$reports/$node.ok"
+    shift
+    while (($#)) && [[ $1 != -- ]]; do
+        case $1 in
+        root=*) root=${1#*=} ;;
+        patience=*) patience=${1#*=} ;;
+        gpus=*)
+            gpus=${1#*=}
+            check_gpus
+            ;;
+        nic=*) check_nic "${1#*=}" ;;
+        memory_mb=*) check_memory "${1#*=}" ;;
+        nvme=*) check_nvme "${1#*=}" ;;
+        memlock=*) [[ $(ulimit -l) == "${1#*=}" ]] || finding memlock "${1#*=}" "$(ulimit -l) kB" ;;
+        scratch=*) check_scratch "${1#*=}" ;;
+        file=*) [[ -r ${1#*=} ]] || finding file "${1#*=} to be readable" "it is missing or not readable" ;;
+        esac
+        shift
+    done
+    if (($# > 1)); then
+        shift
+        output=$(timeout --kill-after=10 240 "$@" 2>&1 </dev/null)
+        status=$?
+        printf '%s\n' "$output" >"$reports/$node-health-command.log"
+        ((status == 0)) || finding health_command "status 0 of $1" "status $status: ${output##*"$newline"}"
+    fi
+    [[ -z ${findings[*]-} ]] || ok=false
+    report="$(printf ',\n  %s' "${findings[@]}")"
+    [[ $ok == false ]] || report=,
+    printf '{\n "node": %s,\n "part": "host",\n "ok": %s,\n "findings": [%s\n ]\n}\n' "$(json_text "$node")" "$ok" "${report:1}" >"$reports/.$node-host.json" &&
+        mv -f -- "$reports/.$node-host.json" "$reports/$node-host.json" || echo "$node: cannot write to $reports"
+    [[ $ok == true ]] || exit 1
+    : >"$reports/$node.ok"
+}
+
+# SEPARATOR WORD...: the words with the separator between them.
+join_by() {
+    local IFS=$1
+    shift
+    printf '%s\n' "$*"
+}
+
+# SECONDS NODE...: one step over these nodes.
+check_on() {
+    timeout "$1" srun --overlap --nodelist="$(join_by , "${@:2}")" --nodes="$(($# - 1))" --ntasks="$(($# - 1))" --ntasks-per-node=1 \
+        --export=ALL --kill-on-bad-exit=0 bash -c "$functions" check_host "$reports" "${node_expectations[@]}" \
+        "${required[@]/#/file=}" -- "${health_command[@]}"
+}
+
+# One by one, since a dead node takes a step on many down before the others have answered.
+check_each() {
+    local node
+    for node; do check_on 60 "$node" & done
+    wait
+}
+
+# NODE...: checks each node, and leaves the reports in $reports. A node that does not answer leaves none.
+reports=''
+ask_nodes() {
+    local node silent=()
+    reports=$job_dir/nodes-$restart
+    read_functions
+    rm -rf -- "$reports"
+    (umask g-w && mkdir -p -- "$reports") || die "cannot write $reports"
+    run_step check_on 300 "$@"
+    for node; do [[ -e $reports/$node-host.json ]] || silent+=("$node"); done
+    [[ -z ${silent[*]-} ]] || ((terminated)) || run_step check_each "${silent[@]}"
+}
+
+# Notes good=(...) and bad=(...) in the run directory; leaves in excluded=(...) what counts as bad by now. It ends after a
+# day: a virtual machine that was replaced keeps its old name.
+note_nodes() {
+    local name until now list='' known=$run_dir/excluded_nodes
+    local -A noted=()
+    now=$(date +%s)
+    if [[ -r $known ]]; then
+        while read -r name until; do
+            [[ $name =~ ^[A-Za-z0-9._-]+$ && $until =~ ^[0-9]{1,12}$ ]] || continue
+            ((until > now)) || continue
+            # A name that Slurm does not know any more would make it refuse the whole list.
+            if scontrol show node "$name" >/dev/null 2>&1; then noted[$name]=$until; fi
+        done <"$known"
+    fi
+    for name in "${good[@]}"; do unset -v 'noted[$name]'; done
+    for name in "${bad[@]}"; do noted[$name]=$((now + excluded_s)); done
+    excluded=("${!noted[@]}")
+    for name in "${excluded[@]}"; do list+="$name ${noted[$name]}"$'\n'; done
+    printf '%s' "$list" | sort | write_file "$known"
+}

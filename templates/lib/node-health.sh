@@ -1,0 +1,58 @@
+# node-health: each node of the job checked on the host, and the good ones with their GPUs.
+
+# When a rank dies, the stacks of all others would bury the line that names it.
+task_environment+=(TORCH_CPP_LOG_LEVEL=FATAL)
+
+check_hosts() {
+    local node
+    list_nodes
+    ask_nodes "${job_nodes[@]}"
+    ((!terminated)) || exit 143
+    step_nodes=()
+    for node in "${job_nodes[@]}"; do [[ ! -e $reports/$node.ok ]] || step_nodes+=("$node"); done
+    ((${#step_nodes[@]})) || conclude
+    use_nodes
+}
+# The step runs on the nodes that are good so far; a node that fails or hangs ends the check of no other.
+use_nodes() {
+    local list num=${#step_nodes[@]}
+    list=$(join_by , "${step_nodes[@]}")
+    on_nodes=(--nodelist="$list" --nodes="$num" --ntasks="$num" --ntasks-per-node=1)
+    step+=(--nodelist="$list" --nodes="$num" --ntasks="$((num * ntasks_per_node))" --kill-on-bad-exit=0)
+    add_options --config "$job_dir/node-health.config.json" --reports "$reports"
+}
+
+# PART NODE: whether the node's report of a part says that it is good.
+part_is_good() { [[ -r $reports/$2-$1.json && $(<"$reports/$2-$1.json") == *'"ok": true'* ]]; }
+
+# What is known of the nodes when the job ends: a table, lists for the next job, and the status.
+conclude() {
+    local node host in_container good=() bad=()
+    ((!terminated)) || exit 143
+    [[ $reports ]] || die "no node was checked (status $rc, above)"
+    if ((${#step_nodes[@]})) && ! compgen -G "$reports/*-container.json" >/dev/null; then
+        die "no node reports from its container (above): that is a mistake in the job, and says nothing about the nodes"
+    fi
+    printf '%-32s %-10s %s\n' node host container
+    for node in "${job_nodes[@]}"; do
+        host='NO REPORT' in_container='not checked'
+        [[ ! -e $reports/$node-host.json ]] || host=BAD
+        ! part_is_good host "$node" || host=good
+        if part_is_good container "$node"; then
+            in_container=good
+        elif [[ -e $reports/$node-container.json ]]; then
+            in_container=BAD
+        elif [[ $host == good ]]; then
+            in_container='NO REPORT'
+        fi
+        printf '%-32s %-10s %s\n' "$node" "$host" "$in_container"
+        if [[ $host == good && $in_container == good ]]; then good+=("$node"); else bad+=("$node"); fi
+    done
+    for node in "${good[@]}"; do echo "$node"; done | write_file "$run_dir/good_nodes"
+    for node in "${bad[@]}"; do echo "$node"; done | write_file "$run_dir/bad_nodes"
+    note_nodes
+    say "${#good[@]} of ${#job_nodes[@]} nodes are good; reports: $reports"
+    [[ -z ${excluded[*]-} ]] || say "for the next jobs: --exclude=$(join_by , "${excluded[@]}")"
+    [[ -z ${bad[*]-} ]] || die "bad nodes: ${bad[*]}"
+    exit 0
+}

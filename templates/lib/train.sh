@@ -1,0 +1,116 @@
+# Training: one job at a time in a run directory, and what the end of a job means.
+
+tracker=$checkpoints/latest_checkpointed_iteration.txt
+before=0
+import_check=("${task[@]}" --versions)
+claim_run_directory() {
+    local other iterations
+    read_number iterations "$run_dir/DONE"
+    if ((iterations >= train_iters)) && is_this_experiment; then
+        say "done already: $run_dir/DONE says $iterations of $train_iters iterations"
+        exit 0
+    fi
+    read_number other "$run_dir/RUNNING"
+    if ((other != 0 && other != SLURM_JOB_ID)) && is_running "$other"; then
+        die "job $other is training in $run_dir: two jobs would overwrite each other's checkpoints"
+    fi
+    write_file "$run_dir/RUNNING" <<<"$SLURM_JOB_ID"
+    rm -f -- "$run_dir/STOPPED" "$run_dir/FAILED"
+    read_number before "$tracker"
+    say "from iteration $before of $train_iters"
+    stop_file=$job_dir/stop-$restart
+    if ((warned)); then : >"$stop_file"; else rm -f -- "$stop_file"; fi
+    export TRAINER_STOP_FILE=$stop_file TRAINER_CONFIG=$job_dir/trainer.json
+    add_options --config "$TRAINER_CONFIG" --stop-file "$TRAINER_STOP_FILE"
+}
+
+# DONE of another configuration says nothing about this one: the trainer compares them.
+is_this_experiment() {
+    local lines=()
+    mapfile -t lines <"$run_dir/DONE"
+    [[ ${lines[1]-} == "$fingerprint" ]]
+}
+
+# Whether another job, JOB, is running. squeue fails for a job that Slurm has forgotten and for a controller that does
+# not answer; an answer can be trusted when it lists this job.
+is_running() {
+    local try answer
+    for ((try = 0; try < 10; try++)); do
+        answer=$(squeue --noheader --format=%A --jobs="$1,$SLURM_JOB_ID" --states=RUNNING,SUSPENDED,STOPPED,SIGNALING,STAGE_OUT,CONFIGURING,COMPLETING 2>&1)
+        if grep -qx "$SLURM_JOB_ID" <<<"$answer"; then
+            grep -qx "$1" <<<"$answer"
+            return
+        fi
+        say "squeue cannot tell whether job $1 is still training in $run_dir; asking again in 30 s. It says: $answer"
+        run_step sleep 30
+        ((!terminated)) || exit 143
+    done
+    die "squeue cannot tell whether job $1 is still training in $run_dir (above). Once it answers, submit this script again"
+}
+
+# After a failure without progress: whether the trainer can be imported at all. Not before each launch, since a step of
+# its own starts other containers, for which pyxis unpacks the image once more.
+check_trainer() {
+    local status=$rc after where='this Python'
+    ((!${#container[@]})) || where='the image, container.image,'
+    read_number after "$tracker"
+    if ((rc == 0 || terminated || warned || after > before)) || [[ -e $run_dir/FAILED ]]; then return; fi
+    if ! run_step import_trainer && ((!terminated)); then
+        if grep -q '^trainer ' "$job_dir/versions"; then
+            say "WARNING: some nodes cannot import the trainer (above)" >&2
+        else
+            write_file "$run_dir/FAILED" <<<"${import_check[0]} cannot run the trainer (above): install it into $where or set the cluster's code_dir (hpcgen install-code)"
+        fi
+    fi
+    rc=$status
+}
+import_trainer() {
+    timeout 1800 srun "${on_nodes[@]}" --export=ALL --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" "${import_check[@]}" >"$job_dir/versions"
+}
+
+# REASON: back into the queue, while restarts are left. Restarts because of bad nodes count apart.
+requeue() {
+    local exclusions restarts
+    read_number exclusions "$job_dir/exclusions"
+    restarts=$((restart - exclusions))
+    ((restarts < max_restarts)) || die "$1, and this was restart $restarts of at most $max_restarts: giving up"
+    say "$1: back into the queue (restart $((restarts + 1)) of at most $max_restarts)"
+    requeued=1
+    despite_term scontrol requeue "$SLURM_JOB_ID" || die "scontrol requeue failed; submit the script again to go on from iteration $after"
+    exit 0
+}
+# A requeue ends the job at once: Slurm's SIGTERM may reach scontrol before the controller's answer does.
+despite_term() { (trap '' TERM; exec "$@"); }
+
+conclude() {
+    local after iterations stalled timed_out=0
+    read_number after "$tracker"
+    read_number iterations "$run_dir/DONE"
+    # A canceled job and one that is out of time both get SIGTERM. Either could be requeued, and only one should be.
+    if ((terminated)) && scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; then timed_out=1; fi
+    if ((iterations >= train_iters)) && { ((rc == 0)) || is_this_experiment; }; then
+        say "done: $train_iters iterations"
+        exit 0
+    elif ((terminated && !timed_out)); then
+        say "ended by Slurm (canceled or preempted); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"
+        exit 143
+    elif ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then
+        requeue "stopped at iteration $after of $train_iters"
+    elif ((timed_out)); then
+        requeue "out of time at iteration $after of $train_iters"
+    elif ((rc == 0)); then
+        die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug of the trainer"
+    elif [[ -r $run_dir/FAILED ]]; then
+        # The status would not tell: srun ends the other ranks when the first one leaves, and reports theirs.
+        die "not requeued, since it would fail again: $(<"$run_dir/FAILED"); checkpoints up to iteration $after are good"
+    elif ((rc == 2)); then
+        # The trainer could not write FAILED: its view of the run directory may be read-only.
+        die "not requeued, since it would fail again (status 2, reason above); checkpoints up to iteration $after are good"
+    fi
+    # A failure. Attempts that the warning ended do not count; three without progress end the job.
+    read_number stalled "$job_dir/stalled"
+    if ((after > before)); then stalled=0; elif ((!warned)); then stalled=$((stalled + 1)); fi
+    write_file "$job_dir/stalled" <<<"$stalled"
+    ((stalled < 3)) || die "failed with status $rc: three attempts without progress beyond iteration $after; not requeued"
+    requeue "failed with status $rc at iteration $after (began at $before)"
+}

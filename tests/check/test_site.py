@@ -1,0 +1,273 @@
+"""Site directories, good ones and bad ones, as `hpcgen templates check` judges them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from hpcgen.check.scripts import ReadScripts, read_by_lint
+from hpcgen.check.site import Report, Seen, check_site, explanation
+from hpcgen.errors import HpcgenError
+from hpcgen.lint.check import Finding
+from hpcgen.rendering.shell_programs import read_scripts
+from hpcgen.stages import STAGES
+from tests.rendering.scripts import write_templates
+from tests.runs import write_yaml
+
+TRAIN = '{% extends "hpcgen/slurm/train.sbatch.j2" %}\n'
+BASE = '{% extends "hpcgen/slurm/base.sbatch.j2" %}\n'
+SUPER = "{{ super() }}"
+SCRIPTS = len(STAGES) + 1
+"""Of one cluster and runtime: every stage, and training with its nodes checked."""
+
+GOOD = {
+    "slurm/base.sbatch.j2": BASE
+    + """
+{% block environment %}
+{{ super() }}
+export SITE_CACHE=/nvme/cache
+{% endblock %}
+
+{% block site %}
+site_prologue() {
+    source /etc/profile.d/modules.sh
+    module load cuda/12.8
+    say "on $(hostname)"
+    task_environment+=("SITE_CACHE=$SITE_CACHE")
+}
+
+site_epilogue() {
+    ((rc == 0)) || cp -- "$run_dir/$stage-$SLURM_JOB_ID.log" /shared/failed/ || say "the log was not copied"
+}
+{% endblock %}
+""",
+    "slurm/train.sbatch.j2": TRAIN
+    + """
+{% block directives %}
+{{ super() }}
+#SBATCH --mail-type=FAIL
+#SBATCH --comment={{ run_name | directive }}
+{% endblock %}
+
+{% block settings %}
+{{ super() }}
+step+=(--network=sharp)
+archive={{ run_dir }}/archive
+{% endblock %}
+
+{% block site %}
+{{ super() }}
+launch() { run_step srun "${step[@]}" "${container[@]}" env "${task_environment[@]}" numactl --localalloc "$@"; }
+{% endblock %}
+""",
+}
+
+
+def nothing(scripts: Sequence[str]) -> list[list[Finding]]:
+    """Instead of bash and shellcheck, which take most of the time."""
+    return [[] for _ in scripts]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    """A profile without GPUs and with containers: three runtimes, few scripts."""
+    values = {
+        "extends": "local",
+        "container": {"runtime": "pyxis", "image": "/images/site.sqsh"},
+        "partitions": {"short": {"max_time": "2:00:00", "max_nodes": 1}},
+        "slurm": {"partition": "short", "time": "1:00:00"},
+    }
+    return str(write_yaml(tmp_path / "site-cluster.yaml", values))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    directory = tmp_path / "site"
+    directory.mkdir()
+    return directory
+
+
+def reading(part: str) -> ReadScripts:
+    """bash and shellcheck for the scripts that hold a text; each takes them half a second."""
+
+    def read(scripts: Sequence[str]) -> list[list[Finding]]:
+        return [read_scripts([script])[0] if part in script else [] for script in scripts]
+
+    return read
+
+
+def checked(site: Path, cluster: str, templates: Mapping[str, str]) -> Report:
+    return check_site([write_templates(site, templates)], [cluster], nothing, named=True)
+
+
+def only(report: Report) -> Seen:
+    assert len(report.findings) == 1, [
+        (one.where, one.finding.rule, one.finding.why) for one in report.findings
+    ]
+    return report.findings[0]
+
+
+def test_nothing_is_wrong_with_the_shipped_templates(cluster: str) -> None:
+    report = check_site([], ["azure-ndv5", "local", cluster], nothing, named=True)
+    assert report.findings == ()
+    # six stages, and training with preflight, for the runtimes of each
+    assert report.num_scripts == SCRIPTS * (3 + 1 + 3)
+
+
+def test_a_good_site(site: Path, cluster: str) -> None:
+    assert checked(site, cluster, GOOD).findings == ()
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_bash_and_shellcheck_have_nothing_against_a_good_site(site: Path) -> None:
+    write_templates(site, GOOD)
+    assert check_site([site], ["local"], reading("numactl"), named=True).findings == ()
+
+
+def one_block(template: str, block: str, *lines: str) -> dict[str, str]:
+    """A site that replaces one block; its first line is the file's third."""
+    text = [f'{{% extends "hpcgen/slurm/{template}.sbatch.j2" %}}', f"{{% block {block} %}}", *lines]
+    return {f"slurm/{template}.sbatch.j2": "\n".join([*text, "{% endblock %}", ""])}
+
+
+LAUNCH = 'launch() { srun "${step[@]}" "${container[@]}" env "${task_environment[@]}" "$@"; }'
+BAD = {
+    "another directive": (
+        one_block("train", "directives", SUPER, "#SBATCH --no-requeue=x", "#SBATCH --requeue=x"),
+        ("directive-lost", 5),
+    ),
+    "no directives": (one_block("image", "directives", "#SBATCH --comment=x"), ("directive-lost", 2)),
+    "a changed setting": (one_block("train", "settings", SUPER, "run_dir=/elsewhere"), ("setting-lost", 4)),
+    "no variables": (one_block("train", "environment", "export SITE=1"), ("variable-lost", 2)),
+    "an emptied block": (one_block("train", "main"), ("function-lost", 2)),
+    "a main without a step": (
+        one_block("image", "main", "main() {", "    begin", "    set_environment", "    conclude", "}"),
+        ("step-lost", 3),
+    ),
+    "a library's function": (one_block("base", "site", "conclude() { say bye; }"), ("overwritten", 3)),
+    "a function of other stages": (
+        one_block("base", "site", "site_prologue() {", "    list_nodes", "}"),
+        ("unknown-command", 4),
+    ),
+    "an unset variable in the epilogue": (
+        one_block("train", "site", "site_epilogue() {", '    cp -- "$results" /shared', "}"),
+        ("unset-variable", 4),
+    ),
+    "a launch in the foreground": (one_block("train", "site", LAUNCH), ("launch-foreground", 3)),
+    "a misspelled block": (one_block("train", "enviroment", "true"), ("template", 2)),
+    "a block of earlier versions": (one_block("train", "prologue", "module load x"), ("template", 2)),
+    "a mistake of Jinja": (one_block("train", "site", "{% if device == %}"), ("template", 3)),
+    "a value in shell code": (one_block("train", "site", "cd {{ run_dir }}"), ("template", 3)),
+    "quotes around a value": (one_block("train", "settings", 'x="{{ run_dir }}"'), ("template", 3)),
+    "no such variable": (one_block("base", "environment", "export X={{ run_directory }}"), ("template", 3)),
+}
+"""A template of a site, the rule that it breaks, and the line of its file. The first line of a block is line 3."""
+
+
+@pytest.mark.parametrize(("templates", "expected"), BAD.values(), ids=BAD)
+def test_a_bad_site_is_told_the_rule_the_file_and_the_line(
+    site: Path, cluster: str, templates: dict[str, str], expected: tuple[str, int]
+) -> None:
+    rule, line = expected
+    finding = only(checked(site, "local", templates))
+    assert (finding.finding.rule, finding.where) == (rule, f"{site / next(iter(templates))}:{line}")
+    assert finding.finding.fix
+    assert explanation(rule)
+
+
+def test_what_many_scripts_share_is_reported_once_with_all_of_them(site: Path, cluster: str) -> None:
+    finding = only(checked(site, cluster, one_block("base", "site", "set -e")))
+    assert len(finding.scripts) == SCRIPTS * 3
+    assert "train (" in " ".join(finding.scripts)
+
+
+def test_what_follows_from_a_lost_block_is_not_reported_as_well(site: Path) -> None:
+    """shellcheck misses run_dir and more in shipped lines. Of the site's own lines it may speak."""
+    templates = one_block("train", "settings", "run_dir=/elsewhere")
+    copies = "site_epilogue() { cp $TRAINER_CONFIG /shared/kept; }"
+    write_templates(site, {**templates, **one_block("base", "site", copies)})
+    report = check_site([site], ["local"], reading("/shared/kept"), named=True)
+    assert {finding.finding.rule for finding in report.findings} >= {"setting-lost", "SC2086"}
+    assert all(finding.finding.path.startswith(f"{site}/") for finding in report.findings)
+
+
+def test_many_lost_variables_are_one_finding(site: Path, cluster: str) -> None:
+    finding = only(checked(site, cluster, one_block("train", "environment", "unset PATH_OF_SITE")))
+    assert re.fullmatch(r"not exported: (\w+, ){3}\w+ and \d+ more", finding.finding.why)
+
+
+def test_a_template_of_its_own_lacks_the_functions(site: Path) -> None:
+    templates = {"slurm/tensorboard.sbatch.j2": "#!/bin/bash\n#SBATCH --nodes=1\nsleep 60\n"}
+    found = checked(site, "local", templates).findings
+    assert {finding.where for finding in found} == {f"{site}/slurm/tensorboard.sbatch.j2:1"}
+    assert {finding.finding.rule for finding in found} == {
+        "directive-lost",
+        "setting-lost",
+        "variable-lost",
+        "function-lost",
+    }
+    assert all(seen.startswith("tensorboard (") for finding in found for seen in finding.scripts)
+
+
+def test_a_missing_parent_is_named(site: Path) -> None:
+    templates = {"slurm/train.sbatch.j2": '{% extends "hpcgen/slurm/trian.sbatch.j2" %}\n'}
+    finding = only(checked(site, "local", templates))
+    assert "there is no template 'hpcgen/slurm/trian.sbatch.j2'" in finding.finding.why
+    assert {seen.split()[0] for seen in finding.scripts} == {"train"}
+
+
+def test_a_file_that_is_not_used_is_a_finding(site: Path) -> None:
+    finding = only(checked(site, "local", {"slurm/trian.sbatch.j2": TRAIN}))
+    assert (finding.finding.rule, finding.where) == ("unused-file", f"{site}/slurm/trian.sbatch.j2")
+    assert f"did you mean {site}/slurm/train.sbatch.j2?" in finding.finding.why
+
+
+def test_a_file_that_everybody_may_write_to_is_a_finding(site: Path) -> None:
+    write_templates(site, GOOD)
+    (site / "slurm/train.sbatch.j2").chmod(0o666)
+    finding = only(checked(site, "local", {}))
+    assert finding.where == f"{site}/slurm/train.sbatch.j2"
+    assert "everybody can write to it" in finding.finding.why
+
+
+def test_a_directory_that_everybody_may_write_to_is_refused(site: Path) -> None:
+    site.chmod(0o777)
+    with pytest.raises(HpcgenError, match="everybody can write to it"):
+        check_site([site], ["local"], nothing)
+
+
+def test_a_mistake_of_bash_is_found_with_its_template(site: Path) -> None:
+    write_templates(site, one_block("train", "site", "if [[ -e /shared ]]; then", "    say there"))
+    report = check_site([site], ["local"], reading("if [[ -e /shared ]]"), named=True)
+    assert {finding.finding.rule for finding in report.findings} == {"syntax"}
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_a_finding_of_shellcheck_has_the_template_line(site: Path) -> None:
+    write_templates(
+        site, one_block("train", "site", "site_epilogue() { cp -- $TRAINER_CONFIG /shared/kept/; }")
+    )
+    finding = only(check_site([site], ["local"], reading("cp -- $TRAINER_CONFIG"), named=True))
+    assert (finding.finding.rule, finding.where) == ("SC2086", f"{site}/slurm/train.sbatch.j2:3")
+
+
+def test_a_profile_that_is_wrong_is_a_finding_unless_it_was_named(tmp_path: Path) -> None:
+    broken = str(write_yaml(tmp_path / "broken.yaml", {"extends": "local", "scrach": "/nvme"}))
+    report = check_site([], [broken, "local"], nothing)
+    assert (only(report).finding.rule, report.num_scripts) == ("profile", SCRIPTS)
+    assert "scrach" in only(report).finding.why
+    with pytest.raises(HpcgenError, match="scrach"):
+        check_site([], [broken, "local"], nothing, named=True)
+
+
+def test_a_directive_after_a_command_is_found_by_lint(site: Path) -> None:
+    write_templates(site, one_block("train", "environment", SUPER, "#SBATCH --mail-type=END"))
+    finding = only(check_site([site], ["local"], lambda scripts: read_by_lint(scripts), named=True))
+    assert (finding.finding.rule, finding.where) == (
+        "directive-after-command",
+        f"{site}/slurm/train.sbatch.j2:4",
+    )
