@@ -114,16 +114,7 @@ def _row(name: str, chain: Sequence[TemplateFile], replaced: Sequence[Replaced])
     if file.shipped:
         return name, origin, extends, "", ""
     blocks = ", ".join(f"{block.name}{' + super' if block.calls_super else ''}" for block in file.blocks)
-    return name, origin, extends, blocks or "none", ", ".join(_version(function) for function in replaced)
-
-
-def _version(function: Replaced) -> str:
-    """A function and the shipped version that the site's was written against."""
-    from hpcgen.rendering.replaced import digest
-
-    if function.recorded is None:
-        return function.name
-    return f"{function.name} {digest(function.recorded)[:8]}{' (stale)' if function.is_stale else ''}"
+    return name, origin, extends, blocks or "none", ", ".join(function.version for function in replaced)
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:

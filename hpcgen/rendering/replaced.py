@@ -36,6 +36,13 @@ class Replaced:
         """Whether the shipped function has changed since."""
         return self.recorded not in (None, self.shipped)
 
+    @property
+    def version(self) -> str:
+        """The name and the version that it was written against: launch 1a2b3c4d (stale)."""
+        if self.recorded is None:
+            return self.name
+        return f"{self.name} {digest(self.recorded)[:8]}{' (stale)' if self.is_stale else ''}"
+
     def diffs(self) -> Iterator[str]:
         """What changed in the shipped function, then what the site's does otherwise."""
         if self.recorded is not None and self.is_stale:

@@ -57,11 +57,11 @@ def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) 
     origins = template_origins(environment, name)
     if site_directories:
         require_known_blocks(environment, name)
-    text = script_text(
-        environment, name, template_context(plan, stage, template_sources(environment, origins))
-    )
-    libraries = tuple(library.path for library in stage_libraries(plan.stages[stage]))
     is_of_site = any(not origin.startswith(SHIPPED) for origin in origins)
+    versions = _replaced_versions(environment, plan.stages[stage]) if is_of_site else ()
+    context = template_context(plan, stage, template_sources(environment, origins), versions)
+    text = script_text(environment, name, context)
+    libraries = tuple(library.path for library in stage_libraries(plan.stages[stage]))
     return Script(text, (*template_sources(environment, origins), *libraries), is_of_site)
 
 
@@ -95,7 +95,17 @@ def template_sources(environment: ShellEnvironment, origins: Sequence[str]) -> t
     )
 
 
-def template_context(plan: Plan, stage_name: str, sources: Sequence[Path]) -> dict[str, Any]:
+def _replaced_versions(environment: ShellEnvironment, stage: StagePlan) -> tuple[str, ...]:
+    """The functions that the site replaces, each with the shipped version that it was written against."""
+    from hpcgen.rendering.replaced import replaced_functions
+
+    names = dict.fromkeys((stage.name, stage.kind.frame, "base"))
+    return tuple(each.version for name in names for each in replaced_functions(environment, name))
+
+
+def template_context(
+    plan: Plan, stage_name: str, sources: Sequence[Path], replaced: Sequence[str] = ()
+) -> dict[str, Any]:
     """What a template may use: plain values. templates/README.md documents each."""
     stage = plan.stages[stage_name]
     container, settings = stage.container, stage_settings(plan, stage)
@@ -118,7 +128,7 @@ def template_context(plan: Plan, stage_name: str, sources: Sequence[Path]) -> di
         "job_files_directory": "scratch" if stage.kind.runs_own_files else "job_dir",
         "libraries": stage_libraries(stage),
     }
-    context["header"] = _header(plan, stage, context, sources)
+    context["header"] = _header(plan, stage, context, sources, replaced)
     return context
 
 
@@ -137,7 +147,9 @@ def _option(directive: str) -> dict[str, str]:
     return {"name": name, "value": value}
 
 
-def _header(plan: Plan, stage: StagePlan, context: dict[str, Any], sources: Sequence[Path]) -> list[str]:
+def _header(
+    plan: Plan, stage: StagePlan, context: dict[str, Any], sources: Sequence[Path], replaced: Sequence[str]
+) -> list[str]:
     run, libraries = plan.run, context["libraries"]
     templates = [(_origin(path), _sha256(path.read_bytes())) for path in sources]
     known = {**context, "libraries": [(each.name, each.sha256) for each in libraries], "templates": templates}
@@ -155,6 +167,8 @@ def _header(plan: Plan, stage: StagePlan, context: dict[str, Any], sources: Sequ
         f"{what}: {', '.join(f'{name} sha256 {digest}' for name, digest in hashes)}"
         for what, hashes in (("templates", templates), ("libraries", known["libraries"]))
     ]
+    if replaced:
+        lines.append(f"replaced by the site: {', '.join(replaced)}")
     return [*lines, f"inputs: sha256 {_sha256(inputs.encode())}"]
 
 

@@ -19,7 +19,7 @@ from hpcgen.rendering.inventory import block_names, template_chain
 from hpcgen.stages import FRAMES, STAGES
 from tests.cli.command import hpcgen
 from tests.rendering.scripts import write_templates
-from tests.runs import write_yaml
+from tests.runs import minimal_run, write_yaml
 
 TRAIN = """\
 {% extends "hpcgen/slurm/train.sbatch.j2" %}
@@ -207,11 +207,20 @@ def test_a_replaced_function_goes_stale_with_the_shipped_one(cluster: str, workp
         [function] = next(one["functions"] for one in report["templates"] if one["name"] == "train")
         return dict(function)
 
+    run_file = write_yaml(workplace / "run.yaml", minimal_run())
+
+    def named_in_header() -> str:
+        script = hpcgen("render", "train", "-c", run_file, "--templates", site).stdout
+        [line] = [line for line in script.splitlines() if line.startswith("# replaced by the site: ")]
+        return line.removeprefix("# replaced by the site: ")
+
     assert (listed()["name"], listed()["stale"]) == ("site_prologue", False)
     assert listed()["written_against"] == listed()["shipped"]
+    assert named_in_header() == f"site_prologue {str(listed()['shipped'])[:8]}"
     # as if the shipped function had been another one when the site wrote its own
     target.write_text(before.replace(shipped, earlier) + own + after)
     assert listed()["stale"]
+    assert named_in_header().endswith(" (stale)")
     line = target.read_text().splitlines().index(own) + 1
     checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
     assert checked.status == 1
