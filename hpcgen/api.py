@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from hpcgen.check.checked_script import checked_script
 from hpcgen.config.directories import configuration_directories, readable
 from hpcgen.config.loader import Run, load_run
 from hpcgen.errors import HpcgenError
-from hpcgen.launchers.checked_script import checked_script
-from hpcgen.launchers.corpus import check_pairs, require_pairs
 from hpcgen.planning.plan import Plan, plan
+from hpcgen.slurm.corpus import check_pairs, require_pairs
 
 if TYPE_CHECKING:
-    from hpcgen.launchers.job import Job, Progress
+    from hpcgen.slurm.job import Job, Progress
 
 __all__ = ["Plan", "Run", "load_run", "plan", "render", "site_directories", "submit"]
 
@@ -72,12 +72,13 @@ def submit(
         )
     require_pairs(plan)
     if launcher == "local":
-        from hpcgen.launchers.local import run_stages
+        from hpcgen.slurm.local import run_stages
 
         return run_stages(plan, on_progress)
-    from hpcgen.launchers.slurm import submit_stages
+    from hpcgen.slurm.submit import submit_stages
 
-    return submit_stages(plan, site_directories(templates))
+    directories = site_directories(templates)
+    return submit_stages(plan, {name: checked_script(plan, name, directories) for name in plan.stages})
 
 
 def unset_secrets(plan: Plan) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Union
 from unittest import mock
 
 from hpcgen.config import node_types
-from hpcgen.rendering import environment as templates
+from hpcgen.slurm.rendering import environment as templates
 from tests.rendering.scripts import CANARY, HOSTILE_WORDS, UNPRINTABLE
 
 KEY = "a key"
@@ -102,8 +102,10 @@ def nothing_read_twice() -> Iterator[None]:
             "hpcgen.config.loader.load_node_type_and_files",
             functools.cache(node_types.load_node_type_and_files),
         ),
-        mock.patch("hpcgen.rendering.script.make_environment", return_value=ours),
-        mock.patch("hpcgen.rendering.script.template_origins", functools.cache(templates.template_origins)),
+        mock.patch("hpcgen.slurm.rendering.script.make_environment", return_value=ours),
+        mock.patch(
+            "hpcgen.slurm.rendering.script.template_origins", functools.cache(templates.template_origins)
+        ),
     ):
         yield
 

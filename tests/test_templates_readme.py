@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from jinja2 import meta, nodes
 
-from hpcgen.rendering.environment import make_environment
-from hpcgen.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS
-from hpcgen.rendering.script import template_context
+from hpcgen.slurm.rendering.environment import make_environment
+from hpcgen.slurm.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS
+from hpcgen.slurm.rendering.script import template_context
 from hpcgen.stages import STAGES
 from tests.rendering.golden import planned_case
 from tests.runs import big_run, planned

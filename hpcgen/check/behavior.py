@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from hpcgen.check.code import Call
 from hpcgen.check.comparison import LAUNCH, MAIN, Comparison
+from hpcgen.check.lint.rule import Hit
 from hpcgen.check.rule import site_rule
-from hpcgen.lint.rule import Hit
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 
 RUN_STEP = "run_step"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from hpcgen.lint.syntax import Node, parse
+from hpcgen.check.lint.syntax import Node, parse
 
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _READERS = frozenset(("read", "mapfile", "readarray", "getopts", "wait"))

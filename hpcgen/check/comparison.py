@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import TypeVar
 
 from hpcgen.check.code import Assigned, Call, Code, Expanded, Function, Place, read_code
-from hpcgen.lint.job import Job
-from hpcgen.lint.reader import read
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.reader import read
 
 _Fact = TypeVar("_Fact", Assigned, Call, Expanded)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from hpcgen.check.code import Assigned, Code
 from hpcgen.check.comparison import LAUNCH, MAIN, Comparison
+from hpcgen.check.lint.rule import Hit
 from hpcgen.check.rule import site_rule
-from hpcgen.lint.rule import Hit
 
 MOST_NAMES = 4
 

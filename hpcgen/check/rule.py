@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from hpcgen.check.comparison import Comparison
-from hpcgen.lint.rule import Hit, Rule, Severity, rule
+from hpcgen.check.lint.rule import Hit, Rule, Severity, rule
 
 Check = Callable[[Comparison], Iterator[Hit]]
 

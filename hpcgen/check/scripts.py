@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hpcgen.check import behavior, kept, variables
 from hpcgen.check.comparison import Comparison
+from hpcgen.check.lint import check
+from hpcgen.check.lint.check import Finding
+from hpcgen.check.lint.syntax import ShellSyntaxError
 from hpcgen.check.rule import RULES
-from hpcgen.lint import check
-from hpcgen.lint.check import Finding
-from hpcgen.lint.syntax import ShellSyntaxError
 from hpcgen.resources import shipped
 
 __all__ = ["GROUPS", "ReadScripts", "compare", "read_by_lint"]

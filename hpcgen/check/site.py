@@ -8,18 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcgen.check.lint import check as lint_check
+from hpcgen.check.lint.check import Finding
 from hpcgen.check.representative import Representative, representatives
 from hpcgen.check.rule import RULES
 from hpcgen.check.scripts import ReadScripts, compare
 from hpcgen.errors import ConfigErrors, HpcgenError
-from hpcgen.lint import check as lint_check
-from hpcgen.lint.check import Finding
-from hpcgen.rendering.blocks import require_known_blocks
-from hpcgen.rendering.environment import ShellEnvironment, make_environment, template_origins
-from hpcgen.rendering.inventory import TemplateFile, template_chain, template_file, unused_files
-from hpcgen.rendering.replaced import all_replaced
-from hpcgen.rendering.script import script_text, template_context, template_sources
-from hpcgen.rendering.written import TemplateLines
+from hpcgen.slurm.rendering.blocks import require_known_blocks
+from hpcgen.slurm.rendering.environment import ShellEnvironment, make_environment, template_origins
+from hpcgen.slurm.rendering.inventory import TemplateFile, template_chain, template_file, unused_files
+from hpcgen.slurm.rendering.replaced import all_replaced
+from hpcgen.slurm.rendering.script import script_text, template_context, template_sources
+from hpcgen.slurm.rendering.written import TemplateLines
 
 SHELLCHECK_WHY = "shellcheck finds mistakes that bash makes without a message."
 OTHERS: dict[str, tuple[str, str]] = {

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from hpcgen.check.code import Code, Expanded, Place
 from hpcgen.check.comparison import Comparison
+from hpcgen.check.lint.rule import Hit
 from hpcgen.check.rule import site_rule
-from hpcgen.lint.rule import Hit
 
 _SHELL = re.compile(
     r"[@*#?$!_-]|\d+|BASH\w*|CDPATH|COLUMNS|DIRSTACK|EPOCH\w+|EUID|FUNCNAME|GROUPS|HISTCMD|HOME|HOSTNAME|HOSTTYPE|IFS|LINENO|LINES"

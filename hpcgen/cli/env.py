@@ -71,7 +71,7 @@ def _shell_lines(
     explained: Explanation, variables: list[Variable], names: list[str], has_run_file: bool
 ) -> Iterator[str]:
     """The exports by name, each below its reason, and the list of names."""
-    from hpcgen.rendering import filters
+    from hpcgen.slurm.rendering import filters
     from hpcgen.version import __version__
 
     def comment(text: str) -> str:

@@ -186,7 +186,7 @@ def _place(variable: Variable) -> str:
 
 def _word(value: str) -> str:
     """The value as a shell would need it: two words are seen to be one value."""
-    from hpcgen.rendering.filters import shell_word
+    from hpcgen.slurm.rendering.filters import shell_word
 
     return shell_word(value)
 

@@ -13,10 +13,10 @@ from hpcgen.cli.options import complete_clusters
 from hpcgen.errors import ConfigErrors, HpcgenError
 
 if TYPE_CHECKING:
+    from hpcgen.check.migration.migration import Migration
     from hpcgen.config.cluster import ClusterConfig
     from hpcgen.config.document import Document
     from hpcgen.config.node_type import NodeType
-    from hpcgen.migration.migration import Migration
 
 
 def _complete_presets(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -167,7 +167,7 @@ def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict
 
 def _show_leftovers(script: Path | None, migration: Migration) -> None:
     """What could not be carried, on standard error."""
-    from hpcgen.migration.migration import printable
+    from hpcgen.check.migration.migration import printable
 
     for leftover in migration.leftovers:
         click.secho(
@@ -179,7 +179,7 @@ def _show_leftovers(script: Path | None, migration: Migration) -> None:
 
 
 def _migrate(script: Path, cluster: ClusterConfig, node_type: NodeType, chosen: Document) -> Migration:
-    from hpcgen.migration.migration import migrate
+    from hpcgen.check.migration.migration import migrate
 
     try:
         text = script.read_bytes().decode(errors="replace")

@@ -15,13 +15,13 @@ from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
-    from hpcgen.lint.check import Finding
+    from hpcgen.check.lint.check import Finding
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
 def _complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from hpcgen.lint.check import RULES
+    from hpcgen.check.lint.check import RULES
 
     return [id for id in RULES if id.startswith(incomplete)]
 
@@ -29,7 +29,7 @@ def _complete_rules(context: click.Context, parameter: click.Parameter, incomple
 def _print_rules(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
     if not asked:
         return
-    from hpcgen.lint.check import RULES
+    from hpcgen.check.lint.check import RULES
 
     width = max(map(len, RULES))
     for rule in RULES.values():
@@ -40,7 +40,7 @@ def _print_rules(context: click.Context, parameter: click.Parameter, asked: bool
 def _explain(context: click.Context, parameter: click.Parameter, id: str | None) -> None:
     if id is None:
         return
-    from hpcgen.lint.check import RULES, require_known
+    from hpcgen.check.lint.check import RULES, require_known
 
     require_known(id)
     rule = RULES[id]
@@ -96,7 +96,7 @@ def command(
 
     Ends with 1 when there is an error or a warning; notes alone end with 0.
     """
-    from hpcgen.lint.check import lint, release_of, selection
+    from hpcgen.check.lint.check import lint, release_of, selection
 
     rules = selection(chosen, ignore)
     release = None if slurm_version is None else release_of(slurm_version)

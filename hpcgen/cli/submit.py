@@ -16,9 +16,9 @@ from hpcgen.stages import STAGES
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
-    from hpcgen.launchers.job import Job, Progress
     from hpcgen.planning.plan import Plan
     from hpcgen.planning.stage import StagePlan
+    from hpcgen.slurm.job import Job, Progress
 
 
 SUBMITTED = tuple(name for name, stage in STAGES.items() if stage.by_submitit)
@@ -49,7 +49,7 @@ def command(
     Of the stages that make the corpus, only the tasks that have something left to make are submitted.
     """
     from hpcgen import api
-    from hpcgen.launchers.corpus import check_corpus, missing_tasks, require_pairs
+    from hpcgen.slurm.corpus import check_corpus, missing_tasks, require_pairs
 
     plan = api.plan(api.load_run(config, overrides), stages)
     warn(plan.warnings)
@@ -157,8 +157,8 @@ class _ProgressLines:
 
 def _show_run(plan: Plan) -> None:
     """The falling loss as text and as a picture, and where everything lies."""
-    from hpcgen.launchers.run_directory import sharing
     from hpcgen.report.curve import draw_png, draw_text, read_curve
+    from hpcgen.slurm.run_directory import sharing
 
     run_dir = Path(plan.config.paths.run_dir)
     curve = read_curve(run_dir / "metrics.jsonl")

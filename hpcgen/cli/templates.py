@@ -16,11 +16,11 @@ from hpcgen.stages import FRAMES, STAGES
 from hpcgen.text import did_you_mean
 
 if TYPE_CHECKING:
+    from hpcgen.check.lint.check import Finding
     from hpcgen.check.site import Report
-    from hpcgen.lint.check import Finding
-    from hpcgen.rendering.environment import ShellEnvironment
-    from hpcgen.rendering.inventory import TemplateFile
-    from hpcgen.rendering.replaced import Replaced
+    from hpcgen.slurm.rendering.environment import ShellEnvironment
+    from hpcgen.slurm.rendering.inventory import TemplateFile
+    from hpcgen.slurm.rendering.replaced import Replaced
 
 NAMES = (*FRAMES, *STAGES)
 
@@ -35,8 +35,8 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(templates: tuple[Path, ...], as_json: bool) -> None:
     """List the template of each stage: its file, what it extends, and the blocks and functions that a site replaces."""
-    from hpcgen.rendering.inventory import TEMPLATES, template_chain, unused_files
-    from hpcgen.rendering.replaced import replaced_functions
+    from hpcgen.slurm.rendering.inventory import TEMPLATES, template_chain, unused_files
+    from hpcgen.slurm.rendering.replaced import replaced_functions
 
     environment = _environment(templates)
     chains = {name: template_chain(environment, name) for name in TEMPLATES}
@@ -62,7 +62,7 @@ def list_command(templates: tuple[Path, ...], as_json: bool) -> None:
 def _environment(templates: Sequence[Path]) -> ShellEnvironment:
     """The templates that jobs would be made of."""
     from hpcgen.api import site_directories
-    from hpcgen.rendering.environment import make_environment
+    from hpcgen.slurm.rendering.environment import make_environment
 
     return make_environment(site_directories(templates), _trusted_groups())
 
@@ -96,7 +96,7 @@ def _file(file: TemplateFile) -> dict[str, Any]:
 
 
 def _function(function: Replaced) -> dict[str, Any]:
-    from hpcgen.rendering.replaced import digest
+    from hpcgen.slurm.rendering.replaced import digest
 
     return {
         "name": function.name,
@@ -132,8 +132,8 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 def _complete_blocks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Blocks of the template that is named before, for the shell's completion."""
-    from hpcgen.rendering.environment import make_environment
-    from hpcgen.rendering.inventory import block_names, template_chain
+    from hpcgen.slurm.rendering.environment import make_environment
+    from hpcgen.slurm.rendering.inventory import block_names, template_chain
 
     name = context.params.get("name")
     known = block_names(template_chain(make_environment(), name if name in NAMES else "base"))
@@ -165,10 +165,10 @@ def override_command(name: str, blocks: tuple[str, ...], output: Path | None) ->
     from hpcgen.config.directories import configuration_directories
     from hpcgen.errors import HpcgenError
     from hpcgen.files import write_text
-    from hpcgen.rendering.block_docs import block_docs
-    from hpcgen.rendering.environment import make_environment
-    from hpcgen.rendering.inventory import block_names, template_chain, template_file
-    from hpcgen.rendering.override import override_text
+    from hpcgen.slurm.rendering.block_docs import block_docs
+    from hpcgen.slurm.rendering.environment import make_environment
+    from hpcgen.slurm.rendering.inventory import block_names, template_chain, template_file
+    from hpcgen.slurm.rendering.override import override_text
 
     known = block_names(template_chain(make_environment(), name))
     for block in blocks:
@@ -223,7 +223,7 @@ def diff_command(name: str, templates: tuple[Path, ...], accept: bool) -> None:
     Where a shipped function has changed since the site's was written, that change comes first.
     """
     from hpcgen.files import write_text
-    from hpcgen.rendering.replaced import replaced_functions, shipped_functions, with_records
+    from hpcgen.slurm.rendering.replaced import replaced_functions, shipped_functions, with_records
 
     replaced = replaced_functions(_environment(templates), name)
     for function in replaced:
@@ -259,9 +259,9 @@ def check_command(
     """
     from hpcgen.api import site_directories
     from hpcgen.check.scripts import read_by_lint
+    from hpcgen.check.shell_programs import has_shellcheck, read_scripts
     from hpcgen.check.site import check_site
     from hpcgen.config.loader import cluster_names
-    from hpcgen.rendering.shell_programs import has_shellcheck, read_scripts
 
     def read(scripts: Sequence[str]) -> list[list[Finding]]:
         # a script that bash cannot read has only that finding

@@ -19,8 +19,8 @@ from hpcgen.stages.train import TRAIN
 def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a run file for STAGES (train when none is named) and print what they would do."""
     from hpcgen import api
-    from hpcgen.launchers.corpus import check_pairs
     from hpcgen.planning.summary import for_people, summarize
+    from hpcgen.slurm.corpus import check_pairs
 
     try:
         plan = api.plan(api.load_run(config, overrides), stages or (TRAIN.name,))

@@ -10,9 +10,9 @@ import pytest
 
 from hpcgen import render
 from hpcgen.check.code import read_code
+from hpcgen.check.lint.check import Finding
 from hpcgen.check.rule import RULES
 from hpcgen.check.scripts import compare
-from hpcgen.lint.check import Finding
 from hpcgen.stages import STAGES
 from tests.rendering.golden import GOLDEN
 from tests.runs import big_run, planned

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.check.lint.check import Finding
 from hpcgen.check.scripts import ReadScripts, read_by_lint
+from hpcgen.check.shell_programs import read_scripts
 from hpcgen.check.site import Report, Seen, check_site, explanation
 from hpcgen.errors import HpcgenError
-from hpcgen.lint.check import Finding
-from hpcgen.rendering.shell_programs import read_scripts
 from hpcgen.stages import STAGES
 from tests.rendering.scripts import write_templates
 from tests.runs import write_yaml

@@ -13,9 +13,9 @@ import pytest
 from click.shell_completion import BashComplete
 
 from hpcgen.cli.main import cli
-from hpcgen.rendering.block_docs import block_docs
-from hpcgen.rendering.environment import make_environment
-from hpcgen.rendering.inventory import block_names, template_chain
+from hpcgen.slurm.rendering.block_docs import block_docs
+from hpcgen.slurm.rendering.environment import make_environment
+from hpcgen.slurm.rendering.inventory import block_names, template_chain
 from hpcgen.stages import FRAMES, STAGES
 from tests.cli.command import hpcgen
 from tests.rendering.scripts import write_templates

@@ -15,7 +15,7 @@ import pytest
 
 from hpcgen.config.image import Check
 from hpcgen.errors import ConfigErrors
-from hpcgen.rendering.script import render_stage
+from hpcgen.slurm.rendering.script import render_stage
 from tests.enroot.conftest import ENROOT, STAND_IN, ImageBuild, code_directory
 from tests.runs import minimal_run, planned
 from tests.slurm.cluster import SlurmCluster, missing_slurm

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.lint.check import lint
-from hpcgen.lint.job import Job
-from hpcgen.lint.reader import read
+from hpcgen.check.lint.check import lint
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.reader import read
 
 DEFECTS = Path(__file__).with_name("scripts") / "defects.sh"
 

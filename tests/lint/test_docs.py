@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hpcgen.lint.check import RULES
+from hpcgen.check.lint.check import RULES
 
 GUIDE = Path(__file__).parents[2] / "docs/lint.md"
 

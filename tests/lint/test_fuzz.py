@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.check.lint.check import lint
+from hpcgen.check.lint.reader import read
+from hpcgen.check.lint.words import MAX_EXPANDED, PIECE_COST
+from hpcgen.check.migration.migration import migrate
 from hpcgen.config.loader import load_cluster
 from hpcgen.errors import HpcgenError
-from hpcgen.lint.check import lint
-from hpcgen.lint.reader import read
-from hpcgen.lint.words import MAX_EXPANDED, PIECE_COST
-from hpcgen.migration.migration import migrate
 from tests.lint.examples import SOUND
 
 DEFECTS = Path(__file__).with_name("scripts") / "defects.sh"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcgen.lint.job import Job
-from hpcgen.lint.reader import read
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.reader import read
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.check.migration.migration import migrate
 from hpcgen.config import document
 from hpcgen.config.loader import load_cluster
 from hpcgen.errors import ConfigErrors
-from hpcgen.migration.migration import migrate
 from tests.cli.command import Ended, hpcgen, listing
 
 SCRIPTS = Path(__file__).with_name("scripts")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.lint.check import RULES, Finding, lint
+from hpcgen.check.lint.check import RULES, Finding, lint
 from tests.lint.examples import EXAMPLES, MESSAGES, SOUND, Example, edited
 from tests.lint.further_examples import FURTHER
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpcgen.check.lint.reader import read
+from hpcgen.check.lint.script import Command, Script
 from hpcgen.errors import HpcgenError
-from hpcgen.lint.reader import read
-from hpcgen.lint.script import Command, Script
 
 
 def arguments(text: str, folder: Path) -> list[list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcgen.lint.check import Finding, lint
+from hpcgen.check.lint.check import Finding, lint
 
 HEAD = """\
 #!/bin/bash

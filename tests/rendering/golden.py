@@ -9,8 +9,8 @@ from unittest import mock
 
 from hpcgen.config.loader import load_run
 from hpcgen.planning.plan import Plan, plan
-from hpcgen.rendering.script import render_stage
 from hpcgen.resources import shipped
+from hpcgen.slurm.rendering.script import render_stage
 from hpcgen.stages import STAGES
 
 GOLDEN = Path(__file__).parents[1] / "golden"

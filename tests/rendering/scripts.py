@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcgen.rendering.environment import make_environment
-from hpcgen.rendering.render import render_template
+from hpcgen.slurm.rendering.environment import make_environment
+from hpcgen.slurm.rendering.render import render_template
 
 CANARY = "canary"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpcgen.errors import HpcgenError
-from hpcgen.rendering.blocks import REPLACED, require_known_blocks
-from hpcgen.rendering.environment import make_environment
-from hpcgen.rendering.inventory import block_names, template_chain
+from hpcgen.slurm.rendering.blocks import REPLACED, require_known_blocks
+from hpcgen.slurm.rendering.environment import make_environment
+from hpcgen.slurm.rendering.inventory import block_names, template_chain
 
 NAME = "slurm/train.sbatch.j2"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hpcgen.errors import HpcgenError
-from hpcgen.rendering import environment as environment_module
-from hpcgen.rendering.environment import make_environment, template_origins
-from hpcgen.rendering.render import render_template
 from hpcgen.resources import shipped
+from hpcgen.slurm.rendering import environment as environment_module
+from hpcgen.slurm.rendering.environment import make_environment, template_origins
+from hpcgen.slurm.rendering.render import render_template
 from tests.rendering.scripts import rendered, write_templates
 
 AS_ROOT = os.geteuid() == 0

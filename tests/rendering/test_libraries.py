@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.rendering import libraries as libraries_module
-from hpcgen.rendering.libraries import stage_libraries
-from hpcgen.rendering.script import render_stage
 from hpcgen.resources import shipped
+from hpcgen.slurm.rendering import libraries as libraries_module
+from hpcgen.slurm.rendering.libraries import stage_libraries
+from hpcgen.slurm.rendering.script import render_stage
 from tests.rendering.golden import planned_case, rendered
 
 LIBRARIES = sorted((shipped("templates") / "lib").glob("*.sh"))

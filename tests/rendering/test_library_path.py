@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.planning.container import CONTAINER_NAME
-from hpcgen.rendering.script import render_stage
+from hpcgen.slurm.rendering.script import render_stage
 from tests.runs import minimal_run, planned, write_yaml
 
 PYXIS = """\

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcgen.errors import HpcgenError
-from hpcgen.rendering.filters import heredoc, shell_word
-from hpcgen.rendering.settings import Setting
+from hpcgen.slurm.rendering.filters import heredoc, shell_word
+from hpcgen.slurm.rendering.settings import Setting
 from tests.rendering.scripts import HOSTILE_WORDS, UNPRINTABLE, arguments, rendered
 
 # name -> the template, which shows `value` once; in block settings

@@ -16,8 +16,8 @@ import zstandard
 from submitit.slurm.slurm import _make_sbatch_string
 
 import hpcgen as interface
-from hpcgen.launchers.slurm import submitit_parameters
-from hpcgen.rendering.script import CALL, Script, render_stage
+from hpcgen.slurm.rendering.script import CALL, Script, render_stage
+from hpcgen.slurm.submit import submitit_parameters
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import HPCGEN, JOB_S, TP2_PP2, TWO_NODES, curve, hpcgen, log_of, wait_for_steps
 
@@ -173,7 +173,7 @@ def test_an_array_asks_for_the_same_whole_or_in_part(
     command = f"{stage.python} -u -m submitit.core._submit {tmp_path}"
     count = {"map_count": len(tasks)} if len(tasks) > 1 else {}
     theirs = _make_sbatch_string(command, tmp_path, **count, **parameters)
-    # near the time limit submitit's tasks get a signal, which they ignore (hpcgen.launchers.tasks)
+    # near the time limit submitit's tasks get a signal, which they ignore (hpcgen.slurm.tasks)
     added = {"#SBATCH --signal=USR2@90", *([f"#SBATCH {array}"] if array else [])}
     assert (
         directives(theirs)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from hpcgen.data.unit import DATA_STAGES
-from hpcgen.rendering.environment import make_environment
-from hpcgen.rendering.inventory import template_chain
+from hpcgen.slurm.rendering.environment import make_environment
+from hpcgen.slurm.rendering.inventory import template_chain
 from hpcgen.stages import FRAMES, STAGES, Stage
 
 ROOT = Path(__file__).parents[2]
 LIFE_OF_A_MODEL = ("image", "download", "extract", "concat", "tokenize", "prepare", "index-cache", "train")
-PACKAGES = ("cli", "config", "launchers", "planning", "rendering")
+PACKAGES = ("cli", "config", "planning", "slurm")
 """Packages that ask a stage what it is, and not what its name is."""
 
 

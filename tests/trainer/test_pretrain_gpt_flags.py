@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import exchange, train
-from hpcgen.lint.megatron import options
+from hpcgen.check.lint.megatron import options
 
 REQUIRED = {"eval-interval"}
 """Without a default in core_v0.16.1 and core_v0.19.0, whose training.py divides by it whatever eval-iters is."""

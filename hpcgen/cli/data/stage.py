@@ -162,7 +162,7 @@ def run_stage(
     from hpcgen.data.space import check_space
     from hpcgen.data.task import run_task
     from hpcgen.files import shared_as
-    from hpcgen.launchers.processes import term_exits
+    from hpcgen.slurm.processes import term_exits
 
     job = read_job(config, overrides)
     if verify_fraction is not None:

@@ -1,0 +1,103 @@
+"""Values of variables after branches that only a run can decide."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from hpcgen.check.lint.words import Piece, Variable, Word, bounded, weak_pieces
+
+
+def merged(before: Mapping[str, Variable], ends: Sequence[Mapping[str, Variable]]) -> dict[str, Variable]:
+    """The variables after the branches.
+
+    Args:
+        before: the variables ahead of the branches.
+        ends: the variables at the end of each branch, at least one.
+    """
+    found: dict[str, Variable] = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(ends)):
+        values = [end.get(name) for end in ends]
+        first = values[0]
+        if first is not None and all(value is first or _is_alike(value, first) for value in values[1:]):
+            found[name] = first
+        else:
+            found[name] = _union(before.get(name), values)
+    return found
+
+
+def weak(variable: Variable) -> Variable:
+    """A variable that may have this value, or another."""
+    if variable.items is not None:
+        items = tuple(replace(item, certain=False) for item in variable.items)
+        return replace(variable, items=items)
+    return replace(variable, pieces=weak_pieces(variable.pieces or (Piece(""),)))
+
+
+def _is_alike(one: Variable | None, other: Variable) -> bool:
+    if one is None or (one.items is None) != (other.items is None):
+        return False
+    if one.items is not None and other.items is not None:
+        return [_content(word) for word in one.items] == [_content(word) for word in other.items]
+    return one.pieces == other.pieces
+
+
+def _content(word: Word) -> tuple[str, bool, bool]:
+    return word.text, word.known, word.certain
+
+
+def _union(before: Variable | None, values: Sequence[Variable | None]) -> Variable:
+    """One of `values`; None is a branch that leaves the variable unset.
+
+    What all branches share is certain. The words of every branch are kept, so that no option gets lost.
+    """
+    present = [value for value in values if value is not None]
+    assumed = any(value.assumed for value in present)
+    lists = [value.items for value in present if value.items is not None]
+    if len(lists) == len(values):
+        return Variable(items=tuple(_united(lists)), assumed=assumed)
+    texts = [_text(value) for value in present]
+    if not any(re.search(r"(^|\s)--?[A-Za-z]", text) for text in texts):
+        return weak(present[-1])
+    base = "" if before is None else _text(before)
+    pieces: list[Piece] = []
+    if base.strip() and len(present) == len(values) and all(base in text for text in texts):
+        assert before is not None
+        starts = [text.index(base) for text in texts]
+        for value, start in zip(present, starts, strict=True):
+            pieces += weak_pieces(_cut(value.first, 0, start))
+        pieces += before.first
+        for value, start, text in zip(present, starts, texts, strict=True):
+            pieces += weak_pieces(_cut(value.first, start + len(base), len(text)))
+    else:
+        for value in present:
+            pieces += (*weak_pieces(value.first), Piece(" ", certain=False))
+    return Variable(pieces=bounded(tuple(pieces)), assumed=assumed)
+
+
+def _united(lists: Sequence[tuple[Word, ...]]) -> Iterator[Word]:
+    shared = 0
+    for words in zip(*lists, strict=False):
+        if len({(word.text, word.known) for word in words}) > 1:
+            break
+        yield replace(words[0], certain=all(word.certain for word in words))
+        shared += 1
+    for rest in dict.fromkeys(items[shared:] for items in lists):
+        for item in rest:
+            yield replace(item, certain=False)
+
+
+def _cut(pieces: Sequence[Piece], start: int, end: int) -> Iterator[Piece]:
+    """The pieces of a text from `start` to `end`; a piece that is unknown is kept as long as a part of it is."""
+    at = 0
+    for piece in pieces:
+        low, high = max(start - at, 0), min(end - at, len(piece.text))
+        if low < high:
+            yield replace(piece, text=piece.text[low:high])
+        at += len(piece.text)
+
+
+def _text(variable: Variable) -> str:
+    return "".join(piece.text for piece in variable.first)

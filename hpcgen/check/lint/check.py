@@ -1,0 +1,181 @@
+"""Runs the rules over a script, and leaves out what its comments say to ignore."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.reader import read
+from hpcgen.check.lint.rule import RULES, Hit, Rule, Severity
+from hpcgen.check.lint.rules import (
+    addresses,
+    containers,
+    directives,
+    environment,
+    megatron,
+    rendezvous,
+    shell,
+    signals,
+    starts,
+    steps,
+)
+from hpcgen.check.lint.script import Script
+from hpcgen.errors import HpcgenError
+
+__all__ = ["RULES", "Finding", "apply", "lint", "release_of", "require_known", "selection"]
+
+GROUPS = (addresses, containers, directives, environment, megatron, rendezvous, shell, signals, starts, steps)
+"""The modules of rules: importing them fills RULES, in this order."""
+
+IGNORE = re.compile(r"#\s*hpcgen:\s*ignore=([\w,-]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A rule that a script breaks."""
+
+    path: str
+    line: int
+    rule: str
+    severity: Severity
+    why: str
+    fix: str
+    also: tuple[int, ...] = ()
+    """Other lines with the same mistake."""
+
+
+def lint(
+    text: str, path: str = "-", rules: Collection[str] | None = None, slurm_version: str | None = None
+) -> list[Finding]:
+    """Findings in a script, in the order of its lines.
+
+    Args:
+        text: the script.
+        path: its name in the findings.
+        rules: ids of the rules to check. None: all of them.
+        slurm_version: release of the cluster, such as "22.05". None: not known.
+
+    Raises:
+        HpcgenError: the text is not a script.
+    """
+    script = read(text, path)
+    found = list(_findings(script, rules, slurm_version))
+    for command in script.commands:
+        # a script that is given to sbatch in a here-document is one of its own
+        if command.name == "sbatch" and command.here_document.startswith("#!"):
+            above = command.here_line - 1
+            submitted = replace(read(command.here_document, path), is_expanded=command.here_expands)
+            for inner in _findings(submitted, rules, slurm_version):
+                also = tuple(line + above for line in inner.also)
+                found.append(replace(inner, line=inner.line + above, also=also))
+    return sorted(found, key=lambda finding: (finding.line, finding.rule, finding.why))
+
+
+def _findings(script: Script, rules: Collection[str] | None, slurm_version: str | None) -> Iterator[Finding]:
+    job = Job(script)
+    chosen = [
+        rule
+        for rule in RULES.values()
+        if rule.applies_to(slurm_version, job.oldest_slurm) and (rules is None or rule.id in rules)
+    ]
+    return apply(chosen, job, script, slurm_version)
+
+
+def apply(
+    rules: Iterable[Rule], subject: object, script: Script, slurm_version: str | None = None
+) -> Iterator[Finding]:
+    """Findings of rules that look at `subject`, without those that comments of the script turn off."""
+    ignored = _ignored(script)
+    for rule in rules:
+        hits = [
+            hit
+            for hit in rule.check(subject)
+            if rule.id not in ignored.get(hit.line, ()) and not (hit.needs_release and slurm_version is None)
+        ]
+        for first, *others in _grouped(hits):
+            yield Finding(
+                path=script.path,
+                line=first.line,
+                rule=rule.id,
+                severity=rule.severity_of(first, slurm_version),
+                why=first.why,
+                fix=first.fix,
+                also=tuple(dict.fromkeys(hit.line for hit in others if hit.line != first.line)),
+            )
+
+
+def _grouped(hits: Iterable[Hit]) -> Iterable[list[Hit]]:
+    """Hits of one rule by their severity and cause, each group in the order of its lines."""
+    groups: dict[tuple[Severity | None, str, str], list[Hit]] = {}
+    for hit in sorted(hits, key=lambda hit: hit.line):
+        what = (hit.cause, "") if hit.cause else (hit.why, hit.fix)
+        groups.setdefault((hit.severity, *what), []).append(hit)
+    return groups.values()
+
+
+def selection(chosen: Sequence[str], ignored: Sequence[str]) -> frozenset[str]:
+    """The ids of the rules to check.
+
+    Raises:
+        HpcgenError: an id that no rule has.
+    """
+    for id in (*chosen, *ignored):
+        require_known(id)
+    return frozenset(chosen or RULES) - frozenset(ignored)
+
+
+def release_of(version: str) -> str:
+    """The release of a Slurm version: 22.05 for 22.05.8.
+
+    Raises:
+        HpcgenError: the text is not a Slurm version.
+    """
+    found = re.fullmatch(r"(\d\d\.\d\d)(\.\d+)?", version, re.ASCII)
+    if not found:
+        raise HpcgenError(f"{version!r} is not a Slurm version", "give one such as 22.05 or 24.11.3")
+    return found[1]
+
+
+def require_known(id: str) -> None:
+    """Refuses what is no rule's id.
+
+    Raises:
+        HpcgenError: no rule is called so.
+    """
+    if id not in RULES:
+        close = difflib.get_close_matches(id, RULES, n=1)
+        hint = f"did you mean {close[0]}?" if close else "hpcgen lint --rules lists them"
+        raise HpcgenError(f"{id!r} is not a rule", hint)
+
+
+def _ignored(script: Script) -> dict[int, set[str]]:
+    """Line -> rules that a comment on it, above it, or above the command that goes over it turns off."""
+    comments = {
+        number: set(found[1].split(","))
+        for number, line in enumerate(script.lines, start=1)
+        if (found := IGNORE.search(line))
+    }
+    ignored: dict[int, set[str]] = {}
+    if not comments:
+        return ignored
+    for number, rules in comments.items():
+        ignored.setdefault(number, set()).update(rules)
+        if re.match(r"\s*#(?!SBATCH)", script.lines[number - 1]):
+            ignored.setdefault(number + 1, set()).update(rules)
+    for first, last in _extents(script):
+        for line in range(first + 1, last + 1) if first in ignored else ():
+            ignored.setdefault(line, set()).update(ignored[first])
+    return ignored
+
+
+def _extents(script: Script) -> Iterator[tuple[int, int]]:
+    for command in script.commands:
+        if command.end > command.line:
+            yield command.line, command.end
+    for assignment in script.assignments:
+        lines = [word.line for word in assignment.items or ()]
+        if lines and max(lines) > assignment.line:
+            yield assignment.line, max(lines)

@@ -1,0 +1,370 @@
+"""What a script starts, and the resources that it has: what the rules look at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hpcgen.check.lint.launch import Launch, Option, Step, launch_of, program_of, step_of, unwrapped
+from hpcgen.check.lint.sbatch import release_with
+from hpcgen.check.lint.script import Assignment, Command, Script
+from hpcgen.check.lint.words import Word
+from hpcgen.config.fields import seconds
+
+MAX_INLINED = 5
+"""Functions within functions that are followed to the command they run."""
+
+
+ALL_ARGUMENTS = ('"$@"', "$@", '"${@}"', "${@}")
+
+
+_TEST_PROGRAMS = re.compile(r"(^|/)\w+_perf(_mpi)?$")
+
+_AIDS = frozenset((
+    ".", ":", "[", "awk", "cat", "cd", "chmod", "chown", "conda", "cp", "curl", "date", "dcgmi", "declare", "df",
+    "docker", "du", "echo", "enroot", "env", "exit", "export", "false", "find", "free", "getent", "git", "grep", "head",
+    "hostname", "ibstat", "id", "ip", "kill", "killall", "ln", "ls", "lscpu", "mkdir", "ml", "module", "mount", "mv",
+    "nvidia-smi", "ping", "pip", "pip3", "pkill", "podman", "printenv", "printf", "ps", "ray", "rm", "rocm-smi",
+    "rsync", "sbcast", "scp", "sed", "set", "sleep", "sort", "source", "sudo", "ssh", "sysctl", "tar", "tee", "test",
+    "touch", "trap", "true", "ulimit", "umask", "uname", "unset", "unzip", "uv", "wait", "wc", "wget", "whoami",
+))  # fmt: skip
+"""Commands that look, copy, clean up or serve others: no step is there for them alone."""
+_AID_SCRIPTS = re.compile(
+    r"(^|[/_.-])(setup|prepare|install|download|clean\w*|check|health\w*|preflight|info|debug|copy|stage|sync|cache|warm\w*|"
+    r"import|pull|ray|serv\w*|start|stop|kill|monitor\w*|watch\w*|test|bench\w*|env\w*)([_.-]|$)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script with what follows from it; what rules look at."""
+
+    script: Script
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Every call of srun, functions that wrap it included."""
+        found = (
+            step_of(command, words, background)
+            for command in self.script.commands
+            for words, background in _resolved(self.script, command)
+        )
+        return tuple(step for step in found if step and not _is_passed_on(step.program))
+
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        """Every Python program that is started, in a step or out of one."""
+        by_command = {id(step.command): step for step in self.steps}
+        found: list[Launch] = []
+        for command in self.script.commands:
+            outer = None if command.outer is None else self.script.commands[command.outer]
+            if any(outer is launch.command for launch in found):
+                continue  # the "$@" of sh -c '...; exec "$@"', which is followed already
+            for words, background in _resolved(self.script, command):
+                step = step_of(command, words, background)
+                program = step.program if step else words
+                if outer is not None:
+                    step = by_command.get(id(outer), step)
+                if launch := launch_of(command, step, program):
+                    found.append(launch)
+        return tuple(found)
+
+    @cached_property
+    def trainings(self) -> tuple[Launch, ...]:
+        """The programs that train."""
+        return tuple(launch for launch in self.launches if launch.trains)
+
+    @cached_property
+    def megatron(self) -> tuple[Launch, ...]:
+        """Those of Megatron-LM."""
+        return tuple(launch for launch in self.launches if launch.is_megatron)
+
+    @cached_property
+    def work_steps(self) -> tuple[Step, ...]:
+        """The steps that the job is for: not a check, a copy, or a program that is asked for its version."""
+        working = {
+            id(launch.step.command)
+            for launch in self.launches
+            if launch.step and (launch.trains or not launch.is_module or not _asks(launch))
+        }
+        found = []
+        for step in self.steps:
+            program = step.program[0].text if step.program else ""
+            alone = step.option("ntasks")
+            if alone and alone.value and alone.value.number == 1 and len(self.steps) > 1:
+                continue
+            if id(step.command) in working or _TEST_PROGRAMS.search(program):
+                found.append(step)
+        return tuple(found)
+
+    @cached_property
+    def parallel_steps(self) -> tuple[Step, ...]:
+        """The steps that start several tasks in a job with GPUs, whatever their program.
+
+        Not checks, copies and servers, nor steps in the background or with --overlap, which accompany others.
+        """
+        return tuple(
+            step
+            for step in self.steps
+            if self._has_gpus(step)
+            and self.has_many_tasks(step)
+            and not step.background
+            and not step.option("overlap", "no-kill")
+            and not self._is_aid(step)
+        )
+
+    @cached_property
+    def work(self) -> tuple[Command, ...]:
+        """The commands of the script whose failure is the job's, in their order.
+
+        Trainings and work steps; without any, programs that run as one task beside other steps, and parallel steps.
+        """
+        commands = [step.command for step in self.work_steps]
+        commands += [launch.step.command if launch.step else launch.command for launch in self.trainings]
+        if not commands:
+            commands = [launch.step.command for launch in self.launches if launch.step and not _asks(launch)]
+            commands += [step.command for step in self.parallel_steps]
+        chosen = {id(self.outermost(command)) for command in commands}
+        return tuple(command for command in self.script.commands if id(command) in chosen)
+
+    def outermost(self, command: Command) -> Command:
+        """The command of the script that runs a command in the text of `bash -c`."""
+        while command.outer is not None:
+            command = self.script.commands[command.outer]
+        return command
+
+    def _has_gpus(self, step: Step) -> bool:
+        return self.uses_gpus or step.option("gpus", "gpus-per-node", "gpus-per-task") is not None
+
+    def has_many_tasks(self, step: Step) -> bool:
+        """Whether a step certainly has more than one task."""
+        return (self.num_tasks(step) or 0) > 1 or (self.tasks_per_node(step) or 0) > 1
+
+    def _is_aid(self, step: Step) -> bool:
+        """Whether a step only looks, copies, cleans up or serves others, or its program is not known."""
+        index = next(index for index, found in enumerate(self.script.commands) if found is step.command)
+        inner = [found for found in self.script.commands if found.outer == index]
+        if inner:
+            last = inner[-1]
+            is_sure = last.conditional == step.command.conditional and last.name not in self.script.functions
+            return not is_sure or last.name in _AIDS or _is_aid_script(last.words)
+        program = program_of(step.program)
+        if not program or any(word.text == "-c" for word in program[1:2]):
+            return True
+        name = program[0].text.rpartition("/")[2]
+        return name in _AIDS or _is_aid_script(program)
+
+    # ---- resources ----
+
+    def number(self, option: str) -> int | None:
+        """The whole number that a directive gives."""
+        value = self.script.options.get(option, "")
+        return int(value) if re.fullmatch(r"\d{1,9}", value, re.ASCII) else None
+
+    @cached_property
+    def time_limit_s(self) -> int | None:
+        """The limit that --time gives, in seconds; None without one, or with UNLIMITED."""
+        value = self.script.options.get("time", "")
+        if re.fullmatch(r"\d{1,9}", value, re.ASCII):
+            return 60 * int(value)
+        is_time = re.fullmatch(r"\d{1,9}(-\d{1,9}(:\d{1,9}){0,2}|(:\d{1,9}){1,2})", value, re.ASCII)
+        return seconds(value) if is_time else None
+
+    @cached_property
+    def nodes(self) -> int | None:
+        """Nodes of the job, where a directive says it."""
+        tasks, per_node = self.number("ntasks"), self.number("ntasks-per-node")
+        if nodes := self.number("nodes"):
+            return nodes
+        if "nodes" not in self.script.options and tasks and per_node and tasks % per_node == 0:
+            return tasks // per_node
+        return None
+
+    @cached_property
+    def is_multi_node(self) -> bool:
+        """Whether the job certainly has several nodes."""
+        return (self.nodes or 0) > 1
+
+    @cached_property
+    def may_be_multi_node(self) -> bool:
+        """Whether it has several nodes, or takes their number from sbatch's command line."""
+        if "nodes" in self.script.options or self.nodes:
+            return self.nodes != 1
+        given = [option for launch in self.launches if (option := launch.option("nnodes"))]
+        return any(option.text != "1" for option in given)
+
+    @cached_property
+    def oldest_slurm(self) -> str:
+        """The oldest Slurm release that has the options of the script; "" where any may have them."""
+        given = [*self.script.options.items()]
+        given += [(option.name, option.text) for step in self.steps for option in step.options]
+        return max((release_with(name, value) for name, value in given), default="")
+
+    @cached_property
+    def gpus_per_node(self) -> int | None:
+        """GPUs of a node, where a directive says it."""
+        for option in ("gpus-per-node", "gres"):
+            for part in self.script.options.get(option, "").split(","):
+                found = re.fullmatch(r"(?:gres/)?(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d{1,3})", part)
+                if found and (option != "gres" or "gpu" in part):
+                    return int(found[1])
+        per_task, tasks = self.number("gpus-per-task"), self.ntasks_per_node
+        if per_task and tasks:
+            return per_task * tasks
+        total, nodes = self.number("gpus"), self.nodes
+        return total // nodes if total and nodes else None
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether a directive asks for GPUs."""
+        options = self.script.options
+        asked = any(name in options for name in ("gpus", "gpus-per-node", "gpus-per-task"))
+        return asked or "gpu" in options.get("gres", "")
+
+    @cached_property
+    def ntasks_per_node(self) -> int | None:
+        """Tasks of a node; one where the directives ask for no more."""
+        tasks, per_node, nodes = self.number("ntasks"), self.number("ntasks-per-node"), self.nodes
+        if per_node:
+            return per_node
+        if tasks is not None and nodes:
+            return -(-tasks // nodes)
+        return 1 if "ntasks" not in self.script.options else None
+
+    def num_tasks(self, step: Step) -> int | None:
+        """Tasks of a step."""
+        option = step.option("ntasks")
+        if option and option.value:
+            return option.value.number
+        if tasks := self.number("ntasks"):
+            return tasks
+        nodes, per_node = self._num_nodes(step), self.tasks_per_node(step)
+        return nodes * per_node if nodes and per_node else None
+
+    @cached_property
+    def requeues(self) -> bool:
+        """Whether the job asks to run again: by --requeue, or with scontrol."""
+        return "requeue" in self.script.options or any(
+            command.name == "scontrol" and any(word.text == "requeue" for word in command.words)
+            for command in self.script.commands
+        )
+
+    @property
+    def sets_tasks(self) -> bool:
+        """Whether a directive says how many tasks there are."""
+        return not {"ntasks", "ntasks-per-node"}.isdisjoint(self.script.options)
+
+    def tasks_per_node(self, step: Step) -> int | None:
+        """Tasks that a step really has on each node.
+
+        In a job whose directives set the tasks, srun ignores its own --ntasks-per-node unless --ntasks or --nodes
+        is there too (Slurm, src/srun/opt.c: "can't honor --ntasks-per-node").
+        """
+        option, tasks, nodes = step.option("ntasks-per-node"), step.option("ntasks"), self._num_nodes(step)
+        wanted = option.value.number if option and option.value else None
+        if tasks and tasks.value:
+            number = tasks.value.number
+            return -(-number // nodes) if number and nodes else wanted
+        if option and (step.option("nodes") or not self.sets_tasks):
+            return wanted
+        return self.ntasks_per_node
+
+    def _num_nodes(self, step: Step) -> int | None:
+        option = step.option("nodes")
+        return option.value.number if option and option.value else self.nodes
+
+    def world_size(self, launch: Launch) -> tuple[int, int] | None:
+        """Nodes and ranks on each of them."""
+        if launch.launcher == "torchrun":
+            nodes, ranks = launch.option("nnodes"), launch.option("nproc-per-node")
+            num_nodes = _number(nodes, self.nodes, "SLURM_")
+            per_node = _number(ranks, self.gpus_per_node, "SLURM_GPUS")
+            return (num_nodes, per_node) if num_nodes and per_node else None
+        if launch.step is None:
+            return None
+        tasks, nodes_ = self.num_tasks(launch.step), self.nodes
+        if tasks and nodes_ and tasks % nodes_ == 0:
+            return nodes_, tasks // nodes_
+        return None
+
+    def exported(self, name: str) -> Assignment | None:
+        """What the job gives an environment variable for certain: unconditionally, and not taken back."""
+        found = [item for item in self.script.settings(name) if not item.conditional]
+        return found[-1] if found and name not in self.script.unset else None
+
+    def exported_text(self, name: str) -> str | None:
+        """That value, where it is known."""
+        item = self.exported(name)
+        return item.value.text if item and item.value and item.value.known and item.value.certain else None
+
+
+def _number(option: Option | None, otherwise: int | None, prefix: str) -> int | None:
+    """A launcher's number, or the job's where it is left out or taken from Slurm's variables."""
+    word = option.value if option else None
+    if word is None or any(name.startswith(prefix) for name in word.variables):
+        return (word.number if word else None) or otherwise
+    # what the environment may replace is most likely replaced
+    return None if word.assumed else word.number
+
+
+def _is_aid_script(words: Sequence[Word]) -> bool:
+    """Whether the first words name a script that prepares, checks or cleans up."""
+    return any(_AID_SCRIPTS.search(word.text) for word in words[:2])
+
+
+def _is_passed_on(program: Sequence[Word]) -> bool:
+    """Whether a function passes its own arguments to srun: those who call it say what runs."""
+    return bool(program) and program[0].source in ALL_ARGUMENTS
+
+
+def _asks(launch: Launch) -> bool:
+    return bool({word.text for word in launch.arguments} & {"--version", "--versions", "--help"})
+
+
+def _resolved(script: Script, command: Command, depth: int = 0) -> Iterator[tuple[tuple[Word, ...], bool]]:
+    """The command behind wrappers and functions that run their arguments, and whether it is in the background."""
+    words = unwrapped(_with_positional(script, command))
+    function = script.functions.get(words[0].text) if words and depth < MAX_INLINED else None
+    own = [found for found in script.commands if function and found.function == function.name]
+    bodies = [found for found in own if any(word.source in ALL_ARGUMENTS for word in found.words)]
+    if not bodies:
+        yield words, command.background
+        return
+    for body in bodies:
+        shifted = sum(_shift(found) for found in own if found.name == "shift" and found.line <= body.line)
+        called = replace(
+            command,
+            words=_inlined(body.words, words[1 + shifted :]),
+            background=command.background or body.background,
+            outer=None,
+        )
+        for found, background in _resolved(script, called, depth + 1):
+            yield found, background or called.background
+
+
+def _inlined(words: Sequence[Word], arguments: Sequence[Word]) -> tuple[Word, ...]:
+    """A command with `arguments` in the place of "$@"."""
+    found: list[Word] = []
+    for word in words:
+        found += arguments if word.source in ALL_ARGUMENTS else [word]
+    return tuple(found)
+
+
+def _shift(command: Command) -> int:
+    """How many arguments a `shift` drops."""
+    return (command.words[1].number or 1) if len(command.words) > 1 else 1
+
+
+def _with_positional(script: Script, command: Command) -> tuple[Word, ...]:
+    """The words of a command; one from a `bash -c TEXT NAME ARGUMENTS` has these for its "$@"."""
+    outer = None if command.outer is None else script.commands[command.outer]
+    if outer is None or not any(word.source in ALL_ARGUMENTS for word in command.words):
+        return command.words
+    texts = [word.text for word in outer.words]
+    start = next(
+        (i for i, text in enumerate(texts) if re.fullmatch(r"-\w*c", text) and "sh" in texts[i - 1]), None
+    )
+    return command.words if start is None else _inlined(command.words, outer.words[start + 3 :])

@@ -1,0 +1,276 @@
+"""Megatron-LM's options: which there are, and the keys of a run file that mean the same."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from pathlib import Path
+
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.launch import Launch
+from hpcgen.check.lint.words import Word
+from hpcgen.planning.rules.facts import Facts, World
+from trainer.contract.config import (
+    BlendConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainingConfig,
+)
+
+KEYS = {
+    "num-layers": "model.num_layers",
+    "hidden-size": "model.hidden_size",
+    "num-attention-heads": "model.num_attention_heads",
+    "seq-length": "model.seq_length",
+    "ffn-hidden-size": "model.ffn_hidden_size",
+    "num-query-groups": "model.num_query_groups",
+    "kv-channels": "model.kv_channels",
+    "max-position-embeddings": "model.max_position_embeddings",
+    "position-embedding-type": "model.position_embedding_type",
+    "rotary-base": "model.rotary_base",
+    "normalization": "model.normalization",
+    "norm-epsilon": "model.layernorm_epsilon",
+    "layernorm-epsilon": "model.layernorm_epsilon",
+    "swiglu": "model.swiglu",
+    "untie-embeddings-and-output-weights": "model.untie_embeddings_and_output_weights",
+    "attention-dropout": "model.attention_dropout",
+    "hidden-dropout": "model.hidden_dropout",
+    "init-method-std": "model.init_method_std",
+    "vocab-size": "model.vocab_size",
+    "tensor-model-parallel-size": "parallelism.tensor_model_parallel_size",
+    "pipeline-model-parallel-size": "parallelism.pipeline_model_parallel_size",
+    "num-virtual-stages-per-pipeline-rank": "parallelism.virtual_pipeline_model_parallel_size",
+    "context-parallel-size": "parallelism.context_parallel_size",
+    "sequence-parallel": "parallelism.sequence_parallel",
+    "overlap-grad-reduce": "parallelism.overlap_grad_reduce",
+    "overlap-param-gather": "parallelism.overlap_param_gather",
+    "tp-comm-overlap": "parallelism.tp_comm_overlap",
+    "use-sharp": "parallelism.use_sharp",
+    "micro-batch-size": "training.micro_batch_size",
+    "global-batch-size": "training.global_batch_size",
+    "train-iters": "training.train_iters",
+    "seed": "training.seed",
+    "rampup-batch-size": "training.rampup_batch_size",
+    "fp8-format": "training.fp8",
+    "fp8-recipe": "training.fp8_recipe",
+    "fp8-amax-history-len": "training.fp8_amax_history_len",
+    "fp8-amax-compute-algo": "training.fp8_amax_compute_algo",
+    "cross-entropy-fusion-impl": "training.cross_entropy_fusion_impl",
+    "cuda-graph-impl": "training.cuda_graph_impl",
+    "deterministic-mode": "training.deterministic_mode",
+    "recompute-granularity": "training.recompute_granularity",
+    "recompute-method": "training.recompute_method",
+    "recompute-num-layers": "training.recompute_num_layers",
+    "eval-interval": "training.eval_interval",
+    "eval-iters": "training.eval_iters",
+    "distributed-timeout-minutes": "training.distributed_timeout_minutes",
+    "distributed-timeout-seconds-after-init": "training.distributed_timeout_seconds_after_init",
+    "lr": "optimizer.lr",
+    "min-lr": "optimizer.min_lr",
+    "lr-decay-style": "optimizer.lr_decay_style",
+    "lr-decay-iters": "optimizer.lr_decay_iters",
+    "lr-wsd-decay-style": "optimizer.lr_wsd_decay_style",
+    "lr-wsd-decay-iters": "optimizer.lr_wsd_decay_iters",
+    "lr-warmup-init": "optimizer.lr_warmup_init",
+    "lr-warmup-iters": "optimizer.lr_warmup_iters",
+    "lr-warmup-fraction": "optimizer.lr_warmup_fraction",
+    "weight-decay": "optimizer.weight_decay",
+    "adam-beta1": "optimizer.adam_beta1",
+    "adam-beta2": "optimizer.adam_beta2",
+    "adam-eps": "optimizer.adam_eps",
+    "clip-grad": "optimizer.clip_grad",
+    "loss-scale": "optimizer.loss_scale",
+    "initial-loss-scale": "optimizer.initial_loss_scale",
+    "min-loss-scale": "optimizer.min_loss_scale",
+    "loss-scale-window": "optimizer.loss_scale_window",
+    "hysteresis": "optimizer.hysteresis",
+    "split": "data.split",
+    "mock-data": "data.mock",
+    "num-workers": "data.num_workers",
+    "data-cache-path": "data.cache_dir",
+    "save": "checkpoint.save",
+    "load": "checkpoint.load",
+    "finetune": "checkpoint.finetune",
+    "save-interval": "checkpoint.save_interval",
+    "save-retain-interval": "checkpoint.keep_every",
+    "async-save": "checkpoint.async_save",
+    "log-interval": "logging.log_interval",
+    "wandb-project": "logging.wandb_project",
+    "wandb-entity": "logging.wandb_entity",
+    "wandb-exp-name": "logging.wandb_exp_name",
+    "profile-step-start": "logging.profile_step_start",
+    "profile-step-end": "logging.profile_step_end",
+    "profile-ranks": "logging.profile_ranks",
+    "record-memory-history": "logging.record_memory_history",
+}
+"""Options whose value a run file takes as it is."""
+
+OPTIONS = {path: option for option, path in reversed(KEYS.items())}
+"""Key of a run file -> Megatron-LM's option."""
+
+REMOVED = {
+    "checkpoint-activations": "--recompute-granularity selective, or --recompute-activations",
+    "checkpoint-num-layers": "--recompute-num-layers",
+    "checkpoint-activations-method": "--recompute-method",
+    "model-parallel-size": "--tensor-model-parallel-size",
+    "batch-size": "--micro-batch-size",
+    "warmup": "--lr-warmup-fraction",
+}
+"""Options that make Megatron-LM stop with a message -> what replaces them (arguments.py, validate_args)."""
+
+NOT_MEGATRON = {
+    "data-parallel-size": "it follows from the number of ranks and the other sizes",
+    "datacenter-id": "Megatron-LM knows no data centres",
+    "zero-stage": "it is DeepSpeed's; --use-distributed-optimizer shards the optimizer",
+    "cpu-offload": "it is DeepSpeed's; --optimizer-cpu-offload moves the optimizer to the CPU",
+    "virtual-pipeline-model-parallel-size": "use --num-virtual-stages-per-pipeline-rank",
+    "gradient-accumulation-steps": "it follows from --global-batch-size",
+}
+"""Options that people write and Megatron-LM does not have."""
+
+SIMILARITY = 0.92
+"""Of a misspelt option to the right one, as difflib counts it."""
+
+LAYOUT_OPTIONS = frozenset((
+    "pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
+    "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split", "encoder-num-layers",
+    "hybrid-layer-pattern", "hybrid-override-pattern", "heterogeneous-layers-config-path",
+    "pipeline-model-parallel-split-rank", "standalone-embedding-stage",
+))  # fmt: skip
+"""Options that share layers out over stages in other ways than evenly."""
+
+
+@functools.cache
+def options() -> frozenset[str]:
+    """Every option of pretrain_gpt.py in any release, without dashes."""
+    text = (Path(__file__).parent / "megatron_options.txt").read_text(encoding="utf-8")
+    return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
+
+
+@functools.cache
+def nearest(option: str) -> str | None:
+    """The option that a misspelt one was meant to be; None when it exists, or nothing is like it."""
+    if option in options() or option in REMOVED or option in NOT_MEGATRON:
+        return None
+    if (dashed := option.replace("_", "-")) in options():
+        return dashed
+    return next(iter(difflib.get_close_matches(option, options(), n=1, cutoff=SIMILARITY)), None)
+
+
+def word_of(launch: Launch, option: str) -> Word | None:
+    """The value of an option that is certainly given; None for one that is not, or may not be."""
+    flag = launch.flags.get(option)
+    return flag.value if flag and flag.value and flag.value.certain else None
+
+
+def whole(launch: Launch, option: str) -> int | None:
+    """The whole number that an option certainly has."""
+    word = word_of(launch, option)
+    return word.number if word else None
+
+
+def real(launch: Launch, option: str) -> float | None:
+    """The number that an option certainly has."""
+    word = word_of(launch, option)
+    if (
+        word
+        and word.known
+        and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", word.text, re.ASCII)
+    ):
+        return float(word.text)
+    return None
+
+
+def as_options(text: str) -> str:
+    """A sentence about keys of a run file in the words of Megatron-LM's command line."""
+
+    def option(found: re.Match[str]) -> str:
+        name = found[0].rpartition(".")[2]
+        return names.get(name, found[0])
+
+    names = {path.rpartition(".")[2]: f"--{name}" for path, name in OPTIONS.items()}
+    # "split", "lr" and the like are words as well
+    return re.sub(
+        r"\b(?:model|parallelism|training|optimizer|data)\.[a-z]\w*|\b[a-z]+(?:_[a-z0-9]+)+\b", option, text
+    )
+
+
+def facts(job: Job, launch: Launch) -> Facts | None:
+    """What the rules of planning look at, from a command line; None when a parallel size is not known.
+
+    What else is not known gets a value that keeps every rule, so that only what the script says is judged.
+    """
+    sizes = {}
+    for name in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"):
+        size = whole(launch, name) if name in launch.flags else None if launch.is_open else 1
+        if size is None or size < 1:
+            return None
+        sizes[name] = size
+    tensor, pipeline, context = sizes.values()
+    world = job.world_size(launch)
+    nodes, ranks = world if world else (1, tensor * pipeline * context)
+    layers = _or(whole(launch, "num-layers"), pipeline)
+    heads = _or(whole(launch, "num-attention-heads"), tensor)
+    groups = whole(launch, "num-query-groups") if "group-query-attention" in launch.flags else None
+    seq_length = _or(whole(launch, "seq-length"), 2 * context * tensor)
+    micro_batch = _or(whole(launch, "micro-batch-size"), 1)
+    rope = "use-rotary-position-embeddings" in launch.flags or (
+        (word := word_of(launch, "position-embedding-type")) is not None and word.text == "rope"
+    )
+    chunks = _chunks(launch, layers, pipeline)
+    data_parallel = max(1, nodes * ranks // (tensor * pipeline * context))
+    return Facts(
+        model=ModelConfig(
+            num_layers=layers,
+            hidden_size=_or(whole(launch, "hidden-size"), heads * 2),
+            num_attention_heads=heads,
+            seq_length=seq_length,
+            ffn_hidden_size=_or(whole(launch, "ffn-hidden-size"), 4 * tensor * heads),
+            num_query_groups=groups,
+            kv_channels=whole(launch, "kv-channels"),
+            max_position_embeddings=whole(launch, "max-position-embeddings"),
+            position_embedding_type="rope" if rope else "learned_absolute",
+        ),
+        parallelism=ParallelismConfig(
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=pipeline,
+            virtual_pipeline_model_parallel_size=chunks,
+            context_parallel_size=context,
+            sequence_parallel="sequence-parallel" in launch.flags and tensor > 1,
+        ),
+        training=TrainingConfig(
+            micro_batch_size=micro_batch,
+            global_batch_size=_or(whole(launch, "global-batch-size"), micro_batch * data_parallel * pipeline),
+            train_iters=_or(whole(launch, "train-iters"), 1_000_000),
+        ),
+        optimizer=OptimizerConfig(
+            lr=real(launch, "lr") or 1.0,
+            min_lr=real(launch, "min-lr"),
+            lr_decay_iters=whole(launch, "lr-decay-iters"),
+            lr_warmup_init=real(launch, "lr-warmup-init") or 0.0,
+            lr_warmup_iters=whole(launch, "lr-warmup-iters"),
+            lr_warmup_fraction=real(launch, "lr-warmup-fraction"),
+        ),
+        data=BlendConfig(mock=True),
+        world=World(path="world", count=nodes, ranks_each=ranks),
+        gpus_per_node=job.gpus_per_node or ranks,
+    )
+
+
+def _or(number: int | None, other: int) -> int:
+    return number if number and number > 0 else other
+
+
+def virtual_stages(layers: int, stages: int, per_stage: int) -> int | None:
+    """Virtual stages of a rank for --num-layers-per-virtual-pipeline-stage; None where it does not divide a stage."""
+    each = stages * per_stage
+    return layers // each if each > 0 and layers % each == 0 else None
+
+
+def _chunks(launch: Launch, layers: int, pipeline: int) -> int | None:
+    """Virtual stages of a rank."""
+    if stages := whole(launch, "num-virtual-stages-per-pipeline-rank"):
+        return stages
+    return virtual_stages(layers, pipeline, whole(launch, "num-layers-per-virtual-pipeline-stage") or 0)

@@ -1,0 +1,370 @@
+"""Environment variables: names that nothing reads, values that harm, and secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcgen.check.lint.job import ALL_ARGUMENTS, Job
+from hpcgen.check.lint.rule import Hit, rule
+from hpcgen.check.lint.script import Assignment
+from hpcgen.check.lint.words import PLACEHOLDER
+from hpcgen.planning import known_variables as variables
+from hpcgen.planning.secret import SECRET, SECRET_VALUE
+
+
+def _environment(job: Job) -> Iterator[Assignment]:
+    """Everything that commands get: exports, and NAME=value before a command."""
+    yield from job.script.exports
+    for command in job.script.commands:
+        yield from command.environment
+
+
+def _truth(assignment: Assignment) -> bool:
+    return (
+        bool(assignment.value)
+        and assignment.value is not None
+        and assignment.value.text in ("1", "true", "TRUE")
+    )
+
+
+@rule(
+    "misspelt-variable",
+    "error",
+    "nothing reads this variable",
+    source="NCCL user guide, Environment Variables; PyTorch, ProcessGroupNCCL.hpp",
+)
+def misspelt_variable(job: Job) -> Iterator[Hit]:
+    """A misspelt variable is no error to anyone: NCCL never sees it, and the job runs without the setting.
+
+    Where the right name is set as well, or no other name is meant, it is a warning: some other program may read it.
+    """
+    for assignment in _environment(job):
+        name, right = assignment.name, variables.right_name(assignment.name)
+        if right and not job.script.settings(right):
+            yield Hit(assignment.line, f"neither NCCL nor PyTorch reads {name}", right)
+        elif right:
+            why = f"neither NCCL nor PyTorch reads {name}; {right} is set too"
+            yield Hit(assignment.line, why, "remove it", severity="warning")
+        elif advice := variables.UNREAD.get(name):
+            why = f"neither NCCL nor PyTorch reads {name}: {advice}"
+            yield Hit(
+                assignment.line, why, "remove it, unless your program reads it by itself", severity="warning"
+            )
+
+
+@rule(
+    "renamed-variable",
+    "note",
+    "an old name of PyTorch's",
+    source="PyTorch 2.2, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp",
+)
+def renamed_variable(job: Job) -> Iterator[Hit]:
+    """PyTorch's settings for NCCL begin with TORCH_NCCL_ since 2.2; the old names are read with a warning.
+
+    Older releases read the old names alone. Nothing is said of a script that exports both, or of
+    NCCL_ASYNC_ERROR_HANDLING: what it turns on is the default since 2.2.
+    """
+    for assignment in _environment(job):
+        new = variables.RENAMED.get(assignment.name)
+        if new and not job.script.settings(new):
+            yield Hit(
+                assignment.line,
+                f"from PyTorch 2.2 on, {assignment.name} is called {new}",
+                f"{new}; for older releases, export both",
+            )
+
+
+@rule(
+    "nccl-debug-level",
+    "error",
+    "NCCL_DEBUG has no such level",
+    source="NCCL user guide, NCCL_DEBUG; NCCL, src/debug.cc",
+)
+def nccl_debug_level(job: Job) -> Iterator[Hit]:
+    """The levels are VERSION, WARN, INFO and TRACE. Any other word, such as ERROR, turns all messages off."""
+    for assignment in _environment(job):
+        word = assignment.value
+        is_word = assignment.name == "NCCL_DEBUG" and word is not None and word.known and word.text != ""
+        if is_word and word is not None and word.text.upper() not in variables.DEBUG_LEVELS:
+            yield Hit(assignment.line, f"NCCL_DEBUG has no level {word.text}, and prints nothing", "WARN")
+
+
+@rule(
+    "nccl-debug-flood",
+    "warning",
+    "NCCL floods the log",
+    source="NCCL user guide, NCCL_DEBUG and NCCL_DEBUG_FILE",
+)
+def nccl_debug_flood(job: Job) -> Iterator[Hit]:
+    """With INFO each rank writes hundreds of lines: what matters drowns, and the log's file system has to work.
+
+    With NCCL_DEBUG_FILE they go elsewhere.
+    """
+    has_ranks = job.trainings or job.parallel_steps or any(map(job.has_many_tasks, job.work_steps))
+    if not has_ranks or not job.script.is_batch or job.nodes == 1 or job.script.settings("NCCL_DEBUG_FILE"):
+        return
+    for assignment in _environment(job):
+        word = assignment.value
+        is_verbose = word is not None and word.text.upper() in ("INFO", "TRACE")
+        if assignment.name == "NCCL_DEBUG" and is_verbose and not assignment.conditional:
+            yield Hit(
+                assignment.line,
+                "every rank writes hundreds of NCCL's lines into the job's log",
+                "NCCL_DEBUG=WARN, or NCCL_DEBUG_FILE=/shared/nccl/%h.%p.log",
+            )
+
+
+@rule("few-nics", "warning", "most InfiniBand devices stay idle", source="NCCL user guide, NCCL_IB_HCA")
+def few_nics(job: Job) -> Iterator[Hit]:
+    """NCCL_IB_HCA is a list of the only devices that NCCL may use. ND-series nodes have one for each GPU."""
+    for assignment in _environment(job):
+        word = assignment.value
+        if assignment.name != "NCCL_IB_HCA" or word is None or not word.known:
+            continue
+        devices = word.text.removeprefix("=").split(",")
+        # mlx5 is where the names of all begin, mlx5_0 is one of them
+        names = [device.partition(":")[0] for device in devices]
+        exact = all(re.search(r"(?<!^mlx)\d$", name) for name in names) and not word.text.startswith("^")
+        gpus = job.gpus_per_node or 8
+        if exact and 2 * len(devices) < gpus:
+            yield Hit(
+                assignment.line,
+                f"NCCL may use {len(devices)} InfiniBand devices for {gpus} GPUs",
+                "leave it out, or name a prefix that all of them have (mlx5_ib)",
+            )
+
+
+@rule(
+    "transport-off",
+    "note",
+    "NCCL may not use the fast way",
+    source="NCCL user guide, NCCL_P2P_DISABLE and NCCL_IB_DISABLE",
+)
+def transport_off(job: Job) -> Iterator[Hit]:
+    """NCCL_P2P_DISABLE turns NVLink off, NCCL_IB_DISABLE InfiniBand; both are for finding faults, not for training.
+
+    Where FI_*, NCCL_NET or NCCL_NET_PLUGIN is set, a plugin such as aws-ofi-nccl carries the traffic, and nothing
+    is said.
+    """
+    reasons = {
+        "NCCL_P2P_DISABLE": ("GPUs of a node talk through host memory instead of NVLink", "NVLink"),
+        "NCCL_IB_DISABLE": ("nodes talk through TCP instead of InfiniBand or RoCE", "InfiniBand or RoCE"),
+    }
+    if any(re.match(r"FI_|NCCL_NET(_PLUGIN)?$", assignment.name) for assignment in _environment(job)):
+        return
+    for assignment in _environment(job) if job.trainings else ():
+        if assignment.name in reasons and _truth(assignment) and not assignment.conditional:
+            if assignment.name == "NCCL_IB_DISABLE" and job.nodes == 1:
+                continue
+            why, hardware = reasons[assignment.name]
+            yield Hit(assignment.line, why, f"remove {assignment.name} on nodes with {hardware}")
+
+
+@rule(
+    "gloo-interface",
+    "error",
+    "gloo does not find the interface",
+    source="gloo, transport/tcp/device.cc, lookupAddrForIface; measured with PyTorch 2.13",
+)
+def gloo_interface(job: Job) -> Iterator[Hit]:
+    """GLOO_SOCKET_IFNAME takes full names of interfaces. The ^ and = of NCCL_SOCKET_IFNAME are unknown to gloo.
+
+    It ends with "Unable to find address for" that name.
+    """
+    for assignment in _environment(job):
+        word = assignment.value
+        if assignment.name == "GLOO_SOCKET_IFNAME" and word and word.text.startswith(("=", "^")):
+            yield Hit(
+                assignment.line,
+                f"gloo looks for an interface named {word.text}",
+                "the full name that `ip -br link` shows, without ^ or =",
+            )
+
+
+@rule(
+    "collnet-with-sharp", "error", "more groups use SHARP than may", source="Megatron-Core, parallel_state.py"
+)
+def collnet_with_sharp(job: Job) -> Iterator[Hit]:
+    """With --use-sharp Megatron-Core sets NCCL_COLLNET_ENABLE while it makes the one group that may use SHARP.
+
+    Exported for the whole job, every group asks for the switch's few resources.
+    """
+    for launch in job.megatron:
+        for assignment in job.script.settings("NCCL_COLLNET_ENABLE") if "use-sharp" in launch.flags else ():
+            if _truth(assignment):
+                yield Hit(
+                    assignment.line,
+                    "NCCL_COLLNET_ENABLE=1 makes every group ask for SHARP, not only the one of --use-sharp",
+                    "remove it",
+                )
+
+
+@rule("flight-recorder", "note", "the record of a hang stays empty", source="PyTorch, FlightRecorder.hpp")
+def flight_recorder(job: Job) -> Iterator[Hit]:
+    """TORCH_NCCL_DUMP_ON_TIMEOUT writes the collectives that TORCH_NCCL_TRACE_BUFFER_SIZE has kept.
+
+    Older releases of PyTorch keep none by default; newer ones call the setting TORCH_FR_BUFFER_SIZE.
+    """
+    sizes = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+    for assignment in job.script.settings("TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        if _truth(assignment) and not any(job.script.settings(name) for name in sizes):
+            yield Hit(
+                assignment.line,
+                "older releases of PyTorch keep no collectives that could be dumped",
+                "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 as well",
+            )
+
+
+@rule(
+    "offline-hub",
+    "note",
+    "ranks may ask a hub",
+    source="Hugging Face, huggingface_hub, Environment variables, HF_HUB_OFFLINE",
+)
+def offline_hub(job: Job) -> Iterator[Hit]:
+    """A tokenizer by its name is looked up on the hub by every rank: a thousand requests, while GPUs wait."""
+    for launch in job.megatron:
+        flag = launch.flags.get("tokenizer-model")
+        word = flag.value if flag else None
+        is_name = (
+            word and word.known and re.fullmatch(r"[\w.-]+/[\w.-]+", word.text) and word.text[0] not in "./"
+        )
+        if flag and is_name and not job.exported("HF_HUB_OFFLINE"):
+            yield Hit(
+                flag.line,
+                f"every rank asks the hub for {word.text if word else ''}",
+                "export HF_HUB_OFFLINE=1, and a copy on storage",
+            )
+
+
+# ---- secrets: no message may hold a value ----
+
+_NAME_OF_SECRET = re.compile(
+    r"(?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)(?<!MASK_)(?<!STOP_)(?<!IMAGE_)"
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|ACCESS_KEY)$",
+    re.IGNORECASE,
+)
+"""Names of secrets themselves; TOKEN_DISPATCHER, PAD_TOKEN, CREDENTIALS (a file) and PASSWORD_FILE are none."""
+
+
+@rule(
+    "secret-in-script",
+    "error",
+    "a secret is written in the script",
+    source="Slurm, scontrol write batch_script",
+)
+def secret_in_script(job: Job) -> Iterator[Hit]:
+    """Slurm keeps the script and shows it (scontrol write batch_script); copies go to repositories and to mails."""
+    for assignment in (*job.script.assignments, *(item for item in _environment(job) if not item.exported)):
+        word = assignment.value
+        if word is None or not word.known or len(word.text) < 8 or PLACEHOLDER.search(word.text):
+            continue
+        if _NAME_OF_SECRET.search(assignment.name) and not re.search(r"(^|[/.])[\w./-]*/", word.text):
+            yield Hit(
+                assignment.line,
+                f"the value of {assignment.name} is written here",
+                "take it from the environment, or read a file of mode 0600",
+            )
+    for number, line in enumerate(job.script.lines, start=1):
+        if SECRET_VALUE.search(line) and not line.lstrip().startswith("#"):
+            yield Hit(
+                number,
+                "this line holds an access token or a password",
+                "take it from the environment, or read a file of mode 0600",
+            )
+
+
+_WITHOUT_PROCESS = frozenset((
+    "export", "local", "declare", "readonly", "echo", "printf", "test", "[", "unset", "printenv", "source", ".",
+    "set", "read", "eval", "grep", "cat", "chmod", "ls", "rm", "cp",
+))  # fmt: skip
+"""Commands that start no process, and those whose arguments are files."""
+
+
+@rule("secret-argument", "error", "a secret is a command's argument", source="proc(5)")
+def secret_argument(job: Job) -> Iterator[Hit]:
+    """Every user of a node can read the arguments of a program in ps; Slurm records those of a step.
+
+    Arguments of a function of the script are not reported, unless it gives all of them ("$@") to a program.
+    """
+    handing_on = {
+        command.function
+        for command in job.script.commands
+        if command.name not in _WITHOUT_PROCESS
+        and any(word.source in ALL_ARGUMENTS for word in command.words)
+    }
+    inner = job.script.functions.keys() - handing_on
+    for command in job.script.commands:
+        if command.name in _WITHOUT_PROCESS or (command.words and command.words[0].text in inner):
+            continue
+        for word in command.words[1:]:
+            names = [name for name in word.variables if _NAME_OF_SECRET.search(name)]
+            checks = re.search(r"\$\{\w+[-+?:]", word.source)
+            if (
+                names
+                and not checks
+                and word.line <= command.end
+                and f"${names[0]}" in word.source.replace("{", "")
+            ):
+                yield Hit(
+                    word.line,
+                    f"{command.name} gets ${names[0]} as an argument, which ps shows",
+                    "pass it in the environment",
+                )
+
+
+@rule("trace-with-secrets", "error", "set -x writes secrets into the log", source="man bash, set")
+def trace_with_secrets(job: Job) -> Iterator[Hit]:
+    """set -x writes every command with its values expanded: a token that the script touches stands in the log.
+
+    In the text of bash -c, it traces that shell alone.
+    """
+    switches = sorted(_trace_switches(job))
+    touched = {(item.line, item.name) for item in job.script.assignments}
+    touched |= {(item.line, item.name) for item in job.script.uses}
+    for line, name in sorted(touched):
+        before = [switch for switch in switches if switch[0] <= line <= switch[3]]
+        if SECRET.search(name) and before and before[-1][1]:
+            yield Hit(
+                before[-1][0],
+                f"set -x writes the value of {name} into the log",
+                f"{_without_trace(before[-1][2])} (line {before[-1][0]}), or `set +x` before line {line}",
+            )
+            return
+
+
+def _without_trace(switch: str) -> str:
+    """How a line that turns tracing on gets rid of that."""
+    return f"remove `{switch}`" if switch in ("set -x", "set -o xtrace") else f"take the x out of `{switch}`"
+
+
+def _trace_switches(job: Job) -> Iterator[tuple[int, bool, str, int]]:
+    """Lines that turn tracing on or off, what they say, and the last line of the shell that they are for."""
+    last = len(job.script.lines)
+    if re.match(r"#!.*\s-\w*x", job.script.lines[0]):
+        yield 1, True, job.script.lines[0].strip(), last
+    for command in job.script.commands:
+        end = last if command.outer is None else job.script.commands[command.outer].end
+        texts = [word.text for word in command.words]
+        if command.name == "set":
+            for text, following in zip(texts[1:], [*texts[2:], ""], strict=True):
+                if re.fullmatch(r"[-+]\w*x\w*", text) or (text in ("-o", "+o") and following == "xtrace"):
+                    yield command.line, text.startswith("-"), " ".join(texts), end
+
+
+@rule("environment-in-log", "note", "the log shows the whole environment", source="man env")
+def environment_in_log(job: Job) -> Iterator[Hit]:
+    """env without a command writes every variable, tokens of the submitting shell among them."""
+    for command in job.script.commands:
+        texts = [word.text for word in command.words]
+        whole = texts in (["env"], ["printenv"], ["export", "-p"], ["declare", "-x"], ["declare", "-px"])
+        whole = whole or (texts[:1] == ["srun"] and texts[-1:] == ["env"])
+        whole = whole and command.status in ("plain", "ignored")
+        echoed = command.name == "echo" and re.search(r"\$\((printenv|env)\)", " ".join(texts))
+        if whole or echoed:
+            yield Hit(
+                command.line,
+                "this writes every variable, the submitting shell's tokens included",
+                "print the names you want: env | grep ^NCCL_",
+            )

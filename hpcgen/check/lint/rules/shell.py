@@ -1,0 +1,194 @@
+"""What bash makes of the script; shellcheck finds much more of this kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.rule import Hit, rule
+from hpcgen.check.lint.script import Command
+
+
+@rule("syntax", "error", "bash does not take the script", source="man bash")
+def syntax(job: Job) -> Iterator[Hit]:
+    """bash stops at the line, in the middle of the job. Until it is corrected, no rule can look at the commands.
+
+    The rest of a script with a placeholder such as <name> is read as if the value was there.
+    """
+    error = job.script.error
+    if error and error.is_placeholder:
+        yield Hit(error.line, error.reason, "write the value")
+    elif error and not error.is_ours:
+        yield Hit(
+            error.line,
+            f"bash stops here: {error.reason}",
+            "correct this line, or the quote or the block before it that is not closed",
+        )
+
+
+@rule("unreadable", "note", "hpcgen cannot read the script")
+def unreadable(job: Job) -> Iterator[Hit]:
+    """bash takes the script, and hpcgen's reader does not: only the directives were looked at."""
+    if job.script.error and job.script.error.is_ours:
+        yield Hit(
+            job.script.error.line,
+            f"hpcgen cannot read this: {job.script.error.reason}",
+            "write it in a plainer way",
+        )
+
+
+@rule("not-a-shell-script", "note", "only the directives were read")
+def not_a_shell_script(job: Job) -> Iterator[Hit]:
+    """sbatch takes a script for any interpreter. hpcgen reads the commands of shells alone."""
+    if not job.script.is_shell:
+        yield Hit(
+            1,
+            f"{job.script.interpreter} runs this script, not a shell: only its directives were read",
+            "nothing, or start the program from a shell script",
+        )
+
+
+@rule("export-words", "error", "an export of more than one word", source="man bash, export")
+def export_words(job: Job) -> Iterator[Hit]:
+    """export OPTS=--a --b sets OPTS to --a, and fails on --b; export K=a b exports b as well."""
+    set_here = {item.name for item in job.script.assignments} | {use.name for use in job.script.uses}
+    for command in job.script.commands:
+        if command.name != "export" or not any("=" in word.text for word in command.words):
+            continue
+        for before, word in zip(command.words[1:], command.words[2:], strict=False):
+            is_name = re.fullmatch(r"[A-Za-z_]\w*", word.text)
+            if "=" not in before.text or "=" in word.text or word.text.startswith("$"):
+                continue
+            if not is_name or (word.text not in set_here and not word.text.isupper()):
+                name = before.text.partition("=")[0]
+                yield Hit(word.line, f"the value of {name} ends at the blank", "quote the value")
+
+
+@rule(
+    "similar-name", "warning", "a variable that is never set, and one like it", source="man bash, PARAMETERS"
+)
+def similar_name(job: Job) -> Iterator[Hit]:
+    """$exit_code is empty where exitcode was set: the difference of an underscore hides a failure."""
+    set_here = {item.name for item in job.script.assignments}
+    for command in job.script.commands:
+        if command.name in ("read", "mapfile", "readarray", "getopts", "local", "declare", "printf"):
+            set_here |= {re.split(r"[=\[]", word.text)[0] for word in command.words[1:]}
+    alike = {name.replace("_", ""): name for name in set_here if name}
+    said = set()
+    for use in job.script.uses:
+        other = alike.get(use.name.replace("_", ""))
+        if (
+            other
+            and not use.guarded
+            and use.name not in set_here
+            and use.name not in said
+            and len(use.name) > 3
+        ):
+            said.add(use.name)
+            yield Hit(use.line, f"nothing sets {use.name}; {other} is set", f"${other}")
+
+
+@rule(
+    "setting-overwritten",
+    "warning",
+    "a setting that can be given is overwritten",
+    source="man bash, Parameter Expansion",
+)
+def setting_overwritten(job: Job) -> Iterator[Hit]:
+    """IMAGE=${IMAGE:-default} lets whoever submits choose. A later IMAGE=... takes that away."""
+    choices: dict[str, int] = {}
+    for assignment in job.script.assignments:
+        word = assignment.value
+        if word is None or assignment.append or assignment.outer is not None:
+            continue
+        if re.match(rf'"?\$\{{{assignment.name}(:?[-=?])', word.source):
+            choices.setdefault(assignment.name, assignment.line)
+        elif (
+            assignment.name in choices
+            and not assignment.conditional
+            and assignment.name not in word.variables
+        ):
+            yield Hit(
+                assignment.line,
+                f"line {choices[assignment.name]} takes {assignment.name} from the environment, and this overwrites it",
+                "use another name, or keep only the default",
+            )
+
+
+@rule("default-model", "warning", "an unknown size trains another model", source="man bash, case")
+def default_model(job: Job) -> Iterator[Hit]:
+    """A case whose *) sets a model's sizes takes a misspelt name for that model: the job trains the wrong one."""
+    for branches in job.script.cases:
+        sizes = {
+            "NUM_LAYERS",
+            "HIDDEN_SIZE",
+            "NUM_HEADS",
+            "NUM_ATTENTION_HEADS",
+            "NLAYERS",
+            "NHIDDEN",
+            "N_LAYERS",
+            "N_EMBD",
+        }
+        if len(branches) < 2 or branches[-1].patterns != ("*",) or branches[-1].leaves:
+            continue
+        if {name.upper() for name in branches[-1].assigned} & sizes and branches[0].assigned & branches[
+            -1
+        ].assigned:
+            yield Hit(
+                branches[-1].line,
+                "any name that is not listed trains this model",
+                '*) echo "unknown size" >&2; exit 1 ;;',
+            )
+
+
+@rule(
+    "subprocess-unchecked",
+    "warning",
+    "a failed command goes unseen",
+    source="Python, subprocess.run, check and shell",
+)
+def subprocess_unchecked(job: Job) -> Iterator[Hit]:
+    """subprocess.run(..., shell=True) without check=True goes on after a failure, and takes blanks in a path apart."""
+    for command in job.script.commands:
+        for number, line in enumerate(command.here_document.split("\n"), start=command.here_line):
+            if re.search(r"subprocess\.(run|call)\(.*shell=True", line) and "check=True" not in line:
+                yield Hit(
+                    number, "a failure of this command is not noticed", "subprocess.run([...], check=True)"
+                )
+
+
+@rule("marker-after-failure", "warning", "a marker of success after a failure", source="man bash, Lists")
+def marker_after_failure(job: Job) -> Iterator[Hit]:
+    """A marker that is written whatever came before makes the next run skip work that was never done."""
+    if "errexit" in job.script.shell_options:
+        return
+    before: Command | None = None
+    for command in job.script.commands:
+        marker = (
+            re.search(
+                r"(^|[/._-])(done|success|complete[d]?|finished)\b", command.words[-1].text, re.IGNORECASE
+            )
+            if command.words
+            else None
+        )
+        is_touch = (
+            command.name == "touch" and marker and command.status == "plain" and not command.conditional
+        )
+        follows = (
+            before is not None
+            and before.status in ("plain", "ignored", "piped")
+            and before.function == command.function
+        )
+        if (
+            is_touch
+            and follows
+            and before is not None
+            and before.name not in ("echo", "mkdir", "exit", "touch", "set", "wait")
+        ):
+            yield Hit(
+                command.line,
+                f"this is written even when {before.name} on line {before.line} has failed",
+                f"{before.name} ... && touch ...",
+            )
+        before = command

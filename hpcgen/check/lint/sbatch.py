@@ -1,0 +1,223 @@
+"""#SBATCH lines as sbatch reads them: up to the first command, cut at a `#`, with a backslash as an escape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hpcgen.check.lint.template import BRACES, is_tag
+
+# fmt: off
+SHORT_OPTIONS = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint",
+    "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus",
+    "H": "hold", "h": "help", "i": "input", "I": "immediate", "J": "job-name", "K": "kill-on-bad-exit",
+    "k": "no-kill", "L": "licenses", "l": "label", "M": "clusters", "m": "distribution", "N": "nodes",
+    "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos",
+    "r": "relative", "S": "core-spec", "s": "oversubscribe", "T": "threads", "t": "time", "u": "unbuffered",
+    "V": "version", "v": "verbose", "W": "wait", "w": "nodelist", "X": "disable-status", "x": "exclude",
+    "Z": "no-allocate",
+}
+WITHOUT_VALUE = frozenset((
+    "contiguous", "disable-status", "exact", "exclusive", "get-user-env", "help", "hold", "ignore-pbs",
+    "immediate", "kill-on-bad-exit", "label", "multi-prog", "nice", "no-allocate", "no-kill", "no-requeue",
+    "overcommit", "overlap", "oversubscribe", "parsable", "preserve-env", "propagate", "pty", "quiet",
+    "reboot", "requeue", "share", "spread-job", "stepmgr", "test-only", "unbuffered", "use-min-nodes",
+    "verbose", "version", "whole", "container-mount-home", "no-container-mount-home", "container-remap-root",
+    "no-container-remap-root", "container-entrypoint", "no-container-entrypoint", "container-entrypoint-log",
+    "container-writable", "container-readonly",
+))
+SBATCH_OPTIONS = frozenset((
+    "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster", "cluster-constraint",
+    "clusters", "comment", "constraint", "container", "context", "contiguous", "core-spec", "cores-per-socket",
+    "cpu-freq", "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution", "error",
+    "exclude", "exclusive", "export", "extra-node-info", "get-user-env", "gid", "gpu-bind", "gpu-freq", "gpus",
+    "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "help", "hint", "hold",
+    "ignore-pbs", "input", "job-name", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mcs-label",
+    "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "no-requeue",
+    "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node",
+    "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output", "overcommit", "oversubscribe", "parsable",
+    "partition", "prefer", "priority", "profile", "propagate", "qos", "quiet", "reboot", "requeue",
+    "reservation", "signal", "sockets-per-node", "spread-job", "switches", "tasks-per-node", "test-only",
+    "thread-spec", "threads-per-core", "time", "time-min", "tmp", "uid", "usage", "use-min-nodes", "verbose",
+    "version", "wait", "wait-all-nodes", "wckey", "wrap",
+))
+SBATCH_OPTIONS_OF_SOME = frozenset((
+    "autocomplete", "consolidate-segments", "container-id", "export-file", "external", "extra", "oom-kill-step",
+    "power", "resources", "resv-ports", "segment", "spread-segments", "stepmgr", "tres-bind", "tres-per-task",
+))
+# fmt: on
+"""Options of sbatch, srun and pyxis that take no value, or take one only after `=`; then the long options of sbatch
+in every release from Slurm 22.05 to 25.11, and those in some of them (src/common/slurm_opt.c)."""
+
+MOVED_OPTIONS = {
+    "share": "oversubscribe",
+    "workdir": "chdir",
+    "gpu": "gpus",
+    "node": "nodes",
+    "ntask": "ntasks",
+}
+"""What older releases had, and what people shorten too far -> what it is called."""
+ALIASES = {"tasks-per-node": "ntasks-per-node"}
+"""Second names of options -> the name that rules know."""
+SRUN_OPTIONS = (frozenset(SHORT_OPTIONS.values()) | WITHOUT_VALUE) - SBATCH_OPTIONS - {"share"}
+"""Options of srun that sbatch refuses."""
+
+NEW_OPTIONS = {"segment": "24.05", "stepmgr": "24.05"}
+"""Options of sbatch and srun -> the Slurm release that brought them."""
+NEW_GRES_FLAGS = {"allow-task-sharing": "23.11"}
+"""Values of --gres-flags -> the Slurm release that added them (CHANGELOG/slurm-23.11.md)."""
+
+
+def release_with(name: str, value: str) -> str:
+    """The Slurm release that brought an option, or its value; "" where every release from 22.05 on has it."""
+    flags = value.split(",") if name == "gres-flags" else []
+    return max((NEW_OPTIONS.get(name, ""), *(NEW_GRES_FLAGS.get(flag, "") for flag in flags)))
+
+
+def matching_options(name: str) -> tuple[str, ...]:
+    """Options of sbatch that `name` can stand for: itself, else those that begin so, as getopt_long completes them."""
+    options = SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME
+    if name in options:
+        return (name,)
+    if len(name) == 1:
+        return ()
+    # which options of a newer release make a name ambiguous, only that cluster's sbatch knows
+    return tuple(sorted(option for option in SBATCH_OPTIONS if option.startswith(name))) or tuple(
+        sorted(option for option in options if option.startswith(name))[:1]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directive:
+    """One option of a #SBATCH line."""
+
+    name: str
+    """The long name, without dashes, abbreviations completed; a letter that is none of sbatch's stays one."""
+    value: str | None
+    line: int
+    effective: bool
+    """False for what stands after the first command: sbatch has stopped reading there."""
+    cut: str = ""
+    """What a `#` without quotes cuts off the value."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One option of a command line, as getopt takes it apart; `index` counts the words."""
+
+    name: str
+    value: str | None
+    index: int
+
+
+def directives(lines: Sequence[str]) -> tuple[Directive, ...]:
+    """Every option of every #SBATCH line."""
+    end = first_command(lines)
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not re.match(r"#SBATCH(?=[\s-])", line):
+            continue
+        words, cut = _words(line.removeprefix("#SBATCH"))
+        arguments = list(take_apart(words))
+        for argument in arguments:
+            meant = matching_options(argument.name)
+            found.append(
+                Directive(
+                    name=meant[0] if len(meant) == 1 else argument.name,
+                    value=argument.value,
+                    line=number,
+                    effective=number < end,
+                    cut=cut if argument is arguments[-1] else "",
+                )
+            )
+    return tuple(found)
+
+
+def stray_words(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Line and text of the first word of each directive that belongs to no option."""
+    for number, line in enumerate(lines[: first_command(lines) - 1], start=1):
+        if not re.match(r"#SBATCH\s", line):
+            continue
+        words, _ = _words(line.removeprefix("#SBATCH"))
+        rest = words[num_option_words(words) :]
+        if rest and rest[0] not in ("hetjob", "packjob") and not BRACES.search(rest[0]):
+            yield number, rest[0]
+
+
+def first_command(lines: Sequence[str]) -> int:
+    """The line at which sbatch stops: the first that is neither blank nor a comment; one past the last if none is."""
+    commands = (
+        number
+        for number, line in enumerate(lines, start=1)
+        if line.strip() and line.lstrip()[0] != "#" and not is_tag(line)
+    )
+    return next(commands, len(lines) + 1)
+
+
+def take_apart(words: Sequence[str]) -> Iterator[Argument]:
+    """The options at the beginning of a command line, up to the first word that is none."""
+    index = 0
+    while index < len(words):
+        word, following = words[index], words[index + 1] if index + 1 < len(words) else None
+        if word in ("--", "-") or not word.startswith("-"):
+            return
+        name, value = _option(word)
+        if value is None and name not in WITHOUT_VALUE and following is not None:
+            yield Argument(name, following, index)
+            index += 1
+        else:
+            yield Argument(name, value, index)
+        index += 1
+
+
+def num_option_words(words: Sequence[str]) -> int:
+    """How many words the options at the beginning take."""
+    end = 0
+    for argument in take_apart(words):
+        takes_next = argument.value is not None and _option(words[argument.index])[1] is None
+        end = argument.index + (2 if takes_next else 1)
+    return end + (end < len(words) and words[end] == "--")
+
+
+def _option(word: str) -> tuple[str, str | None]:
+    if word.startswith("--"):
+        name, equals, value = word[2:].partition("=")
+        return ALIASES.get(name, name), value if equals else None
+    name = SHORT_OPTIONS.get(word[1], word[1])
+    return name, word[2:] or None
+
+
+def _words(text: str) -> tuple[list[str], str]:
+    """Words of a directive as sbatch splits them, and what a `#` cut off the last of them.
+
+    Source: src/sbatch/opt.c of Slurm, _get_argument: a backslash escapes within single quotes as well.
+    """
+    words: list[str] = []
+    word: list[str] = []
+    quote, in_word, position = "", False, 0
+    while position < len(text):
+        character = text[position]
+        escaped = character == "\\" and position + 1 < len(text)
+        if place := BRACES.match(text, position):  # a template's, which may hold blanks
+            word.append(place[0])
+            in_word, position = True, place.end()
+            continue
+        if character == "#" and not quote:
+            break
+        if character.isspace() and not quote:
+            if in_word:
+                words.append("".join(word))
+            word, in_word = [], False
+        elif not escaped and character == quote:
+            quote = ""
+        elif not escaped and not quote and character in "\"'":
+            quote, in_word = character, True
+        else:
+            position += escaped
+            word.append(text[position])
+            in_word = True
+        position += 1
+    cut = text[position:].split(maxsplit=1)[0] if in_word and position < len(text) else ""
+    return [*words, "".join(word)] if in_word else words, cut

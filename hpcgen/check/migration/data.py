@@ -1,0 +1,250 @@
+"""Megatron-LM's command line as sections of a run file: data, tokenizer, vocabulary and checkpoints."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hpcgen.check.lint.launch import Launch
+from hpcgen.check.lint.words import Word
+from hpcgen.check.migration.leftover import Carried, is_sure, unknown
+from hpcgen.check.migration.options import OWN_WAY, PLACEHOLDER
+from hpcgen.check.migration.values import Flags, is_known, plain_path, shown, typed, whole, why_not
+from hpcgen.config.tokenizer import TokenizerConfig, vocab_size
+from hpcgen.errors import HpcgenError
+from trainer.contract.resolve import VOCAB_MULTIPLE, pad_vocab_size
+
+READ_BY = {
+    "GPT2BPETokenizer": {"tokenizer-type", "vocab-file", "merge-file"},
+    "HuggingFaceTokenizer": {"tokenizer-type", "tokenizer-model"},
+    "NullTokenizer": {"tokenizer-type", "vocab-size"},
+}
+"""The options that a tokenizer reads."""
+
+DATA_KEYS = ("data.datasets", "data.train", "data.mock", "data.corpus")
+
+
+def carry_data(flags: Flags, carried: Carried) -> None:
+    """Adds the blends, or made-up samples."""
+    names = (
+        ("data-path", "datasets"),
+        ("train-data-path", "train"),
+        ("valid-data-path", "valid"),
+        ("test-data-path", "test"),
+    )
+    if flag := flags.get("mock-data"):
+        carried.seen.add(flag.name)
+        carried.put("data.mock", True)
+        if given := [f"--{name}" for name, _ in names if name in flags]:
+            why = f"{given[0]} is given as well, and Megatron-LM takes one of them"
+            carried.refuse(flag.line, shown(flag), why, *DATA_KEYS)
+    for name, key in names:
+        if flag := flags.get(name):
+            carried.seen.add(name)
+            if any(carried.is_chosen(other) for other in DATA_KEYS):
+                carried.leave(flag.line, f"--{name}", "--set gives the data")
+                continue
+            datasets = _blend(flag.values) if is_known(flag.values) else None
+            if datasets is not None:
+                carried.put(f"data.{key}", datasets)
+            else:
+                carried.refuse(
+                    flag.line, _brief(f"--{name}", flag.values), _why_no_blend(flag.values), *OWN_WAY[name]
+                )
+
+
+def _why_no_blend(words: tuple[Word, ...]) -> str:
+    doubtful = next((word for word in words if not is_sure(word)), None)
+    if doubtful is not None:
+        return unknown(doubtful)
+    if any(PLACEHOLDER.search(word.text) for word in words):
+        return "it is a placeholder, which the script leaves to be filled in"
+    return "it is neither one path nor pairs of weight and path" if words else "it names no data"
+
+
+def _brief(option: str, words: tuple[Word, ...]) -> str:
+    texts = [word.text for word in words[:2] if word.certain]
+    return " ".join([option, *texts])
+
+
+def _blend(words: tuple[Word, ...]) -> list[dict[str, object]] | None:
+    """A blend: one path, paths alone, or pairs of a weight and a path; None where it is none."""
+    number = r"\d+\.?\d*([eE][+-]?\d+)?|\.\d+"
+    texts = [word.text for word in words]
+    if not texts or any(not text or PLACEHOLDER.search(text) for text in texts):
+        return None
+    if not any(re.fullmatch(number, text) for text in texts):
+        return [{"prefix": plain_path(text)} for text in texts]
+    if len(texts) % 2 or not all(re.fullmatch(number, text) for text in texts[::2]):
+        return None
+    return [
+        {"prefix": plain_path(prefix), "weight": float(weight)}
+        for weight, prefix in zip(texts[::2], texts[1::2], strict=True)
+    ]
+
+
+def carry_tokenizer(launch: Launch, flags: Flags, carried: Carried) -> None:
+    """Adds the tokenizer and the size of the vocabulary; a tokenizer that cannot be carried is refused."""
+    names = {"tokenizer-type", "tokenizer-model", "vocab-file", "merge-file", "vocab-size"}
+    carried.seen |= (names | {"make-vocab-size-divisible-by"}) & flags.keys()
+    kind = flags.get("tokenizer-type")
+    if kind is None and "tokenizer-type" in launch.flags:
+        return  # under a condition
+    # pretrain_gpt.py sets GPT2BPETokenizer with args_defaults
+    name = (
+        "GPT2BPETokenizer" if kind is None else kind.value.text if kind.value and is_sure(kind.value) else ""
+    )
+    line = kind.line if kind else launch.line
+    size = None
+    if carried.is_chosen("data.tokenizer"):
+        chosen = carried.get("data.tokenizer")
+        size = carried.get("model.vocab_size") or (_size(chosen) if isinstance(chosen, dict) else None)
+    elif kind is not None and not name:
+        carried.refuse(line, shown(kind), why_not("data.split", kind), "data.tokenizer")
+    elif name == "GPT2BPETokenizer":
+        size = _gpt2(flags, carried)
+    elif name == "HuggingFaceTokenizer":
+        size = _hugging_face(line, flags, carried)
+    elif name == "NullTokenizer":
+        size = _null(line, flags, carried)
+    else:
+        why = "data.tokenizer knows gpt2, huggingface (a tokenizer.json) and bytes"
+        carried.refuse(line, f"--tokenizer-type {name}", why, "data.tokenizer")
+    for unread in names & flags.keys() - READ_BY.get(name, names):
+        carried.leave(flags[unread].line, shown(flags[unread]), f"{name} does not read it")
+    _padded_vocabulary(size, launch, flags, carried)
+
+
+def _gpt2(flags: Flags, carried: Carried) -> int | None:
+    """The tokenizer's size; None when only its files tell."""
+    files: dict[str, str] = {}
+    for name, key in (("vocab-file", "vocab_file"), ("merge-file", "merges_file")):
+        if flag := flags.get(name):
+            text = typed("checkpoint.load", flag)  # a path
+            if text is None:
+                carried.refuse(
+                    flag.line, shown(flag), why_not("checkpoint.load", flag), "data.tokenizer.kind"
+                )
+            elif name == "merge-file" and text.endswith(".json"):
+                carried.refuse(
+                    flag.line, shown(flag), "it is a vocabulary, not merges", "data.tokenizer.kind"
+                )
+            else:
+                files[key] = text
+    given = [flags[name] for name in ("vocab-file", "merge-file") if name in flags]
+    if len(given) == 1:
+        why = "--vocab-file and --merge-file belong together"
+        carried.refuse(given[0].line, shown(given[0]), why, "data.tokenizer.kind")
+    if len(given) != len(files) or len(given) == 1:
+        return None
+    tokenizer = {"kind": "gpt2", **files}
+    carried.put("data.tokenizer", tokenizer)
+    return _size(tokenizer)
+
+
+def _hugging_face(line: int, flags: Flags, carried: Carried) -> int | None:
+    flag = flags.get("tokenizer-model")
+    text = typed("checkpoint.load", flag) if flag else None
+    if flag is None:
+        carried.refuse(
+            line, "--tokenizer-type HuggingFaceTokenizer", "it names no --tokenizer-model", "data.tokenizer"
+        )
+    elif text is None:
+        carried.refuse(flag.line, shown(flag), why_not("checkpoint.load", flag), "data.tokenizer")
+    elif not text.startswith("/"):
+        why = "data.tokenizer reads a tokenizer.json, and asks no hub: download it, and give its path"
+        carried.refuse(flag.line, shown(flag), why, "data.tokenizer")
+    else:
+        path = text if text.endswith(".json") else f"{text.rstrip('/')}/tokenizer.json"
+        tokenizer = {"kind": "huggingface", "tokenizer_file": path}
+        carried.put("data.tokenizer", tokenizer)
+        return _size(tokenizer)
+    return None
+
+
+def _null(line: int, flags: Flags, carried: Carried) -> int | None:
+    """Releases differ in what --vocab-size counts: before core 0.16 the end of a document comes on top of it."""
+    asked = whole(flags, "vocab-size")
+    what = f"--tokenizer-type NullTokenizer --vocab-size {asked or ''}".strip()
+    if not asked:
+        carried.refuse(line, what, "it needs the size of the vocabulary", "model.vocab_size")
+    elif pad_vocab_size(asked) != pad_vocab_size(asked + 1) and not carried.is_chosen("model.vocab_size"):
+        why = (
+            f"the embedding has {pad_vocab_size(asked)} rows in newer releases of Megatron-LM and "
+            f"{pad_vocab_size(asked + 1)} in older ones, which add a token to --vocab-size"
+        )
+        carried.refuse(line, what, why, "model.vocab_size")
+    else:
+        carried.put("model.vocab_size", asked)
+    carried.put("data.tokenizer", {"kind": "bytes"})  # the least that the vocabulary must hold
+    return carried.get("model.vocab_size") if asked else None
+
+
+def _size(tokenizer: dict[str, Any]) -> int | None:
+    """The size of a tokenizer; None where its files are not here."""
+    try:
+        return vocab_size(TokenizerConfig(**tokenizer))
+    except (HpcgenError, TypeError):  # a key of --set that it does not have is refused later
+        return None
+
+
+def _padded_vocabulary(size: int | None, launch: Launch, flags: Flags, carried: Carried) -> None:
+    """Megatron-LM pads the vocabulary to a multiple that grows with tensor parallelism, a run file to 128."""
+    divisor = flags.get("make-vocab-size-divisible-by")
+    tensor = carried.get("parallelism.tensor_model_parallel_size") or 1
+    given = whole(flags, "make-vocab-size-divisible-by") if divisor else VOCAB_MULTIPLE
+    if not given:
+        assert divisor is not None
+        why = why_not("training.seed", divisor)
+        carried.refuse(divisor.line, shown(divisor), why, "model.padded_vocab_size")
+        return
+    multiple = given * tensor
+    if divisor:
+        carried.usual.append("--make-vocab-size-divisible-by")
+    if multiple == VOCAB_MULTIPLE or "padded-vocab-size" in flags:
+        return
+    if size is None:
+        why = (
+            f"Megatron-LM rounds them up to a multiple of {multiple}, a run file to one of {VOCAB_MULTIPLE}: "
+            "to load the script's checkpoints, set model.padded_vocab_size"
+        )
+        carried.leave(divisor.line if divisor else launch.line, "the rows of the embedding", why)
+    elif (padded := -(-size // multiple) * multiple) != pad_vocab_size(size):
+        carried.put("model.padded_vocab_size", padded)
+
+
+def list_relative_paths(launch: Launch, carried: Carried) -> None:
+    """A relative path starts at the directory of the job in a script, and at the folder of a run file."""
+    keys = ("checkpoint.save", "checkpoint.load", "data.cache_dir", "data.tokenizer.vocab_file")
+    found = [text for key in keys if (text := carried.get(key)) and not carried.is_chosen(key)]
+    for key in ("datasets", "train", "valid", "test"):
+        if not carried.is_chosen(f"data.{key}"):
+            found += [dataset["prefix"] for dataset in carried.get(f"data.{key}") or ()]
+    if relative := [text for text in found if not text.startswith("/")]:
+        why = "it is carried as it is, and starts at the folder of the run file, not at the directory of the job"
+        shown_paths = ", ".join(relative[:3]) + (" and others" if len(relative) > 3 else "")
+        carried.leave(launch.line, f"the directory of {shown_paths}", why)
+
+
+def carry_checkpoints(flags: Flags, carried: Carried) -> None:
+    """--load of the directory that is saved to is what the trainer does anyway."""
+    flag, saved = flags.get("load"), flags.get("save")
+    if saved and (place := carried.get("checkpoint.save")):
+        why = f"checkpoint.save is the script's {place}: the run goes on from what is there, and writes there"
+        carried.leave(saved.line, "a checkpoint directory of the run's own", why)
+    if flag is None:
+        return
+    carried.seen.add("load")
+    word = flag.value
+    if word and saved and saved.value and is_same(saved.value, word):
+        carried.usual.append("--load")
+    elif (value := typed("checkpoint.load", flag)) is not None:
+        carried.put("checkpoint.load", value)
+    else:
+        carried.refuse(flag.line, shown(flag), why_not("checkpoint.load", flag), "checkpoint.load")
+
+
+def is_same(one: Word, other: Word) -> bool:
+    """Whether two words certainly have the same text."""
+    is_fixed = one.known or "(" not in one.text
+    return one.text == other.text and one.certain and other.certain and is_fixed

@@ -1,0 +1,216 @@
+"""Reads a batch script into the sections of a run file, and says what it could not carry."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.launch import Launch
+from hpcgen.check.lint.megatron import OPTIONS
+from hpcgen.check.lint.reader import read
+from hpcgen.check.migration.data import DATA_KEYS
+from hpcgen.check.migration.leftover import Carried, Leftover, Sections
+from hpcgen.check.migration.resources import carry_container, carry_directives, carry_environment
+from hpcgen.check.migration.training import carry_training
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.fields import Name, constraint_problems
+from hpcgen.config.node_type import NodeType
+from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
+
+NEEDED = (
+    "model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.seq_length",
+    "training.micro_batch_size", "training.global_batch_size", "training.train_iters", "optimizer.lr",
+)  # fmt: skip
+"""Keys that a run file must have, and that no value can be assumed for."""
+
+EXAMPLES = {
+    "data.datasets": "data.datasets=[{prefix: PATH}]",
+    "data.train": "data.train=[{prefix: PATH}]",
+    "data.valid": "data.valid=[{prefix: PATH}]",
+    "data.test": "data.test=[{prefix: PATH}]",
+    "data.tokenizer.kind": "data.tokenizer.kind=gpt2",
+    "data.tokenizer": "data.tokenizer={kind: huggingface, tokenizer_file: PATH}",
+}
+"""Keys whose value is no single word -> how --set gives one."""
+
+TIME = "1-00:00:00"
+
+PROLOGUE = ("module", "ml", "source", ".", "conda", "spack", "ulimit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Migration:
+    """What came of a script."""
+
+    name: str | None
+    """The job's name, where a run may be called so."""
+    sections: Sections
+    """Of the run file, without its name, cluster and paths."""
+    leftovers: tuple[Leftover, ...]
+    """What is not in them, in the order of the script."""
+    usual: tuple[str, ...] = ()
+    """Options that say what the trainer does anyway."""
+
+
+def migrate(
+    text: str,
+    path: str,
+    cluster: ClusterConfig,
+    node_type: NodeType,
+    chosen: Mapping[str, Any] = MappingProxyType({}),
+) -> Migration:
+    """Reads a script that trains a GPT with Megatron-LM; `chosen` are values that win over those of the script.
+
+    Raises:
+        HpcgenError: the text is no script, bash does not take it, or it starts no training of a GPT.
+        ConfigErrors: everything that decides the results of the training and cannot be carried over.
+    """
+    script = read(text, path, trusts_defaults=True)
+    if not script.is_shell:
+        raise HpcgenError(
+            f"{path}: is not a shell script: {script.interpreter} runs it", "give a shell script"
+        )
+    if script.error:
+        raise HpcgenError(script.error.reason, "correct the script", where=f"{path}:{script.error.line}")
+    job = Job(script)
+    carried = Carried(chosen)
+    launch, others = _launches(job, path)
+    carry_directives(job, launch, carried, node_type)
+    carry_environment(job, carried, cluster, node_type)
+    carry_container(launch, carried, cluster)
+    carry_training(job, launch, carried)
+    for other in others:
+        if _options(other) == _options(launch):
+            carried.leave(other.line, other.program, "it is the same training as in the run file")
+        else:
+            carried.refuse(other.line, other.program, ANOTHER)
+    _other_commands(job, launch, carried)
+    _needed(job, launch, carried, node_type)
+    _defaults(job, carried)
+    leftovers = tuple(sorted(set(carried.leftovers), key=lambda leftover: (leftover.line, leftover.what)))
+    refused = [leftover for leftover in leftovers if leftover.decides]
+    if refused:
+        raise ConfigErrors([_refusal(path, leftover) for leftover in refused])
+    return Migration(
+        name=_name(script.options.get("job-name", "")),
+        sections=carried.sections,
+        leftovers=leftovers,
+        usual=tuple(carried.usual),
+    )
+
+
+ANOTHER = (
+    "it is a training with other options, and a run file has one; leave one of them in a copy of the script"
+)
+
+
+def _launches(job: Job, path: str) -> tuple[Launch, tuple[Launch, ...]]:
+    """The training of a GPT, and the others that may run."""
+    may_run = [launch for launch in job.launches if not launch.command.dead]
+    trainings = [launch for launch in may_run if launch.is_megatron and launch.flags]
+    found = [launch for launch in trainings if re.search(r"(^|/)pretrain_gpt\w*\.py$", launch.program)]
+    if found:
+        return found[0], tuple(launch for launch in trainings if launch is not found[0])
+    if trainings:
+        raise HpcgenError(
+            f"{trainings[0].program} trains no GPT, and the trainer has GPT alone",
+            "stay with Megatron-LM for this model",
+            where=f"{path}:{trainings[0].line}",
+        )
+    for launch in may_run:
+        if re.search(r"(^|/)pretrain_\w+\.py$", launch.program) and launch.flags:
+            raise HpcgenError(
+                "this is Megatron-DeepSpeed, whose options are others than Megatron-LM's",
+                "write a run file (hpcgen init)",
+                where=f"{path}:{launch.line}",
+            )
+    hint = "it must call pretrain_gpt.py with its options, through srun, torchrun or python"
+    raise HpcgenError(f"{path}: starts no training of Megatron-LM", hint)
+
+
+def _options(launch: Launch) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(word.text for word in flag.values) for name, flag in launch.flags.items()}
+
+
+def _refusal(path: str, leftover: Leftover) -> Mistake:
+    hint = (
+        f"choose with --set '{EXAMPLES.get(leftover.keys[0], leftover.keys[0] + '=...')}'"
+        if leftover.keys
+        else "the trainer cannot do it: take it out of a copy of the script, or stay with Megatron-LM"
+    )
+    reason = f"{printable(leftover.what)}: {printable(leftover.why)}"
+    return Mistake.at(f"{path}:{leftover.line}", reason, hint)
+
+
+def printable(text: str) -> str:
+    """A text of the script as a message may show it."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _needed(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> None:
+    """Values that a run file needs besides: refused, or filled in where the results do not depend on them."""
+    refused = {key for leftover in carried.leftovers if leftover.decides for key in leftover.keys}
+    for key in NEEDED:
+        if carried.get(key) is None and key not in refused:
+            carried.refuse(launch.line, f"--{OPTIONS[key]}", "the script does not give it", key)
+    if not any(carried.get(key) for key in DATA_KEYS) and refused.isdisjoint(DATA_KEYS):
+        carried.refuse(launch.line, "--data-path", "the script does not say where the data is", *DATA_KEYS)
+    if carried.get("slurm.train.nodes") is None:
+        nodes = _fewest_nodes(carried, node_type)
+        carried.put("slurm.train.nodes", nodes)
+        why = f"the script does not give it; {nodes} hold one replica"
+        carried.leave(job.script.first_directive, "the number of nodes", why)
+    if carried.get("slurm.defaults.time") is None:
+        carried.put("slurm.defaults.time", TIME)
+        why = f"the script does not give it; {TIME} is filled in"
+        carried.leave(job.script.first_directive, "the time limit", why)
+
+
+def _defaults(job: Job, carried: Carried) -> None:
+    """Variables that the environment of a submission may set: the defaults of the script are carried."""
+    own = {
+        item.name for item in job.script.assignments if item.value and item.name not in item.value.variables
+    }
+    found = [use for use in job.script.uses if use.has_default and use.name not in own]
+    names = dict.fromkeys(use.name for use in found if re.fullmatch(r"(?!SLURM_)[A-Za-z_]\w*", use.name))
+    if names:
+        why = "the script's defaults are carried, as for a submission that does not set them"
+        carried.leave(found[0].line, f"{', '.join(names)} of the environment", why)
+
+
+def _fewest_nodes(carried: Carried, node_type: NodeType) -> int:
+    """Nodes that hold one replica of the model."""
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    ranks = math.prod(int(carried.get(f"parallelism.{name}") or 1) for name in sizes)
+    return -(-ranks // (node_type.gpus_per_node or 1))
+
+
+def _name(text: str) -> str | None:
+    return text if text and not any(constraint_problems(Name, text)) else None
+
+
+def _other_commands(job: Job, launch: Launch, carried: Carried) -> None:
+    """What the script does besides: it belongs into a block of a site's template."""
+    for command in job.script.commands:
+        if command.name in PROLOGUE and not (command.function or command.dead) and command.outer is None:
+            text = " ".join(word.text for word in command.words)
+            carried.leave(
+                command.line, text[:60], "put it into the prologue of a site template (templates/README.md)"
+            )
+    for step in job.steps:
+        if (
+            not step.command.dead
+            and step.command is not launch.command
+            and (launch.step is None or step.command is not launch.step.command)
+        ):
+            text = re.sub(r"\s+", " ", " ".join(word.text for word in step.program))
+            carried.leave(
+                step.line,
+                f"srun ... {text[:50]}",
+                "put it into a block of a site template (templates/README.md)",
+            )

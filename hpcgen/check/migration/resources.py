@@ -1,0 +1,198 @@
+"""Directives, environment and container of a script as sections of a run file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.launch import Launch, Step
+from hpcgen.check.lint.rules.containers import mounts_of
+from hpcgen.check.lint.wrappers import CONTAINERS
+from hpcgen.check.migration.leftover import Carried, is_sure, unknown
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.container import Image, MountPath
+from hpcgen.config.fields import Directive, SlurmWord, TimeLimit, constraint_problems
+from hpcgen.config.node_type import NodeType
+from hpcgen.planning.environment import RESERVED, RESERVED_PREFIXES
+from hpcgen.planning.known_variables import UNREAD, right_name
+from hpcgen.planning.secret import SECRET, SECRET_VALUE
+
+SLURM_KEYS = {
+    "partition": "partition", "account": "account", "qos": "qos", "reservation": "reservation",
+    "constraint": "constraint",
+}  # fmt: skip
+
+OF_HPCGEN = frozenset((
+    "job-name", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres", "gpus",
+    "gpus-per-task", "exclusive", "mem", "mem-per-cpu", "mem-per-gpu", "time", "signal", "requeue",
+    "open-mode", "propagate", "output", "error", "export", "no-requeue", "cpus-per-gpu",
+))  # fmt: skip
+"""Directives that have a key, or that hpcgen writes from the cluster profile."""
+
+FROM_OUTSIDE = frozenset(
+    ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "HOME", "TMPDIR", "LD_PRELOAD")
+)
+
+
+def carry_directives(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> None:
+    """Adds what the job asks of Slurm."""
+    options = job.script.options
+    if job.nodes:
+        carried.put("slurm.train.nodes", job.nodes)
+    elif "nodes" in options:
+        carried.leave(
+            job.script.option_line("nodes"), f"--nodes={options['nodes']}", "slurm.train.nodes is one number"
+        )
+    elif (world := job.world_size(launch)) is not None:
+        carried.put("slurm.train.nodes", world[0])
+    world = job.world_size(launch)
+    if world and world[1] != node_type.gpus_per_node:
+        carried.put("slurm.train.ntasks_per_node", world[1])
+    gpus = job.gpus_per_node or (world[1] if world else None)
+    if gpus and node_type.gpus_per_node and gpus != node_type.gpus_per_node:
+        why = f"nodes of the cluster profile have {node_type.gpus_per_node}; nodes and ranks per node are the script's"
+        carried.leave(job.script.option_line("gpus-per-node"), f"GPUs per node: {gpus}", why)
+    if time := options.get("time"):
+        minutes = f"{time}:00" if re.fullmatch(r"\d{1,6}", time) else time
+        if _fits(TimeLimit, minutes):
+            carried.put("slurm.defaults.time", minutes)
+        else:
+            carried.leave(job.script.option_line("time"), f"--time={time}", "it is no time limit")
+    extra: dict[str, str] = {}
+    for directive in job.script.directives:
+        text = f"--{directive.name}" + (f"={directive.value}" if directive.value is not None else "")
+        if not directive.effective:
+            carried.leave(directive.line, text, "sbatch does not see it: it stands below the first command")
+        elif directive.name in ("output", "error"):
+            carried.leave(directive.line, text, "the log is train-%j.log in the run directory")
+        elif directive.name in SLURM_KEYS and directive.value and _fits(SlurmWord, directive.value):
+            carried.put(f"slurm.defaults.{SLURM_KEYS[directive.name]}", directive.value)
+        elif (
+            directive.name not in OF_HPCGEN
+            and _fits(Directive, text)
+            and not directive.name.startswith("container")
+        ):
+            extra[directive.name] = text  # of two, sbatch takes the last
+        elif directive.name not in OF_HPCGEN:
+            carried.leave(directive.line, text, "a run file cannot say it")
+    if extra:
+        carried.put("slurm.defaults.extra_directives", list(extra.values()))
+
+
+def _fits(hint: object, value: str) -> bool:
+    return not any(constraint_problems(hint, value))
+
+
+def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_type: NodeType) -> None:
+    """Adds the variables that neither the script of hpcgen nor the node type sets; secrets go by name alone.
+
+    NCCL_COLLNET_ENABLE becomes parallelism.use_sharp where the node type knows SHARP.
+    """
+    facts = node_type.environment | node_type.sharp
+    usual = {name: variable.value for name, variable in facts.items()} | cluster.environment
+    secrets: set[str] = set()
+    environment: dict[str, str] = {}
+    for assignment in job.script.exports:
+        name, word = assignment.name, assignment.value
+        if assignment.dead:
+            continue
+        if name == "CUDA_DEVICE_MAX_CONNECTIONS" and word and word.text == "1":
+            continue  # hpcgen sets it with tensor or context parallelism
+        if SECRET.search(name) or (word and SECRET_VALUE.search(word.text)):
+            secrets.add(name)
+            carried.leave(assignment.line, name, "it is a secret: export it where you submit")
+        elif name in FROM_OUTSIDE:
+            carried.leave(assignment.line, name, "the image or the node decides it")
+        elif name in RESERVED or name.startswith(RESERVED_PREFIXES):
+            continue  # hpcgen's script computes it
+        elif right := right_name(name):
+            carried.leave(assignment.line, name, f"nothing reads it; {right} is the name")
+        elif name in UNREAD:
+            carried.leave(assignment.line, name, f"nothing reads it: {UNREAD[name]}")
+        elif word is None or not (word.known and word.certain) or assignment.conditional:
+            why = (
+                "it is only set under a condition"
+                if assignment.conditional
+                else unknown(word)
+                if word
+                else "it has no value"
+            )
+            carried.leave(assignment.line, name, why)
+        elif name == name.lower() or not word.text.isprintable():
+            carried.leave(
+                assignment.line, name, "a run file does not set variables in lower case, or of several lines"
+            )
+        elif name == "NCCL_COLLNET_ENABLE" and word.text == "1" and node_type.sharp:
+            carried.put("parallelism.use_sharp", True)
+        elif usual.get(name) != word.text:
+            environment[name] = word.text
+    used = {use.name for use in job.script.uses if SECRET.search(use.name)}
+    assigned = {assignment.name for assignment in job.script.assignments}
+    if secrets or used - assigned:
+        carried.put("secrets", sorted(secrets | (used - assigned)))
+    if environment:
+        carried.put("environment", environment)
+
+
+def carry_container(launch: Launch, carried: Carried, cluster: ClusterConfig) -> None:
+    """Adds image, mounts and working directory of pyxis; a step without a container has runtime none."""
+    step = launch.step
+    if step is None or not step.has_container:
+        program = step.program[0] if step and step.program else None
+        if program and program.text.rpartition("/")[2] in CONTAINERS:
+            why = "hpcgen starts containers with pyxis or enroot; set container.image and container.runtime"
+            carried.leave(program.line, f"the container of {program.text}", why)
+        if cluster.container.runtime not in (None, "none"):
+            carried.put("container.runtime", "none")
+        return
+    if cluster.container.runtime != "pyxis":
+        carried.put("container.runtime", "pyxis")
+    image = step.option("container-image")
+    if image and image.value:
+        name = re.sub(r"^([\w-]+(?:\.[\w-]+)+)/", r"\1#", image.text.removeprefix("docker://"))
+        if is_sure(image.value) and _fits(Image, name):
+            carried.put("container.image", name)
+        else:
+            why = (
+                unknown(image.value)
+                if not is_sure(image.value)
+                else "container.image wants an absolute path, or REGISTRY#IMAGE:TAG"
+            )
+            carried.leave(image.word.line, f"--container-image={image.text}", why)
+    _mounts(step, carried, {mount.target or mount.source for mount in cluster.container.mounts})
+    workdir = step.option("container-workdir")
+    if workdir and workdir.value:
+        if is_sure(workdir.value) and _fits(MountPath, workdir.text):
+            carried.put("container.workdir", workdir.text)
+        else:
+            carried.leave(workdir.word.line, f"--container-workdir={workdir.text}", unknown(workdir.value))
+    if step.option("container-writable"):
+        carried.put("container.writable", True)
+
+
+def _mounts(step: Step, carried: Carried, shown: Collection[str]) -> None:
+    mounts: list[dict[str, object]] = []
+    targets = set(shown)
+    for option in step.all("container-mounts")[-1:]:
+        if option.value and not option.value.certain:
+            carried.leave(option.word.line, "--container-mounts", unknown(option.value))
+            continue
+        for mount in mounts_of(option.text):
+            what = f"--container-mounts={mount.source}:{mount.target}"
+            if "$" in mount.source + mount.target:
+                carried.leave(option.word.line, what, "only the job knows the path")
+            elif not (_fits(MountPath, mount.source) and _fits(MountPath, mount.target)):
+                carried.leave(option.word.line, what, "a run file mounts absolute paths without blanks")
+            elif mount.target in targets:
+                carried.leave(option.word.line, what, "something is mounted there already")
+            else:
+                targets.add(mount.target)
+                entry: dict[str, object] = {"source": mount.source}
+                if mount.target != mount.source:
+                    entry["target"] = mount.target
+                if "ro" in "+".join(mount.flags).split("+"):
+                    entry["read_only"] = True
+                mounts.append(entry)
+    if mounts:
+        carried.put("container.mounts", mounts)

@@ -1,0 +1,345 @@
+"""Megatron-LM's command line as sections of a run file: model, parallelism, training, optimizer and their like."""
+
+from __future__ import annotations
+
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.launch import Flag, Launch
+from hpcgen.check.lint.megatron import KEYS, NOT_MEGATRON, REMOVED, nearest, options, virtual_stages
+from hpcgen.check.lint.words import Word
+from hpcgen.check.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
+from hpcgen.check.migration.leftover import Carried, is_sure
+from hpcgen.check.migration.options import (
+    NO_EFFECT_ON_RESULTS,
+    OF_EXPERTS,
+    OWN_WAY,
+    REPLACED,
+    USUAL,
+    WHY_NOT,
+    WITHOUT_VALUE,
+    decides,
+)
+from hpcgen.check.migration.values import Flags, is_known, num_values, shown, typed, whole, why_not
+from trainer.contract.batch_size import steps_within
+from trainer.contract.config import TrainingConfig
+
+DEFAULTS: dict[str, object] = {
+    "model.attention_dropout": 0.1,
+    "model.hidden_dropout": 0.1,
+    "model.init_method_std": 0.02,
+    "training.eval_interval": 1000,
+    "training.eval_iters": 100,
+    "training.precision": "fp32",
+    "optimizer.min_lr": 0.0,
+    "optimizer.lr_decay_style": "linear",
+    "optimizer.weight_decay": 0.01,
+    "optimizer.adam_beta2": 0.999,
+    "data.split": "969, 30, 1",
+}
+"""Megatron-LM's defaults (arguments.py) that are not a run file's: written out, so that the run stays the same."""
+
+DELAYED_SCALING: dict[str, object] = {
+    "training.fp8_recipe": "delayed",
+    "training.fp8_amax_history_len": 1,
+    "training.fp8_amax_compute_algo": "most_recent",
+}
+"""Those for FP8, the recipe first: the others belong to it."""
+
+PROFILE: dict[str, object] = {"logging.profile_step_start": 10, "logging.profile_step_end": 12}
+"""Those for --profile."""
+
+BELONGS_TO: dict[str, tuple[str, object]] = {
+    **dict.fromkeys(
+        ("loss-scale", "initial-loss-scale", "min-loss-scale", "loss-scale-window", "hysteresis"),
+        ("training.precision", "fp16"),
+    ),
+    **dict.fromkeys(("lr-wsd-decay-style", "lr-wsd-decay-iters"), ("optimizer.lr_decay_style", "WSD")),
+    "fp8-recipe": ("training.fp8", None),
+    **dict.fromkeys(("fp8-amax-history-len", "fp8-amax-compute-algo"), ("training.fp8_recipe", "delayed")),
+    **dict.fromkeys(("wandb-entity", "wandb-exp-name"), ("logging.wandb_project", None)),
+    **dict.fromkeys(
+        ("profile-step-start", "profile-step-end", "profile-ranks", "record-memory-history"),
+        ("logging.profile_step_start", None),
+    ),
+    "finetune": ("checkpoint.load", None),
+}
+"""Options that nothing reads, and that a run file may not have, unless another key has a value (None: any)."""
+
+LISTS = frozenset(("data-path", "train-data-path", "valid-data-path", "test-data-path"))
+
+SPECIAL = frozenset((*OWN_WAY, "load", "profile", "use-pytorch-profiler", "recompute-activations"))
+"""Options that functions of this package look at one by one."""
+
+
+def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
+    """Adds what the command line says. Every option is carried, listed or refused."""
+    flags = _certain(launch, carried)
+    for name in sorted(WITHOUT_VALUE & flags.keys()):
+        if flags[name].values:
+            carried.refuse(flags[name].line, shown(flags[name]), "it takes no value", *_keys(name))
+    for flag in flags.values():
+        if flag.name not in BELONGS_TO and flag.name not in SPECIAL:
+            _carry(flag, carried)
+    _precision(flags, carried)
+    _model(flags, carried)
+    _layout(job, launch, flags, carried)
+    carry_data(flags, carried)
+    carry_tokenizer(launch, flags, carried)
+    carry_checkpoints(flags, carried)
+    _profile(flags, carried)
+    _schedule(flags, carried)
+    _belonging(flags, carried)
+    for path, value in DEFAULTS.items():
+        is_given = carried.get(path) is not None or any(KEYS.get(name) == path for name in launch.flags)
+        if not is_given and not (path == "data.split" and not carried.get("data.datasets")):
+            carried.put(path, value)
+    warmup = {"lr-warmup-iters", "lr-warmup-fraction", "lr-warmup-samples"} & launch.flags.keys()
+    if not warmup and not any(
+        carried.is_chosen(f"optimizer.lr_warmup_{unit}") for unit in ("iters", "fraction")
+    ):
+        carried.put("optimizer.lr_warmup_iters", 0)
+    _holders(job, launch, carried)
+    list_relative_paths(launch, carried)
+    for flag in launch.flags.values():
+        if flag.name not in carried.seen:
+            carried.refuse(flag.line, shown(flag), "nothing reads it in this place", *_keys(flag.name))
+
+
+def _certain(launch: Launch, carried: Carried) -> Flags:
+    """The options that are certainly given; the others are listed, or refused where the results depend on them."""
+    for flag in launch.flags.values():
+        if not flag.word.certain:
+            carried.seen.add(flag.name)
+            why = "it is only given under a condition that only the job resolves"
+            if decides(flag.name, KEYS.get(flag.name)):
+                carried.refuse(flag.line, shown(flag), why, *_keys(flag.name))
+            else:
+                carried.leave(flag.line, shown(flag), why)
+    return {name: flag for name, flag in launch.flags.items() if flag.word.certain}
+
+
+def _keys(name: str) -> tuple[str, ...]:
+    """The keys that answer for an option."""
+    key = KEYS.get(name) or REPLACED.get(name)
+    return OWN_WAY.get(name) or ((key,) if key else ())
+
+
+def _carry(flag: Flag, carried: Carried) -> None:
+    """An option whose value is taken as it is, or why it is not."""
+    carried.seen.add(flag.name)
+    path = KEYS.get(flag.name)
+    if path is None:
+        _without_key(flag, carried)
+    else:
+        _carry_as(path, flag, carried)
+
+
+def _carry_as(path: str, flag: Flag, carried: Carried) -> None:
+    """An option as one key; refused where the results depend on a value that is unknown, or is no value at all."""
+    if (value := typed(path, flag)) is not None:
+        carried.put(path, value)
+    elif is_known(flag.values) or decides(flag.name, path):
+        carried.refuse(flag.line, shown(flag), why_not(path, flag), path)
+    else:
+        carried.leave(flag.line, shown(flag), why_not(path, flag))
+
+
+def _without_key(flag: Flag, carried: Carried) -> None:
+    """An option that a run file has no key for."""
+    name, what = flag.name, shown(flag)
+    value = flag.value.text if is_sure(flag.value) and flag.value and len(flag.values) == 1 else None
+    if name in USUAL and (not USUAL[name] or value in USUAL[name]):
+        carried.usual.append(f"--{name}")
+    elif name in REPLACED:
+        carried.refuse(flag.line, what, f"Megatron-LM stops at it; {REMOVED[name]}", REPLACED[name])
+    elif OF_EXPERTS.match(name) and name in options():
+        carried.leave(flag.line, what, "it belongs to --num-experts")
+    elif NO_EFFECT_ON_RESULTS.fullmatch(name):
+        carried.leave(flag.line, what, _why_no_key(name))
+    else:
+        carried.refuse(flag.line, what, _why_no_key(name))
+
+
+def _why_no_key(name: str) -> str:
+    if name in WHY_NOT:
+        return WHY_NOT[name]
+    if name in REMOVED:
+        return f"Megatron-LM stops at it; {REMOVED[name]}"
+    if name in NOT_MEGATRON:
+        return f"Megatron-LM does not have it: {NOT_MEGATRON[name]}"
+    if name not in options():
+        meant = nearest(name)
+        return f"no release of Megatron-LM has it{f'; did you mean --{meant}?' if meant else ''}"
+    return "a run file has no key for it"
+
+
+def _belonging(flags: Flags, carried: Carried) -> None:
+    """Options that belong to what is carried by now, and Megatron-LM's defaults where they are left out."""
+    defaults = {**DELAYED_SCALING} if carried.get("training.fp8") else {}
+    for name, (path, value) in BELONGS_TO.items():
+        is_read = carried.get(path) is not None if value is None else carried.get(path) == value
+        flag = flags.get(name)
+        if flag is None:
+            if is_read and KEYS[name] in defaults:
+                carried.put(KEYS[name], defaults[KEYS[name]])
+        elif is_read:
+            _carry(flag, carried)
+        else:
+            carried.seen.add(name)
+            carried.leave(flag.line, shown(flag), f"it belongs to {path}{f' = {value}' if value else ''}")
+
+
+def _precision(flags: Flags, carried: Carried) -> None:
+    for precision in ("bf16", "fp16"):
+        if precision in flags:
+            carried.seen.add(precision)
+            carried.put("training.precision", precision)
+
+
+def _model(flags: Flags, carried: Carried) -> None:
+    """Values that Megatron-LM derives in validate_args (arguments.py), and its flags that say the opposite of a key."""
+    carried.seen |= {"group-query-attention", "num-query-groups", "disable-bias-linear"} & flags.keys()
+    carried.seen |= {
+        "use-rotary-position-embeddings",
+        "no-position-embedding",
+        "padded-vocab-size",
+    } & flags.keys()
+    groups = flags.get("num-query-groups")
+    if "group-query-attention" in flags:
+        number = whole(flags, "num-query-groups") if groups else 1
+        if number:
+            carried.put("model.num_query_groups", number)
+        elif groups:
+            _carry_as("model.num_query_groups", groups, carried)
+    elif groups:
+        carried.leave(groups.line, shown(groups), "nothing reads it without --group-query-attention")
+    if "use-rotary-position-embeddings" in flags:
+        carried.put("model.position_embedding_type", "rope")
+    flag = flags.get("no-position-embedding")
+    if flag and carried.get("model.position_embedding_type") != "rope":
+        why = "the trainer has learned_absolute and rope"
+        carried.refuse(flag.line, shown(flag), why, "model.position_embedding_type")
+    if "disable-bias-linear" in flags:
+        carried.put("model.add_bias_linear", False)
+    hidden = carried.get("model.hidden_size")
+    if carried.get("model.swiglu") and hidden and "ffn-hidden-size" not in flags:
+        carried.put("model.ffn_hidden_size", int((4 * hidden * 2 / 3) / 64) * 64)
+    if flag := flags.get("padded-vocab-size"):
+        _carry_as("model.padded_vocab_size", flag, carried)
+
+
+def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
+    """Parallel sizes, recomputation, and the batch that follows from them."""
+    stages = carried.get("parallelism.pipeline_model_parallel_size") or 1
+    tensor = carried.get("parallelism.tensor_model_parallel_size") or 1
+    if flag := flags.get("recompute-activations"):
+        carried.seen.add(flag.name)
+        carried.put("training.recompute_granularity", "selective")
+    flag = flags.get("sequence-parallel")
+    if flag and tensor == 1:
+        carried.drop("parallelism.sequence_parallel")
+        carried.leave(
+            flag.line, shown(flag), "Megatron-LM turns it off where --tensor-model-parallel-size is 1"
+        )
+    if flag := flags.get("num-layers-per-virtual-pipeline-stage"):
+        carried.seen.add(flag.name)
+        key = "parallelism.virtual_pipeline_model_parallel_size"
+        per_stage, layers = whole(flags, flag.name), carried.get("model.num_layers")
+        if per_stage and layers and (chunks := virtual_stages(layers, stages, per_stage)):
+            carried.put(key, chunks)
+        else:
+            why = "it does not divide the layers of a stage" if per_stage else why_not(key, flag)
+            carried.refuse(flag.line, shown(flag), why, key)
+    world, micro_batch = job.world_size(launch), carried.get("training.micro_batch_size")
+    if "global-batch-size" not in launch.flags and world and micro_batch:
+        model_parallel = tensor * stages * (carried.get("parallelism.context_parallel_size") or 1)
+        replicas, rest = divmod(world[0] * world[1], model_parallel)
+        if replicas and not rest:
+            carried.put("training.global_batch_size", micro_batch * replicas)
+
+
+def _schedule(flags: Flags, carried: Carried) -> None:
+    """Lengths in samples become iterations."""
+    batch, rampup = carried.get("training.global_batch_size"), carried.get("training.rampup_batch_size")
+    for name, path in (
+        ("train-samples", "training.train_iters"),
+        ("lr-decay-samples", "optimizer.lr_decay_iters"),
+        ("lr-warmup-samples", "optimizer.lr_warmup_iters"),
+        ("lr-wsd-decay-samples", "optimizer.lr_wsd_decay_iters"),
+    ):
+        flag, samples = flags.get(name), whole(flags, name)
+        if flag is None:
+            continue
+        carried.seen.add(name)
+        if samples is None:
+            carried.refuse(flag.line, shown(flag), why_not(path, flag), *OWN_WAY[name])
+        elif not batch:
+            carried.refuse(
+                flag.line,
+                shown(flag),
+                "it takes the global batch to count iterations",
+                "training.global_batch_size",
+            )
+        elif name != "lr-wsd-decay-samples":
+            carried.put(path, _steps(samples, batch, rampup))
+        elif carried.get("optimizer.lr_decay_style") == "WSD":
+            carried.put(path, max(1, samples // batch))  # the last ones, which a growing batch has reached
+        else:
+            carried.leave(flag.line, shown(flag), "it belongs to optimizer.lr_decay_style = WSD")
+    if (
+        (flag := flags.get("rampup-batch-size"))
+        and rampup
+        and not carried.is_chosen("training.rampup_batch_size")
+    ):
+        why = (
+            "while the batch grows, the learning rate follows steps, and Megatron-LM's follows samples; "
+            f"{list(rampup)} takes that, and null leaves the batch as it is"
+        )
+        carried.refuse(flag.line, shown(flag), why, "training.rampup_batch_size")
+
+
+def _steps(samples: int, batch: int, rampup: list[int] | None) -> int:
+    if rampup is None or len(rampup) != 3 or 0 in rampup:  # validate says what is wrong with it
+        return samples // batch
+    training = TrainingConfig(
+        micro_batch_size=1, global_batch_size=batch, train_iters=1, rampup_batch_size=tuple(rampup)
+    )
+    return steps_within(training, samples, limit=samples)
+
+
+def _profile(flags: Flags, carried: Carried) -> None:
+    carried.seen |= {"profile", "use-pytorch-profiler"} & flags.keys()
+    if flag := flags.get("profile"):
+        for path, value in PROFILE.items():
+            carried.put(path, value)
+        if "use-pytorch-profiler" not in flags:
+            carried.leave(flag.line, "nsys", "logging.profile_step_start is for torch's profiler")
+    elif flag := flags.get("use-pytorch-profiler"):
+        carried.leave(flag.line, shown(flag), "it belongs to --profile")
+
+
+def _holders(job: Job, launch: Launch, carried: Carried) -> None:
+    """Words that may hold options: empty where they come from outside of the script, else refused."""
+    assigned = {assignment.name for assignment in job.script.assignments}
+    for word in _may_hold_options(launch):
+        if word.variables and not assigned.intersection(word.variables) and "(" not in word.text:
+            why = "it comes from outside of the script, and is taken to be empty"
+            carried.leave(word.line, word.text, why)
+        else:
+            why = "only the job knows the options in it; write them into a copy of the script"
+            carried.refuse(word.line, word.text if word.certain else word.source, why)
+
+
+def _may_hold_options(launch: Launch) -> list[Word]:
+    """Words that are unknown and stand where no option takes a value."""
+    found = list(launch.holders)
+    for word in launch.arguments:
+        if word.text.startswith("--"):
+            break
+        if not word.known and word not in found:
+            found.append(word)
+    for flag in launch.flags.values():
+        takes = 0 if flag.name in WITHOUT_VALUE else num_values(KEYS.get(flag.name))
+        takes = None if flag.name in LISTS else takes
+        if takes is not None:
+            found += [word for word in flag.values[takes:] if not word.known]
+    return found

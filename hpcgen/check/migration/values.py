@@ -1,0 +1,111 @@
+"""Values of command-line options in the types of a run file's keys."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Union
+
+from hpcgen.check.lint.launch import Flag
+from hpcgen.check.lint.words import Word
+from hpcgen.check.migration.leftover import is_sure, unknown
+from hpcgen.check.migration.options import ALIASES, PLACEHOLDER
+from hpcgen.config.run import RunConfig
+from hpcgen.config.validation import inner_class
+from hpcgen.planning.secret import SECRET
+
+Flags = Mapping[str, Flag]
+"""The options of a command line that are certainly given, by name without dashes."""
+
+DIRECTORIES = ("checkpoint.save", "checkpoint.load", "data.cache_dir")
+
+
+def typed(path: str, flag: Flag) -> Any:
+    """The value of an option in the type of its key; None when it is not known, or does not fit."""
+    kind = _kind(path)
+    if kind is bool:
+        return True if not flag.values else None
+    if typing.get_origin(kind) is tuple:
+        return _numbers(flag)
+    word = flag.value
+    if len(flag.values) != 1 or word is None or not is_sure(word):
+        return None
+    text = ALIASES.get((flag.name, word.text), word.text)
+    if typing.get_origin(kind) is Literal:
+        # Megatron-LM's forks have rmsnorm for RMSNorm
+        return next((choice for choice in typing.get_args(kind) if choice.lower() == text.lower()), None)
+    if kind is int:
+        return int(text) if re.fullmatch(r"\d{1,15}", text, re.ASCII) else None
+    if kind is float:
+        is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text, re.ASCII)
+        return float(text) if is_number else None
+    if PLACEHOLDER.search(text):
+        return None
+    return (plain_path(text) if path in DIRECTORIES else text) or None
+
+
+def why_not(path: str, flag: Flag) -> str:
+    """Why `typed` has no value for an option."""
+    doubtful = next((word for word in flag.values if not is_sure(word)), None)
+    if doubtful is not None:
+        return unknown(doubtful)
+    if any(PLACEHOLDER.search(word.text) for word in flag.values):
+        return "it is a placeholder, which the script leaves to be filled in"
+    takes = num_values(path)
+    if takes is not None and len(flag.values) != takes:
+        return f"it takes {takes or 'no'} value{'s' * (not takes)}, and has {len(flag.values)}"
+    return f"{path} cannot have this value"
+
+
+def num_values(path: str | None) -> int | None:
+    """How many values an option with this key takes, at most one where it has no key; None for any number."""
+    kind = str if path is None else _kind(path)
+    return None if typing.get_origin(kind) is tuple else 0 if kind is bool else 1
+
+
+def shown(flag: Flag) -> str:
+    """An option as a message shows it: with up to three values, without those that are secret or doubtful."""
+    is_secret = SECRET.search(flag.name.replace("-", "_"))
+    words = () if is_secret or not all(word.certain for word in flag.values) else flag.values[:3]
+    return " ".join([f"--{flag.name}", *(word.text for word in words)])
+
+
+def whole(flags: Flags, name: str) -> int | None:
+    """The whole number that an option has."""
+    flag = flags.get(name)
+    return flag.value.number if flag and flag.value and len(flag.values) == 1 else None
+
+
+def plain_path(text: str) -> str:
+    """An absolute path without `..`, which a run file refuses."""
+    return posixpath.normpath(text) if text.startswith("/") and ".." in text.split("/") else text
+
+
+def is_known(words: tuple[Word, ...]) -> bool:
+    """Whether all words are known, and certainly given."""
+    return all(is_sure(word) for word in words)
+
+
+def _numbers(flag: Flag) -> list[int] | None:
+    """The whole numbers after an option; None when one is not known, or none."""
+    if not is_known(flag.values):
+        return None
+    numbers = [int(word.text) for word in flag.values if re.fullmatch(r"\d{1,15}", word.text, re.ASCII)]
+    return numbers if numbers and len(numbers) == len(flag.values) else None
+
+
+def _kind(path: str) -> Any:
+    """The plain type of a key of the run file."""
+    section, key = path.split(".")
+    cls = inner_class(typing.get_type_hints(RunConfig, include_extras=True)[section])
+    hint: Any = typing.get_type_hints(cls, include_extras=True)[key]
+    while True:
+        if typing.get_origin(hint) is Annotated:
+            hint = typing.get_args(hint)[0]
+        elif typing.get_origin(hint) in (Union, types.UnionType):
+            [hint] = [inner for inner in typing.get_args(hint) if inner is not type(None)]
+        else:
+            return hint

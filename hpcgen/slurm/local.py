@@ -1,0 +1,258 @@
+"""Runs stages on this machine through submitit's local executor, one after another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcgen.errors import HpcgenError, JobFailed, JobStopped
+from hpcgen.files import write_text
+from hpcgen.planning.paths import corpus_job
+from hpcgen.planning.plan import Plan
+from hpcgen.planning.stage import StagePlan
+from hpcgen.slurm.corpus import check_corpus, missing_tasks
+from hpcgen.slurm.job import Job, Progress
+from hpcgen.slurm.processes import kill_tree, term_exits
+from hpcgen.slurm.run_directory import Followed, make_run_directory, sharing
+from hpcgen.slurm.tasks import ModuleTask
+from hpcgen.stages import Stage
+
+POLL_S = 0.3
+PATIENCE_S = 30.0
+"""A stage that was asked to end, and removes its private files or saves, is killed after this time, as by Slurm."""
+
+
+def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> list[Job]:
+    """Runs the planned stages in their order and waits for each.
+
+    Ctrl-C asks training for a checkpoint and waits for it; a second one ends it at once. It ends other stages,
+    and so does SIGTERM any, with PATIENCE_S for training to save: no process of theirs is left when this returns or
+    raises. Where training has saved and left, that is said.
+
+    Raises:
+        HpcgenError: a stage needs more than this machine: several nodes or a container; the corpus cannot be fetched
+            or has no room.
+        JobFailed: a stage failed; the message ends with the last lines of its log.
+        JobStopped: Ctrl-C, and training has saved.
+    """
+    for stage in plan.stages.values():
+        if stage.allocation.nodes > 1 or stage.container is not None:
+            raise HpcgenError(_beyond_this_machine(stage), "use --launcher slurm, or set cluster: local")
+    for warning in check_corpus(plan, missing_tasks(plan)):
+        print(f"warning: {warning}", file=sys.stderr)
+    with sharing(plan), term_exits():
+        run_dir = make_run_directory(plan)
+        return [_run(plan, stage, run_dir, on_progress) for stage in plan.stages.values()]
+
+
+def _beyond_this_machine(stage: StagePlan) -> str:
+    what = f"{stage.allocation.nodes} nodes"
+    if stage.allocation.nodes <= 1 and stage.container is not None:
+        what = f"a container ({stage.container.runtime}, {stage.container.image})"
+    return (
+        f"stage {stage.name} asks for {what}, and --launcher local runs on this machine, without containers"
+    )
+
+
+def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Progress], None] | None) -> Job:
+    from submitit import LocalExecutor
+
+    jobs = run_dir / "jobs"
+    jobs.mkdir(exist_ok=True)
+    job_dir = Path(tempfile.mkdtemp(prefix="local-", dir=jobs))
+    executor = LocalExecutor(run_dir / "submitit")
+    # the time limit of a stage is Slurm's business; submitit's default here would be two minutes
+    executor.update_parameters(
+        tasks_per_node=stage.allocation.num_tasks,
+        gpus_per_node=stage.allocation.gpus_per_node,
+        timeout_min=60 * 24 * 365,
+        stderr_to_stdout=True,
+    )
+    started = time.time()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_saved_is_said(run_dir, stage.kind, started))
+        with _children_ignore_ctrl_c(), _children_import_nothing_of_this_folder():
+            submitted: Any = executor.submit(_task(plan, stage, job_dir))
+            job = Job(stage.name, submitted.job_id, Path(submitted.paths.stdout), submitted)
+            stack.enter_context(_ended(job))
+        _wait(job, stage, plan, job_dir / "stop", on_progress, started)
+    return job
+
+
+def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask:
+    """The stage as one task; of an array, all of it, on every core."""
+    environment = {variable.name: variable.value for variable in stage.environment}
+    for name, text in stage.files.items():
+        write_text(job_dir / name, text, mode=0o660)
+    config = ("--config", str(job_dir / stage.kind.config_file)) if stage.kind.config_file else ()
+    if stage.allocation.array is not None:
+        return ModuleTask(("-m", "hpcgen", "data", stage.name, *config), environment)
+    if stage.kind.uses_gpus:
+        environment |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "TRAINER_RENDEZVOUS_ID": secrets.token_hex(16),
+        }
+    stop = () if stage.kind.stopped_marker is None else ("--stop-file", str(job_dir / "stop"))
+    return ModuleTask((*stage.arguments, *config, *stop), environment)
+
+
+def _wait(
+    job: Job,
+    stage: StagePlan,
+    plan: Plan,
+    stop_file: Path,
+    on_progress: Callable[[Progress], None] | None,
+    started: float,
+) -> None:
+    metrics = Followed(Path(plan.config.paths.run_dir) / "metrics.jsonl", since=started)
+    total = plan.trainer.training.train_iters if plan.trainer and stage.kind.trains else 0
+    asked_to_stop = False
+    while True:
+        try:
+            done = job.submitit_job.done()
+            if on_progress is not None and stage.allocation.array:
+                on_progress(_files_done(plan, stage.name, started))
+            elif on_progress is not None:
+                last = metrics.last_step() if total else {}
+                on_progress(Progress(stage.name, last.get("iteration", 0), total, last))
+            if done:
+                break
+            time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            if asked_to_stop:
+                kill_tree(int(job.job_id))
+            if asked_to_stop or not total:
+                raise
+            asked_to_stop = True
+            stop_file.touch()
+            print("asked for a checkpoint; interrupt again to end at once", file=sys.stderr)
+    _raise_failure(job, stage)
+    if asked_to_stop and _stopped_at(Path(plan.config.paths.run_dir), stage.kind, started) is not None:
+        raise JobStopped
+
+
+@contextlib.contextmanager
+def _saved_is_said(run_dir: Path, stage: Stage, started: float) -> Iterator[None]:
+    """Says where training stopped and saved when the block is left because of Ctrl-C or SIGTERM."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        iteration = _stopped_at(run_dir, stage, started)
+        if iteration is not None:
+            line = f"stopped at iteration {iteration}, saved; the same command goes on from there"
+            print(line, file=sys.stderr)
+        raise
+
+
+def _stopped_at(run_dir: Path, stage: Stage, started: float) -> int | None:
+    """The iteration that the stage saved and left at, after `started`; None when it did not."""
+    if stage.stopped_marker is None:
+        return None
+    marker = run_dir / stage.stopped_marker
+    try:
+        return int(marker.read_text()) if marker.stat().st_mtime >= started else None
+    except (OSError, ValueError):
+        return None
+
+
+def _files_done(plan: Plan, stage: str, since: float) -> Progress:
+    """How far the one task of a data stage is, by the file that it writes about that."""
+    from hpcgen.data.task import progress_path
+
+    path = progress_path(corpus_job(plan.config).directory, stage, 0, 1)
+    try:
+        told = json.loads(path.read_bytes()) if path.stat().st_mtime >= since else {}
+    except (OSError, ValueError):
+        told = {}
+    return Progress(stage, told.get("units_done", 0), told.get("units", 0), {})
+
+
+def _raise_failure(job: Job, stage: StagePlan) -> None:
+    """Shows the end of the log of the first task that failed.
+
+    Raises:
+        JobFailed: there is one.
+    """
+    for index in range(stage.allocation.num_tasks):
+        task = job.submitit_job.task(index)
+        if not _succeeded(task):
+            log = Path(task.paths.stdout)
+            ended = "\n".join(_told(log)[-15:])
+            raise JobFailed(f"{ended}\nstage {stage.name} failed (task {index}); its log is {log}")
+
+
+def _told(log: Path) -> list[str]:
+    """What the stage itself wrote to its log. submitit's traceback after it tells nothing but the stage's status."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    error = next((i for i, line in enumerate(lines) if line.startswith("submitit ERROR")), len(lines))
+    told = [line for line in lines[:error] if not line.startswith("submitit ")]
+    return told or lines
+
+
+def _succeeded(task: Any) -> bool:
+    if not Path(task.paths.result_pickle).exists():
+        return False
+    return task.exception() is None
+
+
+@contextlib.contextmanager
+def _ended(job: Job) -> Iterator[None]:
+    """Ends the job's processes when the block is left before they have ended.
+
+    Its number is that of submitit's process for it, which hands SIGTERM on to the tasks. submitit's own `cancel`
+    sends SIGINT, which they ignore.
+    """
+    try:
+        yield
+    finally:
+        try:
+            if not job.submitit_job.done():
+                os.kill(int(job.job_id), signal.SIGTERM)
+            deadline = time.monotonic() + PATIENCE_S
+            while not job.submitit_job.done() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+        finally:  # another Ctrl-C, or out of patience
+            if not job.submitit_job.done():
+                kill_tree(int(job.job_id))
+
+
+@contextlib.contextmanager
+def _children_import_nothing_of_this_folder() -> Iterator[None]:
+    """As in a job (hpcgen.planning.environment): a folder named trainer here is not ours. Python 3.11 and newer."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+@contextlib.contextmanager
+def _children_ignore_ctrl_c() -> Iterator[None]:
+    """A terminal sends Ctrl-C to all processes. A stage is to hear of it from us alone, and once: a second signal
+    would interrupt it while it puts things in order."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,66 @@
+"""Blocks that a site's template replaces: a misspelled one would silently be left out of the script."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from jinja2 import nodes
+
+from hpcgen.errors import HpcgenError
+from hpcgen.slurm.rendering.environment import ShellEnvironment
+from hpcgen.slurm.rendering.template_errors import template_errors
+
+REPLACED = {
+    "header": "block directives, which may hold comments too",
+    "functions": "block site, for functions of the site's own",
+    "run_directory": "function site_prologue",
+    "job_files": "function site_prologue",
+    "nodes": "function prepare_node",
+    "scratch": "function prepare_node; and task_environment+=(...) in function site_prologue",
+    "image": "function site_prologue",
+    "ready": "function prepare_node",
+    "container": "block settings: {{ super() }}, then container+=(...) or step+=(...)",
+    "rendezvous": "function site_prologue",
+    "checks": "function site_prologue",
+    "launch": "function launch",
+    "cleanup": "function site_epilogue",
+    "prologue": "function site_prologue",
+    "epilogue": "function site_epilogue",
+    "conclusion": "function site_epilogue",
+}
+"""A block of hpcgen 0.1's templates -> what a site replaces now. Functions are defined in block site."""
+
+
+def require_known_blocks(environment: ShellEnvironment, name: str) -> None:
+    """Checks each template of the chain that `name` extends.
+
+    Raises:
+        HpcgenError: a block stands outside others and none of the templates that are extended has it.
+    """
+    with template_errors(environment.directories, name):
+        chain = list(_chain(environment, name))
+    known: set[str] = set()
+    for position, (filename, tree) in enumerate(reversed(chain)):
+        for block in (node for node in tree.body if isinstance(node, nodes.Block)):
+            if position > 0 and block.name not in known:
+                if block.name in REPLACED:
+                    hint = f"write {REPLACED[block.name]} (docs/templates.md)"
+                    raise HpcgenError(
+                        f"{filename}:{block.lineno}: there is no block {block.name!r} any more", hint
+                    )
+                close = difflib.get_close_matches(block.name, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"blocks are {', '.join(sorted(known))}"
+                raise HpcgenError(f"{filename}:{block.lineno}: block {block.name!r} replaces nothing", hint)
+        known |= {block.name for block in tree.find_all(nodes.Block)}
+
+
+def _chain(environment: ShellEnvironment, name: str) -> Iterator[tuple[str, nodes.Template]]:
+    """The template and what it extends, itself first."""
+    assert environment.loader is not None
+    source, filename, _ = environment.loader.get_source(environment, name)
+    tree = environment.parse(source, name, filename)
+    yield filename or name, tree
+    parent = tree.find(nodes.Extends)
+    if parent is not None and isinstance(parent.template, nodes.Const):
+        yield from _chain(environment, parent.template.value)

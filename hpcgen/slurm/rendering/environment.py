@@ -1,0 +1,181 @@
+"""The Jinja environment of our scripts: where templates come from, and that what they write is quoted."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import jinja2
+from jinja2 import meta
+from jinja2.loaders import split_template_path
+from markupsafe import Markup
+
+from hpcgen.config.trust import require_safe_parents, require_trusted
+from hpcgen.errors import HpcgenError
+from hpcgen.resources import shipped
+from hpcgen.slurm.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS, shell_word
+from hpcgen.slurm.rendering.template_check import CheckingCodeGenerator
+from hpcgen.slurm.rendering.template_errors import template_errors
+
+# A site's slurm/train.sbatch.j2 extends "hpcgen/slurm/train.sbatch.j2"; its plain name is the site's own.
+SHIPPED_PREFIX = "hpcgen"
+SHIPPED = "shipped:"
+"""Begins the origin of a file that comes with hpcgen."""
+
+_COMMENT_IN_EXPANSION = re.compile(r"(?<!\{% raw %\})\$\{#")
+
+
+class ShellEnvironment(jinja2.Environment):
+    """An environment that writes shell code; `directories` are where its templates lie, ours last."""
+
+    code_generator_class = CheckingCodeGenerator
+
+    def __init__(self, directories: Sequence[Path], loader: jinja2.BaseLoader) -> None:
+        super().__init__(
+            loader=loader,
+            undefined=jinja2.StrictUndefined,
+            # Markup (the text of macros and blocks, and what our filters give) is written as it is, and
+            # everything else passes through `finalize`, which makes Markup of it.
+            autoescape=True,
+            finalize=_quoted,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            auto_reload=False,
+        )
+        self.directories = tuple(directories)
+        self.filters = {**OUTPUT_FILTERS, **LOGIC_FILTERS}
+        self.globals = {}
+        self._parsed: dict[tuple[str, str | None], jinja2.nodes.Template] = {}
+
+    def parse(
+        self, source: str, name: str | None = None, filename: str | None = None
+    ) -> jinja2.nodes.Template:
+        """The template's tree. Compiling the same template takes it over: parsing is a third of its time."""
+        tree = super().parse(source, name, filename)
+        self._parsed[source, filename] = tree
+        return tree
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        parsed = self._parsed.pop((source, filename), None)
+        return super()._parse(source, name, filename) if parsed is None else parsed
+
+    def preprocess(self, source: str, name: str | None = None, filename: str | None = None) -> str:
+        """The source, without `${#`: to Jinja a comment begins there, up to any later `#}`."""
+        mistake = _COMMENT_IN_EXPANSION.search(source)
+        if mistake:
+            lineno = source.count("\n", 0, mistake.start()) + 1
+            reason = "{# begins a comment of Jinja; write {% raw %}${#name}{% endraw %}"
+            raise jinja2.TemplateSyntaxError(reason, lineno, name, filename)
+        return super().preprocess(source, name, filename)
+
+    def getitem(self, obj: object, argument: object) -> object:
+        """As Jinja's, but a text has no items: one character of a quoted word could be its quote."""
+        if isinstance(obj, str):
+            return self.undefined(f"a text has no item {argument!r}")
+        return super().getitem(obj, argument)
+
+
+def make_environment(
+    site_directories: Sequence[Path] = (), trusted_groups: Collection[str] = ()
+) -> ShellEnvironment:
+    """The environment over the site's template directories, in that order, and the shipped templates.
+
+    Raises HpcgenError when a directory is missing, cannot be read, or can be changed by strangers.
+    """
+    sites = [Path(directory).absolute() for directory in site_directories]
+    for site in sites:
+        _require_usable(site)
+        require_safe_parents(site)
+        require_trusted(site, trusted_groups)
+    ours = shipped("templates")
+    own_loader = DirectoryLoader(ours)
+    loaders: list[jinja2.BaseLoader] = [DirectoryLoader(site, trusted_groups) for site in sites]
+    loader = jinja2.ChoiceLoader([*loaders, own_loader, jinja2.PrefixLoader({SHIPPED_PREFIX: own_loader})])
+    return ShellEnvironment([*sites, ours], loader)
+
+
+class DirectoryLoader(jinja2.BaseLoader):
+    """Templates of one directory. With `trusted_groups`, even none, it is a site's, and each file is checked.
+
+    Unlike Jinja's own, it never passes over a file that is there and cannot be read: another directory's
+    template would silently take its place.
+    """
+
+    def __init__(self, directory: Path, trusted_groups: Collection[str] | None = None) -> None:
+        self._directory = directory
+        self._trusted_groups = trusted_groups
+
+    def get_source(
+        self, environment: jinja2.Environment, template: str
+    ) -> tuple[str, str, Callable[[], bool]]:
+        """The template's text, its file, and a function that says whether it is up to date."""
+        path = self._directory.joinpath(*split_template_path(template))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            if path.is_symlink():
+                raise HpcgenError(f"{path}: the template is a broken symbolic link") from None
+            raise jinja2.TemplateNotFound(template) from None
+        except OSError as error:
+            raise HpcgenError(f"{path}: cannot read the template: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise HpcgenError(f"{path}: the template is not UTF-8 at byte {error.start}") from error
+        if self._trusted_groups is not None:
+            self._require_trusted(path, self._trusted_groups)
+        return text, str(path), lambda: True
+
+    def _require_trusted(self, path: Path, trusted_groups: Collection[str]) -> None:
+        require_trusted(path, trusted_groups)
+        if path.is_symlink():
+            require_trusted(path.resolve().parent, trusted_groups)
+        for parent in path.parents:
+            if parent == self._directory:
+                break
+            require_trusted(parent, trusted_groups)
+
+
+def template_origins(environment: ShellEnvironment, name: str) -> tuple[str, ...]:
+    """Where the template and all that it extends, includes or imports come from, itself first.
+
+    "shipped:slurm/train.sbatch.j2" for ours, the file's path for a site's. A script's header lists them.
+    Raises HpcgenError for a template that cannot be read.
+    """
+    ours = environment.directories[-1]
+    origins: list[str] = []
+
+    def visit(template: str) -> None:
+        assert environment.loader is not None
+        try:
+            source, filename, _ = environment.loader.get_source(environment, template)
+        except jinja2.TemplateNotFound:
+            return  # an include with "ignore missing"; where it is a mistake, rendering says so
+        path = Path(filename or "")
+        origin = f"{SHIPPED}{path.relative_to(ours).as_posix()}" if path.is_relative_to(ours) else str(path)
+        if origin not in origins:
+            origins.append(origin)
+            for referenced in meta.find_referenced_templates(environment.parse(source, template, filename)):
+                visit(referenced or "")
+
+    with template_errors(environment.directories, name):
+        visit(name)
+    return tuple(origins)
+
+
+@jinja2.pass_eval_context
+def _quoted(eval_context: jinja2.nodes.EvalContext, value: object) -> Markup:
+    """Jinja's `finalize`: a quoted shell word, unless the value is text that a template has already written.
+
+    It takes the context without needing it, since Jinja then leaves literals to it too; else it would write
+    `{{ "a b" }}` unquoted when compiling.
+    """
+    return value if isinstance(value, Markup) else Markup(shell_word(value))
+
+
+def _require_usable(directory: Path) -> None:
+    if not directory.is_dir():
+        raise HpcgenError(f"{directory}: there is no such template directory")
+    if not os.access(directory, os.R_OK | os.X_OK):
+        raise HpcgenError(f"{directory}: the template directory cannot be read", f"chmod u+rx {directory}")

@@ -1,0 +1,58 @@
+"""The libraries of batch scripts: plain shell files of templates/lib, which a script carries in full."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcgen.planning.stage import StagePlan
+from hpcgen.resources import shipped
+from hpcgen.slurm.rendering.settings import has_preflight
+
+
+@dataclass(frozen=True)
+class Library:
+    """One file of templates/lib."""
+
+    path: Path
+    text: str
+
+    @property
+    def name(self) -> str:
+        """lib/base.sh"""
+        return f"lib/{self.path.name}"
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the file, as the header of a script shows it."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def stage_libraries(stage: StagePlan) -> tuple[Library, ...]:
+    """The libraries that the script of a stage carries, in their order."""
+    directory = shipped("templates") / "lib"
+    # a stage of few functions has them in its template
+    paths = [path for name in _names(stage) if (path := directory / f"{name}.sh").exists()]
+    return tuple(Library(path, path.read_text(encoding="utf-8")) for path in paths)
+
+
+def _names(stage: StagePlan) -> Iterator[str]:
+    container = stage.container
+    yield "base"
+    if stage.kind.uses_gpus:
+        yield "ranks"
+    if stage.kind.reads_trainer_config:
+        yield "datasets"
+    if container is not None and container.image_is_file:
+        yield "verify-image"
+    if container is not None and container.copy_image:
+        yield "copy-image"
+    if container is not None and container.runtime == "enroot":
+        yield "enroot"
+    if stage.checks_nodes:
+        yield "node-check"
+    yield stage.name if stage.kind.frame == "base" else stage.kind.frame
+    if has_preflight(stage):
+        yield "preflight"

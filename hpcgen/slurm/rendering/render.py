@@ -1,0 +1,24 @@
+"""Text from a template and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpcgen.errors import HpcgenError
+from hpcgen.slurm.rendering.environment import ShellEnvironment
+from hpcgen.slurm.rendering.template_errors import template_errors
+
+
+def render_template(environment: ShellEnvironment, name: str, context: Mapping[str, object]) -> str:
+    """The template's text with these values: it ends with a newline, and is the same for the same input.
+
+    Raises HpcgenError, with the template's file and line, for a template that is missing, unreadable or
+    wrong, and for a value that is undefined or has no form where the template writes it.
+    """
+    with template_errors(environment.directories, name, context):
+        text = environment.get_template(name).render(context)
+    control = next((character for character in text if character < " " and character not in "\n\t"), None)
+    if control is not None:
+        line = text[: text.index(control)].count("\n") + 1
+        raise HpcgenError(f"{name}: line {line} of its text has the control character {control!r}")
+    return text if text.endswith("\n") else text + "\n"

@@ -1,0 +1,182 @@
+"""A stage of a plan as a batch script, and the part of that script that submitit runs before its own launch line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcgen.planning.plan import Plan
+from hpcgen.planning.stage import StagePlan
+from hpcgen.resources import shipped
+from hpcgen.slurm.rendering.blocks import require_known_blocks
+from hpcgen.slurm.rendering.environment import SHIPPED, ShellEnvironment, make_environment, template_origins
+from hpcgen.slurm.rendering.filters import heredoc, shell_word
+from hpcgen.slurm.rendering.libraries import stage_libraries
+from hpcgen.slurm.rendering.render import render_template
+from hpcgen.slurm.rendering.settings import has_preflight, stage_settings
+from hpcgen.version import __version__
+
+CALL = 'main "$@"'
+"""The last line of a script: what stands before it only defines."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A rendered batch script."""
+
+    text: str
+    sources: tuple[Path, ...] = ()
+    """The template files and libraries that it was made of."""
+    is_of_site: bool = False
+    """Whether one of them is a site's."""
+
+    def directives(self) -> tuple[str, ...]:
+        """What follows #SBATCH, in order."""
+        return tuple(line[8:] for line in self.text.splitlines() if line.startswith("#SBATCH "))
+
+    def definitions(self) -> list[str]:
+        """The lines between the directives and the call of `main`, which submitit's own launch line replaces."""
+        lines = self.text.splitlines()
+        assert lines[-1] == CALL
+        return lines[1 + max(index for index, line in enumerate(lines) if line.startswith("#SBATCH ")) : -1]
+
+
+def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) -> Script:
+    """The batch script of one stage; the same plan and templates give the same bytes.
+
+    Raises:
+        HpcgenError: a template that is missing, unreadable or wrong.
+    """
+    environment = make_environment(site_directories, plan.run.cluster.trusted_groups)
+    name = f"slurm/{stage}.sbatch.j2"
+    origins = template_origins(environment, name)
+    if site_directories:
+        require_known_blocks(environment, name)
+    is_of_site = any(not origin.startswith(SHIPPED) for origin in origins)
+    versions = _replaced_versions(environment, plan.stages[stage]) if is_of_site else ()
+    context = template_context(plan, stage, template_sources(environment, origins), versions)
+    text = script_text(environment, name, context)
+    libraries = tuple(library.path for library in stage_libraries(plan.stages[stage]))
+    return Script(text, (*template_sources(environment, origins), *libraries), is_of_site)
+
+
+def script_text(environment: ShellEnvironment, name: str, context: Mapping[str, Any]) -> str:
+    """The template with these values, the job's files, the libraries and the call of `main`."""
+    parts = [
+        _without_replaced_defaults(render_template(environment, name, context)),
+        _write_job_files(context["job_files"], context["job_files_directory"]),
+        *(f"# ==== {library.name} ====\n{library.text}" for library in context["libraries"]),
+        f"{CALL}\n",
+    ]
+    return "\n".join(parts)
+
+
+def _without_replaced_defaults(text: str) -> str:
+    """The text without the shipped default of each function that a site's block defines again further down."""
+    for default in re.findall(r"^# .*\n(?:launch|site_\w+|prepare_node)\(\) \{ .*\n", text, re.MULTILINE):
+        name = default.partition("\n")[2].partition("(")[0]
+        before, _, after = text.partition(default)
+        if re.search(rf"^\s*(?:function\s+)?{name}\s*\(\)", after, re.MULTILINE):
+            text = before + after
+    return text
+
+
+def template_sources(environment: ShellEnvironment, origins: Sequence[str]) -> tuple[Path, ...]:
+    """The files of `template_origins`."""
+    ours = environment.directories[-1]
+    return tuple(
+        ours / origin.removeprefix(SHIPPED) if origin.startswith(SHIPPED) else Path(origin)
+        for origin in origins
+    )
+
+
+def _replaced_versions(environment: ShellEnvironment, stage: StagePlan) -> tuple[str, ...]:
+    """The functions that the site replaces, each with the shipped version that it was written against."""
+    from hpcgen.slurm.rendering.replaced import replaced_functions
+
+    names = dict.fromkeys((stage.name, stage.kind.frame, "base"))
+    return tuple(each.version for name in names for each in replaced_functions(environment, name))
+
+
+def template_context(
+    plan: Plan, stage_name: str, sources: Sequence[Path], replaced: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What a template may use: plain values. templates/README.md documents each."""
+    stage = plan.stages[stage_name]
+    container, settings = stage.container, stage_settings(plan, stage)
+    context: dict[str, Any] = {
+        **{setting.name: setting.value for setting in settings},
+        "settings": settings,
+        "directives": [_option(directive) for directive in stage.directives],
+        "environment": [
+            {"name": variable.name, "value": variable.value, "layer": variable.layer, "why": variable.why}
+            for variable in stage.environment
+        ],
+        "device": stage.device,
+        "runtime": container.runtime if container else "none",
+        "image_is_file": container is not None and container.image_is_file,
+        "copy_image": container is not None and container.copy_image,
+        "preflight": has_preflight(stage),
+        "spare_nodes": stage.allocation.spare_nodes,
+        "job_files": [{"name": name, "text": text} for name, text in stage.files.items()],
+        # the image stage runs its files, so they are where only the job's user can write
+        "job_files_directory": "scratch" if stage.kind.runs_own_files else "job_dir",
+        "libraries": stage_libraries(stage),
+    }
+    context["header"] = _header(plan, stage, context, sources, replaced)
+    return context
+
+
+def _write_job_files(files: Sequence[Mapping[str, str]], directory: str) -> str:
+    """The function that writes the job's files into a directory, whose variable is given."""
+    if not files:
+        return "write_job_files() { :; }\n"
+    commands = "\n".join(
+        f'    write_file "${directory}"/{shell_word(file["name"])} {heredoc(file["text"])}' for file in files
+    )
+    return f"# ==== the job's files ====\nwrite_job_files() {{\n{commands}\n}}\n"
+
+
+def _option(directive: str) -> dict[str, str]:
+    name, _, value = directive.removeprefix("--").partition("=")
+    return {"name": name, "value": value}
+
+
+def _header(
+    plan: Plan, stage: StagePlan, context: dict[str, Any], sources: Sequence[Path], replaced: Sequence[str]
+) -> list[str]:
+    run, libraries = plan.run, context["libraries"]
+    templates = [(_origin(path), _sha256(path.read_bytes())) for path in sources]
+    known = {**context, "libraries": [(each.name, each.sha256) for each in libraries], "templates": templates}
+    inputs = json.dumps({"version": __version__, **known}, sort_keys=True, default=str)
+    lines = [f"{plan.config.name}: {stage.name} on {run.cluster_name} ({run.node_type.description})"]
+    if plan.layout is not None and stage.kind.trains:
+        lines.append(f"layout: {plan.layout}")
+    lines.append(f"Generated by hpcgen {__version__}: hpcgen render {stage.name}")
+    if run.file is not None:
+        lines.append(f"run file: {run.file} sha256 {run.sha256}")
+    lines.append(f"profile: {', '.join(run.cluster_files)}")
+    if not all(file.startswith(SHIPPED) for file in run.node_type_files):
+        lines.append(f"node type: {', '.join(run.node_type_files)}")
+    lines += [
+        f"{what}: {', '.join(f'{name} sha256 {digest}' for name, digest in hashes)}"
+        for what, hashes in (("templates", templates), ("libraries", known["libraries"]))
+    ]
+    if replaced:
+        lines.append(f"replaced by the site: {', '.join(replaced)}")
+    return [*lines, f"inputs: sha256 {_sha256(inputs.encode())}"]
+
+
+def _origin(path: Path) -> str:
+    """The file as a header names it: "shipped:slurm/train.sbatch.j2" for those of hpcgen."""
+    ours = shipped("templates")
+    return f"{SHIPPED}{path.relative_to(ours).as_posix()}" if path.is_relative_to(ours) else str(path)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,166 @@
+"""Submits stages to Slurm with submitit, from the same plan and the same template as the rendered script."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpcgen.errors import HpcgenError
+from hpcgen.planning.plan import Plan
+from hpcgen.planning.stage import StagePlan
+from hpcgen.slurm.corpus import check_corpus, missing_tasks
+from hpcgen.slurm.job import Job
+from hpcgen.slurm.rendering.filters import shell_word
+from hpcgen.slurm.rendering.script import Script
+from hpcgen.slurm.run_directory import make_run_directory, sharing
+from hpcgen.slurm.tasks import ModuleTask
+
+MARK = "--hpcgen-task"
+"""Stands in submitit's launch line between srun's options and its command."""
+
+SRUN_STARTS_THE_JOB = (
+    "# submitit calls srun with its options and its command: they join the script's, and the job begins.",
+    "srun() {",
+    "    unset -f srun",
+    f'    while [[ $1 != {MARK} ]]; do step+=("$1"); shift; done',
+    '    task=("${@:2}") submitted=1',
+    "    main",
+    "}",
+)
+
+SINGLE_TASK = ("SLURM_ARRAY_JOB_ID=$SLURM_JOB_ID SLURM_ARRAY_TASK_ID=0",)
+"""submitit queues a single task as a job without an array. The script takes it for one of one task; not exported,
+since submitit in the job would too."""
+
+
+LEAKS_INTO_SBATCH = "PYXIS_CONTAINER_"
+"""pyxis takes variables of these names for options of sbatch: the batch script itself would run in that container."""
+
+
+def submit_stages(plan: Plan, scripts: Mapping[str, Script]) -> list[Job]:
+    """Queues the planned stages with their scripts, each to start when the one before it has succeeded.
+
+    Of an array only the tasks that have something left to make are queued, and none at all where nothing is left.
+
+    Raises:
+        HpcgenError: there is no Slurm here, Slurm refuses a job, or the corpus cannot be fetched or has no room.
+    """
+    missing = missing_tasks(plan)
+    for warning in check_corpus(plan, missing):
+        print(f"warning: {warning}", file=sys.stderr)
+    with sharing(plan), _without_leaks():
+        run_dir = make_run_directory(plan)
+        jobs: list[Job] = []
+        for stage in plan.stages.values():
+            tasks = missing.get(stage.name)
+            if tasks != ():
+                after = jobs[-1] if jobs else None
+                jobs.append(_submit(plan, stage, scripts[stage.name], run_dir, after, tasks))
+    return jobs
+
+
+@contextmanager
+def _without_leaks() -> Iterator[None]:
+    """Takes pyxis's variables out of this process's environment, which sbatch inherits, and says which."""
+    leaks = {name: value for name, value in os.environ.items() if name.startswith(LEAKS_INTO_SBATCH)}
+    if leaks:
+        names = ", ".join(sorted(leaks))
+        print(
+            f"warning: not handed on to the jobs, which name their container themselves: {names}",
+            file=sys.stderr,
+        )
+    for name in leaks:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(leaks)
+
+
+def _submit(
+    plan: Plan,
+    stage: StagePlan,
+    script: Script,
+    run_dir: Path,
+    after: Job | None,
+    tasks: tuple[int, ...] | None,
+) -> Job:
+    """Queues a stage; of an array, `tasks`."""
+    from submitit import SlurmExecutor
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    try:
+        executor = SlurmExecutor(run_dir / "submitit", python=shell_word(stage.python))
+        parameters = submitit_parameters(stage, script, after.job_id if after else None, tasks)
+        executor.update_parameters(**parameters)
+        if tasks is None:
+            submitted: Any = executor.submit(_task(plan, stage))
+            job_id, of_task = submitted.job_id, ""
+        else:
+            submitted = executor.map_array(_task(plan, stage), [f"--task-id={task}" for task in tasks])
+            job_id, of_task = submitted[0].job_id.partition("_")[0], "_*"
+    except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
+        raise HpcgenError(f"stage {stage.name} was not submitted: {error}") from error
+    return Job(stage.name, job_id, run_dir / f"{stage.name}-{job_id}{of_task}.log", submitted, tasks)
+
+
+def submitit_parameters(
+    stage: StagePlan, script: Script, after: str | None, tasks: tuple[int, ...] | None = None
+) -> dict[str, Any]:
+    """submitit's public parameters: the script's directives and definitions; its main starts submitit's command.
+
+    `tasks` are those of the stage's array; submitit numbers them from 0.
+    """
+    setup = script.definitions()
+    options: dict[str, Any] = {}
+    for directive in script.directives():
+        name, equals, value = directive.removeprefix("--").partition("=")
+        options[name.replace("-", "_") if name != "open-mode" else name] = (
+            value.strip('"') if equals else True
+        )
+    options.pop("array", None)
+    if tasks is not None:
+        task_ids = f"task_ids=({' '.join(map(str, tasks))})"
+        setup = [*(SINGLE_TASK if len(tasks) == 1 else ()), *setup, task_ids]
+    if tasks is not None and len(tasks) == 1:
+        options["output"] = options["output"].replace("%A_%a", "%j_0")
+    dependency = {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"} if after else {}
+    return {
+        # these two tell submitit how many tasks to expect results of
+        "nodes": stage.allocation.nodes,
+        "ntasks_per_node": stage.allocation.ntasks_per_node,
+        "wckey": None,
+        "stderr_to_stdout": True,
+        "additional_parameters": options | dependency,
+        "setup": [*setup, _task_logs(tasks), *SRUN_STARTS_THE_JOB],
+        "srun_args": [MARK],
+        **_parallelism(stage, tasks),
+    }
+
+
+def _task_logs(tasks: tuple[int, ...] | None) -> str:
+    """submitit gives every task a file of its own, and the job's log does not have them."""
+    is_array = tasks is not None and len(tasks) > 1
+    job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if is_array else "$SLURM_JOB_ID"
+    return f'task_logs="$run_dir/submitit/{job}"_*_log.out'
+
+
+def _parallelism(stage: StagePlan, tasks: tuple[int, ...] | None) -> dict[str, Any]:
+    """How many tasks of an array run at once; submitit has no word for "as many as Slurm likes"."""
+    array = stage.allocation.array
+    if array is None or tasks is None:
+        return {}
+    return {"array_parallelism": array.array_parallelism or len(tasks)}
+
+
+def _task(plan: Plan, stage: StagePlan) -> ModuleTask:
+    config = ("--config", f"${stage.kind.config_variable}") if stage.kind.config_variable else ()
+    arguments = (*stage.arguments, *config)
+    if stage.kind.stopped_marker is None:
+        return ModuleTask(arguments, {})
+    stopped = f"{plan.config.paths.run_dir}/{stage.kind.stopped_marker}"
+    return ModuleTask((*arguments, "--stop-file", "$TRAINER_STOP_FILE"), {}, stopped_marker=stopped)
