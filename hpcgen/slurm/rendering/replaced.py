@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ def replaced_functions(environment: ShellEnvironment, name: str) -> tuple[Replac
     if file.shipped or file.name != template_file(name):
         return ()
     source, shipped = file.path.read_text(encoding="utf-8"), shipped_functions(name)
-    records = {found[1]: found[2] for found in _RECORD.finditer(source)}
+    records = {found[1]: textwrap.dedent(found[2]) for found in _RECORD.finditer(source)}
     # lines keep their numbers
     source = _RECORD.sub(lambda found: "\n" * found[0].count("\n"), source)
     return tuple(
@@ -105,7 +106,9 @@ def digest(text: str) -> str:
 
 
 def _record(name: str, text: str) -> str:
-    return f"{{# shipped {name}, sha256 {digest(_safe(text))}:\n{_safe(text)}\n#}}\n"
+    # indented, so that who looks for the function at the left margin finds the site's own
+    recorded = textwrap.indent(_safe(text), "    ")
+    return f"{{# shipped {name}, sha256 {digest(_safe(text))}:\n{recorded}\n#}}\n"
 
 
 def _safe(text: str) -> str:
