@@ -1,4 +1,7 @@
-"""What a stage asks of Slurm: its settings gathered from run file and cluster, and the sbatch directives."""
+"""What a stage asks of Slurm: its settings from run file and cluster, and the directives of its resources.
+
+`hpcgen.planning.stage` adds the directives of every job: its name, log, signal and requeue.
+"""
 
 from __future__ import annotations
 

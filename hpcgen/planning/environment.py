@@ -126,9 +126,9 @@ def stage_environment(stage: Stage, run: Run, config: RunConfig) -> tuple[Variab
 
 def _built_in(run: Run) -> Iterator[Variable]:
     """What every stage on every cluster has."""
-    yield _own("built-in", "PYTHONUNBUFFERED", "1", "Log lines appear when they are printed.")
+    yield _own("built-in", "PYTHONUNBUFFERED", "1", "Log lines appear as soon as they are printed.")
     yield _own("built-in", "PYTHONNOUSERSITE", "1", "Packages in ~/.local must not shadow the image's.")
-    why = "A folder named trainer where the job was submitted is not ours (Python 3.11 and newer)."
+    why = "Keeps Python from importing a directory named trainer in the working directory (Python 3.11 and newer)."
     yield _own("built-in", "PYTHONSAFEPATH", "1", why)
     if run.cluster.code_dir:
         why = "The code that hpcgen install-code put there comes first."
@@ -140,13 +140,13 @@ def _of_hooks(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
     if not uses_gpus(stage, run) or runtime(config, run.cluster) == "none":
         return
     hook = "NVIDIA enroot, conf/hooks/98-nvidia.sh"
-    why = "enroot's hook shows no GPU when it is unset."
+    why = "If unset, enroot's hook exposes no GPU to the container."
     yield _own("built-in", "NVIDIA_VISIBLE_DEVICES", "all", why, hook)
     why = "The hook's default is utility alone, without CUDA."
     yield _own("built-in", "NVIDIA_DRIVER_CAPABILITIES", "compute,utility", why, hook)
     hook = "NVIDIA enroot, conf/hooks/99-mellanox.sh"
     if run.node_type.fabric == "infiniband":
-        why = "enroot's hook shows no InfiniBand device when it is unset."
+        why = "If unset, enroot's hook exposes no InfiniBand device to the container."
         yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "all", why, hook)
     else:
         why = "These nodes have no InfiniBand; enroot's hook fails on nodes without."

@@ -1,1 +1,1 @@
-"""Submitting: the only code with side effects on a cluster."""
+"""Slurm jobs: `rendering` writes their scripts, `submit` queues them, `local` runs them on this machine."""

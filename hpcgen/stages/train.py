@@ -87,9 +87,9 @@ class Train(Stage):
 
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
         """No hub, one thread per rank; on GPUs, what the layout and records of hung collectives need."""
-        yield Export("OMP_NUM_THREADS", "1", "One thread a rank: more fight over the rank's CPUs.")
+        yield Export("OMP_NUM_THREADS", "1", "One OpenMP thread per rank; more would oversubscribe its CPUs.")
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-            yield Export(name, "1", "No rank may ask a hub while GPUs wait.")
+            yield Export(name, "1", "Keeps ranks from contacting the Hugging Face Hub while GPUs wait.")
         if run.node_type.device == "cuda":
             yield from _exports_of_gpus(config)
 
@@ -131,10 +131,10 @@ def _exports_of_gpus(config: RunConfig) -> Iterator[Export]:
     pytorch = "PyTorch documentation, ProcessGroupNCCL environment variables"
     why = "With the trace buffer: a hung collective leaves a record of every rank."
     yield Export("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", why, pytorch)
-    why = "Collectives remembered for that record."
+    why = "Number of collectives kept for the record of a hung one."
     yield Export("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", why, pytorch)
     record = f"{config.paths.run_dir}/stacks/flight-record-"
-    why = "Where the record is written, beside the stacks of the ranks."
+    why = "File prefix of that record, next to the stacks of the ranks."
     yield Export("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", record, why, pytorch)
 
 

@@ -10,7 +10,7 @@ stop_or_die() {
     die "$*"
 }
 
-# Runs a command in the background, so that traps run while it lasts; its status is left in rc.
+# Runs a command in the background, so that traps run at once. Sets rc to its exit status.
 rc=0
 run_step() {
     local pid
@@ -25,7 +25,7 @@ run_step() {
     return "$rc"
 }
 
-# TERM: Slurm ends the job; no message when the script itself has requeued it. USR2: Slurm warns the batch shell of a
+# TERM: Slurm ends the job; logged unless the script itself has requeued it. USR2: Slurm warns the batch shell of a
 # training job before the time limit.
 interrupted=0 terminated=0 requeued=0 warned=0
 stop_file=/dev/null
@@ -34,8 +34,8 @@ set_traps() {
     trap 'interrupted=1 warned=1; : >"$stop_file"; say "warned: the time limit is near; asking for a checkpoint"' USR2
 }
 
-# Writes standard input to a file: complete, or as it was before. Others may write to the directory: set -C creates a new
-# file and follows no link that they left there, and they cannot change the file itself.
+# Replaces a file atomically with standard input. Others may write to the directory: set -C refuses an existing file or
+# link, and the umask keeps others from changing the new file.
 write_file() {
     local part=$1.$SLURM_JOB_ID.$RANDOM$RANDOM
     { (umask g-w && set -C && cat >"$part") && sync -- "$part" && mv -fT -- "$part" "$1"; } || die "cannot write $1"
@@ -49,7 +49,7 @@ read_number() {
     printf -v "$1" %d "$((10#$text))"
 }
 
-# Options that only the job knows. submitit's command has its own: `hpcgen submit` sets task and submitted.
+# Adds options that are known only at run time to the task's command. Under `hpcgen submit`, submitit's command has them.
 submitted=0 task_logs=''
 add_options() { ((submitted)) || task+=("$@"); }
 
@@ -73,10 +73,10 @@ make_run_directories() {
     restart=${SLURM_RESTART_COUNT:-0}
     [[ ! $run_dir -ef ~ ]] || die "paths.run_dir is your home directory: give the run a directory of its own"
     mkdir -p -- "$run_dir/jobs" "${directories[@]}" || die "cannot make the directories that the job writes to (above)"
-    # Slurm made the log with the umask of the submission.
+    # Slurm created the log with the umask of the submitting shell.
     chmod "$file_mode" -- "$run_dir/$stage-$job.log" || say "cannot change the mode of the log"
     chmod "$directory_mode" -- "$run_dir" "$run_dir/jobs" || say "cannot change the mode of $run_dir"
-    # The job's own directory: the group may read it, and only the job writes to it.
+    # The job's own directory: readable by the group, writable only by the job's user.
     (umask g-w && mkdir -p -- "$job_dir") || die "cannot make $job_dir"
     [[ -O $job_dir && ! -L $job_dir ]] || die "$job_dir was not made by this job: it is a link or belongs to someone else; remove it and submit again"
     make_striped "${striped_directories[@]}"
@@ -97,7 +97,7 @@ set_environment() {
     environment
     require_secrets
 }
-# What the submitting shell leaks into the job and would change it. Names only: values may be secret.
+# Unsets variables of the submitting shell that would change the job. Logs names only, since values may be secret.
 unset_leaked_variables() {
     local name leaked=()
     while IFS= read -r name; do
@@ -113,7 +113,7 @@ unset_leaked_variables() {
     [[ -z ${leaked[*]-} ]] || say "unset what the submitting shell leaked: ${leaked[*]}"
 }
 
-# Secrets come from the submitting shell, and their values are written nowhere.
+# Secrets are inherited from the submitting shell; their values are never written to a file.
 require_secrets() {
     local name
     for name in "${secrets[@]}"; do
@@ -121,8 +121,8 @@ require_secrets() {
     done
 }
 
-# Runs site_prologue in this shell, for what it sets. If it ends the job, that is a failure like any other, with the
-# job's ordinary conclusion.
+# Runs site_prologue in this shell, so that its variables stay. If it ends the job, the job concludes as after any failed
+# attempt.
 in_prologue=0
 run_prologue() {
     in_prologue=1
@@ -220,6 +220,7 @@ run_epilogue() {
     set -m # a process group of its own, so that all of it can be ended
     (
         set +m -E
+        trap '' TERM # Slurm signals every process of the job; the limit below ends this one
         trap 'say "WARNING: site_epilogue: status $? of: $BASH_COMMAND" >&2' ERR
         site_epilogue
         exit 0

@@ -182,14 +182,17 @@ check_on() {
         "${required[@]/#/file=}" -- "${health_command[@]}"
 }
 
-# One by one, since a dead node takes a step on many down before the others have answered.
+# A step for each node, since a dead node ends a step on many before the others have answered; at most 64 at a time.
 check_each() {
-    local node
-    for node; do check_on 60 "$node" & done
+    local node count=0
+    for node; do
+        check_on 60 "$node" &
+        ((++count % 64)) || wait
+    done
     wait
 }
 
-# NODE...: checks each node, and leaves the reports in $reports. A node that does not answer leaves none.
+# NODE...: checks each node and collects the reports in $reports. A node that does not answer has none.
 reports=''
 ask_nodes() {
     local node silent=()

@@ -1,4 +1,4 @@
-# Preflight: a training job leaves out bad nodes: its spares take over, or it requeues itself without them.
+# Preflight: keeps bad nodes out of a training job. Spare nodes take over, or the job requeues itself without the bad ones.
 
 choose_good_nodes() {
     list_nodes
@@ -8,7 +8,7 @@ choose_good_nodes() {
     say "training on ${step_nodes[*]}"
 }
 
-# COMMAND...: runs it; when a node died, again on those that are left, while they are enough.
+# COMMAND...: runs it. After a node died, runs it again on the other nodes while enough of them are good.
 run_until_good() {
     local status
     while true; do
@@ -20,8 +20,12 @@ run_until_good() {
         check_nodes
         rc=$status
         if ((terminated)) || [[ -z ${bad[*]-} ]]; then return "$rc"; fi
-        if ! choose_nodes || ! prepare_nodes; then
-            say "too few nodes are left to go on in this job: ${#good[@]}"
+        if ! choose_nodes; then
+            say "too few good nodes are left to continue in this job: ${#good[@]} of $nodes"
+            rc=$status
+            return "$rc"
+        elif ! prepare_nodes; then
+            say "a node is not fit for this job (above)"
             rc=$status
             return "$rc"
         fi
@@ -30,7 +34,7 @@ run_until_good() {
     done
 }
 
-# Checks the nodes of the job; leaves good=(...) and bad=(...).
+# Checks the nodes of the job. Sets good=(...) and bad=(...).
 check_nodes() {
     local node
     ask_nodes "${job_nodes[@]}"
@@ -41,8 +45,7 @@ check_nodes() {
     [[ -z ${bad[*]-} ]] || say "bad nodes: ${bad[*]} (reports: $reports)"
 }
 
-# The nodes of the step: the first of those that are good. A step that lost a node holds on to its others, which the
-# next one therefore shares (--overlap).
+# Uses the first good nodes. A step that lost a node still holds its other nodes, so later steps share them (--overlap).
 choose_nodes() {
     local list
     ((${#good[@]} >= nodes)) || return
@@ -53,7 +56,21 @@ choose_nodes() {
     step+=(--overlap --nodelist="$list")
 }
 
-# Back into the queue without the bad nodes.
+# Sets job_text to Slurm's description of this job. A controller that fails over does not answer for some time.
+show_job() {
+    local try
+    for ((try = 0; try < 20; try++)); do
+        ! job_text=$(scontrol show job -o "$SLURM_JOB_ID") || return 0
+        say "scontrol cannot show this job (above); asking again in 15 s"
+        run_step sleep 15
+        ((!terminated)) || exit 143
+    done
+    die "scontrol cannot show this job (above): the nodes to exclude are unknown"
+}
+# NAME: the value of a field of job_text, or nothing.
+job_field() { sed -n "s/.* $1=\([^ ]*\).*/\1/p" <<<"$job_text" | sed 's/(null)//'; }
+
+# Requeues the job with the bad nodes excluded.
 exclude_and_requeue() {
     local count list left try changes asked=$job_dir/excluded_by_user
     [[ ${good[*]-} || -z ${bad[1]-} ]] || die "no node is fit: that is a mistake of the run rather than of its nodes (reports: $reports)"
@@ -63,8 +80,9 @@ exclude_and_requeue() {
     read_number count "$job_dir/exclusions"
     ((count < max_exclusions)) || die "bad nodes: ${bad[*]}; the job excluded nodes $count times already: giving up"
     write_file "$job_dir/exclusions" <<<"$((count + 1))"
-    # What the user excluded stays so.
-    [[ -e $asked ]] || scontrol show job -o "$SLURM_JOB_ID" | sed -n 's/.* ExcNodeList=\([^ ]*\).*/\1/p' | sed 's/(null)//' | write_file "$asked"
+    show_job
+    # Keeps the nodes that the user excluded at submission.
+    [[ -e $asked ]] || write_file "$asked" < <(job_field ExcNodeList)
     note_nodes
     list=$(join_by , "${excluded[@]}" "$(<"$asked")")
     list=${list%,}
@@ -74,10 +92,10 @@ exclude_and_requeue() {
     drop_excluded_requests
     ((!terminated)) || exit 143
     requeued=1
-    # From here on Slurm may end this shell at any time. A trap that runs in the middle of a command substitution makes
-    # bash 5.2 lose its place in the script: there is none below.
+    # From here on Slurm may end this shell at any time. No command substitution below: bash 5.2 can lose its place in the
+    # script if a trap runs during one.
     despite_term scontrol requeue "$SLURM_JOB_ID" || die "scontrol requeue failed; submit again with --exclude=$list"
-    # Slurm takes the list once the job is in the queue, and no sooner.
+    # Slurm accepts the list only after the job is pending again.
     for ((try = 0; try < 50; try++)); do
         if despite_term scontrol update JobId="$SLURM_JOB_ID" "${changes[@]}" >"$reports/said" 2>&1; then
             say "back into the queue without $list (exclusion $((count + 1)) of at most $max_exclusions)"
@@ -89,10 +107,10 @@ exclude_and_requeue() {
     die "back in the queue, but Slurm did not take the list of bad nodes $list (above)"
 }
 
-# Slurm never starts a job that both requires a node (--nodelist) and excludes it: requires the other nodes alone.
+# Slurm never starts a job that both requires a node (--nodelist) and excludes it: drops these nodes from --nodelist.
 drop_excluded_requests() {
     local node required kept=() dropped=()
-    required=$(scontrol show job -o "$SLURM_JOB_ID" | sed -n 's/.* ReqNodeList=\([^ ]*\).*/\1/p' | sed 's/(null)//')
+    required=$(job_field ReqNodeList)
     [[ $required ]] || return 0
     while read -r node; do
         if [[ " ${excluded[*]} " == *" $node "* ]]; then dropped+=("$node"); else kept+=("$node"); fi

@@ -1,6 +1,6 @@
 # Jobs with ranks: the nodes of the job, and where the ranks meet.
 
-# The nodes of the job, and of these the ones that the step runs on.
+# job_nodes: all nodes of the job. step_nodes: those that the step runs on.
 job_nodes=() step_nodes=()
 list_nodes() {
     mapfile -t job_nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -21,11 +21,11 @@ rendezvous() {
         ((num_hosts < 2)) || die "the address of $first_node is $MASTER_ADDR, which $num_hosts hosts cannot share; correct NodeAddr in slurm.conf"
         ;;
     esac
-    # Derived from the job, its restarts and its steps, below the ephemeral range: two jobs on a node do not meet.
+    # Derived from the job ID, its restarts and its steps, below the ephemeral range: jobs on one node rarely collide.
     MASTER_PORT=$((10000 + (SLURM_JOB_ID * 8 + restart + num_rendezvous) % 20000))
     num_rendezvous=$((num_rendezvous + 1))
     WORLD_SIZE=$((${#step_nodes[@]} * ntasks_per_node))
-    # Another program may hold the port all the same: the ranks then meet at a later one, and know each other by this.
+    # If the port is taken, the ranks try later ports. They recognize each other by this ID.
     read -r TRAINER_RENDEZVOUS_ID </proc/sys/kernel/random/uuid || die "cannot read /proc/sys/kernel/random/uuid"
     export MASTER_ADDR MASTER_PORT WORLD_SIZE TRAINER_RENDEZVOUS_ID
     say "rendezvous at $MASTER_ADDR:$MASTER_PORT, $WORLD_SIZE ranks"

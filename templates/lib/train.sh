@@ -1,4 +1,4 @@
-# Training: one job at a time in a run directory, and what the end of a job means.
+# Training: one job at a time in a run directory, and whether a job that ends is requeued.
 
 tracker=$checkpoints/latest_checkpointed_iteration.txt
 before=0
@@ -18,21 +18,21 @@ claim_run_directory() {
     rm -f -- "$run_dir/STOPPED" "$run_dir/FAILED"
     read_number before "$tracker"
     say "from iteration $before of $train_iters"
-    stop_file=$job_dir/stop-$restart
-    if ((warned)); then : >"$stop_file"; else rm -f -- "$stop_file"; fi
+    rm -f -- "$job_dir/stop-$restart"
+    stop_file=$job_dir/stop-$restart; ((!warned)) || : >"$stop_file"
     export TRAINER_STOP_FILE=$stop_file TRAINER_CONFIG=$job_dir/trainer.json
     add_options --config "$TRAINER_CONFIG" --stop-file "$TRAINER_STOP_FILE"
 }
 
-# DONE of another configuration says nothing about this one: the trainer compares them.
+# Ignores a DONE file of another configuration, as the trainer does.
 is_this_experiment() {
     local lines=()
     mapfile -t lines <"$run_dir/DONE"
     [[ ${lines[1]-} == "$fingerprint" ]]
 }
 
-# Whether another job, JOB, is running. squeue fails for a job that Slurm has forgotten and for a controller that does
-# not answer; an answer can be trusted when it lists this job.
+# Tells whether job JOB is running. squeue fails both for a job that Slurm has forgotten and for a controller that does
+# not answer, so an answer counts only if it also lists this job.
 is_running() {
     local try answer
     for ((try = 0; try < 10; try++)); do
@@ -48,8 +48,8 @@ is_running() {
     die "squeue cannot tell whether job $1 is still training in $run_dir (above). Once it answers, submit this script again"
 }
 
-# After a failure without progress: whether the trainer can be imported at all. Not before each launch, since a step of
-# its own starts other containers, for which pyxis unpacks the image once more.
+# After a failure without progress, tests whether the trainer can be imported. Not before each launch: the additional step
+# would make pyxis unpack the image again.
 check_trainer() {
     local status=$rc after where='this Python'
     ((!${#container[@]})) || where='the image, container.image,'
@@ -58,17 +58,21 @@ check_trainer() {
     if ! run_step import_trainer && ((!terminated)); then
         if grep -q '^trainer ' "$job_dir/versions"; then
             say "WARNING: some nodes cannot import the trainer (above)" >&2
+        elif ! grep -qx started "$job_dir/versions"; then
+            say "WARNING: no node could be asked whether it can import the trainer (above)" >&2
         else
             write_file "$run_dir/FAILED" <<<"${import_check[0]} cannot run the trainer (above): install it into $where or set the cluster's code_dir (hpcgen install-code)"
         fi
     fi
     rc=$status
 }
+# "started" tells a trainer that cannot be imported from a step that Slurm or the container did not start.
 import_trainer() {
-    timeout 1800 srun "${on_nodes[@]}" --export=ALL --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" "${import_check[@]}" >"$job_dir/versions"
+    timeout 1800 srun "${on_nodes[@]}" --export=ALL --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" \
+        sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$job_dir/versions"
 }
 
-# REASON: back into the queue, while restarts are left. Restarts because of bad nodes count apart.
+# REASON: requeues the job unless max_restarts is reached. Restarts that exclude bad nodes are counted separately.
 requeue() {
     local exclusions restarts
     read_number exclusions "$job_dir/exclusions"
@@ -79,14 +83,14 @@ requeue() {
     despite_term scontrol requeue "$SLURM_JOB_ID" || die "scontrol requeue failed; submit the script again to go on from iteration $after"
     exit 0
 }
-# A requeue ends the job at once: Slurm's SIGTERM may reach scontrol before the controller's answer does.
+# Runs a command that ignores SIGTERM: a requeue ends the job, perhaps before scontrol has the controller's answer.
 despite_term() { (trap '' TERM; exec "$@"); }
 
 conclude() {
     local after iterations stalled timed_out=0
     read_number after "$tracker"
     read_number iterations "$run_dir/DONE"
-    # A canceled job and one that is out of time both get SIGTERM. Either could be requeued, and only one should be.
+    # A canceled job and one that is out of time both get SIGTERM; only the second one is requeued.
     if ((terminated)) && scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; then timed_out=1; fi
     if ((iterations >= train_iters)) && { ((rc == 0)) || is_this_experiment; }; then
         say "done: $train_iters iterations"
@@ -94,20 +98,20 @@ conclude() {
     elif ((terminated && !timed_out)); then
         say "ended by Slurm (canceled or preempted); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"
         exit 143
+    elif [[ -r $run_dir/FAILED ]]; then
+        # The status would not tell: srun ends the other ranks when the first one leaves, and reports theirs.
+        die "not requeued, since it would fail again: $(<"$run_dir/FAILED"); checkpoints up to iteration $after are good"
     elif ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then
         requeue "stopped at iteration $after of $train_iters"
     elif ((timed_out)); then
         requeue "out of time at iteration $after of $train_iters"
     elif ((rc == 0)); then
         die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug of the trainer"
-    elif [[ -r $run_dir/FAILED ]]; then
-        # The status would not tell: srun ends the other ranks when the first one leaves, and reports theirs.
-        die "not requeued, since it would fail again: $(<"$run_dir/FAILED"); checkpoints up to iteration $after are good"
     elif ((rc == 2)); then
         # The trainer could not write FAILED: its view of the run directory may be read-only.
         die "not requeued, since it would fail again (status 2, reason above); checkpoints up to iteration $after are good"
     fi
-    # A failure. Attempts that the warning ended do not count; three without progress end the job.
+    # Gives up after three failures in a row without progress. Attempts that the warning ended do not count.
     read_number stalled "$job_dir/stalled"
     if ((after > before)); then stalled=0; elif ((!warned)); then stalled=$((stalled + 1)); fi
     write_file "$job_dir/stalled" <<<"$stalled"

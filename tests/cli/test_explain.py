@@ -47,7 +47,7 @@ def test_a_variable_with_all_that_it_won_over(workplace, run_file):
     assert found.stdout.splitlines() == [
         f"NCCL_DEBUG=TRACE  run file, run.yaml:{run_line}",
         f"    over INFO of the cluster ({workplace}/site.yaml:4)",
-        "    over WARN of the node type (ndv5: ai-infrastructure-on-azure, hopper.conf): Says what went wrong; INFO "
+        "    over WARN of the node type (ndv5: ai-infrastructure-on-azure, hopper.conf): Logs errors; INFO "
         "floods the log at scale.",
     ]
 

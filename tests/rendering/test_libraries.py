@@ -76,6 +76,59 @@ def test_another_library_gives_another_hash_of_the_inputs(
     assert hash_of_inputs(render_stage(plan, "train").text) != before
 
 
+FIRST = """\
+set -uo pipefail
+stage=train nodes=2 scratch_root=/tmp checkpoints=$PWD run_dir=$PWD job_dir=$PWD rc=1
+container=() task=(python3 -m trainer) max_exclusions=3 num_job_nodes=2
+SLURM_JOB_ID=7
+"""
+
+
+def with_libraries(*names: str, then: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs bash code after these libraries."""
+    texts = [(shipped("templates") / "lib" / f"{name}.sh").read_text(encoding="utf-8") for name in names]
+    script = "\n".join([FIRST, *texts, then])
+    return subprocess.run(["bash", "-c", script], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("srun", "is_final"),
+    [
+        ("echo 'srun: error: Unable to create step' >&2; exit 1", False),
+        ("sleep 1000", False),
+        ('while [[ $1 != sh ]]; do shift; done; "$@"; exit 1', True),
+    ],
+    ids=["no step", "no answer in time", "no trainer"],
+)
+def test_only_a_trainer_that_was_started_can_be_found_missing(
+    srun: str, is_final: bool, tmp_path: Path
+) -> None:
+    """A node or a controller that does not answer says nothing about the image."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "srun").write_text(f"#!/bin/bash\n{srun}\n")
+    (programs / "python3").write_text("#!/bin/bash\nexit 1\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    then = f'rc=1 PATH={programs}:$PATH\ntimeout() {{ command timeout 2 "${{@:2}}"; }}\ncheck_trainer\necho "rc $rc"'
+    done = with_libraries("base", "train", then=then, cwd=tmp_path)
+    assert done.stdout.endswith("rc 1\n"), done.stderr
+    assert (tmp_path / "FAILED").exists() == is_final
+
+
+def test_a_controller_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
+    """The nodes that the user excluded are known once it answers, and not taken for none."""
+    then = """
+run_step() { :; }
+scontrol() { [[ -e asked ]] || { : >asked; return 1; }; echo "JobId=7 ReqNodeList=(null) ExcNodeList=bad[1-2] X=1"; }
+show_job
+echo "excluded: $(job_field ExcNodeList), required: $(job_field ReqNodeList)."
+"""
+    done = with_libraries("base", "preflight", then=then, cwd=tmp_path)
+    assert done.stdout.endswith("excluded: bad[1-2], required: .\n"), done.stderr
+    assert "scontrol cannot show this job" in done.stdout
+
+
 def hash_of_inputs(script: str) -> str:
     """The last line of the header."""
     found = re.search(r"^# inputs: sha256 ([0-9a-f]{64})$", script, re.MULTILINE)

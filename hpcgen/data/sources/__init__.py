@@ -1,4 +1,7 @@
-"""Where the files of a corpus come from. Each module lists one kind of source; none of them fetches data."""
+"""Where the files of a corpus come from. Each module lists one kind of source; none of them fetches data.
+
+A new kind also needs its keys in `hpcgen.config.corpus`, and `hpcgen.data.download` fetches http and https alone.
+"""
 
 from __future__ import annotations
 
