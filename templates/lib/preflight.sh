@@ -86,22 +86,21 @@ exclude_and_requeue() {
     note_nodes
     list=$(join_by , "${excluded[@]}" "$(<"$asked")")
     list=${list%,}
-    left=$(nodes_left)
+    left=$(nodes_without "$list")
     ((left >= num_job_nodes)) || die "without $list partition $SLURM_JOB_PARTITION has $left nodes, and the job needs $num_job_nodes"
     changes=(ExcNodeList="$list")
     drop_excluded_requests
     ((!terminated)) || exit 143
-    requeued=1
     # From here on Slurm may end this shell at any time. No command substitution below: bash 5.2 can lose its place in the
     # script if a trap runs during one.
-    despite_term scontrol requeue "$SLURM_JOB_ID" || die "scontrol requeue failed; submit again with --exclude=$list"
+    requeue_job || die "scontrol requeue failed; submit again with --exclude=$list"
     # Slurm accepts the list only after the job is pending again.
-    for ((try = 0; try < 50; try++)); do
-        if despite_term scontrol update JobId="$SLURM_JOB_ID" "${changes[@]}" >"$reports/said" 2>&1; then
+    for try in {1..100}; do
+        if (trap '' TERM; exec scontrol update JobId="$SLURM_JOB_ID" "${changes[@]}") >"$reports/said" 2>&1; then
             say "back into the queue without $list (exclusion $((count + 1)) of at most $max_exclusions)"
             exit 0
         fi
-        sleep 0.1
+        sleep 0.2
     done
     cat "$reports/said" >&2
     die "back in the queue, but Slurm did not take the list of bad nodes $list (above)"
@@ -120,12 +119,13 @@ drop_excluded_requests() {
     changes+=(ReqNodeList="$(join_by , "${kept[@]}")")
 }
 
-# How many nodes of the partition are neither down nor bad.
-nodes_left() {
-    local name state left=0
+# LIST: how many nodes of the partition can work without those of the list. If sinfo does not answer, the job tries its luck.
+nodes_without() {
+    local name state left=0 without
+    without=" $(scontrol show hostnames "$1" | tr '\n' ' ') "
+    sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format='%N %t' >"$reports/partition" || { echo "$num_job_nodes"; return; }
     while read -r name state; do
-        [[ $state == *down* || $state == *drain* || $state == *drng* || $state == *fail* || " ${excluded[*]} " == *" $name "* ]] || left=$((left + 1))
-    done < <(sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format='%N %t')
+        [[ $state =~ down|drain|drng|fail|maint|inval|futr || $without == *" $name "* ]] || left=$((left + 1))
+    done <"$reports/partition"
     echo "$left"
 }
-

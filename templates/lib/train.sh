@@ -4,69 +4,59 @@ tracker=$checkpoints/latest_checkpointed_iteration.txt
 before=0
 import_check=("${task[@]}" --versions)
 claim_run_directory() {
-    local other iterations
-    read_number iterations "$run_dir/DONE"
-    if ((iterations >= train_iters)) && is_this_experiment; then
-        say "done already: $run_dir/DONE says $iterations of $train_iters iterations"
-        exit 0
-    fi
+    local other
+    ! is_done || { say "done already: $run_dir/DONE says $train_iters iterations"; exit 0; }
     read_number other "$run_dir/RUNNING"
     if ((other != 0 && other != SLURM_JOB_ID)) && is_running "$other"; then
         die "job $other is training in $run_dir: two jobs would overwrite each other's checkpoints"
     fi
     write_file "$run_dir/RUNNING" <<<"$SLURM_JOB_ID"
-    rm -f -- "$run_dir/STOPPED" "$run_dir/FAILED"
+    rm -f -- "$run_dir/STOPPED" "$run_dir/FAILED" "$job_dir/stop-$restart"
     read_number before "$tracker"
     say "from iteration $before of $train_iters"
-    rm -f -- "$job_dir/stop-$restart"
     stop_file=$job_dir/stop-$restart; ((!warned)) || : >"$stop_file"
     export TRAINER_STOP_FILE=$stop_file TRAINER_CONFIG=$job_dir/trainer.json
     add_options --config "$TRAINER_CONFIG" --stop-file "$TRAINER_STOP_FILE"
 }
-
-# Ignores a DONE file of another configuration, as the trainer does.
-is_this_experiment() {
-    local lines=()
-    mapfile -t lines <"$run_dir/DONE"
-    [[ ${lines[1]-} == "$fingerprint" ]]
+# Whether DONE says so. A DONE file of another configuration counts for nothing, as for the trainer.
+is_done() {
+    local iterations lines=()
+    read_number iterations "$run_dir/DONE"
+    [[ ! -r $run_dir/DONE ]] || mapfile -t lines <"$run_dir/DONE"
+    ((iterations >= train_iters)) && [[ ${lines[1]-} == "$fingerprint" ]]
 }
-
-# Tells whether job JOB is running. squeue fails both for a job that Slurm has forgotten and for a controller that does
-# not answer, so an answer counts only if it also lists this job.
+# Whether job JOB is running. squeue fails both for a job that Slurm has forgotten and for a controller that does not
+# answer, so an answer counts only if it also lists this job.
 is_running() {
     local try answer
-    for ((try = 0; try < 10; try++)); do
-        answer=$(squeue --noheader --format=%A --jobs="$1,$SLURM_JOB_ID" --states=RUNNING,SUSPENDED,STOPPED,SIGNALING,STAGE_OUT,CONFIGURING,COMPLETING 2>&1)
+    for try in {1..10}; do
+        answer=$(squeue --noheader --format=%A --jobs="$1,$SLURM_JOB_ID" --states="$job_states" 2>&1)
         if grep -qx "$SLURM_JOB_ID" <<<"$answer"; then
             grep -qx "$1" <<<"$answer"
             return
         fi
-        say "squeue cannot tell whether job $1 is still training in $run_dir; asking again in 30 s. It says: $answer"
+        say "squeue cannot tell whether job $1 is still training in $run_dir; try $try of 10, every 30 s. It says: $answer"
         run_step sleep 30
         ((!terminated)) || exit 143
     done
     die "squeue cannot tell whether job $1 is still training in $run_dir (above). Once it answers, submit this script again"
 }
 
-# After a failure without progress, tests whether the trainer can be imported. Not before each launch: the additional step
-# would make pyxis unpack the image again.
+# After a failure without progress: can the trainer be imported? Not before each launch, since pyxis would unpack the image
+# once more. "started" tells a trainer that is missing from a step that Slurm or the container did not start.
 check_trainer() {
-    local status=$rc after where='this Python'
-    ((!${#container[@]})) || where='the image, container.image,'
+    local status=$rc after
     read_number after "$tracker"
-    if ((rc == 0 || terminated || warned || after > before)) || [[ -e $run_dir/FAILED ]]; then return; fi
-    if ! run_step import_trainer && ((!terminated)); then
-        if grep -q '^trainer ' "$job_dir/versions"; then
-            say "WARNING: some nodes cannot import the trainer (above)" >&2
-        elif ! grep -qx started "$job_dir/versions"; then
-            say "WARNING: no node could be asked whether it can import the trainer (above)" >&2
-        else
-            write_file "$run_dir/FAILED" <<<"${import_check[0]} cannot run the trainer (above): install it into $where or set the cluster's code_dir (hpcgen install-code)"
-        fi
+    if ((rc == 0 || num_rendezvous == 0 || terminated || warned || after > before)) || [[ -e $run_dir/FAILED ]]; then return; fi
+    if run_step import_trainer || ((terminated)); then
+        :
+    elif grep -qx started "$job_dir/versions" && ! grep -q '^trainer ' "$job_dir/versions"; then
+        write_file "$run_dir/FAILED" <<<"${import_check[0]} cannot run the trainer (above): install it there${container[0]:+, in the image}, or set the cluster's code_dir (hpcgen install-code)"
+    else
+        say "WARNING: not every node could import the trainer (above)" >&2
     fi
     rc=$status
 }
-# "started" tells a trainer that cannot be imported from a step that Slurm or the container did not start.
 import_trainer() {
     timeout 1800 srun "${on_nodes[@]}" --export=ALL --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" \
         sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$job_dir/versions"
@@ -79,20 +69,26 @@ requeue() {
     restarts=$((restart - exclusions))
     ((restarts < max_restarts)) || die "$1, and this was restart $restarts of at most $max_restarts: giving up"
     say "$1: back into the queue (restart $((restarts + 1)) of at most $max_restarts)"
-    requeued=1
-    despite_term scontrol requeue "$SLURM_JOB_ID" || die "scontrol requeue failed; submit the script again to go on from iteration $after"
+    requeue_job || die "scontrol requeue failed; submit the script again to go on from iteration $after"
     exit 0
 }
-# Runs a command that ignores SIGTERM: a requeue ends the job, perhaps before scontrol has the controller's answer.
-despite_term() { (trap '' TERM; exec "$@"); }
+# A requeue ends the job, perhaps before scontrol has the controller's answer: scontrol ignores TERM.
+requeue_job() {
+    local try
+    requeued=1
+    for try in {1..10}; do
+        if (trap '' TERM; exec scontrol requeue "$SLURM_JOB_ID"); then return; fi
+        sleep 2
+    done
+    return 1
+}
 
 conclude() {
-    local after iterations stalled timed_out=0
+    local after stalled timed_out=0
     read_number after "$tracker"
-    read_number iterations "$run_dir/DONE"
     # A canceled job and one that is out of time both get SIGTERM; only the second one is requeued.
     if ((terminated)) && scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; then timed_out=1; fi
-    if ((iterations >= train_iters)) && { ((rc == 0)) || is_this_experiment; }; then
+    if is_done; then
         say "done: $train_iters iterations"
         exit 0
     elif ((terminated && !timed_out)); then

@@ -129,7 +129,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     ),
     "steps in another order": (
         "step-lost",
-        lambda script: re.sub(r"(    prepare_nodes .*)\n(    rendezvous)\n", r"\2\n\1\n", script, count=1),
+        lambda script: script.replace("prepare_nodes && rendezvous", "rendezvous && prepare_nodes"),
         "too early or too late",
     ),
     "a step after the conclusion": (
@@ -205,7 +205,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "errexit": ("no-errexit", in_main("set -o errexit", after="begin"), "`set -o errexit`"),
     "always an end": ("no-exit", prologue("exit 0"), "`exit` is always reached"),
     "always an end at the top level": ("no-exit", site("exit 0"), "`exit` is always reached"),
-    "a return from main": ("no-exit", in_main("return", after="rendezvous"), "`return` is always reached"),
+    "a return from main": ("no-exit", in_main("return", after="run_prologue"), "`return` is always reached"),
     "another status": ("status-kept", in_main("rc=0", after="check_trainer"), "this replaces it"),
     "another step's status": (
         "status-kept",

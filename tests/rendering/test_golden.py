@@ -118,9 +118,9 @@ def test_the_script_of_175b_is_read_in_five_minutes() -> None:
     """The launch, the settings and the job's story come before the job's files and the libraries."""
     lines = rendered("azure-ndv5-pyxis", "train").splitlines()
     assert max(map(len, lines)) < 2000
-    assert next(number for number, line in enumerate(lines, 1) if "|| launch" in line) <= 155
-    assert lines.index("# ==== the job's files ====") <= 180
-    assert sum('"prefix"' not in line for line in lines) <= 640
+    assert next(number for number, line in enumerate(lines, 1) if "&& launch" in line) <= 150
+    assert lines.index("# ==== the job's files ====") <= 170
+    assert sum('"prefix"' not in line for line in lines) <= 575
 
 
 def test_nothing_is_taken_from_where_it_was_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_script_carries_a_library_in_full_and_names_its_hash() -> None:
     stage = planned_case("azure-ndv5-enroot").stages["train"]
     script = rendered("azure-ndv5-enroot", "train")
     libraries = stage_libraries(stage)
-    assert [library.path.stem for library in libraries[:2]] == ["base", "ranks"]
+    assert [library.path.stem for library in libraries[:2]] == ["base", "scratch"]
     for library in libraries:
         assert f"{library.name} sha256 {library.sha256}" in script
         assert library.text in script
@@ -80,7 +80,7 @@ FIRST = """\
 set -uo pipefail
 stage=train nodes=2 scratch_root=/tmp checkpoints=$PWD run_dir=$PWD job_dir=$PWD rc=1
 container=() task=(python3 -m trainer) max_exclusions=3 num_job_nodes=2
-SLURM_JOB_ID=7
+SLURM_JOB_ID=7 num_rendezvous=1
 """
 
 
@@ -111,7 +111,7 @@ def test_only_a_trainer_that_was_started_can_be_found_missing(
     for program in programs.iterdir():
         program.chmod(0o755)
     then = f'rc=1 PATH={programs}:$PATH\ntimeout() {{ command timeout 2 "${{@:2}}"; }}\ncheck_trainer\necho "rc $rc"'
-    done = with_libraries("base", "train", then=then, cwd=tmp_path)
+    done = with_libraries("base", "scratch", "train", then=then, cwd=tmp_path)
     assert done.stdout.endswith("rc 1\n"), done.stderr
     assert (tmp_path / "FAILED").exists() == is_final
 

@@ -46,9 +46,8 @@ main() {
     begin
     set_environment
     run_prologue
-    prepare_nodes || stop_or_die "a node is not fit for this job (above)"
     say "$greeting"
-    ((terminated)) || launch "${task[@]}" --version || rc=$?
+    prepare_nodes && launch "${task[@]}" --version || rc=$?
     remove_scratch
     run_epilogue
     conclude

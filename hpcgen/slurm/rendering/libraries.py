@@ -41,6 +41,7 @@ def stage_libraries(stage: StagePlan) -> tuple[Library, ...]:
 def _names(stage: StagePlan) -> Iterator[str]:
     container = stage.container
     yield "base"
+    yield "scratch"
     if stage.kind.uses_gpus:
         yield "ranks"
     if stage.kind.reads_trainer_config:

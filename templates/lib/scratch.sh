@@ -1,0 +1,65 @@
+# Each node's scratch directory. Caches and temporary files stay on the node.
+
+scratch=$scratch_root/hpcgen-${SLURM_CLUSTER_NAME:-slurm}-$SLURM_JOB_ID
+# Set for the tasks alone: pyxis itself needs the real HOME.
+task_environment=(
+    "HOME=$scratch"
+    "TMPDIR=$scratch/tmp"
+    "XDG_CACHE_HOME=$scratch/cache"
+    "HF_HOME=$scratch/huggingface"
+    "TRITON_CACHE_DIR=$scratch/triton"
+    "TORCHINDUCTOR_CACHE_DIR=$scratch/inductor"
+)
+# srun's options for one task on each node.
+on_nodes=(--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1)
+# SECONDS COMMAND...: runs the command once on every node.
+each_node() {
+    run_step timeout --kill-after=30 "$1" srun "${on_nodes[@]}" --export=ALL "${@:2}" || ((rc != 124)) || say "ERROR: a node took longer than $1 s" >&2
+    return "$rc"
+}
+# The functions of this script as text: `bash -c "$functions" NAME ARGUMENT...` runs one of them on another node.
+functions=''
+# shellcheck disable=SC2016 # the other shell expands it
+read_functions() { functions="$(unset -f main environment write_job_files; declare -f)"$'\n''"$0" "$@"'; }
+# MESSAGE: how a function that runs on a node fails.
+node_fails() { echo "${SLURMD_NODENAME:-$HOSTNAME}: $*"; exit 1; }
+
+job_states=RUNNING,SUSPENDED,STOPPED,CONFIGURING,COMPLETING,RESIZING,SIGNALING,STAGE_OUT
+make_scratch() {
+    local jobs
+    jobs=$(squeue --noheader --user="$UID" --format=%A --states="$job_states" 2>/dev/null)
+    read_functions
+    srun "${on_nodes[@]}" --overlap --no-kill bash -c "$functions" guard_scratch "$scratch" >/dev/null 2>&1 &
+    each_node 300 bash -c "$functions" make_node_scratch "$scratch" "$jobs" "$check_memlock" "${required[@]}"
+}
+# On a node, SCRATCH JOBS CHECK_MEMLOCK PATH...: makes the scratch directory, removes those of jobs that were killed, and
+# looks for each PATH.
+make_node_scratch() {
+    local scratch=$1 jobs=" ${2//[[:space:]]/ } " check_memlock=$3 node=${SLURMD_NODENAME:-$HOSTNAME} old path
+    umask 077
+    { mkdir -p -- "$scratch" && [[ -O $scratch && ! -L $scratch ]] && mkdir -p -- "$scratch/tmp"; } || node_fails "cannot make $scratch"
+    # JOBS counts only if squeue named this job too.
+    find "${scratch%/*}" -maxdepth 1 -type d -user "$UID" -mmin +10 | while [[ $jobs == *" ${scratch##*-} "* ]] && read -r old; do
+        [[ ! $old =~ ^"${scratch%-*}"-[0-9]+$ || $jobs == *" ${old##*-} "* ]] || rm -rf -- "$old"
+    done
+    for path in "${@:4}"; do [[ -r $path ]] || node_fails "$path is missing or not readable"; done
+    ((!check_memlock)) || [[ $(ulimit -l) == unlimited ]] || echo "$node: warning: memlock is $(ulimit -l) kB; InfiniBand needs unlimited"
+    prepare_node || node_fails "the site's prepare_node failed with status $?"
+}
+# On a node, SCRATCH: removes it when Slurm ends the job. Slurm then refuses new steps, so this one starts early; it lets
+# the tasks save, and is done before Slurm kills what is left (KillWait, 30 s by default).
+guard_scratch() {
+    local ended=''
+    trap 'ended=1' TERM
+    trap : INT USR1 USR2
+    until [[ $ended ]]; do sleep infinity & wait; done
+    trap '' TERM
+    kill $!
+    while grep -qsz "^HOME=$1\$" /proc/[0-9]*/environ; do sleep 0.2; done
+    [[ ! -O $1 || -L $1 ]] || rm -rf -- "$1"
+}
+remove_scratch() {
+    local status=$rc
+    ((terminated)) || run_step timeout 120 srun "${on_nodes[@]}" rm -rf -- "$scratch" || say "scratch is left on a node: $scratch"
+    rc=$status
+}
