@@ -93,16 +93,18 @@ set_environment() {
 in_prologue=0
 run_prologue() {
     in_prologue=1
-    trap '((!in_prologue)) || prologue_ended' EXIT
+    trap prologue_ended EXIT
     site_prologue
     in_prologue=0
     set +e -uo pipefail
     set_traps
 }
 prologue_ended() {
+    local status=$?
+    ((in_prologue)) || return "$status"
     in_prologue=0 rc=1
     set +e -uo pipefail
-    say "ERROR: site_prologue ended the job (above)" >&2
+    say "ERROR: site_prologue ended the job with status $status (above)" >&2
     conclude
 }
 # Runs site_epilogue in a subshell, so that the conclusion follows whatever it does: for at most 10 minutes, and for 5 s
@@ -124,8 +126,10 @@ run_epilogue() {
         left=$((left - 1))
         sleep 0.2
     done
-    ((left)) || kill -KILL -- "-$pid"
+    if ((!left)) && kill -KILL -- "-$pid" 2>/dev/null; then
+        say "WARNING: site_epilogue took too long and was ended; the conclusion follows" >&2
+    fi
     wait "$pid" 2>/dev/null
     status=$?
-    ((status == 0)) || say "WARNING: site_epilogue ended early with status $status (above); the conclusion follows" >&2
+    ((status == 0 || !left)) || say "WARNING: site_epilogue ended early with status $status (above); the conclusion follows" >&2
 }

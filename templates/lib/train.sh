@@ -28,14 +28,14 @@ is_done() {
 # Whether job JOB is running. squeue fails both for a job that Slurm has forgotten and for a controller that does not
 # answer, so an answer counts only if it also lists this job.
 is_running() {
-    local try answer
-    for try in {1..10}; do
+    local answer
+    for _ in {1..10}; do
         answer=$(squeue --noheader --format=%A --jobs="$1,$SLURM_JOB_ID" --states="$job_states" 2>&1)
         if grep -qx "$SLURM_JOB_ID" <<<"$answer"; then
             grep -qx "$1" <<<"$answer"
             return
         fi
-        say "squeue cannot tell whether job $1 is still training in $run_dir; try $try of 10, every 30 s. It says: $answer"
+        say "squeue cannot tell whether job $1 is still training in $run_dir; asking again in 30 s. It says: $answer"
         run_step sleep 30
         ((!terminated)) || exit 143
     done
@@ -74,9 +74,8 @@ requeue() {
 }
 # A requeue ends the job, perhaps before scontrol has the controller's answer: scontrol ignores TERM.
 requeue_job() {
-    local try
     requeued=1
-    for try in {1..10}; do
+    for _ in {1..10}; do
         if (trap '' TERM; exec scontrol requeue "$SLURM_JOB_ID"); then return; fi
         sleep 2
     done

@@ -153,6 +153,20 @@ def slow_requeue(cluster: SlurmCluster, directory: Path) -> str:
     return program_first(cluster, directory / "slow", "scontrol", text)
 
 
+def failing_requeue(cluster: SlurmCluster, directory: Path) -> str:
+    """As `program_first`: a scontrol that cannot requeue a job until the third time that it is asked."""
+    scontrol = shutil.which("scontrol", path=cluster.env["PATH"])
+    text = f"""\
+#!/bin/bash
+if [[ $1 == requeue ]] && echo >>{directory}/asked && (($(wc -l <{directory}/asked) < 3)); then
+    echo "slurm_requeue error: Unable to contact slurm controller (connect failure)" >&2
+    exit 1
+fi
+exec {scontrol} "$@"
+"""
+    return program_first(cluster, directory, "scontrol", text)
+
+
 def wait_for_steps(run: Path, count: int, timeout_s: float = 120) -> None:
     """Waits until the metrics hold `count` steps."""
     metrics, end = run.parent / "run" / "metrics.jsonl", time.monotonic() + timeout_s

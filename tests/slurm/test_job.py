@@ -15,6 +15,7 @@ from tests.slurm.conftest import (
     TP2_PP2,
     TWO_NODES,
     TWO_RANKS,
+    failing_requeue,
     log_of,
     program_first,
     render,
@@ -42,6 +43,16 @@ def test_three_lives_without_progress_end_the_job(slurm_cluster: SlurmCluster, t
     log = log_of(tiny_run, job_id)
     assert log.count("broken") == 3
     assert "failed with status 7: three attempts without progress beyond iteration 0; not requeued" in log
+
+
+def test_a_controller_that_cannot_requeue_is_asked_again(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
+    end_training_with(7, tiny_run)
+    option = failing_requeue(slurm_cluster, tiny_run.parent / "failing")
+    job_id = slurm_cluster.sbatch(render(tiny_run), option, cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    log = log_of(tiny_run, job_id)
+    assert log.count("Unable to contact slurm controller") == 2
+    assert "three attempts without progress" in log.splitlines()[-1]
 
 
 def test_a_refusal_is_final_where_the_trainer_cannot_write_the_reason(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import time
@@ -96,6 +97,31 @@ def test_a_sites_functions_change_the_job_whichever_way_it_is_queued(
     assert "node ndv5-1 has /tmp/hpcgen-" in (site / "nodes").read_text()
     assert (site / "archived.jsonl").read_bytes() == (tiny_run.parent / "run" / "metrics.jsonl").read_bytes()
     assert curve(tiny_run)[8] == pytest.approx(single_process_curve[8], rel=1e-3)
+
+
+UNFIT_ONCE = """\
+{% extends "hpcgen/slurm/train.sbatch.j2" %}
+
+{% block site %}
+prepare_node() { [[ -e @SITE@/fit ]] || { : >@SITE@/fit; echo "the disk of $node is full"; return 1; }; }
+{% endblock %}
+"""
+
+
+def test_a_node_that_cannot_be_prepared_costs_an_attempt_and_not_the_run(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
+    templates = tiny_run.parent / "site" / "slurm"
+    templates.mkdir(parents=True)
+    (templates / "train.sbatch.j2").write_text(UNFIT_ONCE.replace("@SITE@", str(templates)))
+    command = ("render", "train", "-c", str(tiny_run), "--templates", str(templates.parent))
+    job_id = slurm_cluster.sbatch(hpcgen(*command, cwd=tiny_run.parent), cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id, timeout_s=240) == "COMPLETED"
+    log = log_of(tiny_run, job_id)
+    assert log.count("the disk of ndv5-1 is full") == 1, log
+    assert "the site's prepare_node failed with status 1" in log
+    assert log.count("failed with status 1 at iteration 0 (began at 0): back into the queue") == 1
+    assert "cannot run the trainer" not in log
 
 
 BROKEN = """\
@@ -220,6 +246,7 @@ def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(
 ) -> None:
     left = [Path(f"/tmp/hpcgen-{slurm_cluster.directory.name}-{number}") for number in (999998, 999999)]
     left[0].mkdir()
+    os.utime(left[0], (time.time() - 3600,) * 2)  # a directory of the last minutes may be that of a job that is starting
     left[1].symlink_to(tmp_path)
     script = hpcgen("render", "tensorboard", "-c", str(tiny_run), cwd=tiny_run.parent)
     job_id = slurm_cluster.sbatch(script, "--hold", cwd=tiny_run.parent)
