@@ -246,7 +246,7 @@ def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(
 ) -> None:
     left = [Path(f"/tmp/hpcgen-{slurm_cluster.directory.name}-{number}") for number in (999998, 999999)]
     left[0].mkdir()
-    os.utime(left[0], (time.time() - 3600,) * 2)  # a directory of the last minutes may be that of a job that is starting
+    os.utime(left[0], (time.time() - 3600,) * 2)  # a new one may be of a job that starts
     left[1].symlink_to(tmp_path)
     script = hpcgen("render", "tensorboard", "-c", str(tiny_run), cwd=tiny_run.parent)
     job_id = slurm_cluster.sbatch(script, "--hold", cwd=tiny_run.parent)
