@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import complete_clusters, templates_option
 from hpcgen.stages import FRAMES, STAGES
 from hpcgen.text import did_you_mean
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 NAMES = (*FRAMES, *STAGES)
 
 
-@click.group("templates")
+@click.group("templates", cls=CommandGroup)
 def command() -> None:
     """See, start and check the templates that scripts are made of."""
 

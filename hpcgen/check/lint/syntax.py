@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcgen.errors import HpcgenError
-
 MAX_BYTES = 256 * 1024
 """Of a script. Slurm itself refuses scripts of more than 4 MiB."""
 MAX_TREE_BYTES = 64 * 1024 * 1024
@@ -46,7 +44,7 @@ def parse(text: str) -> tuple[Node, bytes]:
 
     Raises:
         ShellSyntaxError: bash would not take the script, or it is too deep or too strange to be read.
-        HpcgenError: shfmt is not installed.
+        PackageNotFoundError: shfmt is not installed.
     """
     source = text.encode(errors="replace")
     output, complaint = _run(source)
@@ -122,7 +120,9 @@ def _shfmt() -> str:
     beside = Path(sysconfig.get_path("scripts")) / "shfmt"
     found = str(beside) if beside.is_file() else shutil.which("shfmt")
     if found is None:
-        raise HpcgenError("shfmt, which reads shell scripts, is not here", "pip install shfmt-py")
+        from importlib.metadata import PackageNotFoundError
+
+        raise PackageNotFoundError("shfmt-py")
     return found
 
 
