@@ -259,6 +259,7 @@ def check_command(
     Nothing of the scripts is run: bash, shellcheck (where it is installed) and hpcgen lint only read them.
     """
     from hpcgen.api import site_directories
+    from hpcgen.check.lint.syntax import find_shfmt
     from hpcgen.check.scripts import read_by_lint
     from hpcgen.check.shell_programs import has_shellcheck, read_scripts
     from hpcgen.check.site import check_site
@@ -272,6 +273,7 @@ def check_command(
             for by_shell, by_lint in both
         ]
 
+    find_shfmt()  # now rather than after all scripts are rendered
     directories = site_directories(templates)
     report = check_site(directories, clusters or cluster_names(), read, named=bool(clusters))
     if as_json:

@@ -23,14 +23,10 @@ CHECKOUT = Path(__file__).parents[2]
 WORKS = {
     "validate": ["validate", "-c", "run.yaml"],
     "render": ["render", "train", "-c", "run.yaml"],
-    "render-nccl-test": ["render", "nccl-test", "--cluster", "azure-ndv5"],
     "init": ["init", "new.yaml", "--preset", "1.3b"],
-    "presets": ["presets"],
     "cluster": ["cluster", "show", "azure-ndv5"],
     "topology": ["topology", "draw", "ndv5"],
     "templates": ["templates", "list"],
-    "explain": ["explain", "-c", "run.yaml"],
-    "env": ["env", "-c", "run.yaml"],
     "data-help": ["data", "prepare", "--help"],
 }
 MISSING = {

@@ -101,7 +101,7 @@ def _run(source: bytes) -> tuple[bytes, str]:
     with tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as errors:
         script.write(source)
         script.seek(0)
-        command = [_shfmt(), "--to-json", "--language-dialect=bash"]
+        command = [find_shfmt(), "--to-json", "--language-dialect=bash"]
         with subprocess.Popen(command, stdin=script, stdout=subprocess.PIPE, stderr=errors) as process:
             assert process.stdout
             timer = threading.Timer(TIME_LIMIT_S, process.kill)
@@ -116,7 +116,12 @@ def _run(source: bytes) -> tuple[bytes, str]:
 
 
 @functools.cache
-def _shfmt() -> str:
+def find_shfmt() -> str:
+    """Path of the program shfmt.
+
+    Raises:
+        PackageNotFoundError: it is not installed.
+    """
     beside = Path(sysconfig.get_path("scripts")) / "shfmt"
     found = str(beside) if beside.is_file() else shutil.which("shfmt")
     if found is None:
