@@ -194,6 +194,7 @@ def _load_gigatoken(definition: dict[str, Any], reference: Encode, threads: int)
     gigatoken refuses most of what it does not know, but ignores some of it (single_word, say), so
     it must also give the ids of `reference` on a probe.
     """
+    import awkward  # noqa: F401  # without it, gigatoken returns lists
     import gigatoken
 
     source = json.dumps(definition)

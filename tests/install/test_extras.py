@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -20,6 +21,7 @@ from tests.runs import big_run, minimal_run, write_yaml
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 CHECKOUT = Path(__file__).parents[2]
+INSTALL_PAGE = CHECKOUT / "docs" / "install.md"
 WORKS = {
     "validate": ["validate", "-c", "run.yaml"],
     "render": ["render", "train", "-c", "run.yaml"],
@@ -174,3 +176,46 @@ def test_all_holds_every_capability() -> None:
     declared = list(requirements())
     every = {requirement for extra, requirement in declared if extra == "all"}
     assert every == {requirement for extra, requirement in declared if extra in capabilities}
+
+
+def test_without_gigatoken_the_pairs_are_the_same_and_a_task_says_so_once(tmp_path: Path) -> None:
+    """Worker processes miss it too: its stand-in is on PYTHONPATH."""
+    (tmp_path / "text").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"text/{name}.jsonl").write_text('{"text": "Hello world, naïve café"}\n' * 20)
+    missing = tmp_path / "missing"
+    missing.mkdir()
+    (missing / "gigatoken.py").write_text("raise ModuleNotFoundError('no gigatoken', name='gigatoken')\n")
+    pairs, said = [], []
+    for path in ("", str(missing)):
+        directory = tmp_path / f"corpus{len(pairs)}"
+        corpus = {"directory": str(directory), "source": {"directory": "text"}, "num_output_files": 2}
+        write_yaml(tmp_path / "run.yaml", minimal_run(data={"corpus": corpus}))
+        for command in (["plan"], ["prepare", "--workers", "2"]):
+            found = subprocess.run(
+                [sys.executable, "-m", "hpcgen", "data", *command, "-c", "run.yaml"],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": path},
+                capture_output=True,
+                text=True,
+            )
+            assert found.returncode == 0, found.stderr
+        said.append([line for line in found.stderr.splitlines() if "gigatoken" in line])
+        pairs.append(
+            {
+                file.name: file.read_bytes()
+                for file in (directory / "tokens").iterdir()
+                if file.suffix != ".json"
+            }
+        )
+    assert pairs[0] == pairs[1]
+    assert any(name.endswith(".bin") for name in pairs[0])
+    note = "tokenizers gives the same token IDs, but takes many times as long"
+    assert said == [[], [f"warning: gigatoken is not installed (pip install 'hpcgen[data]'); {note}"]]
+
+
+def test_the_table_of_extras_has_every_extra() -> None:
+    rows = re.findall(
+        r"^\| `pip install (?:'hpcgen\[(\w+)\]'|hpcgen)` \|", INSTALL_PAGE.read_text(), re.MULTILINE
+    )
+    assert sorted(filter(None, rows)) == sorted({extra for extra, _ in requirements() if extra})
