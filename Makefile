@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-TORCH := 2.13.0
+# Every version that is installed is in constraints.txt, also torch's.
+PIP := $(BIN)/pip install --quiet --constraint constraints.txt
+TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
@@ -15,19 +17,19 @@ help:
 
 install: $(READY)
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hpcgen needs Python 3.10 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# On a machine without GPUs a CPU build of torch saves gigabytes, where pip can find one.
 	@if command -v nvidia-smi >/dev/null; then \
-	    $(BIN)/pip install --quiet torch; \
+	    $(PIP) torch; \
 	else \
-	    $(BIN)/pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null \
-	    || $(BIN)/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH)+cpu" 2>/dev/null \
-	    || $(BIN)/pip install --quiet "torch==$(TORCH)"; \
+	    $(PIP) "torch==$(TORCH)+cpu" 2>/dev/null \
+	    || $(PIP) --extra-index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH)+cpu" 2>/dev/null \
+	    || $(PIP) torch; \
 	fi
-	$(BIN)/pip install --quiet --editable '.[train,dev]'
+	$(PIP) --editable '.[dev]'
 	@touch $@
 
 quickstart: $(READY)
@@ -103,6 +105,12 @@ system-packages:
 	        apt-get install -y -qq slurm-wlm munge shellcheck environment-modules >/dev/null && exit 0; \
 	fi; \
 	echo "not installed:$$missing; the tests that need them are skipped (Debian: apt-get install slurm-wlm munge shellcheck environment-modules)"
+
+# Resolves pyproject.toml for every supported Python again; needs uv. Add UPGRADE=--upgrade for newer versions.
+.PHONY: lock
+lock:
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --no-annotate --no-header --quiet \
+	    $(UPGRADE) --output-file constraints.txt
 
 clean:
 	rm -rf $(VENV) examples/quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -73,7 +73,7 @@ install_code() {
     mkdir -p -- "$prefix" "$topologies"
     case $kind in
     directory) copy_code_directory "$source" ;;
-    wheel | checkout) install_with_pip "$megatron_core" "$source" ;;
+    wheel | checkout) install_with_pip "$megatron_core" "${source}[data,submit]" ;;  # the extras that jobs need
     none) install_with_pip "$megatron_core" ;;
     *) die "unknown kind of code: $kind" ;;
     esac

@@ -55,6 +55,9 @@ def submit(
         HpcgenError: nothing could be submitted, or is: pairs of the corpus are not made, or not those of the run.
         JobFailed: a local stage failed.
     """
+    from hpcgen.slurm.local import run_stages
+    from hpcgen.slurm.submit import submit_stages
+
     if launcher not in ("slurm", "local"):
         raise HpcgenError(f"{launcher!r} is not a launcher", "use slurm or local")
     if rendered := [name for name, stage in plan.stages.items() if not stage.kind.by_submitit]:
@@ -72,11 +75,7 @@ def submit(
         )
     require_pairs(plan)
     if launcher == "local":
-        from hpcgen.slurm.local import run_stages
-
         return run_stages(plan, on_progress)
-    from hpcgen.slurm.submit import submit_stages
-
     directories = site_directories(templates)
     return submit_stages(plan, {name: checked_script(plan, name, directories) for name in plan.stages})
 

@@ -135,7 +135,7 @@ def read_code(text: str) -> Code:
 
     Raises:
         ShellSyntaxError: bash would not take the script.
-        HpcgenError: shfmt is not installed.
+        PackageNotFoundError: shfmt is not installed.
     """
     tree, source = parse(text)
     reader = _Reader(source)

@@ -50,7 +50,7 @@ def require_syntax(script: Script) -> None:
     if not found:
         return
     line, what = found[0].line, found[0].why
-    with contextlib.suppress(HpcgenError):  # shfmt is missing: bash's own line
+    with contextlib.suppress(ModuleNotFoundError):  # without shfmt: bash's own line
         try:
             syntax.parse(script.text)
         except syntax.ShellSyntaxError as error:

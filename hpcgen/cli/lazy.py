@@ -1,4 +1,4 @@
-"""Groups of commands whose modules are imported when they are used: start-up time is the user's time."""
+"""Groups of commands: subcommands are imported when they are used, and missing packages are named with their extra."""
 
 from __future__ import annotations
 
@@ -11,7 +11,23 @@ import click
 from hpcgen.text import did_you_mean
 
 
-class LazyGroup(click.Group):
+class CommandGroup(click.Group):
+    """A group that names the extra of hpcgen that its subcommand needs and the installation lacks."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the subcommand; a missing package of an extra is the user's mistake, without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            from hpcgen.install.extras import missing_package
+
+            mistake = missing_package(error, f"{ctx.command_path} {ctx.invoked_subcommand}")
+            if mistake is None:
+                raise
+            raise mistake from error
+
+
+class LazyGroup(CommandGroup):
     """A group whose subcommands are in the modules of `commands_in`, imported when they are used.
 
     A module has one as `command`, or several as `commands`, by name.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import complete_clusters, templates_option
 from hpcgen.stages import FRAMES, STAGES
 from hpcgen.text import did_you_mean
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 NAMES = (*FRAMES, *STAGES)
 
 
-@click.group("templates")
+@click.group("templates", cls=CommandGroup)
 def command() -> None:
     """See, start and check the templates that scripts are made of."""
 
@@ -258,6 +259,7 @@ def check_command(
     Nothing of the scripts is run: bash, shellcheck (where it is installed) and hpcgen lint only read them.
     """
     from hpcgen.api import site_directories
+    from hpcgen.check.lint.syntax import find_shfmt
     from hpcgen.check.scripts import read_by_lint
     from hpcgen.check.shell_programs import has_shellcheck, read_scripts
     from hpcgen.check.site import check_site
@@ -271,6 +273,7 @@ def check_command(
             for by_shell, by_lint in both
         ]
 
+    find_shfmt()  # now rather than after all scripts are rendered
     directories = site_directories(templates)
     report = check_site(directories, clusters or cluster_names(), read, named=bool(clusters))
     if as_json:

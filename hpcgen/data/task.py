@@ -41,7 +41,7 @@ _WORK = {
     "tokenize": ("hpcgen.data.tokenize", "tokenize_unit"),
     "prepare": ("hpcgen.data.tokenize", "tokenize_unit"),
 }
-"""Module and function of each stage: (unit, job, context) -> the record, published. Imported in the workers alone."""
+"""Module and function of each stage: (unit, job, context) -> the record, published."""
 _TELL_INTERVAL_S = 0.5
 _WRITE_INTERVAL_S = 5.0
 
@@ -240,6 +240,10 @@ class _Task:
 
     def make_all(self, workers: int) -> None:
         """Makes the units that are not done."""
+        if self._pending:
+            _work_of(
+                self.progress.stage
+            )  # a package that is missing is found here, before anything is written
         self._tell(ended=not self._pending)
         if not self._pending:
             return
@@ -333,12 +337,18 @@ def make_unit(
     """What a worker process does with a unit."""
     if unit.stage != "download":
         Looker(job).require_inputs(unit)
-    module, name = _WORK[unit.stage]
-    work: Callable[[Unit, CorpusJob, Context], Record] = getattr(importlib.import_module(module), name)
     meter = _Meter(tell)
-    record = work(unit, job, Context(configuration=of_configuration, threads=threads, advance=meter.add))
+    context = Context(configuration=of_configuration, threads=threads, advance=meter.add)
+    record = _work_of(unit.stage)(unit, job, context)
     meter.flush()
     return record
+
+
+def _work_of(stage: str) -> Callable[[Unit, CorpusJob, Context], Record]:
+    """Imports the function of a stage."""
+    module, name = _WORK[stage]
+    work: Callable[[Unit, CorpusJob, Context], Record] = getattr(importlib.import_module(module), name)
+    return work
 
 
 class _Meter:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from hpcgen.config.tokenizer import (
@@ -82,6 +83,7 @@ def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto", *, thread
     Raises:
         HpcgenError: the configuration does not hold together, a file is missing or wrong, the end-of-document
             token is unknown, or gigatoken was forced on a tokenizer that it does not take.
+        ModuleNotFoundError: gigatoken was forced and is not installed.
     """
     for problem in problems(config, "tokenizer"):
         raise HpcgenError(f"{problem.path} {problem.reason}", problem.hint)
@@ -92,12 +94,28 @@ def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto", *, thread
     reference = _load_tokenizers(config, definition)
     if backend == "tokenizers":
         return Tokenizer(config, reference, size, eod, "tokenizers")
+    if backend == "auto" and (missing := missing_gigatoken()):
+        return Tokenizer(config, reference, size, eod, "tokenizers", missing)
     fast, reason = _load_gigatoken(definition, reference, threads)
     if fast is not None:
         return Tokenizer(config, fast, size, eod, "gigatoken", reference=reference)
     if backend == "gigatoken":
         raise HpcgenError(f"gigatoken does not take this tokenizer: {reason}", "use the backend tokenizers")
     return Tokenizer(config, reference, size, eod, "tokenizers", reason)
+
+
+def missing_gigatoken() -> str:
+    """Why gigatoken cannot be used for any tokenizer, for people; empty if it can."""
+    try:
+        import awkward  # noqa: F401  # the arrays that gigatoken returns
+        import gigatoken  # noqa: F401
+    except ModuleNotFoundError as error:
+        reason = f"{error.name} is not installed (pip install 'hpcgen[data]')"
+    except ImportError as error:  # built for another C library, say
+        reason = f"gigatoken cannot be imported ({error})"
+    else:
+        return ""
+    return f"{reason}; tokenizers gives the same token IDs, but takes many times as long"
 
 
 def limit_threads(threads: int) -> None:
@@ -156,8 +174,6 @@ def _gpt2_definition(config: TokenizerConfig) -> dict[str, Any]:
 
 
 def _load_tokenizers(config: TokenizerConfig, definition: dict[str, Any]) -> Encode:
-    import tokenizers
-
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(definition))
     except Exception as error:  # the library raises bare Exception for every fault of the file
@@ -178,6 +194,7 @@ def _load_gigatoken(definition: dict[str, Any], reference: Encode, threads: int)
     gigatoken refuses most of what it does not know, but ignores some of it (single_word, say), so
     it must also give the ids of `reference` on a probe.
     """
+    import awkward  # noqa: F401  # without it, gigatoken returns lists
     import gigatoken
 
     source = json.dumps(definition)

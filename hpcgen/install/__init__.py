@@ -1,1 +1,1 @@
-"""Code for the compute nodes: what a container image lacks, in a directory of its own."""
+"""What is installed where: the extras of hpcgen, and the code directory for compute nodes."""

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from hpcgen.errors import HpcgenError
 from hpcgen.files import sync_path
+from hpcgen.install.extras import project_name, requirements
 from hpcgen.resources import SHIPPED_FOLDERS, shipped
 from hpcgen.text import counted
 
@@ -44,6 +45,9 @@ WITHOUT_THEIR_NEEDS = frozenset(("megatron-core", "tokenizers"))
 # Needs that no one else states: megatron-core's, and awkward's below Python 3.12 (pip asks the running Python
 # whether such a condition holds, not the one that it installs for).
 FURTHER_NEEDS = ("packaging>=24.2", "importlib-metadata>=4.13")
+
+JOB_EXTRAS = ("data", "submit", "train")
+"""Extras of hpcgen that jobs need."""
 
 # What one side pickles the other unpickles, so both have the versions of the running environment.
 SAME_AS_HERE = ("submitit", "cloudpickle")
@@ -86,7 +90,7 @@ def copy_own_packages(tree: Path) -> None:
         shutil.copytree(Path(spec.origin).parent, tree / name, ignore=ignore)
     for folder in SHIPPED_FOLDERS:
         shutil.copytree(shipped(folder), tree / "hpcgen" / folder, ignore=ignore, dirs_exist_ok=True)
-    version = installed_version("hpcgen")
+    version = installed_version()
     metadata = tree / f"hpcgen-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: hpcgen\nVersion: {version}\n", encoding="utf-8")
@@ -94,7 +98,7 @@ def copy_own_packages(tree: Path) -> None:
 
 def install_needs(tree: Path, python_version: str) -> None:
     """Install what hpcgen and the trainer need and the image may lack into `tree`, with pip."""
-    alone, together = [], [f"{name}=={installed_version(name)}" for name in SAME_AS_HERE]
+    alone, together = [], [f"{name}=={version}" for name in SAME_AS_HERE if (version := version_here(name))]
     for requirement in (*own_requirements(), *FURTHER_NEEDS):
         name = project_name(requirement)
         if name in WITHOUT_THEIR_NEEDS:
@@ -117,32 +121,29 @@ def install_needs(tree: Path, python_version: str) -> None:
 
 
 def own_requirements() -> Iterator[str]:
-    """What hpcgen declares to need, for itself and for training."""
-    for requirement in importlib.metadata.requires("hpcgen") or ():
-        plain, _, marker = requirement.partition(";")
-        extra = re.search(r"""extra\s*==\s*["']([^"']*)""", marker)
-        if extra is None:
+    """What hpcgen declares that jobs need."""
+    for extra, requirement in requirements():
+        if extra is None or extra in JOB_EXTRAS:
             yield requirement
-        elif extra[1] == "train":
-            yield plain.strip()
 
 
-def project_name(requirement: str) -> str:
-    """The normalised name that a requirement starts with (PEP 503)."""
-    name = re.match(r"[A-Za-z0-9._-]+", requirement)
-    assert name is not None
-    return re.sub(r"[-_.]+", "-", name[0]).lower()
+def installed_version() -> str:
+    """The version of hpcgen; raises HpcgenError if it is not installed."""
+    version = version_here("hpcgen")
+    if version is None:
+        raise HpcgenError(
+            f"hpcgen is not installed in {sys.prefix}",
+            "install it with pip (in a checkout: pip install -e .)",
+        )
+    return version
 
 
-def installed_version(name: str) -> str:
-    """The version of a distribution in the running environment; raises HpcgenError when there is none."""
+def version_here(name: str) -> str | None:
+    """The version of a distribution in the running environment; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        raise HpcgenError(
-            f"{name} is not installed in {sys.prefix}",
-            "install hpcgen with pip (in a checkout: pip install -e .)",
-        ) from None
+        return None
 
 
 def pip_install(*arguments: str) -> str:
@@ -169,7 +170,7 @@ def publish(tree: Path, parent: Path, python_version: str) -> Path:
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     (tree / MANIFEST).write_text(text, encoding="utf-8")
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    target = parent / f"hpcgen-{installed_version('hpcgen')}-{digest}"
+    target = parent / f"hpcgen-{installed_version()}-{digest}"
     settle(tree)
     try:
         tree.rename(target)

@@ -12,8 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from submitit import LocalExecutor
 
 from hpcgen.errors import HpcgenError, JobFailed, JobStopped
 from hpcgen.files import write_text
@@ -42,17 +46,26 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
     Raises:
         HpcgenError: a stage needs more than this machine: several nodes or a container; the corpus cannot be fetched
             or has no room.
+        PackageNotFoundError: a stage runs the trainer, and torch or megatron-core is not installed.
         JobFailed: a stage failed; the message ends with the last lines of its log.
         JobStopped: Ctrl-C, and training has saved.
     """
     for stage in plan.stages.values():
         if stage.allocation.nodes > 1 or stage.container is not None:
             raise HpcgenError(_beyond_this_machine(stage), "use --launcher slurm, or set cluster: local")
+        if stage.kind.reads_trainer_config:
+            _require_trainer()
     for warning in check_corpus(plan, missing_tasks(plan)):
         print(f"warning: {warning}", file=sys.stderr)
     with sharing(plan), term_exits():
         run_dir = make_run_directory(plan)
         return [_run(plan, stage, run_dir, on_progress) for stage in plan.stages.values()]
+
+
+def _require_trainer() -> None:
+    for module, package in (("torch", "torch"), ("megatron", "megatron-core")):
+        if find_spec(module) is None:
+            raise PackageNotFoundError(package)
 
 
 def _beyond_this_machine(stage: StagePlan) -> str:
@@ -65,8 +78,6 @@ def _beyond_this_machine(stage: StagePlan) -> str:
 
 
 def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Progress], None] | None) -> Job:
-    from submitit import LocalExecutor
-
     jobs = run_dir / "jobs"
     jobs.mkdir(exist_ok=True)
     job_dir = Path(tempfile.mkdtemp(prefix="local-", dir=jobs))

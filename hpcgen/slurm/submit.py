@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from submitit import SlurmExecutor
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
@@ -90,9 +93,6 @@ def _submit(
     tasks: tuple[int, ...] | None,
 ) -> Job:
     """Queues a stage; of an array, `tasks`."""
-    from submitit import SlurmExecutor
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
-
     try:
         executor = SlurmExecutor(run_dir / "submitit", python=shell_word(stage.python))
         parameters = submitit_parameters(stage, script, after.job_id if after else None, tasks)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,18 @@ def test_falls_back_where_gigatoken_does_not_fit(trained, trained_config, name, 
     assert encoded(tokenizer, texts) == expected(trained[name], texts)
     with pytest.raises(HpcgenError, match="gigatoken does not take this tokenizer"):
         load_tokenizer(trained_config(name), "gigatoken")
+
+
+@pytest.mark.parametrize("missing", ["gigatoken", "awkward"])
+def test_falls_back_where_gigatoken_is_not_installed(monkeypatch, missing):
+    ids = encoded(GIGATOKEN, list(HARD_TEXTS))
+    monkeypatch.setitem(sys.modules, missing, None)
+    tokenizer = load_tokenizer(GPT2)
+    assert (tokenizer.backend, tokenizer.reference) == ("tokenizers", None)
+    assert tokenizer.note.startswith(f"{missing} is not installed (pip install 'hpcgen[data]'); ")
+    assert encoded(tokenizer, list(HARD_TEXTS)) == ids
+    with pytest.raises(ModuleNotFoundError):
+        load_tokenizer(GPT2, "gigatoken")
 
 
 @pytest.mark.parametrize("backend", ["gigatoken", "tokenizers"])

@@ -128,6 +128,7 @@ def image_with_pip(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("tqdm", "4"),
         ("packaging", "25"),
         ("torch", "2.9"),
+        ("zstandard", "0.25"),
         ("apex", "0.9"),
     ):
         wheel(index, name, version)
@@ -162,12 +163,13 @@ def pip_inside(image: Path, *words: str) -> tuple[subprocess.CompletedProcess[st
 def test_pip_leaves_what_the_image_has(image_with_pip: Path) -> None:
     """Megatron-Core declares a torch that the image does not have, and hpcgen one that it has."""
     for requires in ("torch>=2.8", "apex", "torch>=2.6"):
-        hpcgen = wheel(image_with_pip / "mnt", "hpcgen", "0.1", requires)
+        extra = 'Provides-Extra: data\nRequires-Dist: zstandard; extra == "data"'
+        hpcgen = wheel(image_with_pip / "mnt", "hpcgen", "0.1", f"{requires}\n{extra}")
         done, found = pip_inside(image_with_pip, "code", "wheel", f"/mnt/{hpcgen.name}", "0.16.1")
         assert (done.returncode == 0) == (requires == "torch>=2.6"), done.stderr
         assert found["torch"] == "2.7.0a0+7c8ec84dab.nv25.3"
         assert "apex" not in found
-    assert {"hpcgen", "psutil", "tqdm"} <= found.keys()
+    assert {"hpcgen", "psutil", "tqdm", "zstandard"} <= found.keys()
     assert "0.16.1" in found.values()
 
 

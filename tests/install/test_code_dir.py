@@ -22,6 +22,7 @@ from hpcgen.install import code_dir
 from hpcgen.planning.paths import corpus_job
 from hpcgen.resources import SHIPPED_FOLDERS
 from tests.cli.command import hpcgen
+from tests.install.environment import link, with_needs
 from tests.runs import minimal_run, write_yaml
 from trainer.contract.config import to_dict
 
@@ -38,15 +39,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def torch_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an image has: torch, numpy and what they need, without anything else of this environment."""
     image = tmp_path_factory.mktemp("image")
-    names, todo = set(), {"torch", "numpy"}
-    while todo:
-        names.add(name := todo.pop())
-        distribution = importlib.metadata.distribution(name)
-        for top in {file.parts[0] for file in distribution.files or () if ".." not in file.parts}:
-            if not (image / top).exists():
-                (image / top).symlink_to(str(distribution.locate_file(top)))
-        needs = (need for need in distribution.requires or () if "extra ==" not in need)
-        todo |= {name for name in map(code_dir.project_name, needs) if is_installed(name)} - names
+    link(with_needs("torch", "numpy"), image)
     return image
 
 
@@ -66,13 +59,6 @@ def umask() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
-
-
-def is_installed(name: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 def distribution_names(directory: Path) -> set[str]:

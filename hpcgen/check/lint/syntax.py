@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcgen.errors import HpcgenError
-
 MAX_BYTES = 256 * 1024
 """Of a script. Slurm itself refuses scripts of more than 4 MiB."""
 MAX_TREE_BYTES = 64 * 1024 * 1024
@@ -46,7 +44,7 @@ def parse(text: str) -> tuple[Node, bytes]:
 
     Raises:
         ShellSyntaxError: bash would not take the script, or it is too deep or too strange to be read.
-        HpcgenError: shfmt is not installed.
+        PackageNotFoundError: shfmt is not installed.
     """
     source = text.encode(errors="replace")
     output, complaint = _run(source)
@@ -103,7 +101,7 @@ def _run(source: bytes) -> tuple[bytes, str]:
     with tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as errors:
         script.write(source)
         script.seek(0)
-        command = [_shfmt(), "--to-json", "--language-dialect=bash"]
+        command = [find_shfmt(), "--to-json", "--language-dialect=bash"]
         with subprocess.Popen(command, stdin=script, stdout=subprocess.PIPE, stderr=errors) as process:
             assert process.stdout
             timer = threading.Timer(TIME_LIMIT_S, process.kill)
@@ -118,11 +116,18 @@ def _run(source: bytes) -> tuple[bytes, str]:
 
 
 @functools.cache
-def _shfmt() -> str:
+def find_shfmt() -> str:
+    """Path of the program shfmt.
+
+    Raises:
+        PackageNotFoundError: it is not installed.
+    """
     beside = Path(sysconfig.get_path("scripts")) / "shfmt"
     found = str(beside) if beside.is_file() else shutil.which("shfmt")
     if found is None:
-        raise HpcgenError("shfmt, which reads shell scripts, is not here", "pip install shfmt-py")
+        from importlib.metadata import PackageNotFoundError
+
+        raise PackageNotFoundError("shfmt-py")
     return found
 
 

@@ -12,6 +12,7 @@ import click
 
 from hpcgen.cli.options import override_option
 from hpcgen.errors import HpcgenError, JobFailed
+from hpcgen.stages import STAGES
 
 if TYPE_CHECKING:
     from hpcgen.config.corpus import CorpusJob
@@ -169,6 +170,10 @@ def run_stage(
         corpus = dataclasses.replace(job.corpus, verify_fraction=verify_fraction)
         job = dataclasses.replace(job, corpus=corpus)
     manifest = read_manifest(manifest_path(job.directory))
+    if STAGES[stage].makes_pairs and job.tokenizer.kind != "bytes":
+        from hpcgen.data.tokenizer import missing_gigatoken
+
+        warn(tuple(filter(None, [missing_gigatoken()])))
     warn(tuple(check_space(stage, job, manifest, task_id=task_id, num_tasks=num_tasks)))
     with shared_as(job.share), term_exits(), shown() as on_progress:
         report = run_task(

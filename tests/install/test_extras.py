@@ -1,0 +1,221 @@
+"""The extras: what works with the base installation alone, and what a command says that needs more."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcgen import api, load_run, plan
+from hpcgen.install.extras import missing_package, project_name, requirements
+from tests.cli.command import listing
+from tests.install.environment import link, size_in_bytes, with_needs
+from tests.runs import big_run, minimal_run, write_yaml
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+CHECKOUT = Path(__file__).parents[2]
+INSTALL_PAGE = CHECKOUT / "docs" / "install.md"
+WORKS = {
+    "validate": ["validate", "-c", "run.yaml"],
+    "render": ["render", "train", "-c", "run.yaml"],
+    "init": ["init", "new.yaml", "--preset", "1.3b"],
+    "cluster": ["cluster", "show", "azure-ndv5"],
+    "topology": ["topology", "draw", "ndv5"],
+    "templates": ["templates", "list"],
+    "data-help": ["data", "prepare", "--help"],
+}
+MISSING = {
+    "data plan": (["-c", "corpus.yaml"], "data"),
+    "data prepare": (["-c", "corpus.yaml"], "data"),
+    "data sample": (["sample.jsonl.zst"], "data"),
+    "data tokenize": (["text.jsonl", "--output-prefix", "pair"], "data"),
+    "data inspect": (["pair"], "data"),
+    "submit": (["train", "-c", "mini.yaml"], "submit"),
+    "lint": (["script.sh"], "lint"),
+    "templates check": ([], "lint"),
+    "init": (["other.yaml", "--from", "script.sh", "--cluster", "azure-ndv5"], "lint"),
+    "report": (["run"], "report"),
+}
+
+
+@pytest.fixture(scope="module")
+def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of a virtual environment with hpcgen and what it declares without an extra, and nothing else."""
+    directory = tmp_path_factory.mktemp("base") / "venv"
+    venv.create(directory, symlinks=True)
+    [site_packages] = directory.glob("lib/python*/site-packages")
+    link(with_needs("hpcgen"), site_packages)
+    return directory / "bin" / "python"
+
+
+@pytest.fixture
+def base_hpcgen(base_python: Path, tmp_path: Path) -> Command:
+    """`hpcgen` with the base installation, in a directory with run files and scripts."""
+    work = tmp_path / "work"
+    write_yaml(work / "run.yaml", big_run())
+    write_yaml(work / "mini.yaml", minimal_run(paths={"run_dir": "run"}))
+    corpus = {"directory": "corpus", "source": {"directory": "text"}, "num_output_files": 1}
+    write_yaml(work / "corpus.yaml", minimal_run(data={"corpus": corpus}))
+    (work / "script.sh").write_text("#!/bin/bash\nsrun python pretrain_gpt.py\n")
+    (work / "text.jsonl").write_text('{"text": "Hello world"}\n')
+    (work / "run").mkdir()
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [base_python, "-B", "-m", "hpcgen", *arguments]
+        return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", WORKS.values(), ids=WORKS)
+def test_a_login_node_needs_no_extra(base_hpcgen: Command, arguments: list[str]) -> None:
+    found = base_hpcgen(*arguments)
+    assert (found.returncode, found.stdout != "" or arguments[0] == "init") == (0, True), found.stderr
+
+
+@pytest.mark.parametrize("command", MISSING)
+def test_a_missing_extra_is_named_before_anything_is_written(
+    base_hpcgen: Command, tmp_path: Path, command: str
+) -> None:
+    arguments, extra = MISSING[command]
+    before = listing(tmp_path)
+    found = base_hpcgen(*command.split(), *arguments)
+    assert (found.returncode, found.stdout) == (2, "")
+    message = [line for line in found.stderr.splitlines() if not line.startswith("warning: ")]
+    assert len(message) == 1, found.stderr
+    assert message[0].startswith(f"hpcgen {command} needs ")
+    assert message[0].endswith(f". Install it with: pip install 'hpcgen[{extra}]'")
+    assert listing(tmp_path) == before
+
+
+def test_the_base_installation_is_small() -> None:
+    names = with_needs("hpcgen")
+    assert {"click", "jinja2", "pydantic", "rich", "ruamel-yaml"} <= names
+    assert len(names) <= 20
+    own = sum(path.stat().st_size for path in (CHECKOUT / "hpcgen").rglob("*") if path.suffix != ".pyc")
+    assert own + size_in_bytes(names) < 60e6
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [WORKS[name] for name in ("render", "validate", "init", "cluster", "topology")],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_a_login_node_runs_imports_the_base_packages_alone(tmp_path: Path, arguments: list[str]) -> None:
+    """The import graph, in this environment: an import that is guarded or optional counts as well."""
+    write_yaml(tmp_path / "run.yaml", big_run())
+    program = (
+        "import atexit, sys; from hpcgen.cli.main import main\n"
+        "atexit.register(lambda: print('\\0', *sys.modules, file=sys.stderr))\n"
+        f"main({arguments})"
+    )
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    imported = {module.partition(".")[0] for module in found.stderr.rpartition("\0")[2].split()}
+    distributions = importlib.metadata.packages_distributions()
+    names = {project_name(name) for module in imported for name in distributions.get(module, ())}
+    assert "click" in names
+    assert names <= with_needs("hpcgen")
+
+
+def test_a_package_that_is_missing_among_others_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    """Units are made in worker processes: the import must fail before they start."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.jsonl").write_text('{"text": "Hello world"}\n')
+    corpus = {"directory": "corpus", "source": {"directory": "text"}, "num_output_files": 1}
+    write_yaml(tmp_path / "run.yaml", minimal_run(data={"corpus": corpus}))
+    program = (
+        "import sys; from hpcgen.cli.main import main; sys.modules['zstandard'] = None; main(sys.argv[1:])"
+    )
+    for command, status in (("plan", 0), ("prepare", 2)):
+        before = listing(tmp_path)
+        arguments = [sys.executable, "-B", "-c", program, "data", command, "-c", "run.yaml"]
+        found = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
+        assert found.returncode == status, found.stderr
+    assert (
+        found.stderr == "hpcgen data prepare needs zstandard. Install it with: pip install 'hpcgen[data]'\n"
+    )
+    assert listing(tmp_path) == before
+
+
+def test_training_here_needs_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan(
+        load_run(write_yaml(tmp_path / "run.yaml", minimal_run(paths={"run_dir": "run"}))), ["train"]
+    )
+    monkeypatch.setitem(sys.modules, "megatron", None)
+    with pytest.raises(ModuleNotFoundError) as error:
+        api.submit(planned, "local")
+    assert not (tmp_path / "run").exists()
+    message = missing_package(error.value, "hpcgen submit")
+    assert str(message) == "hpcgen submit needs megatron-core. Install it with: pip install 'hpcgen[train]'"
+
+
+def test_an_import_that_no_extra_helps_keeps_its_traceback() -> None:
+    program = (
+        "import sys; from hpcgen.cli.main import main; sys.modules['rich.table'] = None; main(['presets'])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert "Traceback" in found.stderr
+    assert "ModuleNotFoundError: import of rich.table halted" in found.stderr
+
+
+def test_all_holds_every_capability() -> None:
+    capabilities = ("data", "submit", "lint", "report", "train")
+    declared = list(requirements())
+    every = {requirement for extra, requirement in declared if extra == "all"}
+    assert every == {requirement for extra, requirement in declared if extra in capabilities}
+
+
+def test_without_gigatoken_the_pairs_are_the_same_and_a_task_says_so_once(tmp_path: Path) -> None:
+    """Worker processes miss it too: its stand-in is on PYTHONPATH."""
+    (tmp_path / "text").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"text/{name}.jsonl").write_text('{"text": "Hello world, naïve café"}\n' * 20)
+    missing = tmp_path / "missing"
+    missing.mkdir()
+    (missing / "gigatoken.py").write_text("raise ModuleNotFoundError('no gigatoken', name='gigatoken')\n")
+    pairs, said = [], []
+    for path in ("", str(missing)):
+        directory = tmp_path / f"corpus{len(pairs)}"
+        corpus = {"directory": str(directory), "source": {"directory": "text"}, "num_output_files": 2}
+        write_yaml(tmp_path / "run.yaml", minimal_run(data={"corpus": corpus}))
+        for command in (["plan"], ["prepare", "--workers", "2"]):
+            found = subprocess.run(
+                [sys.executable, "-m", "hpcgen", "data", *command, "-c", "run.yaml"],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": path},
+                capture_output=True,
+                text=True,
+            )
+            assert found.returncode == 0, found.stderr
+        said.append([line for line in found.stderr.splitlines() if "gigatoken" in line])
+        pairs.append(
+            {
+                file.name: file.read_bytes()
+                for file in (directory / "tokens").iterdir()
+                if file.suffix != ".json"
+            }
+        )
+    assert pairs[0] == pairs[1]
+    assert any(name.endswith(".bin") for name in pairs[0])
+    note = "tokenizers gives the same token IDs, but takes many times as long"
+    assert said == [[], [f"warning: gigatoken is not installed (pip install 'hpcgen[data]'); {note}"]]
+
+
+def test_the_table_of_extras_has_every_extra() -> None:
+    rows = re.findall(
+        r"^\| `pip install (?:'hpcgen\[(\w+)\]'|hpcgen)` \|", INSTALL_PAGE.read_text(), re.MULTILINE
+    )
+    assert sorted(filter(None, rows)) == sorted({extra for extra, _ in requirements() if extra})
