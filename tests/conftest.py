@@ -15,6 +15,9 @@ import pytest
 
 TESTS = Path(__file__).parent
 
+NOT_QUICK = ("process", "slow", "gpu")
+"""Markers of the tests that `make quick` leaves out."""
+
 PROCESS_FOLDERS = ("check", "enroot", "install", "lint", "slurm")
 """Folders in which every test is marked `process`. Reading a script starts shfmt."""
 
@@ -75,7 +78,7 @@ def pytest_runtest_setup() -> Generator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     result = yield
-    if _started and item.get_closest_marker("process") is None:
+    if _started and not any(item.get_closest_marker(name) for name in NOT_QUICK):
         programs = ", ".join(sorted(set(_started)))
         pytest.fail(
             f"{item.nodeid} starts a process ({programs}) without the marker `process`. "

@@ -42,6 +42,10 @@ def test_fixture(started):
 def test_marked():
     subprocess.run(["/bin/true"], check=True)
 
+@pytest.mark.gpu
+def test_on_a_gpu():
+    subprocess.run(["/bin/true"], check=True)
+
 def test_none():
     pass
 """
@@ -56,7 +60,18 @@ def test_what_a_test_starts_can_be_interrupted() -> None:
 def test_an_unmarked_test_that_starts_a_process_fails(tmp_path: Path) -> None:
     examples = tmp_path / "test_examples.py"
     examples.write_text(EXAMPLES)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml", str(examples)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.conftest",
+        "-c",
+        "pyproject.toml",
+        "-m",
+        "",
+        str(examples),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     failed = {
         line.partition("::")[2].split(" - ")[0]: line
@@ -64,6 +79,7 @@ def test_an_unmarked_test_that_starts_a_process_fails(tmp_path: Path) -> None:
         if line.startswith("FAILED")
     }
     assert set(failed) == {"test_program", "test_shell", "test_worker", "test_fixture"}, done.stdout
+    assert "4 failed, 3 passed" in done.stdout
     assert "starts a process (/bin/true) without the marker `process`" in done.stdout
     assert "starts a process (multiprocessing)" in done.stdout
     assert "Add @pytest.mark.process" in done.stdout
