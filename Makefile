@@ -1,5 +1,6 @@
 # make quickstart   a virtual environment, and the whole way from text to a trained GPT on this machine
-# make test         the same environment, Slurm where it may be installed, every check and test
+# make setup test   Slurm and the other system packages (apt), then every check and test
+# make quick        the checks and the tests that start no processes: before each commit
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,11 +10,11 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data bench-train bench-precision system-packages golden clean
+.PHONY: help install setup quickstart quick test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data bench-train bench-precision golden clean
 
 help:
-	@sed -n 's/^# //p' Makefile
-	@echo "others: install check pytest test-slow test-gpu layouts bench bench-data bench-train bench-precision golden clean"
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+	@echo "others: install test check pytest test-slow test-gpu layouts bench bench-data bench-train bench-precision golden clean"
 
 install: $(READY)
 
@@ -37,7 +38,13 @@ quickstart: $(READY)
 	$(BIN)/hpcgen data plan -c examples/quickstart.yaml
 	$(BIN)/hpcgen submit prepare train -c examples/quickstart.yaml --launcher local
 
-test: install system-packages check pytest
+# The tests of `test` use what setup installs, also under make -j.
+.NOTPARALLEL:
+
+test: check pytest
+
+quick: check
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not process and not slow and not gpu'
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -92,8 +99,10 @@ bench-precision: $(READY)
 golden: $(READY)
 	$(BIN)/pytest tests/rendering/test_golden.py --update-golden
 
-# Tests on a real Slurm need its programs; without them they are skipped, and say so.
-system-packages:
+# Tests that need one of these programs are skipped without it. Fails only where apt-get may install them and cannot.
+SYSTEM_PACKAGES := slurm-wlm munge shellcheck environment-modules
+
+setup:
 	@missing=; for program in sbatch slurmctld slurmd munged shellcheck; do \
 	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; \
 	done; \
@@ -101,10 +110,11 @@ system-packages:
 	[ -z "$$missing" ] && exit 0; \
 	sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
 	if command -v apt-get >/dev/null && $$sudo true 2>/dev/null; then \
-	    $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive \
-	        apt-get install -y -qq slurm-wlm munge shellcheck environment-modules >/dev/null && exit 0; \
-	fi; \
-	echo "not installed:$$missing; the tests that need them are skipped (Debian: apt-get install slurm-wlm munge shellcheck environment-modules)"
+	    $$sudo apt-get update -qq && \
+	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(SYSTEM_PACKAGES) >/dev/null; \
+	else \
+	    echo "not installed:$$missing; the tests that need them are skipped (Debian: apt-get install $(SYSTEM_PACKAGES))"; \
+	fi
 
 # Resolves pyproject.toml for every supported Python again; needs uv. Add UPGRADE=--upgrade for newer versions.
 .PHONY: lock

@@ -1,27 +1,88 @@
-"""Options of the whole suite."""
+"""Options of the suite, signals, and the check that each test that starts a process has the marker `process`."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+from collections.abc import Generator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
-# A shell starts `make test &` with SIGINT ignored, and every process that a test starts would inherit that: those that
-# a test interrupts would go on. What has a handler here has the default action there.
+TESTS = Path(__file__).parent
+
+NOT_QUICK = ("process", "slow", "gpu")
+"""Markers of the tests that `make quick` leaves out."""
+
+PROCESS_FOLDERS = ("check", "enroot", "install", "lint", "slurm")
+"""Folders in which every test is marked `process`. Reading a script starts shfmt."""
+
+STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"))
+"""Audit events of the calls that start a process."""
+
+# A shell starts `make test &` with SIGINT ignored, and each process that a test starts would inherit that. A signal
+# that has a handler here has its default action there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A machine that is busy with the neighbour's test is no reason to fail.
+# A slow example on a busy machine is no failure.
 hypothesis.settings.register_profile(
     "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("suite")
+
+_started: list[str] = []
+
+
+def _record_start(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in STARTS:
+        _started.append(os.fsdecode(arguments[0]) if event == "subprocess.Popen" else event)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",
         action="store_true",
-        help="Write the golden scripts anew from what is rendered now.",
+        help="Overwrite the golden scripts with what is rendered now.",
     )
+
+
+def pytest_configure() -> None:
+    sys.addaudithook(_record_start)
+    start = BaseProcess.start
+
+    def recorded_start(process: BaseProcess) -> None:  # no audit event tells of it
+        _started.append("multiprocessing")
+        start(process)
+
+    BaseProcess.start = recorded_start
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(item.path.is_relative_to(TESTS / folder) for folder in PROCESS_FOLDERS):
+            item.add_marker("process")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup() -> Generator[None]:
+    _started.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    result = yield
+    if _started and not any(item.get_closest_marker(name) for name in NOT_QUICK):
+        programs = ", ".join(sorted(set(_started)))
+        pytest.fail(
+            f"{item.nodeid} starts a process ({programs}) without the marker `process`. "
+            "Add @pytest.mark.process; `make quick` then leaves the test out.",
+            pytrace=False,
+        )
+    return result

@@ -144,6 +144,7 @@ def run(command: str, folder: Path, cluster: SlurmCluster | None) -> subprocess.
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("language", ["console", "sh"])
 def test_every_command_runs(page: str, language: str, reader: Path, cluster: SlurmCluster | None) -> None:
@@ -168,6 +169,7 @@ def test_every_command_runs(page: str, language: str, reader: Path, cluster: Slu
         cluster.run("scancel", "--user=root", check=False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", PAGES)
 def test_every_program_runs(page: str, reader: Path) -> None:
     program = "\n".join(block.text for block in blocks(page) if block.language == "python")

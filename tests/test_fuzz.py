@@ -432,12 +432,14 @@ def test_the_files_are_good_before_they_are_spoiled() -> None:
         assert render(Case(PLAIN.encode(), SITE.encode()), stage) is not None
 
 
+@pytest.mark.process
 def test_spoiled_run_files_end_in_a_script_or_one_clean_error() -> None:
     count = go_through(seed=1, num_cases=CASES_IN_CI)
     assert count["scripts"] > 0.05 * CASES_IN_CI
     assert count["refused"] > 0.2 * CASES_IN_CI
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_ten_thousand_spoiled_run_files() -> None:
     seeds = range(100, 100 + CASES_IN_FULL // CHUNK)

@@ -324,6 +324,7 @@ def go_through(seed: int, num_strings: int) -> Counter[str]:
     return count
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("seed", range(len(RUNTIMES)), ids=RUNTIMES)
 def test_hostile_strings_are_refused_or_arrive_unchanged(seed: int) -> None:
     count = go_through(seed, STRINGS_IN_CI)
@@ -331,6 +332,7 @@ def test_hostile_strings_are_refused_or_arrive_unchanged(seed: int) -> None:
     assert count["scripts"] > 10
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_two_thousand_hostile_strings_in_every_field() -> None:
     seeds = range(100, 100 + STRINGS_IN_FULL // CHUNK)
@@ -349,6 +351,7 @@ def test_a_variable_cannot_take_the_place_of_the_scripts_own(name: str, tmp_path
         )
 
 
+@pytest.mark.process
 def test_a_folder_with_a_hostile_name(tmp_path: Path) -> None:
     """The run file's own folder is part of every path that was relative."""
     runs = 0

@@ -74,6 +74,7 @@ def test_every_filter_is_documented() -> None:
     assert first_column(section("Rules")) == {*OUTPUT_FILTERS, *LOGIC_FILTERS}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("stage", ["base", "train"])
 def test_the_examples_in_the_readme_can_be_loaded(tmp_path: Path, stage: str) -> None:
     example = README.split("```jinja\n")[1].split("```")[0].replace("train", stage)

@@ -367,6 +367,7 @@ def test_no_checkpoints_yet(tmp_path: Path) -> None:
     assert (ended.status, ended.stderr) == (2, f"{run}/checkpoints: holds no complete checkpoint\n")
 
 
+@pytest.mark.process
 def test_paths_are_completed(run: Path) -> None:
     environment = {
         **os.environ,

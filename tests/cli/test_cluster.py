@@ -142,6 +142,7 @@ def test_a_name_that_there_is_not(verb):
     assert (found.status, found.stderr) == (2, "lcal names no cluster profile; did you mean local?\n")
 
 
+@pytest.mark.process
 def test_names_are_completed():
     environment = {
         **os.environ,
@@ -206,6 +207,7 @@ def test_code_that_is_not_there(workplace):
 WITHOUT_OVERRIDE = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(bool(WITHOUT_OVERRIDE) and not shutil.which("setpriv"), reason="root reads everything")
 @pytest.mark.parametrize(
     ("folder", "arguments"),

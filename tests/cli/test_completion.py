@@ -12,6 +12,7 @@ from hpcgen.config.presets import PRESETS
 from tests.cli.command import hpcgen
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell(shell):
     found = hpcgen("completion", shell)
@@ -19,6 +20,7 @@ def test_the_script_of_a_shell(shell):
     assert "_HPCGEN_COMPLETE" in found.stdout
 
 
+@pytest.mark.process
 def test_bash_can_read_its_script():
     script = hpcgen("completion", "bash").stdout
     assert (
@@ -38,6 +40,7 @@ def completions(words: str) -> set[str]:
     return {line.partition(",")[2] for line in found.stdout.splitlines()}
 
 
+@pytest.mark.process
 def test_commands_presets_and_clusters_complete():
     assert completions("hpcgen ") == set(COMMANDS)
     assert completions("hpcgen init --preset llama") == {name for name in PRESETS if name.startswith("llama")}
@@ -47,6 +50,7 @@ def test_commands_presets_and_clusters_complete():
     assert completions("hpcgen env --stage index") == {"index-cache"}
 
 
+@pytest.mark.process
 def test_the_commands_of_a_group_complete():
     assert completions("hpcgen data ") == set(DATA_COMMANDS)
     assert completions("hpcgen data prepare --num-") == {"--num-tasks"}

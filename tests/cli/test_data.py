@@ -96,6 +96,7 @@ def planned_corpus(workplace: Path) -> Path:
     return workplace / "data"
 
 
+@pytest.mark.process
 def test_a_corpus_by_hand(planned_corpus: Path) -> None:
     """Two tasks, one after the other, which need not know of each other; the run file is the one that is here."""
     for task_id in ("0", "1"):
@@ -108,6 +109,7 @@ def test_a_corpus_by_hand(planned_corpus: Path) -> None:
     assert (again["done_before"], again["made"], again["counts"]["documents_in"]) == (2, 0, 20)
 
 
+@pytest.mark.process
 def test_what_a_task_cannot_make_is_told_and_the_rest_is_made(planned_corpus: Path) -> None:
     (planned_corpus.parent / "text/a.jsonl").write_text('{"body": "other"}\n')
     assert hpcgen("data", "plan", "--replan").status == 0
@@ -117,6 +119,7 @@ def test_what_a_task_cannot_make_is_told_and_the_rest_is_made(planned_corpus: Pa
     assert [path.name for path in (planned_corpus / "tokens").glob("*.idx")] == ["corpus-00001-of-00002.idx"]
 
 
+@pytest.mark.process
 def test_a_task_says_where_its_rejected_documents_stand(planned_corpus: Path) -> None:
     with (planned_corpus.parent / "text/b.jsonl").open("a") as file:
         file.write("no JSON\n")
@@ -208,6 +211,7 @@ def test_a_password_in_an_address_is_refused_and_not_shown(workplace: Path) -> N
         assert "hf_x" not in done.stdout + done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("share", "modes"), [("private", (0o600, 0o700)), ("group", (0o660, 0o2770))])
 def test_who_may_read_what_is_made_by_hand(planned_corpus: Path, share: str, modes: tuple[int, int]) -> None:
     shutil.rmtree(planned_corpus)
@@ -218,6 +222,7 @@ def test_who_may_read_what_is_made_by_hand(planned_corpus: Path, share: str, mod
     assert found == set(modes)
 
 
+@pytest.mark.process
 def test_a_dry_run_says_how_many_tasks_are_left(planned_corpus: Path) -> None:
     tasks = ("--set", "slurm.prepare.num_tasks=2", "--set", "paths.run_dir=run")
     done = hpcgen("submit", "prepare", "-c", "run.yaml", "--dry-run", *tasks)
@@ -286,6 +291,7 @@ def test_a_command_that_is_nearly_right() -> None:
     assert "no such command 'plna'; did you mean plan?" in found.stderr
 
 
+@pytest.mark.process
 def test_help_and_completion_import_nothing_that_costs() -> None:
     """Both ask every command for its first line: all of them are imported."""
     heavy = {

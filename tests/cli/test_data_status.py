@@ -34,6 +34,7 @@ def corpus(workplace: Path) -> None:
     assert hpcgen("data", "plan").status == 0
 
 
+@pytest.mark.process
 def test_how_far_a_corpus_is():
     first = hpcgen("data", "prepare", "--task-id", 1, "--num-tasks", 4)
     assert first.status == 0
@@ -63,6 +64,7 @@ def test_how_far_a_corpus_is():
     assert told.stderr.endswith("for the rest: hpcgen submit prepare -c run.yaml\n")
 
 
+@pytest.mark.process
 def test_the_advice_names_all_that_is_open_of_the_same_corpus():
     sets = ("--set", "data.corpus.directory=other dir", "--set", "data.corpus.bad_documents=skip")
     assert hpcgen("data", "plan", *sets).status == 0
@@ -75,6 +77,7 @@ def test_the_advice_names_all_that_is_open_of_the_same_corpus():
     )
 
 
+@pytest.mark.process
 def test_what_was_made_on_the_way_to_whole_pairs_is_not_asked_for_again():
     Path("source/2.jsonl").write_text(Path("source/1.jsonl").read_text())
     assert hpcgen("data", "plan", "--replan").status == 0
@@ -85,6 +88,7 @@ def test_what_was_made_on_the_way_to_whole_pairs_is_not_asked_for_again():
     assert "hpcgen submit" not in told.stderr
 
 
+@pytest.mark.process
 def test_missing_tasks_as_sbatch_takes_them():
     assert hpcgen("data", "status", "--missing", "prepare").stdout == "0-3%2\n"
     assert hpcgen("data", "prepare", "--task-id", 1, "--num-tasks", 4).status == 0
@@ -99,6 +103,7 @@ def test_missing_tasks_as_sbatch_takes_them():
     }
 
 
+@pytest.mark.process
 def test_nothing_is_missing():
     Path("source/2.jsonl").write_text('{"text": "mended"}\n')
     assert hpcgen("data", "plan", "--replan").status == 0
@@ -108,6 +113,7 @@ def test_nothing_is_missing():
     assert told.stderr == "prepare: 0 of 4 tasks not done\n"
 
 
+@pytest.mark.process
 def test_status_as_json():
     assert hpcgen("data", "prepare", "--task-id", 1, "--num-tasks", 4).status == 0
     [stage] = json.loads(hpcgen("data", "status", "prepare", "--json").stdout)
@@ -116,6 +122,7 @@ def test_status_as_json():
     assert stage["tasks"] == []
 
 
+@pytest.mark.process
 def test_a_task_of_a_dead_host_is_said_to_be_stalled():
     assert hpcgen("data", "prepare", "--task-id", 2, "--num-tasks", 4).status == 1
     path = Path("data/progress/prepare-00002-of-00004.json")

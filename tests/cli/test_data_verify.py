@@ -9,6 +9,8 @@ import pytest
 from tests.cli.command import hpcgen
 from tests.cli.test_data_status import RUN
 
+pytestmark = pytest.mark.process
+
 BIN = "data/tokens/corpus-00000-of-00002.bin"
 
 

@@ -42,6 +42,7 @@ def sourced(text: str, directory: Path, how: str) -> tuple[dict[str, str], str]:
     return {name: value for name, value in pairs if name not in own}, names
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["source <(cat exports)", 'eval "$(cat exports)"'])
 def test_a_shell_gets_exactly_the_values_of_the_json(workplace, how):
     values = {f"HOSTILE_{number}": word for number, word in enumerate(HOSTILE_WORDS)}

@@ -271,6 +271,7 @@ def test_no_colours_in_a_pipe(run_file):
     assert "\x1b" not in hpcgen("explain", "-c", run_file).stdout
 
 
+@pytest.mark.process
 def test_a_terminal_gets_colours_and_lines_of_its_width(run_file):
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))

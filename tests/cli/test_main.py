@@ -110,6 +110,7 @@ def test_an_interrupt_is_status_130(run_file, monkeypatch):
     assert "interrupted" in found.stderr
 
 
+@pytest.mark.process
 def test_colours_are_for_terminals_only(run_file):
     command = [sys.executable, "-m", "hpcgen", "render", "train", "-c", run_file, "--set", "name=a b"]
     piped = subprocess.run(command, capture_output=True, check=False)
@@ -124,6 +125,7 @@ def test_colours_are_for_terminals_only(run_file):
     assert text.startswith(b"\x1b[31m")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("no_color", ["", "1"])
 def test_no_color_holds_for_terminals_too(run_file, no_color):
     """https://no-color.org: when it is set and not empty."""
@@ -138,6 +140,7 @@ def test_no_color_holds_for_terminals_too(run_file, no_color):
         assert (b"\x1b[" in text) == (not no_color)
 
 
+@pytest.mark.process
 def test_python_m_hpcgen_is_the_same_command():
     found = subprocess.run(
         [sys.executable, "-m", "hpcgen", "--version"], capture_output=True, text=True, check=False

@@ -114,6 +114,7 @@ def test_a_mistake_ends_with_2_and_writes_nothing(workplace, run_file, mistake):
     assert listing(workplace) == before
 
 
+@pytest.mark.process
 def test_site_templates(workplace, run_file):
     site = workplace / "site/slurm/train.sbatch.j2"
     site.parent.mkdir(parents=True)
@@ -130,6 +131,7 @@ def test_site_templates(workplace, run_file):
     assert "train.sbatch.j2:1" in found.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "command", [("render", "train", "-o", "job.sbatch"), ("submit", "train", "--dry-run")]
 )
@@ -147,6 +149,7 @@ def test_a_template_that_bash_cannot_read_writes_nothing(workplace, run_file, co
     assert listing(workplace) == before
 
 
+@pytest.mark.process
 def test_a_reader_that_goes_away_is_no_traceback(run_file):
     """hpcgen render ... | head -1"""
     command = f"{sys.executable} -m hpcgen render train -c {run_file} | head -c 10"

@@ -413,6 +413,7 @@ def column(page: Page, *, row: str, number: int) -> str:
     return html.unescape(re.findall("<td.*?>(.*?)</td>", cells)[number])
 
 
+@pytest.mark.process
 def test_a_run_whose_process_is_gone_has_died(tmp_path: Path, eventful: Path, ended_pid: int) -> None:
     run = write_run(tmp_path / "run", [start(), *steps(1, 4)])
     write_heartbeat(run, ended_pid)
@@ -437,6 +438,7 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path, eventful: Path, en
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("host", [None, "another-host"])
 def test_a_run_whose_process_may_be_there_is_running(
     tmp_path: Path, ended_pid: int, host: str | None
@@ -447,6 +449,7 @@ def test_a_run_whose_process_may_be_there_is_running(
     assert "gpt: running, iteration 3 of 1,000" in hpcgen("report", run).stdout
 
 
+@pytest.mark.process
 def test_a_run_that_died_says_what_it_said_last(tmp_path: Path, ended_pid: int) -> None:
     stop = {"event": "stop", "iteration": 3, "time": START + 7, "reason": "rank 1 on ndv5-002 is gone"}
     run = write_run(tmp_path / "run", [start(), *steps(1, 3), stop])
@@ -474,6 +477,7 @@ def write_stacks(run: Path, ranks: Iterable[int], at: str = "step.py:140 _agree"
     return run / "stacks"
 
 
+@pytest.mark.process
 def test_a_run_that_hung_says_so_at_once_and_where(tmp_path: Path, eventful: Path, ended_pid: int) -> None:
     run = write_run(tmp_path / "run", [start(), *steps(1, 3)])
     write_heartbeat(run, ended_pid)
@@ -504,6 +508,7 @@ def test_stacks_of_before_the_last_step_are_no_hang_of_now(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.process
 def test_a_failed_run_says_why_beside_others(tmp_path: Path, eventful: Path, ended_pid: int) -> None:
     run = write_run(tmp_path / "run", [start(), *steps(1, 3)])
     write_heartbeat(run, ended_pid)

@@ -9,13 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.runs import SHAPE, minimal_run, write_yaml
 
-pytest.importorskip("megatron.core")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed"),
+]
 
 SUBMIT = [sys.executable, "-m", "hpcgen", "submit", "train", "--launcher", "local", "-c"]
 

@@ -21,6 +21,8 @@ from tests.cli.command import hpcgen
 from tests.rendering.scripts import write_templates
 from tests.runs import minimal_run, write_yaml
 
+pytestmark = pytest.mark.process
+
 TRAIN = """\
 {% extends "hpcgen/slurm/train.sbatch.j2" %}
 

@@ -144,6 +144,7 @@ def test_draw(tmp_path):
     assert hpcgen("topology", "draw", "ndv5", "-o", "-") == picture
 
 
+@pytest.mark.process
 def test_names_are_completed(tmp_path):
     environment = {
         **os.environ,

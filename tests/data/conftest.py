@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import functools
 import json
 import sysconfig
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpcore2
 import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -26,6 +28,14 @@ HARD_TEXTS = [
     "it's WE'LL I'm 1234567890 3.14 __init__(self, *args) {'a': [1]}  ->   x",
     "a" * 1000 + " " * 100 + "\n" * 50 + "=" * 200,
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tls_context() -> Iterator[None]:
+    """Load the certificates of authorities once: they are most of a client's start, and no server here has TLS."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpcore2, "default_ssl_context", functools.cache(httpcore2.default_ssl_context))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,7 @@ def test_nothing_is_published_of_what_cannot_be(tmp_path, contents, num_outputs,
     assert published(tmp_path / "corpus") == []
 
 
+@pytest.mark.process
 def test_lines_are_those_that_extract_counted(tmp_path):
     """Counted on both sides of the file: a line that is lost in between would be noticed."""
     write_file(tmp_path / "source/a.jsonl.zst", json_lines(documents(20), last_newline=False))
@@ -110,6 +111,7 @@ def test_lines_are_those_that_extract_counted(tmp_path):
     assert not record_path(job.directory / unit.name).exists()
 
 
+@pytest.mark.process
 def test_an_extracted_file_that_was_changed_is_noticed(tmp_path):
     write_file(tmp_path / "source/a.jsonl.zst", json_lines(documents(20)))
     job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl.zst"], num_output_files=1)

@@ -603,6 +603,7 @@ def manifest_of(server: Server, files: dict[str, bytes], *, with_hash: bool = Tr
     return Manifest("test", listed)
 
 
+@pytest.mark.process
 def test_a_task_downloads_what_is_missing_and_records_it(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -633,6 +634,7 @@ def test_a_task_downloads_what_is_missing_and_records_it(
     assert damaged.read_bytes() == files["train/3.jsonl"]
 
 
+@pytest.mark.process
 def test_one_file_that_is_gone_does_not_keep_the_others_back(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -653,6 +655,7 @@ def test_one_file_that_is_gone_does_not_keep_the_others_back(
     ]
 
 
+@pytest.mark.process
 def test_a_file_that_lies_there_with_the_right_hash_is_taken(tmp_path: Path, server: Server) -> None:
     job = corpus_job(tmp_path, server)
     manifest = manifest_of(server, {"a.jsonl": LINES, "b.jsonl": LINES})
@@ -665,6 +668,7 @@ def test_a_file_that_lies_there_with_the_right_hash_is_taken(tmp_path: Path, ser
     assert (place / "b.jsonl").read_bytes() == LINES
 
 
+@pytest.mark.process
 def test_only_web_addresses_are_fetched(tmp_path: Path, server: Server) -> None:
     job = corpus_job(tmp_path, server)
     manifest = Manifest("test", [ManifestFile(name="p.jsonl", split="corpus", url="file:///etc/passwd")])
@@ -708,6 +712,7 @@ def killed_after(num_bytes: int, server: Server, target: Path) -> int:
     return noted
 
 
+@pytest.mark.process
 def test_after_a_kill_the_download_goes_on_where_it_was(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [stall(200_000, 20), stall(0, 20)]
     server.etags[PATH] = '"stalled"'
@@ -734,6 +739,7 @@ def test_after_a_kill_the_download_goes_on_where_it_was(tmp_path: Path, server: 
     assert names(tmp_path) == ["part.jsonl.zst"]
 
 
+@pytest.mark.process
 def test_what_a_kill_left_of_other_content_is_thrown_away(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [stall(200_000, 20)]
     target = tmp_path / "part.jsonl.zst"
@@ -746,6 +752,7 @@ def test_what_a_kill_left_of_other_content_is_thrown_away(tmp_path: Path, server
     assert names(tmp_path) == ["part.jsonl.zst"]
 
 
+@pytest.mark.process
 def test_random_kills_and_copies_end_in_the_same_file(tmp_path: Path, server: Server) -> None:
     server.etags[PATH] = '"one"'
     target = tmp_path / "part.jsonl.zst"
@@ -854,6 +861,7 @@ def test_a_part_whose_owner_starts_again_while_it_is_copied_is_not_used(
             assert copy.size == 0
 
 
+@pytest.mark.process
 def test_a_full_disk_publishes_nothing(tmp_path: Path, server: Server) -> None:
     program = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)\n" + PROGRAM
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}

@@ -29,6 +29,8 @@ from .data_runs import (
     write_job,
 )
 
+pytestmark = pytest.mark.process
+
 HOOK = Path(__file__).parent / "kill_hook"
 STAGES = (*CHAIN, "prepare")
 NAMES = ["a.jsonl.zst", "b.jsonl.gz", "c.jsonl"]

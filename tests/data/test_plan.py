@@ -346,6 +346,7 @@ def test_slimpajama_is_planned_and_validates(tmp_path: Path) -> None:
     assert hpcgen("validate", "download", "prepare", "-c", run).status == 0
 
 
+@pytest.mark.process
 def test_openwebtext_from_its_archive(tmp_path: Path) -> None:
     """The archive as it is: text files in a .tar.xz in a .tar.xz."""
 

@@ -24,6 +24,7 @@ def names(folder) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.process
 def test_leftovers_of_the_killed_go_and_files_of_the_living_stay(tmp_path):
     target, other = tmp_path / "a.jsonl", tmp_path / "a.jsonl.record.json"
     writers = [
@@ -79,6 +80,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.process
 def test_what_cannot_be_written_when_it_is_closed_is_gone(tmp_path):
     """The last of it lies in a buffer; the limit stands for a full disk."""
     command = [sys.executable, "-c", FILLS_THE_DISK, str(tmp_path / "a")]

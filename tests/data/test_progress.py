@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from hpcgen.cli.data import progress as module
 from hpcgen.cli.data.progress import lines
 from hpcgen.data.task import Progress
@@ -32,6 +34,7 @@ def test_lines_of_a_log(monkeypatch, capsys):
     ]
 
 
+@pytest.mark.process
 def test_a_bar_on_a_terminal(tmp_path):
     write_file(tmp_path / "source/a.jsonl.zst", json_lines(documents(50)))
     job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl.zst"])

@@ -149,6 +149,7 @@ def test_a_hub_whose_token_is_missing(hub: Hub, monkeypatch: pytest.MonkeyPatch)
         list_repository(HubSource(repo_id=REPOSITORY), "PLANTED")
 
 
+@pytest.mark.process
 def test_from_the_hub_to_the_files(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files come from a content network, which must not see the token."""
     monkeypatch.setenv("PLANTED", TOKEN)
@@ -375,6 +376,7 @@ def left(corpus: CorpusJob, manifest: Manifest, *stages: DataStage) -> dict[Data
     }
 
 
+@pytest.mark.process
 def test_the_first_and_the_last_missing_file_are_asked_for(tmp_path: Path, server: Server) -> None:
     server.files |= {f"/{number}.jsonl": LINE for number in range(5)}
     corpus = job(tmp_path, url=UrlSource(template=f"{server.url}/{{index}}.jsonl", count=5))

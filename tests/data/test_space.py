@@ -198,6 +198,7 @@ def lfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
+@pytest.mark.process
 def test_quotas_of_user_group_and_project(tmp_path: Path, lfs: Path) -> None:
     group = os.getegid()
     assert list(quotas(tmp_path, 1000)) == [
@@ -208,6 +209,7 @@ def test_quotas_of_user_group_and_project(tmp_path: Path, lfs: Path) -> None:
     assert list(quotas(tmp_path, 0)) == []  # root is not held to quotas
 
 
+@pytest.mark.process
 def test_a_quota_refuses_what_the_file_system_would_take(
     tmp_path: Path, lfs: Path, monkeypatch: pytest.MonkeyPatch, room: Any
 ) -> None:
@@ -220,6 +222,7 @@ def test_a_quota_refuses_what_the_file_system_would_take(
         check_space("download", job, manifest(100_000))
 
 
+@pytest.mark.process
 def test_without_lustre_there_is_nothing_to_say(
     tmp_path: Path, lfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_nothing_is_begun(job, manifest):
     assert (status.remaining_s, status.tasks) == (None, ())
 
 
+@pytest.mark.process
 def test_the_three_stages_as_tasks_leave_them(job, manifest):
     source = job.directory.parent / "source"
     (source / "train/1.jsonl.zst").write_bytes((source / "train/1.jsonl.zst").read_bytes()[:-5])
@@ -84,6 +85,7 @@ def test_the_three_stages_as_tasks_leave_them(job, manifest):
     assert found["concat"].missing == 3
 
 
+@pytest.mark.process
 def test_pairs_and_the_tokens_of_each_split(job, manifest):
     report = run_task("prepare", job, manifest, workers=1)
     status = one(job, manifest, "prepare")
@@ -124,6 +126,7 @@ def test_a_task_that_ended_without_a_word(job, manifest):
     assert (status.missing, status.tasks[0].state) == (6, "ended")
 
 
+@pytest.mark.process
 def test_the_last_word_counts_and_what_is_done_is_not_failed(job, manifest):
     word(
         job,

@@ -56,6 +56,7 @@ def command(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_report_and_progress(corpus):
     seen: list[Progress] = []
     manifest = read_manifest(manifest_path(corpus.directory))
@@ -87,6 +88,7 @@ def test_report_and_progress(corpus):
     assert (again.bytes_read, again.to_dict()["made"]) == (0, 0)
 
 
+@pytest.mark.process
 def test_progress_file(corpus):
     run_stages(corpus, "extract", num_tasks=2)
     path = progress_path(corpus.directory, "extract", 1, 2)
@@ -106,6 +108,7 @@ def test_progress_file(corpus):
     assert status["updated"] >= status["started"]
 
 
+@pytest.mark.process
 def test_the_progress_directory_is_looked_through_once(corpus, monkeypatch):
     """It holds a file of every task, and every task writes one every five seconds."""
     looks, written, scandir, replace = [], [], os.scandir, Path.replace
@@ -119,6 +122,7 @@ def test_the_progress_directory_is_looked_through_once(corpus, monkeypatch):
     assert looks.count("progress") == 1
 
 
+@pytest.mark.process
 def test_a_unit_that_fails_does_not_stop_the_others(corpus):
     source = Path(corpus.corpus.source.directory)
     content = (source / "a.jsonl.zst").read_bytes()
@@ -145,6 +149,7 @@ def test_a_unit_that_fails_does_not_stop_the_others(corpus):
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -164,6 +169,7 @@ def test_mistakes_are_said_in_one_line(corpus, arguments, message, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_the_run_file_of_the_folder_is_the_default(corpus, tmp_path):
     """As a user types it: plan, then the stages, one task after the other or all at once."""
     settings = {"directory": "made", "source": {"directory": "source"}, "num_output_files": 2}
@@ -182,6 +188,7 @@ def test_the_run_file_of_the_folder_is_the_default(corpus, tmp_path):
     assert sorted(pairs(tmp_path / "made")) == ["corpus-00000-of-00001.bin", "corpus-00000-of-00001.idx"]
 
 
+@pytest.mark.process
 def test_a_corpus_that_is_not_planned(corpus, tmp_path):
     manifest_path(corpus.directory).unlink()
     done = command("extract", "-c", write_job(corpus, tmp_path / "corpus.json"))
@@ -192,6 +199,7 @@ def test_a_corpus_that_is_not_planned(corpus, tmp_path):
     )
 
 
+@pytest.mark.process
 def test_four_copies_at_once(corpus, tmp_path):
     job_file = write_job(corpus, tmp_path / "corpus.json")
     arguments = [sys.executable, "-m", "hpcgen", "data", "prepare", "-c", str(job_file), "--workers", "1"]
@@ -209,6 +217,7 @@ def test_four_copies_at_once(corpus, tmp_path):
     assert run_stages(corpus, "prepare")[0].done_before == 2
 
 
+@pytest.mark.process
 def test_no_space_left(corpus, tmp_path):
     """On a file system of 64 KiB (a tmpfs in a user namespace) nothing appears, and the message says why.
 
@@ -242,6 +251,7 @@ def test_no_space_left(corpus, tmp_path):
         assert [file for file in files if "/progress/" not in file] == ["./corpus/manifest.jsonl"]
 
 
+@pytest.mark.process
 def test_a_file_that_may_not_grow(corpus, tmp_path):
     """RLIMIT_FSIZE stands for quotas: the write fails at once, and an older output stays as it was."""
     run_stages(corpus, "extract", "concat")
@@ -268,6 +278,7 @@ def hooked(counter: Path, at: int, how: str) -> dict[str, str]:
     return {**os.environ, **hook, "KILL_AT": str(at), "KILL_HOW": how}
 
 
+@pytest.mark.process
 def test_a_worker_that_is_killed(corpus, tmp_path):
     """As the kernel does when memory runs out: its unit fails and says so, the other one is made."""
     job_file = write_job(corpus, tmp_path / "corpus.json")
@@ -283,6 +294,7 @@ def test_a_worker_that_is_killed(corpus, tmp_path):
     assert [report.done_before for report in run_stages(corpus, "extract")] == [1]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_task_that_is_ended_leaves_nothing_behind(corpus, tmp_path, name):
     """The worker is in the middle of its first file."""

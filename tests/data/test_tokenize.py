@@ -211,6 +211,7 @@ def start(corpus: Path, prefix: Path, *limit: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.process
 def test_two_runs_at_once_give_the_same_bytes(tmp_path, write_jsonl):
     corpus, prefix = write_jsonl(["x" * 1_000_000] * 20), tmp_path / "out" / "x"
     runs = [start(corpus, prefix) for _ in range(3)]
@@ -221,6 +222,7 @@ def test_two_runs_at_once_give_the_same_bytes(tmp_path, write_jsonl):
     assert names(prefix.parent) == ["x.bin", "x.idx", "x.record.json"]
 
 
+@pytest.mark.process
 def test_a_full_disk_publishes_nothing(tmp_path, write_jsonl):
     run = start(write_jsonl(["x" * 1_000_000] * 5), tmp_path / "out" / "x", 1_000_000)
     assert "HpcgenError: cannot write" in run.communicate()[1]

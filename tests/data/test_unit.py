@@ -287,6 +287,7 @@ def test_a_copy_with_other_times_is_done(corpus, tmp_path):
     assert all_to_do(job) == NOTHING
 
 
+@pytest.mark.process
 def test_an_old_chain_of_one_file(tmp_path):
     """What is planned again is made again to the end, by what each command says of itself."""
     write_file(tmp_path / "source/a.jsonl.gz", json_lines(documents(20)))

@@ -222,6 +222,7 @@ def test_records_that_do_not_cover_the_vocabulary_are_proven_by_encoding_again(t
             )
 
 
+@pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs megatron-core")
 def test_megatron_core_reads_the_same(tmp_path):
     """One process of it for all: two right pairs, an empty one, and two that it reads otherwise or not at all."""
@@ -243,6 +244,7 @@ def test_megatron_core_reads_the_same(tmp_path):
     assert all(pair.megatron_checked for pair in report.pairs)
 
 
+@pytest.mark.process
 def test_without_megatron_core_it_is_said(tmp_path, monkeypatch):
     prefix = write(tmp_path / "x", DOCUMENTS)
     monkeypatch.setattr(sys, "executable", _python_without(tmp_path, "torch"))
@@ -251,6 +253,7 @@ def test_without_megatron_core_it_is_said(tmp_path, monkeypatch):
     assert report.not_checked.startswith("no megatron-core here (cannot import megatron.core: ModuleNotFound")
 
 
+@pytest.mark.process
 def test_a_reader_that_dies_is_a_finding(tmp_path, monkeypatch):
     prefix = write(tmp_path / "x", DOCUMENTS)
     shell = tmp_path / "python"

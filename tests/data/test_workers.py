@@ -46,6 +46,7 @@ def finish(items, num_workers) -> tuple[dict[int, object], dict[int, str], set[i
     return made, failed, pids
 
 
+@pytest.mark.process
 def test_each_item_once_and_failures_apart():
     items = [
         ("make", 1),
@@ -66,6 +67,7 @@ def test_each_item_once_and_failures_apart():
     assert not [pid for pid in pids if is_alive(pid)]
 
 
+@pytest.mark.process
 def test_a_worker_that_is_killed_fails_its_item_only():
     items = [
         ("kill", signal.SIGKILL),
@@ -81,6 +83,7 @@ def test_a_worker_that_is_killed_fails_its_item_only():
     assert len(pids) == 3  # the first one was not replaced; the last one was, since nobody was left
 
 
+@pytest.mark.process
 def test_when_one_after_the_other_is_killed_the_rest_is_left():
     made, failed, _ = finish([("kill", signal.SIGKILL)] * 50, 2)
     assert (len(made), len(failed)) == (0, 50)
@@ -118,6 +121,7 @@ ENDLESS = textwrap.dedent(
 )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGINT", "SIGTERM"])
 def test_workers_end_with_their_parent(tmp_path, name):
     script = tmp_path / "script.py"

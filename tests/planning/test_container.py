@@ -118,6 +118,7 @@ exec "$@"
     return start
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("writable", [False, True])
 def test_enroot_is_called_in_the_task_with_what_slurm_set_there(tmp_path, enroot_task, writable):
     """enroot passes no variable that is not named, and which ones Slurm set is known in the task alone."""
@@ -140,6 +141,7 @@ def test_enroot_is_called_in_the_task_with_what_slurm_set_there(tmp_path, enroot
     ]
 
 
+@pytest.mark.process
 def test_the_tasks_of_a_node_start_one_after_another(tmp_path, enroot_task):
     """enroot's own lock gives up after 30 s, and its hooks may need longer for the GPUs of eight tasks."""
     found = example(runtime="enroot", workdir=str(tmp_path))

@@ -59,6 +59,7 @@ def comment_that_sbatch_reads(script: str, directory: Path) -> list[str]:
     return [line.removeprefix("sbatch: ") for line in options.splitlines() if " : " in line]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("sbatch") is None, reason="Slurm is not installed")
 @pytest.mark.parametrize("value", FIT)
 def test_sbatch_reads_the_value_and_nothing_else(value: str, tmp_path: Path) -> None:

@@ -75,11 +75,13 @@ def said_by_shellcheck(script_files: dict[tuple[str, str], Path]) -> dict[tuple[
     return output_of_each(["shellcheck", "--norc", "--shell=bash"], script_files)
 
 
+@pytest.mark.process
 @ALL
 def test_bash_can_read_it(case: str, stage: str, said_by_bash: dict[tuple[str, str], str]) -> None:
     assert said_by_bash[case, stage] == ""
 
 
+@pytest.mark.process
 @ALL
 def test_shellcheck_has_nothing_to_say(
     case: str, stage: str, said_by_shellcheck: dict[tuple[str, str], str]
@@ -134,6 +136,7 @@ def test_nothing_is_taken_from_where_it_was_rendered(tmp_path: Path, monkeypatch
         assert str(GOLDEN.parents[1]) not in folded(rendered(case, stage))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("case", "stage"), [("azure-ndv5-pyxis", "train"), ("site-group", "node-health")])
 def test_the_command_line_prints_the_same(
     case: str, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

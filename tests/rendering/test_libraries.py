@@ -21,6 +21,7 @@ OF_THE_SCRIPT = "SC2034,SC2154,SC2317"
 """Variables and functions that other parts of a script set, read or call."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", LIBRARIES, ids=NAMES)
 def test_bash_and_shellcheck_have_nothing_to_say(path: Path) -> None:
     commands = [["bash", "-n", path]]
@@ -91,6 +92,7 @@ def with_libraries(*names: str, then: str, cwd: Path) -> subprocess.CompletedPro
     return subprocess.run(["bash", "-c", script], cwd=cwd, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("srun", "is_final"),
     [
@@ -116,6 +118,7 @@ def test_only_a_trainer_that_was_started_can_be_found_missing(
     assert (tmp_path / "FAILED").exists() == is_final
 
 
+@pytest.mark.process
 def test_a_controller_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
     """The nodes that the user excluded are known once it answers, and not taken for none."""
     then = """

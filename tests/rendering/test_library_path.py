@@ -27,6 +27,7 @@ exec env LD_LIBRARY_PATH=/image/lib "$@"
 """Stand-ins: the image has a value of its own."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("runtime", "stand_in", "expected"),
     [

@@ -34,6 +34,7 @@ CONSTRUCTS = {
 OTHERS = {"shown.j2": "{% block settings %}\nword={{ value }}\n{% endblock %}\n"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 def test_every_hostile_value_is_one_unchanged_argument(construct: str, tmp_path: Path) -> None:
     scripts = [shown(CONSTRUCTS[construct], value, tmp_path) for value in HOSTILE_WORDS]
@@ -65,23 +66,27 @@ def in_settings(directory: Path, text: str, **values: object) -> str:
     return rendered(directory / "t", f"{{% block settings %}}\n{text}{{% endblock %}}\n", **values)
 
 
+@pytest.mark.process
 def test_literals_are_quoted_too(tmp_path: Path) -> None:
     """Without care Jinja writes a literal when it compiles, past the quoting and escaped for HTML."""
     script = in_settings(tmp_path, 'word={{ "$(>canary) & <it\'s>" }}\n') + 'show "$word"\n'
     assert arguments(script, tmp_path) == ["$(>canary) & <it's>"]
 
 
+@pytest.mark.process
 def test_numbers_and_paths(tmp_path: Path) -> None:
     text = "words=( {{ i }} {{ f }} {{ g }} {{ p }} )\n"
     script = in_settings(tmp_path, text, i=-3, f=1e-4, g=2.5, p=Path("/a b/c")) + 'show "${words[@]}"\n'
     assert arguments(script, tmp_path) == ["-3", "0.0001", "2.5", "/a b/c"]
 
 
+@pytest.mark.process
 def test_a_word_stays_a_word_next_to_text(tmp_path: Path) -> None:
     script = in_settings(tmp_path, "word=--a={{ a }}/{{ b }}.log\n", a="x y", b="$z") + 'show "$word"\n'
     assert arguments(script, tmp_path) == ["--a=x y/$z.log"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("value", [*HOSTILE_WORDS, 7, tuple(HOSTILE_WORDS), ()])
 def test_a_setting_is_one_assignment(value: str | int | tuple[str, ...], tmp_path: Path) -> None:
     script = in_settings(tmp_path, "{{ setting | assignment }}\n", setting=Setting("word", value))
@@ -95,6 +100,7 @@ def test_plain_words_stay_readable() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("word", ["if", "done", "select", "PATH=x", "PATH+=x"])
 def test_words_that_bash_reads_as_syntax_are_quoted(word: str, tmp_path: Path) -> None:
     """As a command they would be a keyword or an assignment, which this handler does not see."""
@@ -103,6 +109,7 @@ def test_words_that_bash_reads_as_syntax_are_quoted(word: str, tmp_path: Path) -
     assert arguments(script, tmp_path) == [word]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("value", HOSTILE_WORDS)
 def test_a_comment_stays_a_comment(value: str, tmp_path: Path) -> None:
     script = rendered(tmp_path / "t", "# {{ value | comment }}\nshow done\n", value=value)
@@ -110,6 +117,7 @@ def test_a_comment_stays_a_comment(value: str, tmp_path: Path) -> None:
     assert arguments(script, tmp_path) == ["done"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "text", [*HOSTILE_WORDS, "two\nlines\n", '{"a": "$(>canary)"}\n', "END_OF_TEXT\nEND_OF_TEXT_2\n>canary\n"]
 )
@@ -139,6 +147,7 @@ PRINTABLE = st.text(
 )
 
 
+@pytest.mark.process
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PRINTABLE, min_size=1, max_size=40))
 def test_any_printable_text_is_one_unchanged_argument(tmp_path: Path, words: list[str]) -> None:
@@ -167,6 +176,7 @@ def test_the_delimiter_of_a_here_document_is_not_in_its_text(text: str) -> None:
     assert last not in text
 
 
+@pytest.mark.process
 def test_a_value_with_its_own_quoting_is_still_quoted(tmp_path: Path) -> None:
     """A class may have an `__html__` that Jinja would trust, or a `str()` of its own."""
 
@@ -181,6 +191,7 @@ def test_a_value_with_its_own_quoting_is_still_quoted(tmp_path: Path) -> None:
     assert arguments(script, tmp_path) == ["$x"]
 
 
+@pytest.mark.process
 def test_bash_accepts_every_script(tmp_path: Path) -> None:
     for template in CONSTRUCTS.values():
         script = shown(template, "it's $(>canary)", tmp_path)

@@ -14,6 +14,8 @@ from tests.rendering.golden import rendered
 from tests.runs import minimal_run, write_yaml
 from tests.standins import batch
 
+pytestmark = pytest.mark.process
+
 PLAIN_SHELL = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
 
 

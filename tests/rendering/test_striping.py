@@ -6,10 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from hpcgen import load_run, plan, render
 from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
 from tests.runs import minimal_run, write_yaml
 from tests.standins import batch
+
+pytestmark = pytest.mark.process
 
 LFS = """\
 #!/bin/bash

@@ -42,6 +42,7 @@ def test_the_data_stages_are_those_of_the_data_tools() -> None:
     assert FRAMES == ("base", "data")
 
 
+@pytest.mark.process
 def test_finding_them_imports_nothing_of_what_they_do() -> None:
     program = "import sys, hpcgen.stages; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

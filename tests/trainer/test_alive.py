@@ -36,6 +36,7 @@ def two_ranks(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.process
 @pytest.mark.slow  # tests/slurm/test_faults.py has a job of two ranks hang
 def test_a_stopped_rank_ends_the_others_with_their_stacks(two_ranks: dict[str, Any]) -> None:
     two_ranks["training"]["distributed_timeout_seconds_after_init"] = 3
@@ -85,6 +86,7 @@ with Watch(RunDirectory(directory, directory, directory), Ranks(1, 1, 2, "a test
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_store_that_is_silent_for_ever_keeps_no_watch_from_its_end(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -95,6 +97,7 @@ def test_a_store_that_is_silent_for_ever_keeps_no_watch_from_its_end(tmp_path: P
     assert "look first at rank 0, which did not report" in done.stderr
 
 
+@pytest.mark.process
 def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
     two_ranks: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +114,7 @@ def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
     assert_nothing_saved(result)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("silent", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_sigterm_while_a_rank_is_silent_does_not_wait_for_it(silent: int, two_ranks: dict[str, Any]) -> None:
     """Stopped, it neither answers nor closes its connections: nothing tells the other that it will not come."""
@@ -127,6 +131,7 @@ def test_sigterm_while_a_rank_is_silent_does_not_wait_for_it(silent: int, two_ra
     assert_nothing_saved(result)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_sigterm_to_all_ranks_saves(two_ranks: dict[str, Any]) -> None:
     ranks = Ranks(two_ranks)
@@ -138,6 +143,7 @@ def test_sigterm_to_all_ranks_saves(two_ranks: dict[str, Any]) -> None:
     assert (result.directory / "STOPPED").read_text() == f"{result.steps[-1][0]}\n"
 
 
+@pytest.mark.process
 def test_a_rank_whose_peer_is_gone_says_so_in_one_line_and_saves_nothing(two_ranks: dict[str, Any]) -> None:
     ranks = Ranks(two_ranks)
     ranks.wait_for_step()
@@ -157,6 +163,7 @@ def assert_nothing_saved(result: Run) -> None:
     assert not (result.directory / "STOPPED").exists()
 
 
+@pytest.mark.process
 def test_the_heartbeat_of_a_run_that_ended_says_so(single_gpt: Run) -> None:
     heartbeat = json.loads((single_gpt.directory / "heartbeat").read_text())
     assert (heartbeat["iteration"], heartbeat["phase"]) == (6, "end")
@@ -290,6 +297,7 @@ print(stop.reason())
 NOTHING = "SIGTERM; all ranks leave before the first step: there is nothing to save\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("worth", "other", "agreed", "status", "said"),
     [
@@ -331,6 +339,7 @@ with watch.Watch(RunDirectory(root, root, root), ranks, Peers(ranks, HashStore()
 """
 
 
+@pytest.mark.process
 def test_a_rank_that_dies_after_all_were_told_to_save_is_not_waited_for(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", DYING, str(tmp_path)], cwd=ROOT, capture_output=True, text=True

@@ -125,6 +125,7 @@ def lose(file: Path, rng: random.Random) -> None:
 DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (flip, cut, zero, lose)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("times", [50, pytest.param(500, marks=pytest.mark.slow)])
 def test_damage_is_never_loaded(times: int, saved: Saved, tmp_path: Path) -> None:
     rng = random.Random(times)
@@ -148,6 +149,7 @@ def test_damage_is_never_loaded(times: int, saved: Saved, tmp_path: Path) -> Non
         assert (directory / TRACKER).read_text() == str(source.checkpoint.iteration)
 
 
+@pytest.mark.process
 def test_the_search_goes_back_as_far_as_it_must(
     saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +164,7 @@ def test_the_search_goes_back_as_far_as_it_must(
     assert source.passed_over == (broken,)
 
 
+@pytest.mark.process
 def test_a_run_that_ever_saved_does_not_start_from_the_beginning(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
     for iteration in (2, 4, 6):
@@ -172,6 +175,7 @@ def test_a_run_that_ever_saved_does_not_start_from_the_beginning(saved: Saved, t
         (directory / TRACKER).unlink(missing_ok=True)
 
 
+@pytest.mark.process
 def test_a_second_broken_one_of_the_same_name_is_kept_too(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
     for suffix in ("", "-2", "-3"):
@@ -182,6 +186,7 @@ def test_a_second_broken_one_of_the_same_name_is_kept_too(saved: Saved, tmp_path
         assert (directory / f"iter_0000006.broken{suffix}").is_dir()
 
 
+@pytest.mark.process
 def test_a_tracker_that_was_never_published_is_swept(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
     left = directory / f".{TRACKER}.ndv5-001.4711"
@@ -191,6 +196,7 @@ def test_a_tracker_that_was_never_published_is_swept(saved: Saved, tmp_path: Pat
     assert (directory / TRACKER).read_text() == "6"
 
 
+@pytest.mark.process
 def test_the_directory_to_start_from_is_left_as_it_is(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "there")
     lose(directory / "iter_0000006" / ".metadata", random.Random(0))
@@ -206,6 +212,7 @@ def test_the_directory_to_start_from_is_left_as_it_is(saved: Saved, tmp_path: Pa
     assert sorted(directory.rglob("*")) == before
 
 
+@pytest.mark.process
 def test_what_cannot_be_read_is_not_called_broken(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
     file = directory / "iter_0000006" / "common.pt"
@@ -216,6 +223,7 @@ def test_what_cannot_be_read_is_not_called_broken(saved: Saved, tmp_path: Path) 
     assert (directory / "iter_0000006").is_dir()
 
 
+@pytest.mark.process
 def test_another_model_is_refused_not_called_broken(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
     wider = dataclasses.replace(saved.config, model=dataclasses.replace(saved.config.model, hidden_size=32))
@@ -224,6 +232,7 @@ def test_another_model_is_refused_not_called_broken(saved: Saved, tmp_path: Path
     assert (directory / "iter_0000006").is_dir()
 
 
+@pytest.mark.process
 def test_a_kill_at_any_operation_leaves_the_newest_whole_one(
     corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +255,7 @@ def test_a_kill_at_any_operation_leaves_the_newest_whole_one(
     assert len(found) > 30
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kills", [2, pytest.param(15, marks=pytest.mark.slow)])
 def test_a_run_killed_inside_saves_trains_as_if_undisturbed(
     kills: int, corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -283,6 +293,7 @@ def going_on(corpus: str, saved: Saved, directory: Path, **keys: Any) -> dict[st
     return small_config(corpus, directory) | keys
 
 
+@pytest.mark.process
 def test_a_rank_that_dies_during_a_load_is_no_fault_of_the_checkpoint(
     corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +321,7 @@ def test_what_torch_wraps_while_it_loads_stays_what_it_is(cause: RuntimeError, t
     raise_environment_fault(CheckpointException("load", {3: (KeyError("a tensor"), None)}), tmp_path)
 
 
+@pytest.mark.process
 def test_storage_that_fails_during_a_load_is_no_fault_of_the_checkpoint(
     corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +337,7 @@ def test_storage_that_fails_during_a_load_is_no_fault_of_the_checkpoint(
     assert finished(going_on(corpus, saved, tmp_path / "run")).steps[-1] == saved.run.steps[-1]
 
 
+@pytest.mark.process
 def test_training_goes_on_while_a_checkpoint_is_written(corpus: str, saved: Saved, tmp_path: Path) -> None:
     """The same bytes as when training waits: what is written is the state of that step, not of a later one."""
     waiting = finished(small_config(corpus, tmp_path / "waiting", async_save=False))
@@ -341,6 +354,7 @@ def events(result: Run) -> list[dict[str, Any]]:
     return [event for event in result.events if event["event"] == "checkpoint"]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_slow_storage_makes_saves_wait_for_each_other(
     corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -354,6 +368,7 @@ def test_slow_storage_makes_saves_wait_for_each_other(
         assert_same_checkpoint(result.checkpoints / name, saved.run.checkpoints / name)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("failures", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_save_that_fails_for_a_moment_is_tried_once_more(
     failures: int, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -406,6 +421,7 @@ def on_a_small_disk(size: str, config: dict[str, Any], tmp_path: Path) -> tuple[
     return statuses, log
 
 
+@pytest.mark.process
 def test_a_full_disk_fails_the_save_and_leaves_the_one_before(corpus: str, tmp_path: Path) -> None:
     """On a file system that one checkpoint fits on, and not two."""
     disk = tmp_path / "disk"
@@ -423,6 +439,7 @@ def test_a_full_disk_fails_the_save_and_leaves_the_one_before(corpus: str, tmp_p
     assert (whole.iteration, checkpoint_files.problems(whole, hashes=True)) == (2, [])
 
 
+@pytest.mark.process
 def test_a_full_disk_that_holds_the_run_directory_too_is_marked_as_final(corpus: str, tmp_path: Path) -> None:
     """What the failed save wrote goes, so that there is room to say why."""
     config = gpt_config(corpus, tmp_path / "disk" / "run") | {"world_size": 2}
@@ -436,6 +453,7 @@ def test_a_full_disk_that_holds_the_run_directory_too_is_marked_as_final(corpus:
     assert not list(torn.path.glob("*.distcp"))
 
 
+@pytest.mark.process
 def test_an_index_that_finds_no_room_says_so_in_a_line(corpus: str, tmp_path: Path) -> None:
     config = gpt_config(corpus, tmp_path / "disk" / "run")
     config["training"]["train_iters"] = 200_000
@@ -448,6 +466,7 @@ def test_an_index_that_finds_no_room_says_so_in_a_line(corpus: str, tmp_path: Pa
     assert (tmp_path / "left" / "run" / "FAILED").exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("minutes", "is_time"), [(1e-9, True), (1e9, False)])
 def test_a_save_is_asked_for_when_its_minutes_are_over(
     minutes: float, is_time: bool, saved: Saved, tmp_path: Path
@@ -465,6 +484,7 @@ def test_the_time_between_saves(steps: int | None, minutes: float | None, second
     assert interval_s(config) == seconds
 
 
+@pytest.mark.process
 def test_data_parallel_ranks_share_the_writing(corpus: str, tmp_path: Path) -> None:
     config = gpt_config(corpus, tmp_path / "run")
     config["world_size"] = 2
@@ -508,6 +528,7 @@ def test_retention(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.process
 def test_damaged_newer_ones_do_not_count_as_kept(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
     cut(directory / "iter_0000006" / "__0_0.distcp", random.Random(0))
@@ -518,6 +539,7 @@ def test_damaged_newer_ones_do_not_count_as_kept(saved: Saved, tmp_path: Path) -
     assert source.path == directory / "iter_0000002"
 
 
+@pytest.mark.process
 def test_one_of_ours_without_its_record_is_not_taken_for_megatron_lms(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
     for name in (COMPLETE, STARTED):
@@ -528,6 +550,7 @@ def test_one_of_ours_without_its_record_is_not_taken_for_megatron_lms(saved: Sav
     assert (directory / "iter_0000006.broken").is_dir()
 
 
+@pytest.mark.process
 def test_the_tracker_is_not_what_a_run_depends_on(
     saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -540,6 +563,7 @@ def test_the_tracker_is_not_what_a_run_depends_on(
     assert f"{TRACKER} does not name iter_0000006" in capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_a_large_checkpoint_is_read_with_signs_of_attempt(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.trainer.runs import LLAMA, ROOT, Run, finished, gpt_config, run
 
+pytestmark = pytest.mark.process
+
 EXAMPLES = ("custom_layers.py", "custom_model.py", "cosine_restarts.py")
 
 

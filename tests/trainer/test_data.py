@@ -127,6 +127,7 @@ def test_a_corpus_of_another_tokenizer_is_an_error(
         build_datasets(wanted, tmp_path / "cache", vocab_size=128, is_needed=True)
 
 
+@pytest.mark.process
 def test_missing_data_ends_the_run_in_one_line(config: dict[str, Any]) -> None:
     config["data"]["datasets"] = [{"prefix": "/absent/corpus"}]
     result = run(config)
@@ -134,6 +135,7 @@ def test_missing_data_ends_the_run_in_one_line(config: dict[str, Any]) -> None:
     assert result.log.splitlines()[-1].startswith("trainer: data.datasets: /absent/corpus.bin is not a file")
 
 
+@pytest.mark.process
 def test_made_up_samples_and_loader_processes(config: dict[str, Any]) -> None:
     config["data"] = {"mock": True, "num_workers": 1}
     config["training"] |= {"train_iters": 2, "eval_iters": 1}
@@ -158,6 +160,7 @@ def test_the_chunks_of_a_sequence_pair_early_with_late() -> None:
     assert zigzag_positions(8, 0, 1).tolist() == list(range(8))
 
 
+@pytest.mark.process
 def test_an_id_without_a_row_beyond_the_beginning_of_a_corpus_ends_the_run_in_a_line(tmp_path: Path) -> None:
     """The look at the start of a job goes no further than LOOKED_AT; a GPU would say it in an assertion of a kernel."""
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder

@@ -57,6 +57,7 @@ def test_a_launcher_that_sets_nonsense_is_named() -> None:
         find_ranks(STEP | {"SLURM_PROCID": "x"})
 
 
+@pytest.mark.process
 def test_another_number_of_ranks_than_planned_is_refused(config: dict[str, Any]) -> None:
     config["world_size"] = 1
     config["parallelism"] = {"tensor_model_parallel_size": 2}
@@ -65,6 +66,7 @@ def test_another_number_of_ranks_than_planned_is_refused(config: dict[str, Any])
     assert "world_size = 1 is not a multiple of TP x PP x CP = 2 x 1 x 1" in result.log
 
 
+@pytest.mark.process
 def test_an_attempt_that_torchrun_starts_again_hears_nothing_of_the_one_before() -> None:
     """The agent's store goes on: an address of a dead rank, or its answer to SIGTERM, is not this attempt's."""
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -97,6 +99,7 @@ def taken(port: int, *, hangs_up: bool) -> Iterator[None]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.process
 def test_ranks_pass_over_the_ports_of_others(config: dict[str, Any]) -> None:
     """Another job of the same number of ranks, which began at the same port, has two of them."""
     ports = candidate_ports(int(runs.free_port()))
@@ -115,6 +118,7 @@ def test_ranks_pass_over_the_ports_of_others(config: dict[str, Any]) -> None:
     assert store.num_keys() + another.num_keys() <= 2, "nothing was said at the stores of others"
 
 
+@pytest.mark.process
 def test_a_rank_that_does_not_come_is_named_in_time() -> None:
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": runs.free_port(), "TRAINER_RENDEZVOUS_ID": "one"}
     with pytest.raises(DistStoreError, match="1 of 2 ranks did not come within 0:00:01, rank 1 among them"):
@@ -144,6 +148,7 @@ for error in (NotSavedError("full", retry=True), ValueError("a bug")):
 """
 
 
+@pytest.mark.process
 def test_an_error_of_rank_0_is_raised_on_all_ranks_and_a_bug_is_reported_by_rank_0(tmp_path: Path) -> None:
     commands = [
         [sys.executable, "-c", FAILING_AT_RANK_0, str(rank), str(tmp_path / "store")] for rank in (0, 1)

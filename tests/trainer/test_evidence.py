@@ -16,6 +16,8 @@ from trainer.contract import evidence
 from trainer.contract.checkpoint_files import COMPLETE, TRACKER
 from trainer.contract.errors import Exit
 
+pytestmark = pytest.mark.process
+
 
 def config_of(corpus: str, directory: Path, **checkpoint: Any) -> dict[str, Any]:
     small = GPT | {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 512}

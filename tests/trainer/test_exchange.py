@@ -277,6 +277,7 @@ class OneGroup:
         self.param_groups = [{"wd_mult": 1.0, "lr_mult": 1.0}]
 
 
+@pytest.mark.process
 def test_after_their_ramp_up_the_rates_are_theirs() -> None:
     """Theirs follow the samples, ours the iterations: 8 steps of a smaller batch, 20 samples in all."""
     theirs = OptimizerParamScheduler(
@@ -349,6 +350,7 @@ def as_megatron_lm_writes(ours: Run, corpus: str, target: Path) -> Path:
     return target
 
 
+@pytest.mark.process
 def test_a_run_of_megatron_lms_goes_on_as_if_it_were_ours(ours: Run, corpus: str, tmp_path: Path) -> None:
     theirs = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs")
     config = gpt_config(corpus, tmp_path / "run") | {"checkpoint": {"load": str(theirs)}}
@@ -366,6 +368,7 @@ def one_rank() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.process
 def test_what_cannot_be_read_is_said_with_what_to_do(
     ours: Run, corpus: str, tmp_path: Path, one_rank: None
 ) -> None:
@@ -386,6 +389,7 @@ def test_what_cannot_be_read_is_said_with_what_to_do(
         checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False), lambda: None)
 
 
+@pytest.mark.process
 def test_without_the_optimizers_state_only_the_weights_are_taken(
     ours: Run, corpus: str, tmp_path: Path, one_rank: None
 ) -> None:
@@ -495,6 +499,7 @@ CASES = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @needs_megatron_lm
 @pytest.mark.parametrize("name", CASES)
@@ -527,6 +532,7 @@ def test_pretrain_gpt_goes_on_from_ours_and_we_from_its(name: str, corpus: str, 
     assert lr == ours.steps[-1][3]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @needs_megatron_lm
 def test_we_go_on_from_a_batch_that_pretrain_gpt_ramped_up(corpus: str, tmp_path: Path) -> None:
@@ -548,6 +554,7 @@ def test_we_go_on_from_a_batch_that_pretrain_gpt_ramped_up(corpus: str, tmp_path
     assert [loss for _, loss, _, _ in steps] == pytest.approx([theirs[6], theirs[7], theirs[8]], abs=1e-5)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @needs_megatron_lm
 def test_weights_of_a_run_without_the_distributed_optimizer(corpus: str, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def attempt(config: TrainerConfig, **environ: str) -> str:
     return done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_attempts_of_a_run_are_one_run_offline_and_the_way_to_upload_it_is_told(
     config: TrainerConfig, tmp_path: Path
@@ -74,6 +75,7 @@ def test_the_attempts_of_a_run_are_one_run_offline_and_the_way_to_upload_it_is_t
     assert "WANDB_API_KEY is not set" in first
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_service_out_of_reach_costs_a_line_and_the_key_is_not_written_down(
     config: TrainerConfig, tmp_path: Path

@@ -36,6 +36,7 @@ def trainer(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.process
 def test_loader_workers_do_not_keep_a_rank_that_fails_from_ending(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -70,6 +71,7 @@ def init(**arguments): return Run()
 '''
 
 
+@pytest.mark.process
 def test_a_run_that_fails_says_so_before_its_numbers_are_handed_over_and_whatever_srun_sends(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +107,7 @@ else:
 """
 
 
+@pytest.mark.process
 def test_a_run_directory_is_free_as_soon_as_its_process_is_gone(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDING, str(tmp_path / lock.RUN)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -133,6 +136,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.process
 def test_one_process_holds_a_directory_where_the_file_system_has_no_locks(tmp_path: Path) -> None:
     def start() -> subprocess.Popen[str]:
         command = [sys.executable, "-c", WITHOUT_LOCKS, str(tmp_path / lock.RUN)]
@@ -166,6 +170,7 @@ def test_one_process_holds_a_directory_where_the_file_system_has_no_locks(tmp_pa
     assert after.returncode == Exit.FAULT
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_what_rank_0_meets_for_all_is_reported_once(config: dict[str, Any]) -> None:
     config["world_size"] = 2
@@ -177,6 +182,7 @@ def test_what_rank_0_meets_for_all_is_reported_once(config: dict[str, Any]) -> N
     assert result.log.count(f"{directory / 'stacks'} cannot be written (Not a directory)") == 1
 
 
+@pytest.mark.process
 def test_a_run_directory_that_cannot_be_written_is_refused_in_one_line(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -187,6 +193,7 @@ def test_a_run_directory_that_cannot_be_written_is_refused_in_one_line(
     assert re.fullmatch(r"trainer: /sys/hpcgen cannot be written \(.*\)\n", done.stderr), done.stderr
 
 
+@pytest.mark.process
 def test_links_that_others_have_put_in_place_of_files_are_not_followed(tmp_path: Path) -> None:
     """In a directory of a group its members can make them, under every name that can be foreseen."""
     precious = tmp_path / "precious"
@@ -209,6 +216,7 @@ def test_links_that_others_have_put_in_place_of_files_are_not_followed(tmp_path:
     assert run.done.read_text() == "6\n"
 
 
+@pytest.mark.process
 def test_ranks_that_make_no_sense_are_named_in_one_line(config: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
@@ -218,6 +226,7 @@ def test_ranks_that_make_no_sense_are_named_in_one_line(config: dict[str, Any], 
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.process
 def test_the_versions_are_one_line() -> None:
     result = trainer("--versions")
     assert result.returncode == 0
@@ -227,6 +236,7 @@ def test_the_versions_are_one_line() -> None:
     assert len(result.stdout.splitlines()) == 1
 
 
+@pytest.mark.process
 def test_what_cannot_be_imported_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
     result = trainer("--versions", PYTHONPATH=str(tmp_path))
@@ -235,6 +245,7 @@ def test_what_cannot_be_imported_is_named_in_one_line(tmp_path: Path) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.process
 def test_cuda_is_never_replaced_by_the_cpu(config: dict[str, Any]) -> None:
     import torch
 
@@ -246,6 +257,7 @@ def test_cuda_is_never_replaced_by_the_cpu(config: dict[str, Any]) -> None:
     assert "device = 'cuda', but torch" in result.log
 
 
+@pytest.mark.process
 def test_another_world_size_than_planned_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
@@ -255,6 +267,7 @@ def test_another_world_size_than_planned_is_refused(config: dict[str, Any], tmp_
     assert "world_size = 1" in result.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"name": "x"}', '{"nme": "x"}'])
 def test_a_configuration_that_does_not_fit_ends_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"

@@ -9,6 +9,8 @@ import pytest
 
 from tests.trainer.runs import Run, finished, gpt_config, run
 
+pytestmark = pytest.mark.process
+
 FP16 = {"precision": "fp16"}
 SCALING = {"initial_loss_scale": 2.0**19, "hysteresis": 2, "loss_scale_window": 2, "lr_decay_iters": 10}
 

@@ -108,6 +108,7 @@ def killed_at(point: int, work: Callable[[], object]) -> bool:
     return status_of(child(doomed)) == -signal.SIGKILL
 
 
+@pytest.mark.process
 def test_training_finds_all_that_the_command_built(document: dict[str, Any], tmp_path: Path) -> None:
     document |= {"device": "cuda", "world_size": 512}
     file = tmp_path / "trainer.json"
@@ -130,6 +131,7 @@ def test_training_finds_all_that_the_command_built(document: dict[str, Any], tmp
     assert contents(cache) == built
 
 
+@pytest.mark.process
 def test_a_mistake_ends_the_command_in_one_line(document: dict[str, Any], tmp_path: Path) -> None:
     """No megatron.core is imported for a file that cannot be read."""
     result = subprocess.run(
@@ -144,6 +146,7 @@ def test_a_mistake_ends_the_command_in_one_line(document: dict[str, Any], tmp_pa
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.process
 def test_killed_at_any_point_it_leaves_what_the_next_run_completes(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -162,6 +165,7 @@ def test_killed_at_any_point_it_leaves_what_the_next_run_completes(
     assert point == 1 + 12 + 12 + 10  # two pairs and their blend
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("point", [6, 9, 11])
 def test_killed_while_it_mends_an_index_it_leaves_what_the_next_run_completes(
     point: int, wanted: TrainerConfig, tmp_path: Path
@@ -176,6 +180,7 @@ def test_killed_while_it_mends_an_index_it_leaves_what_the_next_run_completes(
     assert contents(cache) == expected
 
 
+@pytest.mark.process
 def test_builds_at_once_make_the_same_files(wanted: TrainerConfig, tmp_path: Path) -> None:
     Start(wanted, tmp_path / "alone")
     cache = tmp_path / "shared"
@@ -289,6 +294,7 @@ def test_a_cache_that_is_complete_need_not_be_writable(wanted: TrainerConfig, tm
     assert {path: path.stat().st_mtime_ns for path in (cache, *cache.iterdir())} == times
 
 
+@pytest.mark.process
 def test_when_rank_0_cannot_build_no_rank_waits(wanted: TrainerConfig, tmp_path: Path) -> None:
     torch.distributed.destroy_process_group()
     (tmp_path / "cache").write_text("in the way")

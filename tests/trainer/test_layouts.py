@@ -10,6 +10,8 @@ import pytest
 
 from tests.trainer.runs import LLAMA, Run, finished
 
+pytestmark = pytest.mark.process
+
 TP2 = {"tensor_model_parallel_size": 2}
 PP2 = {"pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}

@@ -56,6 +56,7 @@ LLAMA_8_LAYERS = {
 }
 
 
+@pytest.mark.process
 def test_the_first_line_says_what_the_attempt_is_and_each_step_has_its_numbers(single_gpt: Run) -> None:
     start, *steps = [event for event in single_gpt.events if event["event"] in ("start", "step")]
     assert start["event"] == "start"
@@ -79,6 +80,7 @@ def test_the_first_line_says_what_the_attempt_is_and_each_step_has_its_numbers(s
         assert "mfu" not in step
 
 
+@pytest.mark.process
 def test_the_parts_of_a_step_add_up_to_it(single_gpt: Run) -> None:
     for step in (event for event in single_gpt.events if event["event"] == "step"):
         parts = [step[name] for name in ("compute_s", "communication_s", "update_s", "data_wait_s", "idle_s")]
@@ -193,6 +195,7 @@ def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "lines").read_text())["loss"] is None
 
 
+@pytest.mark.process
 def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
     config["logging"] = {"log_interval": 4, "tensorboard": True, "profile_step_start": 2}
     config["peak_tflops"] = 0.5
@@ -212,6 +215,7 @@ def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
     assert "aten::mm" in names
 
 
+@pytest.mark.process
 def test_each_step_is_in_a_line_whatever_the_interval(config: dict[str, Any], tmp_path: Path) -> None:
     """An attempt that goes on from a checkpoint has not seen the steps before it that no line holds yet."""
     each = finished(copy.deepcopy(config))
@@ -260,6 +264,7 @@ def layers(core, vp_stage, usual):
 """
 
 
+@pytest.mark.process
 def test_a_fault_loses_no_line(config: dict[str, Any], tmp_path: Path) -> None:
     layers = tmp_path / "failing_layers.py"
     layers.write_text(FAILING_LAYERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.trainer.runs import Run
@@ -21,6 +22,7 @@ def test_the_stand_in_for_fused_adam_is_adamw() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.process
 def test_the_rate_of_a_run_rises_then_falls(single_gpt: Run) -> None:
     rates = [lr for *_, lr in single_gpt.steps]
     assert rates[0] == 0  # as in Megatron-LM, the first step of a warm-up starts from 0

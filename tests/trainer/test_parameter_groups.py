@@ -119,6 +119,7 @@ def test_a_checkpoints_groups_take_the_configured_rates_of_their_multipliers() -
     assert unknown[0]["max_lr"] == 1e-2
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_hpcgen_knows_the_names_of_the_parameters(shape: dict[str, Any], corpus: str, tmp_path: Path) -> None:
     config = gpt_config(corpus, tmp_path / "run", shape)

@@ -41,6 +41,7 @@ def layers(core, vp_stage, usual):
 '''
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("world_size", "parallelism", "precision"),
     [
@@ -81,6 +82,7 @@ def test_poison_in_20_steps_on_random_ranks_changes_no_weight(
     assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(outputs)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("poison", "said"),
     [
@@ -141,6 +143,7 @@ def layers(core, vp_stage, usual):
 '''
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("train_iters", [4, 6])
 def test_a_checkpoint_with_nan_is_never_complete(
     train_iters: int, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -164,6 +167,7 @@ def test_a_checkpoint_with_nan_is_never_complete(
     assert "continues from" in finished(config).log
 
 
+@pytest.mark.process
 def test_a_checkpoint_that_holds_nan_is_named_when_it_is_loaded(config: dict[str, Any]) -> None:
     config["optimizer"]["lr_decay_iters"] = 8
     path = finished(config).checkpoints / "iter_0000006"

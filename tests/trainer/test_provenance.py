@@ -48,6 +48,7 @@ def refused(config: dict[str, Any]) -> str:
     return ended.log
 
 
+@pytest.mark.process
 def test_edited_code_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_path: Path) -> None:
     copies = tmp_path / "run" / "code"
     [first] = copies.iterdir()
@@ -65,6 +66,7 @@ def test_edited_code_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_p
     assert "is finished, and this configuration asks for another run: optimizer.lr_schedule" in log
 
 
+@pytest.mark.process
 def test_an_overwritten_pair_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_path: Path) -> None:
     overwrite(f"{tmp_path}/own")
     log = refused(stopped)
@@ -75,6 +77,7 @@ def test_an_overwritten_pair_is_refused_until_it_is_named(stopped: dict[str, Any
     assert "with data.datasets: " in finished(stopped).log
 
 
+@pytest.mark.process
 def test_a_rebuilt_pair_is_refused(stopped: dict[str, Any], tmp_path: Path) -> None:
     """The same documents in another order: the .bin is as long as it was, and so is the .idx."""
     rebuild_backwards(tmp_path / "own")
@@ -105,6 +108,7 @@ def describe_as_hpcgen_does(prefix: Path) -> None:
     Path(f"{prefix}.record.json").write_text(json.dumps({"outputs": outputs}))
 
 
+@pytest.mark.process
 def test_a_copied_corpus_is_read_by_all_ranks_and_goes_on(tmp_path: Path) -> None:
     prefix = tmp_path / "own"
     write_corpus(prefix, documents=60)
@@ -237,6 +241,7 @@ def test_a_record_of_hpcgens_that_is_older_than_the_pair_says_nothing(
     assert pair["bin"]["sha256"] is None
 
 
+@pytest.mark.process
 def test_a_checkpoint_without_a_record_of_files_goes_on(stopped: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "run" / "checkpoints" / "iter_0000001"
     record = checkpoint_files.read_record(path)

@@ -13,6 +13,8 @@ import pytest
 
 from tests.trainer.runs import GPT, Run
 
+pytestmark = pytest.mark.process
+
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from hpcgen.cli.main import main; main()"
 
 

@@ -15,6 +15,8 @@ from tests.trainer.runs import Ranks, Run, finished, gpt_config, run, write_corp
 from tests.trainer.tensors import assert_same_checkpoint
 from trainer.contract.errors import Exit
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def dropout_config(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from tests.recorded_run import write_checkpoint
 from tests.trainer.runs import ROOT, environment
 from trainer.contract.checkpoint_files import METADATA, TRACKER
+
+pytestmark = pytest.mark.process
 
 
 def samples(config: dict[str, Any], path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -93,6 +93,7 @@ def slow_run(
     return finished(config)
 
 
+@pytest.mark.process
 def test_the_slow_rank_of_a_run_is_named_in_its_log_and_its_record(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_the_slow_rank_of_a_run_is_named_in_its_log_and_its_record(
     assert f"iteration {CHECK_INTERVAL}: SLOW: rank 1 (" in result.log
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_ranks_that_wait_for_a_slow_one_in_tensor_parallelism_are_one_line_and_one_event(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,7 @@ timers.totals()
 """
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a CUDA device")
 def test_on_a_gpu_nothing_is_waited_for(tmp_path: Path) -> None:

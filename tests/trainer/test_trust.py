@@ -67,6 +67,7 @@ def in_an_object(path: Path, planted: Planted) -> None:
     (path / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_foreign", [False, True], ids=["own", "foreign"])
 @pytest.mark.parametrize("plant", [in_the_index, in_the_common_state, in_an_object])
 def test_a_checkpoint_runs_nothing_where_it_is_loaded(
@@ -122,6 +123,7 @@ def as_bytes(state: Any) -> torch.Tensor:
     return torch.frombuffer(bytearray(pickle.dumps(state)), dtype=torch.uint8)
 
 
+@pytest.mark.process
 def test_the_index_names_files_of_its_own_directory(saved: Run) -> None:
     metadata = pickle.loads((saved.checkpoints / "iter_0000002/.metadata").read_bytes())
     next(iter(metadata.storage_data.values())).relative_path = "../elsewhere"
@@ -129,6 +131,7 @@ def test_the_index_names_files_of_its_own_directory(saved: Run) -> None:
         checkpoint_index.parse(pickle.dumps(metadata))
 
 
+@pytest.mark.process
 def test_the_name_of_a_tensor_does_not_steer_the_terminal(saved: Run, tmp_path: Path) -> None:
     path = tmp_path / "iter_0000002"
     shutil.copytree(saved.checkpoints / path.name, path)
@@ -141,6 +144,7 @@ def test_the_name_of_a_tensor_does_not_steer_the_terminal(saved: Run, tmp_path: 
     assert "\x1b" not in shown
 
 
+@pytest.mark.process
 def test_what_is_read_of_the_index_is_what_torch_reads(saved: Run) -> None:
     data = (saved.checkpoints / "iter_0000002/.metadata").read_bytes()
     theirs, ours = pickle.loads(data), unpickling._metadata(checkpoint_index.parse(data))

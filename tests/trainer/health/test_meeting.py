@@ -62,6 +62,7 @@ with Meeting(Ranks(rank, 0, 2, "a test"), f"node-{rank}", os.environ, 3.0, "test
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stopped", "line"),

@@ -14,6 +14,8 @@ import pytest
 
 from hpcgen.resources import shipped
 
+pytestmark = pytest.mark.process
+
 LIBRARY = shipped("templates") / "lib/node-check.sh"
 GPU = "NVIDIA H100 80GB HBM3, 4, 0"
 NVIDIA_SMI = """#!/bin/bash

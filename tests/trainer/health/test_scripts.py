@@ -19,6 +19,7 @@ def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.process
 def test_the_first_test_records_a_baseline_that_a_cluster_without_figures_is_then_held_to(
     tmp_path: Path,
 ) -> None:
@@ -60,6 +61,7 @@ def crippled(directory: Path) -> tuple[str, Path]:
     return render("nccl-test", site, tasks("nccl-test", 1, 2)), baseline
 
 
+@pytest.mark.process
 def test_nothing_is_recorded_where_a_setting_explains_a_low_bandwidth(tmp_path: Path) -> None:
     script, baseline = crippled(tmp_path)
     found = batch(script, tmp_path, ("n1",))
@@ -79,6 +81,7 @@ def test_it_is_recorded_where_it_is_asked_for(tmp_path: Path) -> None:
     assert len(json.loads(baseline.read_text())) == 1
 
 
+@pytest.mark.process
 def test_a_node_that_the_sites_command_refuses_is_left_out_and_listed_for_a_day(tmp_path: Path) -> None:
     command = ["/bin/sh", "-c", 'test "$SLURMD_NODENAME" != n2 || { echo broken fan; exit 3; }']
     site = write_site(tmp_path, health_command=command)
@@ -100,6 +103,7 @@ def test_a_node_that_the_sites_command_refuses_is_left_out_and_listed_for_a_day(
     assert container["all_reduce"]["busbw_gb_s"] > 0
 
 
+@pytest.mark.process
 def test_a_job_whose_python_cannot_run_the_check_blames_no_node(tmp_path: Path) -> None:
     site = write_site(tmp_path, python="/bin/false")
     found = batch(render("node-health", site, tasks("node-health", 2, 2)), tmp_path, NODES)
@@ -108,6 +112,7 @@ def test_a_job_whose_python_cannot_run_the_check_blames_no_node(tmp_path: Path) 
     assert not (tmp_path / "run" / "bad_nodes").exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("program", "given", "said"),
     [
