@@ -7,11 +7,11 @@ TORCH := 2.13.0
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data bench-train bench-precision system-packages golden clean
+.PHONY: help install quickstart test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data bench-train bench-precision system-packages golden docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
-	@echo "others: install check pytest test-slow test-gpu layouts bench bench-data bench-train bench-precision golden clean"
+	@echo "others: install check pytest test-slow test-gpu layouts bench bench-data bench-train bench-precision golden docs clean"
 
 install: $(READY)
 
@@ -27,7 +27,7 @@ $(READY): pyproject.toml
 	    || $(BIN)/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH)+cpu" 2>/dev/null \
 	    || $(BIN)/pip install --quiet "torch==$(TORCH)"; \
 	fi
-	$(BIN)/pip install --quiet --editable '.[train,dev]'
+	$(BIN)/pip install --quiet --editable '.[train,dev,docs]'
 	@touch $@
 
 quickstart: $(READY)
@@ -89,6 +89,11 @@ bench-precision: $(READY)
 
 golden: $(READY)
 	$(BIN)/pytest tests/rendering/test_golden.py --update-golden
+
+# The docs site in build/docs. Fails on a broken link or anchor; fetches nothing.
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs/site . build/docs
+	@echo "build/docs/index.html"
 
 # Tests on a real Slurm need its programs; without them they are skipped, and say so.
 system-packages:
