@@ -60,6 +60,9 @@ CONTENTS = {
     "Project": ["CONTRIBUTING", "CHANGELOG"],
 }
 """Caption -> pages, as the sidebar lists them."""
+PLACEHOLDER = "`make docs` adds"
+"""Start of the last paragraph of a page of the reference, which stands for what is generated."""
+
 _listed = {page for pages in CONTENTS.values() for page in pages}
 if _others := {f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md")} - _listed:
     CONTENTS["More"] = sorted(_others)
@@ -74,7 +77,8 @@ def complete_page(app: Sphinx, docname: str, source: list[str]) -> None:
         )
     directory, _, page = docname.rpartition("/")
     if directory == "docs/reference":
-        source[0] += "\n" + reference.PAGES[page]()
+        introduction, _, _ = source[0].partition(PLACEHOLDER)
+        source[0] = introduction + reference.PAGES[page]()
 
 
 def setup(app: Sphinx) -> None:

@@ -233,10 +233,10 @@ def environment() -> str:
         "",
         "The cluster profile is `azure-ndv5`.",
         "",
-        "| variable | value | layer | reason | source |",
-        "| --- | --- | --- | --- | --- |",
+        "| variable | value | reason (layer; source) |",
+        "| --- | --- | --- |",
         *(
-            f"| {code(each.name)} | {code(each.value)} | {each.layer} | {escaped(each.why)} | {escaped(each.origin)} |"
+            f"| {code(each.name)} | {code(each.value)} | {escaped(f'{each.why} ({each.layer}; {each.origin})')} |"
             for each in explained.variables
         ),
         "",
