@@ -110,4 +110,4 @@ system-packages:
 	echo "not installed:$$missing; the tests that need them are skipped (Debian: apt-get install slurm-wlm munge shellcheck environment-modules)"
 
 clean:
-	rm -rf $(VENV) examples/quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build/docs examples/quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -47,39 +47,36 @@ def node_type() -> str:
 
 def _sections(cls: type) -> str:
     """A table for the keys of `cls`, and one for each class that its values have."""
-    seen: dict[type, str] = {}
-    lines = list(_section(cls, "", seen))
-    return "\n".join(lines) + "\n"
+    return "\n".join(_section(cls, "", {})) + "\n"
 
 
 def _section(cls: type, path: str, seen: dict[type, str]) -> Iterator[str]:
+    """The table of `cls` at the key `path`, and those below it; `seen` has the key at which a class was shown."""
     seen[cls] = path
     docs, hints = field_docs(cls), field_hints(cls)
     yield from (f"## `{path}`" if path else "## Top level", "")
     if path:
         yield from (escaped(" ".join((cls.__doc__ or "").split())), "")
     yield from ("| key | type | default | meaning |", "| --- | --- | --- | --- |")
-    pending: list[tuple[type, str]] = []
+    below: dict[type, str] = {}
     for field in dataclasses.fields(cls):
-        below = f"{path}.{field.name}" if path else field.name
+        key = f"{path}.{field.name}" if path else field.name
         inner = inner_class(hints[field.name])
         if inner is None:
-            kind = escaped(type_name(hints[field.name]))
+            kind, default = escaped(type_name(hints[field.name])), _default(field)
         else:
-            if inner not in seen and inner not in [each for each, _ in pending]:
-                pending.append((inner, below))
-            place = seen.get(inner) or next(place for each, place in pending if each is inner)
+            place = seen.get(inner) or below.setdefault(inner, key)
             kind = f"{_plural(hints[field.name])}[{place}](#{anchor(place)})"
-        default = code(_default(field)) if inner is None else _section_default(field)
+            default = _section_default(field)
         yield f"| {code(field.name)} | {kind} | {default} | {escaped(docs[field.name])} |"
     yield ""
-    for inner, below in pending:
+    for inner, place in below.items():
         if inner not in seen:
-            yield from _section(inner, below, seen)
+            yield from _section(inner, place, seen)
 
 
 def _plural(hint: Any) -> str:
-    """What precedes the name of a section whose keys are those of each entry."""
+    """Prefix for the link to a section: one section, or one for each entry of a list or mapping."""
     origins = {typing.get_origin(part) for part in (hint, *typing.get_args(hint))}
     if tuple in origins:
         return "list of "
@@ -88,9 +85,9 @@ def _plural(hint: Any) -> str:
 
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is not dataclasses.MISSING:
-        return json.dumps(field.default)
+        return code(json.dumps(field.default))
     if field.default_factory is not dataclasses.MISSING:
-        return json.dumps(field.default_factory())
+        return code(json.dumps(field.default_factory()))
     return "required"
 
 
@@ -132,7 +129,7 @@ def _constrained(base: Any, constraints: tuple[Any, ...]) -> str:
 
 
 def _range(limits: Range) -> Iterator[str]:
-    """The limits that a person could meet."""
+    """Limits in words, without the technical upper bound of integers."""
     for words, limit in (
         ("at least", limits.at_least),
         ("greater than", limits.above),
@@ -153,7 +150,7 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
     children = list(_children(command, context))
     if context.parent is not None:
         usage = " ".join([context.command_path, *_usage(command, context)])
-        yield from (f"{'#' * min(len(_ancestors(context)) + 1, 4)} `{context.command_path}`", "")
+        yield from (f"{'#' * (context.command_path.count(' ') + 1)} `{context.command_path}`", "")
         yield from ("```text", usage, "```", "", _help(command), "")
     if not children:
         yield from ("| option | meaning |", "| --- | --- |")
@@ -211,10 +208,6 @@ def _children(
             yield child, click.Context(child, info_name=name, parent=context, **child.context_settings)
 
 
-def _ancestors(context: click.Context) -> list[str]:
-    return context.command_path.split()[1:]
-
-
 def _help(command: click.Command) -> str:
     """The help text; a paragraph that click leaves as it is (after a line with \\b) becomes a block."""
     paragraphs = (command.help or "").replace("\f", "").split("\n\n")
@@ -250,12 +243,12 @@ def environment() -> str:
 
 
 def code(text: object) -> str:
-    """Inline code that may stand in a table."""
+    """Inline code for a table."""
     return f"`{text}`".replace("|", "\\|")
 
 
 def escaped(text: str) -> str:
-    """Text without a meaning in Markdown, but for the inline code that it has."""
+    """Text with the characters of Markdown escaped, except in its inline code."""
     parts = re.split(r"(`[^`]*`)", text)
     plain = (re.sub(r"([\\*_<>\[\]])", r"\\\1", part) for part in parts[::2])
     return "".join(piece for pair in zip(plain, [*parts[1::2], ""], strict=True) for piece in pair).replace(
