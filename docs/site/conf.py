@@ -81,6 +81,12 @@ def complete_page(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] = introduction + reference.PAGES[page]()
 
 
+def completed_pages(*_: object) -> list[str]:
+    """Pages that are read in every build: what `complete_page` adds may change while their files do not."""
+    return [root_doc, *(f"docs/reference/{page}" for page in reference.PAGES)]
+
+
 def setup(app: Sphinx) -> None:
-    """Connects `complete_page` to Sphinx."""
+    """Connects the functions above to Sphinx."""
     app.connect("source-read", complete_page)
+    app.connect("env-get-outdated", completed_pages)
