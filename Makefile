@@ -10,11 +10,11 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup quickstart quick test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data bench-train bench-precision golden clean
+.PHONY: help install setup quickstart quick test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data bench-train bench-precision golden docs clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo "others: install test check pytest test-slow test-gpu layouts bench bench-data bench-train bench-precision golden clean"
+	@echo "others: install test check pytest test-slow test-gpu layouts bench bench-data bench-train bench-precision golden docs clean"
 
 install: $(READY)
 
@@ -30,7 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	    || $(PIP) --extra-index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH)+cpu" 2>/dev/null \
 	    || $(PIP) torch; \
 	fi
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,docs]'
 	@touch $@
 
 quickstart: $(READY)
@@ -99,6 +99,11 @@ bench-precision: $(READY)
 golden: $(READY)
 	$(BIN)/pytest tests/rendering/test_golden.py --update-golden
 
+# The docs site in build/docs. Fails on a broken link or anchor; fetches nothing.
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs/site . build/docs
+	@echo "build/docs/index.html"
+
 # Tests that need one of these programs are skipped without it. Fails only where apt-get may install them and cannot.
 SYSTEM_PACKAGES := slurm-wlm munge shellcheck environment-modules
 
@@ -119,8 +124,8 @@ setup:
 # Resolves pyproject.toml for every supported Python again; needs uv. Add UPGRADE=--upgrade for newer versions.
 .PHONY: lock
 lock:
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --no-annotate --no-header --quiet \
+	uv pip compile pyproject.toml --extra dev --extra docs --universal --python-version 3.10 --no-annotate --no-header --quiet \
 	    $(UPGRADE) --output-file constraints.txt
 
 clean:
-	rm -rf $(VENV) examples/quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build/docs examples/quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

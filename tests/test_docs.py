@@ -2,6 +2,7 @@
 
 In a page, `console` blocks are typed after a `$`, `sh` blocks as they stand. `<!-- exits 2 -->` before a block
 says that its commands fail so. `make` lines are checked for their targets alone: continuous integration runs them.
+A `yaml` block that begins with `# NAME.yaml`, a relative path, is written to that file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.slurm.cluster import SlurmCluster, missing_slurm
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("t*/README.md"))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("t*/README.md"))
 )
 
 RUN = """\
@@ -78,8 +79,16 @@ def cluster() -> Iterator[SlurmCluster | None]:
     if missing_slurm():
         yield None
         return
-    with SlurmCluster() as started:
+    with SlurmCluster(partitions=("gpu", "hpc")) as started:
+        # Jobs of the profile azure-ndv5 are queued and never start: they would run on this machine.
+        started.run("scontrol", "update", "PartitionName=hpc", "State=DOWN")
         yield started
+
+
+@pytest.fixture(scope="module")
+def installed() -> dict[str, str]:
+    """Options of `hpcgen install-code` -> the directory that it printed: once for all pages is enough."""
+    return {}
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +111,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "run.yaml").write_text(RUN)
     (folder / "run").mkdir()
+    (folder / "examples").mkdir()
+    for example in ROOT.glob("examples/custom_*.py"):
+        shutil.copy(example, folder / "examples")
     write_recorded_runs(folder)
     return folder
 
@@ -116,7 +128,7 @@ def reader(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def write_trainer_config(folder: Path, command: str) -> None:
-    """The page's own run.json, for as many ranks as the command starts, and shorter."""
+    """docs/trainer.md's own run.json, for as many ranks as the command starts, and shorter."""
     [example] = [block.text for block in blocks("docs/trainer.md") if block.language == "json"]
     ranks = re.search(r"--nproc-per-node (\d+)|srun -n (\d+)", command)
     world_size = int(ranks[1] or ranks[2]) if ranks else 1
@@ -126,6 +138,25 @@ def write_trainer_config(folder: Path, command: str) -> None:
     }
     config["training"]["train_iters"] = 3
     (folder / "run.json").write_text(json.dumps(config))
+
+
+def install_once(command: str, folder: Path, installed: dict[str, str]) -> str:
+    """`command`, with the output of `hpcgen install-code` where a page before has run it with the same options."""
+    match = re.search(r"hpcgen install-code (.*?)\./code", command)
+    if match is None:
+        return command
+    if match[1] not in installed:
+        installed[match[1]] = run(match[0], folder, None).stdout.strip()
+    assert Path(installed[match[1]]).is_dir(), match[0]
+    return command.replace(match[0], f"echo {installed[match[1]]}")
+
+
+def write_named_file(block: Block, folder: Path) -> None:
+    """Writes a block that begins with the name of its file."""
+    name = re.match(r"# ([\w-][\w/-]*\.yaml)\n", block.text)
+    if name is not None:
+        (folder / name[1]).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name[1]).write_text(block.text)
 
 
 def run(command: str, folder: Path, cluster: SlurmCluster | None) -> subprocess.CompletedProcess[str]:
@@ -147,10 +178,14 @@ def run(command: str, folder: Path, cluster: SlurmCluster | None) -> subprocess.
 @pytest.mark.process
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("language", ["console", "sh"])
-def test_every_command_runs(page: str, language: str, reader: Path, cluster: SlurmCluster | None) -> None:
+def test_every_command_runs(
+    page: str, language: str, reader: Path, cluster: SlurmCluster | None, installed: dict[str, str]
+) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for block in (block for block in blocks(page) if block.language == language):
-        for command in block.commands():
+    for block in blocks(page):
+        if block.language == "yaml":
+            write_named_file(block, reader)
+        for command in block.commands() if block.language == language else ():
             if command.startswith("make "):
                 assert set(re.findall(r"make ([a-z-]+)", command)) <= targets, command
                 continue
@@ -158,12 +193,13 @@ def test_every_command_runs(page: str, language: str, reader: Path, cluster: Slu
                 (reader / "run.yaml").unlink(missing_ok=True)
             if page == "docs/trainer.md":
                 write_trainer_config(reader, command)
+            if page == "docs/first-day.md" and command.startswith("hpcgen report"):
+                shutil.copytree(reader / "run-a", reader / "runs/gpt", dirs_exist_ok=True)
             if cluster is None and re.search(
-                r"\bsbatch\b|\bsrun\b|\bscancel\b|hpcgen submit download prepare index-cache train -c run",
-                command,
+                r"\b(sbatch|srun|scancel|squeue)\b|hpcgen submit (download )?prepare .*yaml$", command
             ):
                 continue
-            done = run(command, reader, cluster)
+            done = run(install_once(command, reader, installed), reader, cluster)
             assert done.returncode == block.status, f"{page}: {command}\n{done.stdout}\n{done.stderr}"
     if cluster is not None:
         cluster.run("scancel", "--user=root", check=False)
@@ -175,6 +211,8 @@ def test_every_program_runs(page: str, reader: Path) -> None:
     program = "\n".join(block.text for block in blocks(page) if block.language == "python")
     if not program:
         pytest.skip("no program on this page")
+    if page == "docs/inner-loop.md":
+        write_trainer_config(reader, "python -m trainer")
     # submitting is shown in full; here everything up to it
     program = re.sub(r"^jobs = submit\(.*\n", "", program, flags=re.MULTILINE)
     program = program.replace("overrides=[", 'overrides=["data.mock=true", ')
@@ -186,6 +224,19 @@ def test_every_program_runs(page: str, reader: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{page}:\n{done.stderr}"
+
+
+def test_excerpts_of_a_script_are_lines_of_the_rendered_one(reader: Path) -> None:
+    init = "hpcgen init 1.3b.yaml --preset 1.3b --cluster azure-ndv5"
+    render = "hpcgen render train -c 1.3b.yaml --set training.train_iters=200"
+    done = run(f"{init} && {render}", reader, None)
+    assert done.returncode == 0, done.stderr
+    script = done.stdout.splitlines()
+    for page in ("README.md", "docs/first-day.md"):
+        excerpts = [block.text for block in blocks(page) if block.language == "bash"]
+        assert excerpts
+        lines = [line for excerpt in excerpts for line in excerpt.splitlines()]
+        assert [line for line in lines if line not in script] == [], page
 
 
 def test_the_profiles_in_the_admins_guide_are_right() -> None:
