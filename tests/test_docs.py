@@ -226,6 +226,7 @@ def test_every_program_runs(page: str, reader: Path) -> None:
     assert done.returncode == 0, f"{page}:\n{done.stderr}"
 
 
+@pytest.mark.process
 def test_excerpts_of_a_script_are_lines_of_the_rendered_one(reader: Path) -> None:
     init = "hpcgen init 1.3b.yaml --preset 1.3b --cluster azure-ndv5"
     render = "hpcgen render train -c 1.3b.yaml --set training.train_iters=200"

@@ -17,6 +17,7 @@ from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.run import RunConfig
 from trainer.contract.config import OptimizerConfig
 
+pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[1]
 
 needs_sphinx = pytest.mark.skipif(
