@@ -89,9 +89,9 @@ def test_our_own_scripts_are_sound(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in GOLDEN if re.search(r"/azure.*-(pyxis|none)/train\.", path)]
+    "path", [path for path in GOLDEN if re.search(r"/azure.*-(pyxis|enroot|none)/train\.", path)]
 )
-def test_the_training_step_of_our_own_scripts_is_looked_at(path: str) -> None:
-    """Through functions, arrays and pyxis. In runtime enroot a `bash -c` is between `launch` and its "$@"."""
+def test_the_training_step_of_our_own_scripts_is_found(path: str) -> None:
+    """Through functions, arrays, and the `bash -c` that starts enroot."""
     text = (ROOT / path).read_text(encoding="utf-8")
     assert names(lint(edited(((" --kill-on-bad-exit=1\n", "\n"),), text))) == {"no-kill-on-bad-exit"}

@@ -27,6 +27,8 @@ _SHELLS = ("bash", "sh", "zsh")
 _PYTHON = re.compile(r"(^|/)(python[\d.]*|torchrun)$")
 _PROFILERS = ("nsys", "ncu", "dlprof", "rocprof", "py-spy", "gdb", "catchsegv", "unbuffer", "ch-run", "sarus")
 """Programs that run another after options of their own, which are not read."""
+_EXEC = re.compile(r'''(?:^|[;&]\s*)exec( [^;&|<>()'`]*)? "\$@"$''')
+"""The end of a `bash -c` text that runs its arguments, alone or through a wrapper such as enroot."""
 _TORCHRUN_FLAGS = frozenset(("standalone", "no-python", "use-env", "run-path", "help", "version"))
 _TRAINING_FILES = re.compile(
     r"(^|/)(?!(prepare|preprocess|test|eval|convert|download|tokenize)[\w-]*\.py$)"
@@ -175,9 +177,10 @@ def unwrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:
         ):
             index += 2 if words[index].text in _OPTIONS_WITH_VALUE else 1
         words = words[index + _WRAPPERS[name] :]
-    # sh -c '...; exec "$@"' NAME COMMAND...
-    if len(words) > 4 and words[1].text == "-c" and re.search(r'(^|[;&]\s*)exec "\$@"$', words[2].text):
-        return unwrapped(words[4:])
+    # sh -c '...; exec [WRAPPER...] "$@"' NAME COMMAND...
+    if len(words) > 4 and words[1].text == "-c" and (handed_on := _EXEC.search(words[2].text)):
+        wrapper = (replace(words[2], text=text) for text in (handed_on[1] or "").split())
+        return unwrapped((*wrapper, *words[4:]))
     return words
 
 
