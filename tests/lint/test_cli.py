@@ -193,7 +193,7 @@ def test_one_mistake_in_several_lines_is_one_finding(script) -> None:
     )
     found = hpcgen("lint", script(text))
     assert found.stdout == (
-        "job.sh:3: error: the mount source '~/a' is no path: it begins neither with / nor with a dot [mount-source]\n"
+        "job.sh:3: error: the mount source '~/a' is not a path: it does not begin with / or a dot [mount-source]\n"
         "    also: line 4\n"
         '    fix: write "$HOME" for ~, and ./ before a relative path\n'
     )

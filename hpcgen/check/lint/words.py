@@ -1,4 +1,4 @@
-"""What is known about the words of a script without running it."""
+"""Expands the words of a script as far as they are known without running it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hpcgen.check.lint.syntax import Node, names_in
 from hpcgen.check.lint.template import ANY, BRACES, MASK, parts
 
 MAX_WORDS = 20_000
-"""Words that one expansion may give: arrays that hold each other double with every line."""
+"""Maximum number of words in an expansion. Arrays that contain each other can double with every line."""
 MAX_LENGTH = 100_000
 MAX_EXPANDED = 2_000_000
-"""Characters that all variables of a script together put into its words, each piece and each word counted as
-PIECE_COST more; afterwards variables are unknown. Scripts that people write need a hundredth."""
+"""Maximum number of characters that all variables of a script contribute to its words, plus PIECE_COST for each piece
+and word. Beyond that, variables are unknown. Hand-written scripts need a hundredth."""
 PIECE_COST = 20
 
 PLACEHOLDER = re.compile(
@@ -24,39 +24,39 @@ PLACEHOLDER = re.compile(
     r"|put[_-]|[_-]here|placeholder|disabled|offline|__\w+__|\{\{|\{%",
     re.IGNORECASE,
 )
-"""Text that whoever uses a template replaces."""
+"""Text that users of a template replace."""
 
 UNKNOWN = re.compile(rf"\$|{ANY.pattern}")
-"""Parts that make a text unknown: an expansion, or a place of a template."""
+"""Parts that make a text unknown: an expansion, or a place in a template."""
 
 BLANKS = " \t\n"
-"""What splits words, unless a script sets IFS; other white space does not."""
+"""Characters that split words, unless a script sets IFS."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """One word of a command, as the command gets it where that can be told."""
+    """One word of a command, expanded as far as possible."""
 
     text: str
-    """After quote removal, with the script's own variables put in; what is unknown stays as written: "$HOME/x"."""
+    """Without quotes, with the script's variables expanded. Unknown parts stay as written: "$HOME/x"."""
     known: bool
     """Whether `text` is exactly what the command gets."""
     line: int
-    """Where the word is written, which may be in an array that the command uses."""
+    """Line of the word, which can be in an array that the command uses."""
     source: str
-    """As written in the script."""
+    """The word as written in the script."""
     variables: tuple[str, ...] = ()
-    """Names of the variables that the word expands, as written."""
+    """Names of the variables in the word as written."""
     certain: bool = True
-    """False for a word from code that may not run, such as `args+=(--x)` within an if."""
+    """False if the word comes from code that may not run, such as `args+=(--x)` within an `if`."""
     assumed: bool = False
-    """Whether the environment of the job may replace the text, as with ${NODES:-4}."""
+    """Whether the job's environment can override the text, as with ${NODES:-4}."""
     doubts: tuple[tuple[int, int], ...] = ()
-    """The parts of `text`, as start and end, that come from code that may not run."""
+    """Ranges of `text`, as start and end, that come from code that may not run."""
 
     @property
     def number(self) -> int | None:
-        """The whole number that the word certainly is."""
+        """The integer that the word certainly is; None if it is not one."""
         if self.known and self.certain and re.fullmatch(r"-?\d{1,15}", self.text, re.ASCII):
             return int(self.text)
         return None
@@ -64,7 +64,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a word: `quoted` text is not split at its blanks."""
+    """A part of a word. `quoted` text is not split at blanks."""
 
     text: str
     known: bool = True
@@ -74,7 +74,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """What the script has put into a variable so far: a text, or the words of an array."""
+    """The current value of a variable: a string, or the words of an array."""
 
     pieces: tuple[Piece, ...] | None = None
     items: tuple[Word, ...] | None = None
@@ -82,7 +82,7 @@ class Variable:
 
     @property
     def first(self) -> tuple[Piece, ...]:
-        """What $NAME gives: of an array, the first word."""
+        """The value of $NAME, which is the first word of an array."""
         if self.items is not None:
             return _pieces(self.items[0]) if self.items else ()
         return self.pieces or ()
@@ -90,12 +90,12 @@ class Variable:
 
 @dataclass
 class Budget:
-    """What the variables of a script may still put into its words: see MAX_EXPANDED."""
+    """What remains of MAX_EXPANDED for a script."""
 
     left: int = MAX_EXPANDED
 
     def allows(self, texts: Iterable[str]) -> bool:
-        """Takes what these texts cost; False when that is too much."""
+        """Deducts the cost of these texts; False if it exceeds the budget."""
         if self.left >= 0:
             self.left -= sum(len(text) + PIECE_COST for text in texts)
         return self.left >= 0
@@ -103,47 +103,47 @@ class Budget:
 
 @dataclass
 class Expander:
-    """Expands words with the variables that are known at this point of the script."""
+    """Expands words with the variables known at the current statement."""
 
     source: bytes
     variables: dict[str, Variable]
     line_offset: int = 0
-    """Added to line numbers: for text that is itself within a word of another script."""
+    """Added to line numbers, for text within a word of another script."""
     on_one_line: bool = False
-    """Whether all of the text counts as its first line: where variables brought lines that the file does not have."""
+    """Whether all text counts as the first line, because variables added lines that the file does not have."""
     budget: Budget = field(default_factory=Budget)
-    """Shared by all texts of a script."""
+    """Budget shared by all texts of a script."""
     visit: Callable[[list[Node]], None] = lambda statements: None
     """Called with the statements of each command substitution."""
     on_default: Callable[[str, Variable], None] = lambda name, variable: None
     """Called for ${NAME:=value}."""
     doubts: tuple[tuple[int, int], ...] = ()
-    """The bytes of `source`, as start and end, that come from code that may not run."""
+    """Ranges of bytes in `source` that come from code that may not run."""
     trusts_defaults: bool = False
-    """Whether conditions take ${NAME:-value} for the value, which the environment of the job may replace."""
+    """Whether conditions use the default in ${NAME:-value}, which the job's environment can override."""
     places: re.Pattern[str] = BRACES
-    """Places of a template that are masked in the tree, and not in `source`."""
+    """Places of a template, which are masked in the tree but not in `source`."""
     _used: list[str] = field(default_factory=list)
     _certain: bool = True
-    """Whether every number of the last arithmetic expression is certain."""
+    """Whether every number in the last arithmetic expression is certain."""
     _assumed: bool = False
     _splits: bool = True
-    """Whether the word becomes several words where it holds ${name[@]}."""
+    """Whether ${name[@]} in the word yields several words."""
 
     def text_of(self, node: Node) -> str:
-        """A node as it is written."""
+        """The source text of a node."""
         return self.source[node["Pos"]["Offset"] : node["End"]["Offset"]].decode(errors="replace")
 
     def line_of(self, node: Node) -> int:
-        """The line of the file that a node begins at."""
+        """The line of the file where a node begins."""
         return self.line_at(node["Pos"]["Line"])
 
     def line_at(self, line: int) -> int:
-        """The line of the file that a line of this text stands on."""
+        """The line of the file for a line of this text."""
         return self.line_offset + (1 if self.on_one_line else line)
 
     def fields(self, node: Node) -> tuple[Word, ...]:
-        """The words that one word of a command becomes: none, one, or many."""
+        """The words to which one word of a command expands: none, one, or several."""
         whole = self._whole_array(node)
         if whole is not None:
             return whole
@@ -154,11 +154,11 @@ class Expander:
         return tuple(self._word(node, group) for group in groups)
 
     def single(self, node: Node) -> Word:
-        """The word of an assignment or a redirection, which is not split."""
+        """The word of an assignment or redirection, which is not split."""
         return self._word(node, self._begin(node, splits=False))
 
     def here_document(self, redirection: Node) -> tuple[str, bool]:
-        """The text that a command reads from <<EOF, and whether bash expands it; here it stays as written."""
+        """The text of a <<EOF as written, and whether bash expands it."""
         body = redirection["Hdoc"]
         self._begin(body)  # visits the command substitutions
         text = self.text_of(body).rpartition("\n")[0]
@@ -167,16 +167,16 @@ class Expander:
         return (text, False) if is_quoted else (_unescape(text, quoted=True), True)
 
     def scalar(self, node: Node) -> Variable:
-        """What an assignment of this word puts into a variable."""
+        """The value of a variable after an assignment of this word."""
         pieces = tuple(replace(piece, quoted=False) for piece in self._begin(node, splits=False))
         return Variable(pieces=bounded(pieces), assumed=self._assumed)
 
     def arithmetic(self, node: Node) -> int | None:
-        """The value of an arithmetic expression over numbers that are known."""
+        """The value of an arithmetic expression of known numbers; None if one is unknown."""
         return value_of(node, self._number)
 
     def certain_arithmetic(self, node: Node) -> int | None:
-        """The value of an arithmetic expression over numbers that can decide a condition."""
+        """The value of an arithmetic expression of numbers that can decide a condition; None otherwise."""
         self._certain, self._assumed = True, False
         value = self.arithmetic(node)
         return value if self._certain and (self.trusts_defaults or not self._assumed) else None
@@ -188,9 +188,9 @@ class Expander:
     def _begin(self, node: Node, *, splits: bool = True) -> list[Piece]:
         self._used, self._assumed, self._splits = [], False, splits
         pieces = _bounded_list(self._parts(node.get("Parts", []), quoted=False))
-        return list(weak_pieces(pieces)) if self._is_doubtful(node) else pieces
+        return list(weak_pieces(pieces)) if self._is_uncertain(node) else pieces
 
-    def _is_doubtful(self, node: Node) -> bool:
+    def _is_uncertain(self, node: Node) -> bool:
         start, end = node["Pos"]["Offset"], node["End"]["Offset"]
         return any(first < end and start < last for first, last in self.doubts)
 
@@ -213,7 +213,7 @@ class Expander:
         )
 
     def _whole_array(self, node: Node) -> tuple[Word, ...] | None:
-        """The words of "${name[@]}" where the array is the script's own."""
+        """The words of "${name[@]}" if the script sets the array; None otherwise."""
         parts = node.get("Parts", [])
         quoted = len(parts) == 1 and parts[0]["Type"] == "DblQuoted"
         if quoted:
@@ -226,7 +226,7 @@ class Expander:
         if not self.budget.allows(item.text for item in variable.items):
             return None
         items = variable.items if quoted else tuple(_resplit(variable.items))
-        if self._is_doubtful(node):
+        if self._is_uncertain(node):
             items = tuple(replace(item, certain=False) for item in items)
         return items[:MAX_WORDS]
 
@@ -234,7 +234,7 @@ class Expander:
         for part in parts:
             kind = part["Type"]
             if kind == "Lit":
-                # a pattern, a brace or a tilde becomes something else
+                # patterns, braces and tildes are expanded
                 plain = quoted or not re.search(r"[*?\[]|\{.*(,|\.\.).*\}|^~", part["Value"])
                 for literal, is_text in self._unmasked(part):
                     text = _unescape(literal, quoted=quoted)
@@ -259,7 +259,7 @@ class Expander:
                 yield Piece(self.text_of(part), known=False, quoted=quoted)
 
     def _unmasked(self, part: Node) -> list[tuple[str, bool]]:
-        """The text of a part, and which of it is known: the places of a template are not."""
+        """The pieces of a part's text, and whether each is known. Places of a template are not."""
         value = part.get("Value", "")
         return parts(value, self.text_of(part), self.places) if MASK.search(value) else [(value, True)]
 
@@ -304,7 +304,7 @@ class Expander:
             yield unknown
 
     def _replaced(self, part: Node, variable: Variable | None) -> tuple[Piece, ...] | None:
-        """The value of ${name/a/b} and ${name//a/b}, where name is known and a and b are plain text."""
+        """The value of ${name/a/b} or ${name//a/b} if name is known, and a and b are plain text."""
         change = part.get("Repl")
         others = part.keys() & {"Excl", "Length", "Width", "Slice", "Names", "Index", "Exp"}
         if not change or others or variable is None or variable.items is not None:
@@ -318,12 +318,12 @@ class Expander:
         return (Piece(text.replace(old, new, -1 if change.get("All") else 1), certain=certain),)
 
     def _plain_text(self, node: Node) -> str | None:
-        """The text of a word of letters, digits and the like; None of another."""
+        """The text of a word of letters, digits and _.,:-; None for other words."""
         text = self.text_of(node) if node else ""
         return text if re.fullmatch(r"[\w.,:-]*", text, re.ASCII) else None
 
     def _joined(self, part: Node, items: tuple[Word, ...], *, quoted: bool) -> Iterator[Piece]:
-        """An array within a longer word: one text with ${name[*]}, several words with ${name[@]}."""
+        """The pieces of an array within a longer word: one string for ${name[*]}, several words for ${name[@]}."""
         is_text = not self._splits or len(items) < 2 or (quoted and "*" in self.text_of(part["Index"]))
         self._assumed = self._assumed or any(item.assumed for item in items)
         length = 0
@@ -347,7 +347,7 @@ class Expander:
             yield replace(piece, quoted=quoted)
 
     def _number(self, node: Node) -> int | None:
-        """A word of an arithmetic expression: a number, or a variable with or without `$`."""
+        """The value of a word in an arithmetic expression: a number, or a variable with or without `$`."""
         pieces = tuple(self._parts(node.get("Parts", []), quoted=True))
         text = "".join(piece.text for piece in pieces).strip()
         if re.fullmatch(r"[A-Za-z_]\w*", text, re.ASCII):
@@ -367,7 +367,7 @@ def variable_of(text: str, *, assumed: bool = False) -> Variable:
 
 
 def unknown_variable(name: str) -> Variable:
-    """A variable that the script sets to something that only a run can tell."""
+    """A variable that the script sets to an unknown value."""
     return Variable(pieces=(Piece(f"${name}", known=False),))
 
 
@@ -380,7 +380,7 @@ def appended(variable: Variable | None, more: Variable) -> Variable:
         items = variable.items if variable.items is not None else ()
         return Variable(items=(*items, *more.items)[:MAX_WORDS], assumed=assumed)
     pieces = bounded((*variable.first, *more.first))
-    if variable.items:  # a text goes to the first word
+    if variable.items:  # a string is appended to the first word
         joined = _joined_word(variable.items[0], pieces)
         return Variable(items=(joined, *variable.items[1:]), assumed=assumed)
     return Variable(pieces=pieces, assumed=assumed)
@@ -398,12 +398,12 @@ def _joined_word(word: Word, pieces: tuple[Piece, ...]) -> Word:
 
 
 def weak_pieces(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """`pieces` from code that may not run."""
+    """`pieces` marked as uncertain."""
     return tuple(replace(piece, certain=False) for piece in pieces)
 
 
 def _is_whole_array(part: Node) -> bool:
-    """Whether a part is ${name[@]} or ${name[*]}, and nothing is done to it."""
+    """Whether a part is ${name[@]} or ${name[*]} without any operator."""
     if part["Type"] != "ParamExp" or not part.get("Index") or not part.get("Param"):
         return False
     if part.keys() & {"Excl", "Length", "Width", "Slice", "Repl", "Exp", "Names"}:
@@ -417,14 +417,14 @@ def _pieces(word: Word) -> tuple[Piece, ...]:
 
 
 def bounded(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """`pieces`, or one that is unknown where a script doubles a text until nothing can hold it."""
+    """`pieces`, or a single unknown piece if they are too long."""
     if len(pieces) > MAX_WORDS or sum(len(piece.text) for piece in pieces) > MAX_LENGTH:
         return (Piece("...", known=False),)
     return tuple(_merged(pieces))
 
 
 def _merged(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The same text in fewer pieces: neighbours of one kind are one."""
+    """The pieces with adjacent pieces of the same kind joined."""
     kinds = itertools.groupby(pieces, key=lambda piece: (piece.known, piece.quoted, piece.certain))
     for (known, quoted, certain), alike in kinds:
         yield Piece("".join(piece.text for piece in alike), known=known, quoted=quoted, certain=certain)
@@ -435,7 +435,7 @@ def _bounded_list(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def _split(pieces: list[Piece]) -> list[list[Piece]]:
-    """Field splitting: blanks that are neither quoted nor part of something unknown end a word."""
+    """Splits words at blanks that are neither quoted nor in unknown text."""
     groups: list[list[Piece]] = []
     open_group = False
     for piece in pieces:
@@ -452,7 +452,7 @@ def _split(pieces: list[Piece]) -> list[list[Piece]]:
 
 
 def _resplit(items: Iterable[Word]) -> Iterator[Word]:
-    """The words of an array whose expansion is not quoted: their blanks split them."""
+    """The words of an unquoted array expansion, which are split at blanks."""
     for item in items:
         texts = re.findall(rf"(?:\$\([^)]*\)|[^{BLANKS}])+" if not item.known else f"[^{BLANKS}]+", item.text)
         for text in texts:
@@ -470,5 +470,5 @@ _ANSI_C = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "
 
 
 def _ansi_c(text: str) -> str:
-    """$'...': the escapes of one letter; numbers are left unknown."""
+    """The text of $'...' with one-letter escapes replaced."""
     return re.sub(r"\\(.)", lambda found: _ANSI_C.get(found[1], found[1]), text, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Containers: pyxis's options on srun, and what it accepts without a word."""
+"""Containers: pyxis's options on srun, and mistakes that it accepts silently."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PASSED = re.compile(
     r"(NCCL|UCX|SHARP|GLOO|TORCH|NVTE|OMPI_MCA|TORCH_NCCL)_\w+"
     r"|MASTER_(ADDR|PORT)|WORLD_SIZE|OMP_NUM_THREADS|CUDA_DEVICE_\w+|PYTORCH_CUDA_ALLOC_CONF"
 )
-"""Variables that must reach the tasks as the script says."""
-OF_THE_IMAGE = ("PATH", "LD_LIBRARY_PATH", "HOME")
+"""Variables that must reach the tasks with the values of the script."""
+SET_BY_IMAGE = ("PATH", "LD_LIBRARY_PATH", "HOME")
 MOUNT_FLAGS = frozenset((
     "ro", "rw", "bind", "rbind", "nosuid", "suid", "nodev", "dev", "noexec", "exec", "noatime", "relatime",
     "nodiratime", "private", "rprivate", "slave", "rslave", "shared", "rshared", "unbindable", "runbindable",
@@ -38,7 +38,7 @@ class Mount:
 
 
 def mounts_of(text: str) -> list[Mount]:
-    """The mounts of an option's value; commas and colons of an expansion separate nothing."""
+    """The mounts of an option's value. Commas and colons within an expansion are not separators."""
     entries: list[list[str]] = [[""]]
     for part in re.findall(r"\$\([^()]*\)|\$\{[^{}]*\}|`[^`]*`|.", text, re.DOTALL):
         if part == ",":
@@ -61,14 +61,14 @@ def _named(step: Step) -> set[str]:
 @rule(
     "container-env-gap",
     "note",
-    "the image's value wins over the script's",
+    "the image's value overrides the script's",
     source="pyxis, args.c, help of --container-env; enroot, conf/hooks/extra/50-slurm-pytorch.sh",
 )
 def container_env_gap(job: Job) -> Iterator[Hit]:
-    """A variable that the image sets keeps the image's value, unless --container-env names it.
+    """A variable that the image sets keeps the image's value, unless --container-env lists it.
 
-    enroot's PyTorch hook, where a site has installed it, sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE and
-    OMP_NUM_THREADS. Only reported where --container-env names some variables and leaves out others.
+    enroot's PyTorch hook, if the site installed it, sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE and OMP_NUM_THREADS.
+    Only reported if --container-env lists some variables and omits others.
     """
     exported = {item.name for item in job.script.exports if PASSED.fullmatch(item.name)}
     by_command = {id(launch.step.command): launch for launch in job.launches if launch.step}
@@ -88,16 +88,16 @@ def container_env_gap(job: Job) -> Iterator[Hit]:
             names = ",".join(sorted(_named(step) | set(missing)))
             yield Hit(
                 option.word.line,
-                f"--container-env leaves out {shown}: where the image sets it too, the image's value is used",
+                f"--container-env omits {shown}: if the image sets it too, the image's value is used",
                 f"--container-env={names}",
             )
 
 
 @rule("container-env-value", "error", "--container-env takes names", source=PYXIS)
 def container_env_value(job: Job) -> Iterator[Hit]:
-    """--container-env=FOO=bar does not set FOO to bar: the option takes names, and the rest is garbage.
+    """--container-env=FOO=bar does not set FOO to bar: the option takes names only.
 
-    A warning where the text of the step's `bash -c` sets the same names itself.
+    A warning if the text of the step's `bash -c` sets the same names itself.
     """
     for step in job.steps:
         own = {
@@ -113,27 +113,31 @@ def container_env_value(job: Job) -> Iterator[Hit]:
                 yield Hit(
                     option.word.line,
                     f"--container-env takes names, and {given[0]} has a value here",
-                    "export the variables, and give their names alone",
+                    "export the variables, and list only their names",
                     severity="warning" if own.issuperset(given) else None,
                 )
 
 
-@rule("container-env-path", "warning", "the host's paths in the container", source=PYXIS)
+@rule("container-env-path", "warning", "paths of the host in the container", source=PYXIS)
 def container_env_path(job: Job) -> Iterator[Hit]:
-    """PATH, LD_LIBRARY_PATH and HOME name directories of the host: the container has others, or none."""
+    """PATH, LD_LIBRARY_PATH and HOME name directories of the host, which the container may not have."""
     for step in job.steps:
         for option in step.all("container-env"):
-            for name in set(option.text.split(",")) & set(OF_THE_IMAGE):
-                yield Hit(option.word.line, f"the host's {name} replaces the image's", f"leave {name} out")
+            for name in set(option.text.split(",")) & set(SET_BY_IMAGE):
+                yield Hit(
+                    option.word.line,
+                    f"the host's {name} replaces the image's",
+                    f"remove {name} from the list",
+                )
 
 
 @rule(
     "container-mounts-repeated", "error", "mounts are lost", source="measured on pyxis 0.24 with Slurm 22.05"
 )
 def container_mounts_repeated(job: Job) -> Iterator[Hit]:
-    """Of several --container-mounts pyxis takes the last one, without a word.
+    """If --container-mounts is given several times, pyxis silently uses only the last one.
 
-    A warning where every turn of a loop adds one: the loop may have a single turn.
+    A warning if a loop adds one per iteration: the loop may have only one.
     """
     for item in job.script.assignments if any(step.all("container-mounts") for step in job.steps) else ():
         words = item.items or ((item.value,) if item.value else ())
@@ -142,7 +146,7 @@ def container_mounts_repeated(job: Job) -> Iterator[Hit]:
         if item.loop and grows and adds and any(item.loop in word.variables for word in words):
             yield Hit(
                 item.line,
-                "every turn of the loop adds a --container-mounts, and only the last has effect",
+                "every iteration of the loop adds a --container-mounts, and only the last takes effect",
                 f"join the mounts with commas in the loop: mounts+=${item.loop}, and give one --container-mounts",
                 severity="warning",
             )
@@ -150,7 +154,9 @@ def container_mounts_repeated(job: Job) -> Iterator[Hit]:
         options = step.all("container-mounts")
         if len(options) > 1:
             yield Hit(
-                options[-1].word.line, "only the last --container-mounts has effect", "join them with commas"
+                options[-1].word.line,
+                "only the last --container-mounts takes effect",
+                "join them with commas",
             )
 
 
@@ -182,13 +188,13 @@ def container_without_image(job: Job) -> Iterator[Hit]:
 
 @rule("container-option", "error", "the step runs on the host", source="Slurm, man srun, --container")
 def container_option(job: Job) -> Iterator[Hit]:
-    """--container is Slurm's option for an OCI bundle. With an image's name the step runs on the host."""
+    """--container is Slurm's option for an OCI bundle. With the name of an image, the step runs on the host."""
     for step in job.steps:
         for option in step.all("container"):
             if re.search(r"[#:]|\.sqsh$", option.text):
                 yield Hit(
                     option.word.line,
-                    "--container names an OCI bundle of Slurm's, not an image",
+                    "--container is Slurm's option for an OCI bundle, not for an image",
                     f"--container-image={option.text}",
                 )
 
@@ -196,11 +202,11 @@ def container_option(job: Job) -> Iterator[Hit]:
 @rule(
     "image-path",
     "error",
-    "a path that is taken for a registry name",
+    "a path is read as a registry name",
     source="pyxis, pyxis_slurmstepd.c, squashfs_path",
 )
 def image_path(job: Job) -> Iterator[Hit]:
-    """pyxis takes an image for a file when it begins with / or a dot, and no shell expands ~ after a =."""
+    """pyxis reads an image as a file only if it begins with / or a dot. The shell does not expand ~ after =."""
     for line, text, _ in _images(job):
         if text.endswith((".sqsh", ".squashfs")) and not text.startswith(("/", ".", "$", "`")):
             yield Hit(
@@ -212,30 +218,30 @@ def image_path(job: Job) -> Iterator[Hit]:
 
 @rule("image-empty", "warning", "no image is named", source='pyxis, args.c, "argument required"')
 def image_empty(job: Job) -> Iterator[Hit]:
-    """srun refuses an empty --container-image. In a template, the name is left to whoever submits the job.
+    """srun refuses an empty --container-image.
 
-    A variable that the environment may set, or that the script tests, is not reported.
+    A variable that the environment may set or that the script tests is not reported.
     """
     for step in job.steps:
         option = step.option("container-image")
         word = option.value if option else None
         if word and word.known and word.certain and not word.text and not word.assumed:
-            # the option may be in a variable of its own: STEP="srun --container-image=$IMAGE"
+            # the option may be in another variable: STEP="srun --container-image=$IMAGE"
             names = re.findall(r"--container-image[= ]\"?\$\{?(\w+)", "\n".join(job.script.lines))
             if not any(_is_tested(job, name) for name in names):
                 name = names[0] if names else "the name"
-                yield Hit(word.line, "--container-image is empty here, and srun refuses that", f"set {name}")
+                yield Hit(word.line, "--container-image is empty, which srun refuses", f"set {name}")
 
 
 def _is_tested(job: Job, name: str) -> bool:
-    """Whether a test of the script names a variable."""
+    """Whether the script tests a variable."""
     tests = (line for line in job.script.lines if re.search(r"(^|\W)(\[|test)\s", line))
     return any(re.search(rf"\b{re.escape(name)}\b", line) for line in tests)
 
 
 @rule("image-pin", "note", "the image may change", source="enroot, doc/cmd/import.md")
 def image_pin(job: Job) -> Iterator[Hit]:
-    """Without a tag, or with latest, the image is whatever the registry has on that day."""
+    """Without a tag, or with the tag latest, the image can change between two jobs."""
     for line, text, known in _images(job):
         is_file = text.endswith((".sqsh", ".squashfs")) or text.startswith(("/", ".", "$"))
         name = text.rpartition("/")[2]
@@ -248,14 +254,14 @@ def image_pin(job: Job) -> Iterator[Hit]:
         ):
             yield Hit(
                 line,
-                f"{text} may be another image tomorrow",
-                "name a tag or a digest, or import it into a .sqsh",
+                f"{text} can be a different image tomorrow",
+                "use a tag or a digest, or import the image into a .sqsh file",
             )
 
 
-@rule("image-registry", "note", "a registry's name with a slash", source="enroot 4.0, release notes")
+@rule("image-registry", "note", "a slash after the registry's name", source="enroot 4.0, release notes")
 def image_registry(job: Job) -> Iterator[Hit]:
-    """Before enroot 4.0 the registry ends with #: nvcr.io/nvidia/pytorch is looked for on Docker Hub."""
+    """Before 4.0, enroot expects # after the registry. It looks for nvcr.io/nvidia/pytorch on Docker Hub."""
     for line, text, known in _images(job):
         found = re.match(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/(.+)", text)
         if known and found and "#" not in text and not text.endswith(".sqsh"):
@@ -269,11 +275,11 @@ def image_registry(job: Job) -> Iterator[Hit]:
 @rule(
     "image-name",
     "error",
-    "an image name in capitals",
+    "an image name in upper case",
     source="enroot, doc/cmd/import.md; measured on enroot 4.1",
 )
 def image_name(job: Job) -> Iterator[Hit]:
-    """Names of images are lower case; enroot refuses others."""
+    """Image names must be lower case. enroot refuses others."""
     for line, text, known in _images(job):
         name = text.partition("#")[2] or text
         repository = name.partition("@")[0].rpartition(":")[0] or name
@@ -284,12 +290,14 @@ def image_name(job: Job) -> Iterator[Hit]:
             and re.search("[A-Z]", repository)
         ):
             yield Hit(
-                line, f"{text} has capitals in its name", f"{text.replace(repository, repository.lower())}"
+                line,
+                f"{text} has upper-case letters in its name",
+                f"{text.replace(repository, repository.lower())}",
             )
 
 
 def _images(job: Job) -> Iterator[tuple[int, str, bool]]:
-    """Line and text of each image, and whether the text is known: <name> is not."""
+    """Line and text of each image, and whether the text is known. A <name> is not."""
     for step in job.steps:
         for option in step.all("container-image"):
             if option.value:
@@ -298,9 +306,9 @@ def _images(job: Job) -> Iterator[tuple[int, str, bool]]:
 
 @rule("mount-source", "error", "pyxis refuses a mount", source="pyxis, args.c, add_mount")
 def mount_source(job: Job) -> Iterator[Hit]:
-    """Source and target of a mount begin with / or a dot; tmpfs and umount are sources too. srun refuses others.
+    """Source and target of a mount must begin with / or a dot, except for the sources tmpfs and umount.
 
-    No shell expands ~ after --container-mounts= or after a comma.
+    The shell does not expand ~ after --container-mounts= or after a comma. srun refuses such a mount.
     """
     for line, mount in _mounts(job):
         for what, path in (("source", mount.source), ("target", mount.target)):
@@ -310,7 +318,7 @@ def mount_source(job: Job) -> Iterator[Hit]:
             if not is_path:
                 yield Hit(
                     line,
-                    f"the mount {what} {path!r} is no path: it begins neither with / nor with a dot",
+                    f"the mount {what} {path!r} is not a path: it does not begin with / or a dot",
                     "join flags with +, as in :ro+noexec"
                     if path in MOUNT_FLAGS
                     else 'write "$HOME" for ~, and ./ before a relative path',
@@ -322,37 +330,37 @@ def mount_source(job: Job) -> Iterator[Hit]:
 @rule(
     "mount-flags",
     "error",
-    "a mount's flags are not read",
+    "flags of a mount are ignored",
     source="enroot, doc/configuration.md; fstab(5); measured on pyxis 0.24",
 )
 def mount_flags(job: Job) -> Iterator[Hit]:
-    """Flags of a mount are joined by + (:ro+noexec). Joined by a colon, they are lost.
+    """Flags of a mount are joined with + (:ro+noexec). Flags joined with a colon are ignored.
 
-    pyxis accepts words that are no flags, and they do nothing. That is a warning where :r or :readonly was meant to
-    be :ro, and a note otherwise: :z and :Z are SELinux labels of docker's.
+    pyxis silently ignores unknown flags. This is a warning if :r or :readonly was meant to be :ro, and a note
+    otherwise: :z and :Z are Docker's SELinux labels.
     """
     for line, mount in _mounts(job):
         flags = "+".join(mount.flags).split("+") if mount.flags else []
         wrong = [flag for flag in flags if flag and flag not in MOUNT_FLAGS and "$" not in flag]
         if mount.source in ("tmpfs", "umount") or any("=" in flag for flag in flags):
-            continue  # mount(8) has options of its own for these
+            continue  # these have mount options of their own, see mount(8)
         known = [flag for flag in flags if flag in MOUNT_FLAGS]
         written = f":{':'.join(mount.flags)}"
         if known and len(mount.flags) > 1:
-            why = f"the flags {written} of {mount.source} have no effect: + joins flags"
+            why = f"the flags {written} of {mount.source} have no effect: flags are joined with +"
             yield Hit(line, why, f":{'+'.join(known)}", cause="mount flags")
         elif {*wrong} & {"r", "readonly", "RO"}:
             why = f"pyxis has no flag {written}: {mount.source} stays writable"
             yield Hit(line, why, ":ro", cause="mount flags", severity="warning")
         elif wrong:
-            what = "docker's" if {*wrong} <= {"z", "Z"} else "no flag of a mount"
+            what = "a Docker flag" if {*wrong} <= {"z", "Z"} else "not a mount flag"
             why = f":{':'.join(wrong)} of {mount.source} is {what}; pyxis ignores it"
-            yield Hit(line, why, "drop it", cause="mount flags", severity="note")
+            yield Hit(line, why, "remove it", cause="mount flags", severity="note")
 
 
 @rule("mount-target-twice", "error", "a mount hides another", source=PYXIS)
 def mount_target_twice(job: Job) -> Iterator[Hit]:
-    """Of two mounts on one target, one is not seen; pyxis accepts both."""
+    """pyxis accepts two mounts on one target, and one of them is hidden."""
     for step in job.steps:
         for option in step.all("container-mounts")[-1:]:
             sources: dict[str, str] = {}
@@ -362,18 +370,24 @@ def mount_target_twice(job: Job) -> Iterator[Hit]:
                     yield Hit(
                         option.word.line,
                         f"{other} and {mount.source} are both mounted on {mount.target}",
-                        "give one of them another target",
+                        "use another target for one of them",
                     )
 
 
-@rule("mount-unset", "note", "an empty variable swallows the command", source="man bash, Word Splitting")
+@rule(
+    "mount-unset",
+    "note",
+    "with an empty variable, an option takes the command as its value",
+    source="man bash, Word Splitting",
+)
 def mount_unset(job: Job) -> Iterator[Hit]:
-    """--container-mounts $MOUNTS without quotes: when MOUNTS is empty, the option takes the next word as its value.
+    """With --container-mounts $MOUNTS and an empty MOUNTS, the option takes the next word as its value.
 
-    Variables that the script sets, tests or gives a default are not reported, nor is an image: a step needs one.
+    Variables that the script sets, tests or gives a default are not reported. Neither is --container-image, without
+    which the step is pointless.
     """
-    cared_for = {item.name for item in job.script.assignments} | {"PWD", "HOME", "USER", "TMPDIR"}
-    cared_for |= {use.name for use in job.script.uses if use.guarded}
+    handled = {item.name for item in job.script.assignments} | {"PWD", "HOME", "USER", "TMPDIR"}
+    handled |= {use.name for use in job.script.uses if use.guarded}
     for step in job.steps:
         for option in step.options:
             value = option.value
@@ -383,17 +397,17 @@ def mount_unset(job: Job) -> Iterator[Hit]:
                 continue
             found = re.fullmatch(r"\$\{?(\w+)\}?", value.source)
             name = found[1] if found and "=" not in option.word.text else ""
-            is_cared_for = name in cared_for or name.startswith("SLURM") or _is_tested(job, name)
-            if name and not is_cared_for:
+            is_handled = name in handled or name.startswith("SLURM") or _is_tested(job, name)
+            if name and not is_handled:
                 yield Hit(
                     option.word.line,
-                    f"when {name} is empty, --{option.name} takes the next word for its value",
+                    f"if {name} is empty, --{option.name} takes the next word as its value",
                     f'--{option.name}="${{{name}:?}}"',
                 )
 
 
 def _mounts(job: Job) -> Iterator[tuple[int, Mount]]:
-    """Every mount whose source is known where it matters."""
+    """Every mount whose source begins with known text."""
     for step in job.steps:
         for option in step.all("container-mounts"):
             for mount in mounts_of(option.text):
@@ -404,16 +418,18 @@ def _mounts(job: Job) -> Iterator[tuple[int, Mount]]:
 @rule(
     "container-writable",
     "error",
-    "writable and read-only",
+    "a container is writable and read-only",
     source="pyxis, args.c, spank_option_container_writable",
 )
 def container_writable(job: Job) -> Iterator[Hit]:
-    """--container-writable and --container-readonly exclude each other: srun refuses the step."""
+    """--container-writable and --container-readonly are mutually exclusive: srun refuses the step."""
     for step in job.steps:
         option = step.option("container-writable")
         if option and step.option("container-readonly"):
             yield Hit(
-                option.word.line, "the container is to be writable and read-only", "keep one of the two"
+                option.word.line,
+                "--container-writable and --container-readonly are both given",
+                "remove one of them",
             )
 
 
@@ -424,7 +440,7 @@ def container_writable(job: Job) -> Iterator[Hit]:
     source="NCCL user guide, NCCL_TOPO_FILE",
 )
 def topology_not_mounted(job: Job) -> Iterator[Hit]:
-    """A topology file of the host must be mounted; without it NCCL goes on, and pairs GPUs with the wrong NICs."""
+    """The host's topology file must be mounted. Without it, NCCL continues and pairs GPUs with the wrong NICs."""
     setting = job.exported("NCCL_TOPO_FILE")
     if setting is None or setting.value is None or not setting.value.text.startswith("/"):
         return
@@ -434,17 +450,17 @@ def topology_not_mounted(job: Job) -> Iterator[Hit]:
         if step and step.has_container and not step.is_open and not _is_mounted(step, path):
             yield Hit(
                 setting.line,
-                f"{path} is not mounted into the container of line {step.line}",
+                f"{path} is not mounted into the container on line {step.line}",
                 f"--container-mounts={path}:{path}:ro,...",
             )
 
 
-@rule("path-not-mounted", "warning", "a path that the container does not have", source=PYXIS)
+@rule("path-not-mounted", "warning", "a path is not mounted into the container", source=PYXIS)
 def path_not_mounted(job: Job) -> Iterator[Hit]:
-    """What lies under no mount is missing in the container; what is written there ends with the job.
+    """A path outside all mounts is missing in the container. Files written there are lost when the job ends.
 
-    Looked at are the paths that Megatron-LM's options name, except those that images have, and any program's arguments
-    that name the source of a mount with another target. A cluster may mount more by itself (enroot's mounts.d).
+    The rule checks paths in Megatron-LM's options, except in directories of images, and any program's
+    arguments in the source of a mount with another target. A cluster may add mounts (enroot's mounts.d).
     """
     names = (
         "save", "load", "tensorboard-dir", "data-cache-path", "vocab-file", "merge-file", "tokenizer-model",
@@ -462,14 +478,14 @@ def path_not_mounted(job: Job) -> Iterator[Hit]:
                 if is_path and not word.text.startswith(in_images) and not _is_mounted(step, word.text):
                     yield Hit(
                         word.line,
-                        f"--{name} {word.text} lies under no mount of the container of line {step.line}",
+                        f"--{name} {word.text} is not mounted into the container on line {step.line}",
                         "mount its directory",
                         cause="path",
                     )
 
 
 def _paths_of_host(job: Job) -> Iterator[Hit]:
-    """Arguments under the source of a mount, and under no target."""
+    """Arguments in the source of a mount, and in no target."""
     for step in job.steps:
         if not step.option("container-image") or step.is_open or not step.option("container-mounts"):
             continue
@@ -478,7 +494,7 @@ def _paths_of_host(job: Job) -> Iterator[Hit]:
             mount.source.rstrip("/"): mount.target
             for mount in mounts
             if re.match(r"/\w", mount.source)
-            and not _OF_SYSTEM.match(mount.source)
+            and not _SYSTEM_DIRECTORIES.match(mount.source)
             and "$" not in mount.source
         }
         launches = [launch for launch in job.launches if launch.step and launch.step.command is step.command]
@@ -494,23 +510,25 @@ def _paths_of_host(job: Job) -> Iterator[Hit]:
             if source:
                 yield Hit(
                     word.line,
-                    f"{path} is the host's: the container of line {step.line} has {source} at {sources[source]}",
+                    f"{path} is a host path: the container on line {step.line} has {source} at {sources[source]}",
                     sources[source] + path.removeprefix(source),
                     cause="path",
                 )
 
 
-_OF_SYSTEM = re.compile(r"/(bin|dev|etc|home|lib\w*|opt|proc|root|run|sbin|sys|tmp|usr|var|workspace)(/|$)")
-"""Directories that images have themselves, or that pyxis may mount."""
+_SYSTEM_DIRECTORIES = re.compile(
+    r"/(bin|dev|etc|home|lib\w*|opt|proc|root|run|sbin|sys|tmp|usr|var|workspace)(/|$)"
+)
+"""Directories that images contain, or that pyxis may mount."""
 
 _SET_BY_ENVIRONMENT = ("IMAGE", "MOUNTS", "WORKDIR", "NAME", "SAVE", "ENV")
 
 
 @rule("container-settings-twice", "warning", "pyxis ignores an exported setting", source="pyxis 0.24, args.c")
 def container_settings_twice(job: Job) -> Iterator[Hit]:
-    """pyxis reads PYXIS_CONTAINER_MOUNTS and the like where srun lacks the option. With it, the variable is ignored.
+    """pyxis reads PYXIS_CONTAINER_MOUNTS and similar variables only if srun lacks the option.
 
-    The values are not joined: the mounts of the variable are missing in a step that has --container-mounts.
+    The values are not joined: the mounts of the variable are missing in a step with --container-mounts.
     """
     for suffix in _SET_BY_ENVIRONMENT:
         name, option_name = f"PYXIS_CONTAINER_{suffix}", f"container-{suffix.lower()}"
@@ -520,13 +538,13 @@ def container_settings_twice(job: Job) -> Iterator[Hit]:
             if option and setting and name not in (option.value.variables if option.value else ()):
                 yield Hit(
                     option.word.line,
-                    f"--{option_name} replaces {name} of line {setting.line}",
-                    f"give all in --{option_name}, or leave it out",
+                    f"--{option_name} overrides {name} on line {setting.line}",
+                    f"put all of it into --{option_name}, or remove the option",
                 )
 
 
 def _is_mounted(step: Step, path: str) -> bool:
-    """Whether a mount shows `path`, or is not known well enough to say that it does not."""
+    """Whether a mount contains `path`, or may contain it."""
     for option in step.all("container-mounts")[-1:]:
         for mount in mounts_of(option.text):
             target = mount.target.rstrip("/")

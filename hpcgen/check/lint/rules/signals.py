@@ -1,4 +1,4 @@
-"""Signals that the batch shell keeps to itself."""
+"""Signals and traps: what reaches the training, and what they interrupt."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ONLY_SAYS = frozenset((
     "echo", "printf", "date", "sleep", "true", ":", "wait", "sync", "hostname", "nvidia-smi", "squeue", "sacct", "[",
     "test", "return", "free", "df",
 ))  # fmt: skip
-"""Commands that neither signal a process, nor leave a file, nor change the rest of the script."""
+"""Commands that send no signal, write no file and do not change the rest of the script."""
 _FORWARDS = frozenset((
     "kill", "pkill", "killall", "scancel", "scontrol", "sbatch", "touch", "source", ".", "eval", "ssh", "xargs",
 ))  # fmt: skip
-"""Commands elsewhere in the script that may tell the training after the trap has run."""
+"""Commands elsewhere in the script that may notify the training after the trap has run."""
 
 
 @rule(
@@ -29,10 +29,10 @@ _FORWARDS = frozenset((
     source="Slurm, man sbatch, --signal: with B: no other process is signaled",
 )
 def signal_not_forwarded(job: Job) -> Iterator[Hit]:
-    """B: sends the signal to the batch shell alone. A trap that only prints leaves the training without a warning.
+    """B: sends the signal to the batch shell only. If the trap only prints, the training gets no warning.
 
-    Its own signal handler never runs. Only reported where everything that the trap runs is known and harmless. A trap
-    that sends a signal, requeues the job, writes a file, sets a variable or exits is not reported.
+    Its own signal handler never runs. Only reported if every command of the trap is known to have no other effect. A
+    trap that sends a signal, requeues the job, writes a file, sets a variable or exits is not reported.
     """
     signal = signal_of(job)
     if not signal or "B" not in signal[0]:
@@ -53,13 +53,13 @@ def signal_not_forwarded(job: Job) -> Iterator[Hit]:
     if traps and runs_on:
         yield Hit(
             traps[0].line,
-            f"the trap for {signal[1]} sends nothing on: only the batch shell gets the signal, not the training",
+            f"the trap for {signal[1]} forwards nothing: the batch shell gets the signal, and the training does not",
             f"srun ... & pid=$!, and trap 'kill -{signal[1]} \"$pid\"' {signal[1]}",
         )
 
 
 def _goes_on(job: Job) -> bool:
-    """Whether the script works on after its last training, as it does when the trap has ended a wait."""
+    """Whether the script does more work after its last training, as when a trap interrupts a wait."""
     last = max((job.outermost(launch.command).end for launch in job.trainings), default=0)
     usual = _ONLY_SAYS | {"exit", "kill", "trap"}
     commands = job.script.commands
@@ -75,7 +75,7 @@ def _forwards(command: Command) -> bool:
 
 
 def _only_says(script: Script, text: str) -> bool:
-    """Whether the text of a trap does nothing but print and wait, its functions included."""
+    """Whether the text of a trap, including the functions it calls, only prints and waits."""
     handler = read(f"{text}\n")
     if not handler.commands or handler.assignments or handler.error or _writes(text):
         return False
@@ -97,3 +97,77 @@ def _function_only_says(script: Script, name: str) -> bool:
 def _writes(text: str) -> bool:
     """Whether a redirection goes to a file."""
     return bool(re.search(r">(?!\s*(&\s*[12]|/dev/(null|stderr|stdout)))", text))
+
+
+@rule("kill-srun", "warning", "killing srun kills the tasks at once", source="measured on Slurm 22.05")
+def kill_srun(job: Job) -> Iterator[Hit]:
+    """On SIGTERM, SIGHUP or SIGINT, srun kills every task with SIGKILL: a training saves no checkpoint.
+
+    srun forwards SIGUSR1 and SIGUSR2 to the tasks of all nodes. Other programs, such as servers, are not reported.
+    """
+    pids = _pids_of_trainings(job)
+    handlers = {
+        command.words[1].text: command.words[2:]
+        for command in job.script.commands
+        if command.name == "trap" and len(command.words) > 2
+    }
+    for command in job.script.commands:
+        at_exit = all(word.text in ("EXIT", "0") for word in handlers.get(command.function, ()))
+        if command.name == "kill" and not (command.function and at_exit):
+            options = [word.text for word in command.words[1:] if word.text.startswith("-")]
+            kills = _is_deadly(options) and any(pids & set(word.variables) for word in command.words)
+        else:
+            at_exit = all(word.text in ("EXIT", "0") for word in command.words[2:])
+            kills = command.name == "trap" and not at_exit and _kills_in_trap(command, pids)
+        if kills:
+            yield Hit(
+                command.line,
+                "this signal makes srun kill the training with SIGKILL before it can save a checkpoint",
+                "send srun -USR2, which it forwards",
+            )
+
+
+def _pids_of_trainings(job: Job) -> set[str]:
+    """Variables that contain the process ID of an srun that runs a training."""
+    training = {id(launch.step.command) for launch in job.trainings if launch.step}
+    starts = {(command.line, False) for command in job.script.commands if command.background}
+    for step in job.steps:
+        if step.background:
+            starts -= {(step.line, False)}
+            starts.add((step.line, id(step.command) in training))
+    pids = set()
+    for assignment in job.script.assignments:
+        before = sorted(start for start in starts if start[0] <= assignment.line)
+        is_pid = assignment.value and assignment.value.source.strip('"') in ("$!", "${!}")
+        if is_pid and before and before[-1][1]:
+            pids.add(assignment.name)
+    return pids
+
+
+def _kills_in_trap(command: Command, pids: set[str]) -> bool:
+    return any(
+        found[2] in pids and _is_deadly(found[1].split())
+        for found in re.finditer(r"\bkill\s+((?:-\S+\s+)*)[\"']?\$\{?(\w+|!)", command.words[1].text)
+    )
+
+
+def _is_deadly(options: list[str]) -> bool:
+    """Whether kill with these options sends TERM (the default), HUP or INT."""
+    text = " ".join(options).upper().replace("SIG", "")
+    return not options or bool(re.fullmatch(r"-(S )?(TERM|HUP|INT|15|1|2)( --)?", text))
+
+
+@rule("wait-interrupted", "warning", "the trap ends the wait", source="man bash, SIGNALS")
+def wait_interrupted(job: Job) -> Iterator[Hit]:
+    """A trap interrupts `wait`, which returns at once: the script continues while the step is still saving."""
+    traps = [command for command in job.script.commands if command.name == "trap" and len(command.words) > 2]
+    in_trap = any(re.search(r"\bwait\b", command.words[1].text) for command in traps)
+    waits = [command for command in job.script.commands if command.name == "wait"]
+    signals = {word.text for command in traps for word in command.words[2:]} - {"EXIT", "ERR", "0"}
+    background = any(step.background for step in job.work_steps)
+    if background and signals and len(waits) == 1 and not waits[0].in_loop and not in_trap:
+        yield Hit(
+            waits[0].line,
+            "when the trap runs, this wait returns, and the script ends while the step is still saving",
+            'while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done',
+        )
