@@ -35,7 +35,7 @@ def launch_foreground(both: Comparison) -> Iterator[Hit]:
 
 
 def _is_srun(call: Call, *, limited: bool) -> bool:
-    """Whether a command is srun, possibly behind env, exec and similar. With `limited`, not behind timeout."""
+    """True if a command is srun, possibly behind env, exec and similar. With `limited`, not behind timeout."""
     for word in call.words:
         if word.rpartition("/")[2] == "srun":
             return not (limited and call.words[0] == "timeout")
@@ -46,7 +46,7 @@ def _is_srun(call: Call, *, limited: bool) -> bool:
 
 
 def _is_run_by_step(both: Comparison, call: Call) -> bool:
-    """Whether run_step runs the function that contains a command, and so puts it in the background."""
+    """True if run_step runs the function that contains a command, and so puts it in the background."""
     name = both.site.name_of(call.place)
     return any(
         RUN_STEP in caller.words[:1] and name in caller.words for caller in both.site.called_in.get(name, ())
@@ -162,7 +162,7 @@ def status_kept(both: Comparison) -> Iterator[Hit]:
 
 
 def _sets_status(both: Comparison, name: str) -> bool:
-    """Whether a function runs a step that sets rc."""
+    """True if a function runs a step that sets rc."""
     steps = any(
         call.words[0] in (RUN_STEP, "each_node")
         for call in both.site.calls_of(name)
@@ -270,7 +270,7 @@ def unprintable(both: Comparison) -> Iterator[Hit]:
 
 
 def _has_option(options: tuple[str, ...], name: str) -> bool:
-    """Whether `-o NAME` is among the options of set."""
+    """True if `-o NAME` is among the options of set."""
     return any(
         re.fullmatch(r"-\w*o", word) and following == name for word, following in itertools.pairwise(options)
     )

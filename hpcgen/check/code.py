@@ -24,7 +24,7 @@ class Place:
     function: int = -1
     """Index in `Code.functions`; -1 at the top level."""
     in_subshell: bool = False
-    """Whether the code runs in a subshell: ( ), $( ), a pipeline, or a command in the background."""
+    """True if the code runs in a subshell: ( ), $( ), a pipeline, or a command in the background."""
     in_background: bool = False
     conditional: bool = False
 
@@ -72,7 +72,7 @@ class Expanded:
     name: str
     place: Place
     guarded: bool = False
-    """Whether an unset variable is handled: ${x:-y}, ${x:?}, [[ -v x ]]."""
+    """True if an unset variable is handled: ${x:-y}, ${x:?}, [[ -v x ]]."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Comparison:
     # ---- what the site wrote ----
 
     def is_own_function(self, function: Function) -> bool:
-        """Whether the function differs from every shipped function with its name."""
+        """True if the function differs from every shipped function with its name."""
         return function.text not in self._shipped_functions.get(function.name, ())
 
     @cached_property
@@ -125,7 +125,7 @@ class Comparison:
         return {self.site.by_name[name] for name in names if name in self.site.by_name}
 
     def is_in_launch(self, place: Place) -> bool:
-        """Whether code is in `launch`, or in a function of the site that it calls."""
+        """True if code is in `launch`, or in a function of the site that it calls."""
         return place.function in self._in_launch
 
     def shell_of(self, place: Place) -> str:

@@ -38,7 +38,7 @@ class Representative:
     cluster: str
     runtime: Runtime
     preflight: bool
-    """Whether training checks its nodes first and has a spare node."""
+    """True if training checks its nodes first and has a spare node."""
     plan: Plan
 
     @property
@@ -88,6 +88,6 @@ def _config(run: Run, runtime: Runtime, preflight: bool) -> RunConfig:
 
 
 def _has_room(profile: ClusterConfig) -> bool:
-    """Whether the default partition accepts jobs with two nodes."""
+    """True if the default partition accepts jobs with two nodes."""
     partition = profile.partitions.get(profile.slurm.partition or "")
     return partition is None or partition.max_nodes is None or partition.max_nodes > 1

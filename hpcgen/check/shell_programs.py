@@ -27,7 +27,7 @@ SHELLCHECK_OPTIONS = (
 
 
 def has_shellcheck() -> bool:
-    """Whether shellcheck is installed."""
+    """True if shellcheck is installed."""
     return shutil.which("shellcheck") is not None
 
 

@@ -61,7 +61,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was checked, and the findings."""
+    """Checked clusters, number of scripts, and findings."""
 
     clusters: tuple[str, ...]
     num_scripts: int
@@ -221,7 +221,7 @@ class _Collected:
         self._templates = TemplateLines()
 
     def has(self, one: _Rendered) -> bool:
-        """Whether the script has a finding."""
+        """True if the script has a finding."""
         return any(one.label in scripts for _, scripts in self._found.values())
 
     def add(self, finding: Finding, *, file: str, seen: str = "", key: str = "") -> None:

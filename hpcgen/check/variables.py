@@ -74,7 +74,7 @@ class _Known:
         }
 
     def has(self, use: Expanded) -> bool:
-        """Whether a variable is certainly set at an expansion."""
+        """True if a variable is certainly set at an expansion."""
         name = use.name
         if not name or _SHELL.fullmatch(name) or name in self._secrets:
             return True
@@ -90,7 +90,7 @@ class _Known:
         return name in self._global or any(name in self._local[caller] for caller in self._callers(function))
 
     def _is_handled(self, use: Expanded) -> bool:
-        """Whether the same function tests the variable, or disables `set -u` above."""
+        """True if the same function tests the variable, or disables `set -u` above."""
         function = use.place.function
         if any(
             other.guarded and other.name == use.name and other.place.function == function

@@ -87,7 +87,7 @@ def check_corpus(plan: Plan, missing: MissingTasks) -> list[str]:
 
 
 def _is_seen(plan: Plan) -> bool:
-    """Whether the manifest is visible on this machine."""
+    """True if the manifest is visible on this machine."""
     corpus = plan.config.data.corpus
     return corpus is not None and Path(manifest_of(corpus)).exists()
 

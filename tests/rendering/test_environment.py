@@ -77,7 +77,7 @@ def test_origins_list_what_is_included(site: Path) -> None:
 @pytest.mark.usefixtures("shipped_templates")
 def test_a_site_that_extends_itself_is_told_how(site: Path) -> None:
     write_templates(site, {"slurm/train.j2": '{% extends "slurm/train.j2" %}\n'})
-    with pytest.raises(HpcgenError, match=r'extends "hpcgen/slurm/train\.j2"'):
+    with pytest.raises(HpcgenError, match=r'extend "hpcgen/slurm/train\.j2"'):
         render_template(make_environment([site]), "slurm/train.j2", {})
 
 

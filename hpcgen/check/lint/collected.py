@@ -1,4 +1,4 @@
-"""What the walk over a script has found so far."""
+"""Collects what is found in a script, and builds the `Script`."""
 
 from __future__ import annotations
 

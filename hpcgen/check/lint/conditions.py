@@ -18,13 +18,13 @@ _OPTIONS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge"
 
 
 def holds(statements: Sequence[Node], expander: Expander) -> bool | None:
-    """Whether the last of a list of statements succeeds."""
+    """True if the last of a list of statements succeeds."""
     quiet = replace(expander, visit=lambda statements: None, on_default=lambda name, variable: None)
     return _statement(statements[-1], quiet) if statements else None
 
 
 def matches(word: Word, patterns: Sequence[Word], expander: Expander) -> bool | None:
-    """Whether a word matches one of the patterns of a `case` branch."""
+    """True if a word matches one of the patterns of a `case` branch."""
     if not expander.decides(word):
         return None
     found = [_matches(word.text, pattern) for pattern in patterns]
@@ -41,7 +41,7 @@ def _matches(text: str, pattern: Word) -> bool | None:
 
 
 def leaves(statements: Sequence[Node]) -> bool:
-    """Whether a branch ends the script."""
+    """True if a branch ends the script."""
     command = (statements[-1].get("Cmd") or {}) if statements else {}
     if command.get("Type") != "CallExpr" or not command.get("Args"):
         return False

@@ -140,11 +140,11 @@ class Job:
         return self.uses_gpus or step.option("gpus", "gpus-per-node", "gpus-per-task") is not None
 
     def has_many_tasks(self, step: Step) -> bool:
-        """Whether a step certainly has more than one task."""
+        """True if a step certainly has more than one task."""
         return (self.num_tasks(step) or 0) > 1 or (self.tasks_per_node(step) or 0) > 1
 
     def _is_aid(self, step: Step) -> bool:
-        """Whether a step only inspects, copies, cleans up or serves, or its program is unknown."""
+        """True if a step only inspects, copies, cleans up or serves, or its program is unknown."""
         index = next(index for index, found in enumerate(self.script.commands) if found is step.command)
         inner = [found for found in self.script.commands if found.outer == index]
         if inner:
@@ -185,12 +185,12 @@ class Job:
 
     @cached_property
     def is_multi_node(self) -> bool:
-        """Whether the job certainly has several nodes."""
+        """True if the job certainly has several nodes."""
         return (self.nodes or 0) > 1
 
     @cached_property
     def may_be_multi_node(self) -> bool:
-        """Whether the job has several nodes, or their number may be given on sbatch's command line."""
+        """True if the job has several nodes, or their number may be given on sbatch's command line."""
         if "nodes" in self.script.options or self.nodes:
             return self.nodes != 1
         given = [option for launch in self.launches if (option := launch.option("nnodes"))]
@@ -219,7 +219,7 @@ class Job:
 
     @property
     def uses_gpus(self) -> bool:
-        """Whether a directive requests GPUs."""
+        """True if a directive requests GPUs."""
         options = self.script.options
         asked = any(name in options for name in ("gpus", "gpus-per-node", "gpus-per-task"))
         return asked or "gpu" in options.get("gres", "")
@@ -246,7 +246,7 @@ class Job:
 
     @cached_property
     def requeues(self) -> bool:
-        """Whether the job can be requeued, by --requeue or scontrol."""
+        """True if the job can be requeued, by --requeue or scontrol."""
         return "requeue" in self.script.options or any(
             command.name == "scontrol" and any(word.text == "requeue" for word in command.words)
             for command in self.script.commands
@@ -254,7 +254,7 @@ class Job:
 
     @property
     def sets_tasks(self) -> bool:
-        """Whether a directive sets the number of tasks."""
+        """True if a directive sets the number of tasks."""
         return not {"ntasks", "ntasks-per-node"}.isdisjoint(self.script.options)
 
     def tasks_per_node(self, step: Step) -> int | None:
@@ -311,12 +311,12 @@ def _number(option: Option | None, otherwise: int | None, prefix: str) -> int | 
 
 
 def _is_aid_script(words: Sequence[Word]) -> bool:
-    """Whether the first words name a script for preparation, checks or cleanup."""
+    """True if the first words name a script for preparation, checks or cleanup."""
     return any(_AID_SCRIPTS.search(word.text) for word in words[:2])
 
 
 def _is_passed_on(program: Sequence[Word]) -> bool:
-    """Whether a program is the arguments of a function, so that it is only known where the function is called."""
+    """True if a program is the arguments of a function, so that it is only known where the function is called."""
     return bool(program) and program[0].source in ALL_ARGUMENTS
 
 

@@ -70,7 +70,7 @@ class Step:
     """The command of the step, without srun and its options."""
     background: bool
     is_open: bool
-    """Whether options may come from an unknown variable."""
+    """True if options may come from an unknown variable."""
 
     def option(self, *names: str) -> Option | None:
         """The last option with one of these names."""
@@ -87,7 +87,7 @@ class Step:
 
     @property
     def has_container(self) -> bool:
-        """Whether pyxis starts a container for the step."""
+        """True if pyxis starts a container for the step."""
         return self.option("container-image", "container-name") is not None
 
 
@@ -144,7 +144,7 @@ class Launch:
 
     @cached_property
     def is_open(self) -> bool:
-        """Whether arguments may come from an unknown variable."""
+        """True if arguments may come from an unknown variable."""
         return bool(self.holders)
 
     @cached_property
@@ -154,7 +154,7 @@ class Launch:
 
     @cached_property
     def trains(self) -> bool:
-        """Whether it is a training program that is not only asked for its version or help."""
+        """True if it is a training program that is not only asked for its version or help."""
         asked = {word.text for word in self.arguments} & {"--version", "--versions", "--help", "-h"}
         pattern = _TRAINING_MODULES if self.is_module else _TRAINING_FILES
         likely = self.launcher in _TRAINING_LAUNCHERS and not _OTHER_WORK.search(self.program)
@@ -162,7 +162,7 @@ class Launch:
 
     @property
     def is_megatron(self) -> bool:
-        """Whether it is one of Megatron-LM's pretrain programs. Megatron-DeepSpeed has other options."""
+        """True if it is one of Megatron-LM's pretrain programs. Megatron-DeepSpeed has other options."""
         is_deepspeed = self.launcher == "deepspeed" or {"deepspeed", "deepspeed_config"} & self.flags.keys()
         return not is_deepspeed and bool(re.search(r"(^|/)pretrain_\w+\.py$", self.program))
 

@@ -165,7 +165,7 @@ def word_of(launch: Launch, option: str) -> Word | None:
     return flag.value if flag and flag.value and flag.value.certain else None
 
 
-def whole(launch: Launch, option: str) -> int | None:
+def integer(launch: Launch, option: str) -> int | None:
     """The integer value of an option; None if unknown."""
     word = word_of(launch, option)
     return word.number if word else None
@@ -204,18 +204,18 @@ def facts(job: Job, launch: Launch) -> Facts | None:
     """
     sizes = {}
     for name in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"):
-        size = whole(launch, name) if name in launch.flags else None if launch.is_open else 1
+        size = integer(launch, name) if name in launch.flags else None if launch.is_open else 1
         if size is None or size < 1:
             return None
         sizes[name] = size
     tensor, pipeline, context = sizes.values()
     world = job.world_size(launch)
     nodes, ranks = world if world else (1, tensor * pipeline * context)
-    layers = _or(whole(launch, "num-layers"), pipeline)
-    heads = _or(whole(launch, "num-attention-heads"), tensor)
-    groups = whole(launch, "num-query-groups") if "group-query-attention" in launch.flags else None
-    seq_length = _or(whole(launch, "seq-length"), 2 * context * tensor)
-    micro_batch = _or(whole(launch, "micro-batch-size"), 1)
+    layers = _or(integer(launch, "num-layers"), pipeline)
+    heads = _or(integer(launch, "num-attention-heads"), tensor)
+    groups = integer(launch, "num-query-groups") if "group-query-attention" in launch.flags else None
+    seq_length = _or(integer(launch, "seq-length"), 2 * context * tensor)
+    micro_batch = _or(integer(launch, "micro-batch-size"), 1)
     rope = "use-rotary-position-embeddings" in launch.flags or (
         (word := word_of(launch, "position-embedding-type")) is not None and word.text == "rope"
     )
@@ -224,13 +224,13 @@ def facts(job: Job, launch: Launch) -> Facts | None:
     return Facts(
         model=ModelConfig(
             num_layers=layers,
-            hidden_size=_or(whole(launch, "hidden-size"), heads * 2),
+            hidden_size=_or(integer(launch, "hidden-size"), heads * 2),
             num_attention_heads=heads,
             seq_length=seq_length,
-            ffn_hidden_size=_or(whole(launch, "ffn-hidden-size"), 4 * tensor * heads),
+            ffn_hidden_size=_or(integer(launch, "ffn-hidden-size"), 4 * tensor * heads),
             num_query_groups=groups,
-            kv_channels=whole(launch, "kv-channels"),
-            max_position_embeddings=whole(launch, "max-position-embeddings"),
+            kv_channels=integer(launch, "kv-channels"),
+            max_position_embeddings=integer(launch, "max-position-embeddings"),
             position_embedding_type="rope" if rope else "learned_absolute",
         ),
         parallelism=ParallelismConfig(
@@ -242,15 +242,17 @@ def facts(job: Job, launch: Launch) -> Facts | None:
         ),
         training=TrainingConfig(
             micro_batch_size=micro_batch,
-            global_batch_size=_or(whole(launch, "global-batch-size"), micro_batch * data_parallel * pipeline),
-            train_iters=_or(whole(launch, "train-iters"), 1_000_000),
+            global_batch_size=_or(
+                integer(launch, "global-batch-size"), micro_batch * data_parallel * pipeline
+            ),
+            train_iters=_or(integer(launch, "train-iters"), 1_000_000),
         ),
         optimizer=OptimizerConfig(
             lr=real(launch, "lr") or 1.0,
             min_lr=real(launch, "min-lr"),
-            lr_decay_iters=whole(launch, "lr-decay-iters"),
+            lr_decay_iters=integer(launch, "lr-decay-iters"),
             lr_warmup_init=real(launch, "lr-warmup-init") or 0.0,
-            lr_warmup_iters=whole(launch, "lr-warmup-iters"),
+            lr_warmup_iters=integer(launch, "lr-warmup-iters"),
             lr_warmup_fraction=real(launch, "lr-warmup-fraction"),
         ),
         data=BlendConfig(mock=True),
@@ -271,6 +273,6 @@ def virtual_stages(layers: int, stages: int, per_stage: int) -> int | None:
 
 def _chunks(launch: Launch, layers: int, pipeline: int) -> int | None:
     """Virtual stages per rank."""
-    if stages := whole(launch, "num-virtual-stages-per-pipeline-rank"):
+    if stages := integer(launch, "num-virtual-stages-per-pipeline-rank"):
         return stages
-    return virtual_stages(layers, pipeline, whole(launch, "num-layers-per-virtual-pipeline-stage") or 0)
+    return virtual_stages(layers, pipeline, integer(launch, "num-layers-per-virtual-pipeline-stage") or 0)

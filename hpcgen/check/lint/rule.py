@@ -21,11 +21,11 @@ class Hit:
     why: str
     fix: str
     cause: str = ""
-    """The same for hits of one mistake with different `why`. They become one finding."""
+    """Identifies one mistake that yields hits with different `why`. They become one finding."""
     severity: Severity | None = None
     """Severity of this finding. Default: the severity of the rule."""
     needs_release: bool = False
-    """Whether the hit is only reported if the cluster's Slurm release is known."""
+    """True if the hit is only reported if the cluster's Slurm release is known."""
 
 
 Check = Callable[[Job], Iterator[Hit]]
@@ -50,7 +50,7 @@ class Rule:
     """Finds hits in a `Job`, or in a `Comparison` of hpcgen.check."""
 
     def applies_to(self, slurm_version: str | None, oldest: str = "") -> bool:
-        """Whether the rule can apply to a Slurm release, and to a script that requires at least `oldest`."""
+        """True if the rule can apply to a Slurm release, and to a script that requires at least `oldest`."""
         if self.slurm is None:
             return True
         first, last = self.slurm

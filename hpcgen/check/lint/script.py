@@ -40,7 +40,7 @@ class Assignment:
     interval: Interval | None = None
     """The range of an arithmetic value."""
     dead: bool = False
-    """Whether it is in a branch that certainly does not run."""
+    """True if it is in a branch that certainly does not run."""
     loop: str = ""
     """Variable of the `for` that runs it in every iteration; "" if there is none."""
 
@@ -65,13 +65,13 @@ class Command:
     here_line: int = 0
     """First line of the here-document."""
     here_expands: bool = False
-    """Whether the shell expands variables in the here-document, because its delimiter has no quotes."""
+    """True if the shell expands variables in the here-document, because its delimiter has no quotes."""
     outer: int | None = None
     """Index in `Script.commands` of the command whose `bash -c` text contains this one."""
     statement: int = 0
     """Number of its statement. Statements within a body have their own numbers."""
     dead: bool = False
-    """Whether it is in a branch that certainly does not run."""
+    """True if it is in a branch that certainly does not run."""
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ class Branch:
     patterns: tuple[str, ...]
     assigned: frozenset[str]
     leaves: bool
-    """Whether the branch ends the script or the function."""
+    """True if the branch ends the script or the function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +119,9 @@ class Use:
     name: str
     line: int
     guarded: bool = False
-    """Whether it handles an unset variable: ${x:-y}, ${x:?}."""
+    """True if it handles an unset variable: ${x:-y}, ${x:?}."""
     has_default: bool = False
-    """Whether it has a default: ${x:-y}, ${x=y}."""
+    """True if it has a default: ${x:-y}, ${x=y}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class Script:
     arithmetic: tuple[Use, ...] = ()
     """Variables within $(( )) and (( ))."""
     is_expanded: bool = False
-    """Whether another script's shell expands the text before sbatch reads it, as in sbatch <<EOF."""
+    """True if another script's shell expands the text before sbatch reads it, as in sbatch <<EOF."""
     error: ShellSyntaxError | None = None
     """The syntax error at which bash stops. There are no commands then, unless it is only a placeholder."""
 
@@ -164,12 +164,12 @@ class Script:
 
     @property
     def is_shell(self) -> bool:
-        """Whether the interpreter is a shell, which is also the default."""
+        """True if the interpreter is a shell, which is also the default."""
         return not self.interpreter or self.interpreter in SHELLS
 
     @cached_property
     def is_batch(self) -> bool:
-        """Whether the script has directives."""
+        """True if the script has directives."""
         return bool(self.directives)
 
     def option_line(self, name: str) -> int:

@@ -80,7 +80,7 @@ def _escaped(source: bytes, line: int, column: int) -> bytes:
 
 
 def _bash_reads(text: str) -> bool:
-    """Whether bash accepts the text. With -n, it runs nothing."""
+    """True if bash accepts the text. With -n, it runs nothing."""
     bash = shutil.which("bash")
     if bash is None:
         return False

@@ -20,7 +20,7 @@ _TAGS = re.compile(r"[ \t]*(?:(?:\{%.*?%\}|\{#.*?#\})[ \t]*)+")
 
 
 def is_tag(line: str) -> bool:
-    """Whether a line contains only tags such as {% if %}, which produce no text."""
+    """True if a line contains only tags such as {% if %}, which produce no text."""
     return _TAGS.fullmatch(line) is not None
 
 

@@ -10,7 +10,7 @@ from hpcgen.check.lint.syntax import Node
 
 
 def does_nothing(statement: Node) -> bool:
-    """Whether a statement after || ignores the failure: true, :, echo."""
+    """True if a statement after || ignores the failure: true, :, echo."""
     command = statement.get("Cmd") or {}
     if command.get("Type") != "CallExpr" or not command.get("Args"):
         return False

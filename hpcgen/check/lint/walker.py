@@ -30,7 +30,7 @@ MAX_NESTED_SCRIPTS = 8
 """Maximum number of `bash -c` texts that are read as well."""
 
 _Branch = tuple[bool | None, Callable[[Place], None], bool]
-"""Whether a branch runs, what reads it, and whether it ends the script."""
+"""True if a branch runs, what reads it, and whether it ends the script."""
 
 
 class Walker:

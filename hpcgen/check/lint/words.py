@@ -40,7 +40,7 @@ class Word:
     text: str
     """Without quotes, with the script's variables expanded. Unknown parts stay as written: "$HOME/x"."""
     known: bool
-    """Whether `text` is exactly what the command gets."""
+    """True if `text` is exactly what the command gets."""
     line: int
     """Line of the word, which can be in an array that the command uses."""
     source: str
@@ -50,7 +50,7 @@ class Word:
     certain: bool = True
     """False if the word comes from code that may not run, such as `args+=(--x)` within an `if`."""
     assumed: bool = False
-    """Whether the job's environment can override the text, as with ${NODES:-4}."""
+    """True if the job's environment can override the text, as with ${NODES:-4}."""
     doubts: tuple[tuple[int, int], ...] = ()
     """Ranges of `text`, as start and end, that come from code that may not run."""
 
@@ -90,7 +90,7 @@ class Variable:
 
 @dataclass
 class Budget:
-    """What remains of MAX_EXPANDED for a script."""
+    """Remaining part of MAX_EXPANDED for a script."""
 
     left: int = MAX_EXPANDED
 
@@ -110,7 +110,7 @@ class Expander:
     line_offset: int = 0
     """Added to line numbers, for text within a word of another script."""
     on_one_line: bool = False
-    """Whether all text counts as the first line, because variables added lines that the file does not have."""
+    """True if all text counts as the first line, because variables added lines that the file does not have."""
     budget: Budget = field(default_factory=Budget)
     """Budget shared by all texts of a script."""
     visit: Callable[[list[Node]], None] = lambda statements: None
@@ -120,15 +120,15 @@ class Expander:
     doubts: tuple[tuple[int, int], ...] = ()
     """Ranges of bytes in `source` that come from code that may not run."""
     trusts_defaults: bool = False
-    """Whether conditions use the default in ${NAME:-value}, which the job's environment can override."""
+    """True if conditions use the default in ${NAME:-value}, which the job's environment can override."""
     places: re.Pattern[str] = BRACES
     """Places of a template, which are masked in the tree but not in `source`."""
     _used: list[str] = field(default_factory=list)
     _certain: bool = True
-    """Whether every number in the last arithmetic expression is certain."""
+    """True if every number in the last arithmetic expression is certain."""
     _assumed: bool = False
     _splits: bool = True
-    """Whether ${name[@]} in the word yields several words."""
+    """True if ${name[@]} in the word yields several words."""
 
     def text_of(self, node: Node) -> str:
         """The source text of a node."""
@@ -144,9 +144,9 @@ class Expander:
 
     def fields(self, node: Node) -> tuple[Word, ...]:
         """The words to which one word of a command expands: none, one, or several."""
-        whole = self._whole_array(node)
-        if whole is not None:
-            return whole
+        items = self._array_words(node)
+        if items is not None:
+            return items
         pieces = self._begin(node)
         groups = _split(pieces)
         if len(groups) > 1 and not self.budget.allows("" for _ in groups):
@@ -182,7 +182,7 @@ class Expander:
         return value if self._certain and (self.trusts_defaults or not self._assumed) else None
 
     def decides(self, word: Word) -> bool:
-        """Whether a condition on this word can be resolved."""
+        """True if a condition on this word can be resolved."""
         return word.known and word.certain and (self.trusts_defaults or not word.assumed)
 
     def _begin(self, node: Node, *, splits: bool = True) -> list[Piece]:
@@ -212,13 +212,13 @@ class Expander:
             ),
         )
 
-    def _whole_array(self, node: Node) -> tuple[Word, ...] | None:
+    def _array_words(self, node: Node) -> tuple[Word, ...] | None:
         """The words of "${name[@]}" if the script sets the array; None otherwise."""
         parts = node.get("Parts", [])
         quoted = len(parts) == 1 and parts[0]["Type"] == "DblQuoted"
         if quoted:
             parts = parts[0].get("Parts", [])
-        if len(parts) != 1 or not _is_whole_array(parts[0]):
+        if len(parts) != 1 or not _is_all_items(parts[0]):
             return None
         variable = self.variables.get(parts[0]["Param"]["Value"])
         if variable is None or variable.items is None:
@@ -274,14 +274,14 @@ class Expander:
         plain = not (part.keys() & {"Excl", "Length", "Width", "Slice", "Repl", "Names"})
         operator = part.get("Exp", {}).get("Op", "")
         unknown = Piece(self.text_of(part), known=False, quoted=quoted)
-        if _is_whole_array(part) and variable is not None and variable.items is not None:
+        if _is_all_items(part) and variable is not None and variable.items is not None:
             if not self.budget.allows(item.text for item in variable.items):
                 yield unknown
                 return
             yield from self._joined(part, variable.items, quoted=quoted)
         elif (replaced := self._replaced(part, variable)) is not None:
             yield from (replace(piece, quoted=quoted) for piece in replaced)
-        elif not plain or (part.get("Index") and not _is_whole_array(part)):
+        elif not plain or (part.get("Index") and not _is_all_items(part)):
             self._used += names_in(part)
             yield unknown
         elif operator in ("", ":?", "?"):
@@ -402,8 +402,8 @@ def weak_pieces(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     return tuple(replace(piece, certain=False) for piece in pieces)
 
 
-def _is_whole_array(part: Node) -> bool:
-    """Whether a part is ${name[@]} or ${name[*]} without any operator."""
+def _is_all_items(part: Node) -> bool:
+    """True if a part is ${name[@]} or ${name[*]} without any operator."""
     if part["Type"] != "ParamExp" or not part.get("Index") or not part.get("Param"):
         return False
     if part.keys() & {"Excl", "Length", "Width", "Slice", "Repl", "Exp", "Names"}:
@@ -439,9 +439,9 @@ def _split(pieces: list[Piece]) -> list[list[Piece]]:
     groups: list[list[Piece]] = []
     open_group = False
     for piece in pieces:
-        whole = piece.quoted or not piece.known
-        for text in [piece.text] if whole else re.split(f"([{BLANKS}]+)", piece.text):
-            if not whole and not text.strip(BLANKS):
+        is_unsplit = piece.quoted or not piece.known
+        for text in [piece.text] if is_unsplit else re.split(f"([{BLANKS}]+)", piece.text):
+            if not is_unsplit and not text.strip(BLANKS):
                 open_group = open_group and not text
             elif open_group:
                 groups[-1].append(replace(piece, text=text))

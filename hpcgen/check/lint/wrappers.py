@@ -17,9 +17,9 @@ class Wrapper:
     with_value: frozenset[str] = frozenset()
     """Options that take the next word as their value."""
     takes_image: bool = False
-    """Whether an image or container precedes the program."""
+    """True if an image or container precedes the program."""
     runs_python: bool = False
-    """Whether a Python file or `-m MODULE` can replace the program."""
+    """True if a Python file or `-m MODULE` can replace the program."""
 
 
 _APPTAINER = Wrapper(

@@ -9,7 +9,7 @@ from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.check.migration.options import PLACEHOLDER, SPECIAL_KEYS
-from hpcgen.check.migration.values import Flags, is_known, plain_path, shown, typed, whole, why_not
+from hpcgen.check.migration.values import Flags, integer, is_known, plain_path, shown, typed, why_not
 from hpcgen.config.tokenizer import TokenizerConfig, vocab_size
 from hpcgen.errors import HpcgenError
 from trainer.contract.resolve import VOCAB_MULTIPLE, pad_vocab_size
@@ -167,7 +167,7 @@ def _hugging_face(line: int, flags: Flags, carried: Carried) -> int | None:
 
 def _null(line: int, flags: Flags, carried: Carried) -> int | None:
     """Converts NullTokenizer. Before core 0.16, Megatron-LM adds the end-of-document token to --vocab-size."""
-    asked = whole(flags, "vocab-size")
+    asked = integer(flags, "vocab-size")
     what = f"--tokenizer-type NullTokenizer --vocab-size {asked or ''}".strip()
     if not asked:
         carried.refuse(line, what, "--vocab-size is missing or unknown", "model.vocab_size")
@@ -195,7 +195,7 @@ def _padded_vocabulary(size: int | None, launch: Launch, flags: Flags, carried: 
     """Megatron-LM pads the vocabulary to a multiple proportional to TP, a run file to a multiple of 128."""
     divisor = flags.get("make-vocab-size-divisible-by")
     tensor = carried.get("parallelism.tensor_model_parallel_size") or 1
-    given = whole(flags, "make-vocab-size-divisible-by") if divisor else VOCAB_MULTIPLE
+    given = integer(flags, "make-vocab-size-divisible-by") if divisor else VOCAB_MULTIPLE
     if not given:
         assert divisor is not None
         why = why_not("training.seed", divisor)
@@ -248,6 +248,6 @@ def carry_checkpoints(flags: Flags, carried: Carried) -> None:
 
 
 def is_same(one: Word, other: Word) -> bool:
-    """Whether two words certainly have the same text."""
+    """True if two words certainly have the same text."""
     is_fixed = one.known or "(" not in one.text
     return one.text == other.text and one.certain and other.certain and is_fixed

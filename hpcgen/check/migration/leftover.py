@@ -20,14 +20,14 @@ class Leftover:
     what: str
     why: str
     decides: bool = False
-    """Whether the results of the training depend on it. If so, no run file is written unless one of `keys` is set."""
+    """True if the results of the training depend on it. If so, no run file is written unless one of `keys` is set."""
     keys: tuple[str, ...] = ()
     """Keys of the run file that resolve it; empty if the script must be changed."""
 
 
 @dataclass
 class Carried:
-    """What has been carried over so far, and what has not."""
+    """Carried sections and leftovers so far."""
 
     chosen: Mapping[str, Any] = field(default_factory=dict)
     """Values from the command line, which override those of the script."""
@@ -58,7 +58,7 @@ class Carried:
         return _at(self.chosen, path) if self.is_chosen(path) else _at(self.sections, path)
 
     def is_chosen(self, path: str) -> bool:
-        """Whether the command line sets this key, a part of it, or its section."""
+        """True if the command line sets this key, a part of it, or its section."""
         place: Any = self.chosen
         for key in path.split("."):
             if not isinstance(place, Mapping):
@@ -85,7 +85,7 @@ def _at(place: Any, path: str) -> Any:
 
 
 def is_sure(word: Word | None) -> bool:
-    """Whether a word is known and certainly given."""
+    """True if a word is known and certainly given."""
     return word is not None and word.known and word.certain
 
 

@@ -144,7 +144,7 @@ ALIASES = {("lr-wsd-decay-style", "1-sqrt"): "minus_sqrt"}
 
 
 def decides(name: str, path: str | None) -> bool:
-    """Whether the results can depend on an option with the key `path`."""
+    """True if the results can depend on an option with the key `path`."""
     if path is not None:
         return not HARMLESS_KEYS.fullmatch(path)
     has_no_effect = (

@@ -18,7 +18,7 @@ from hpcgen.check.migration.options import (
     WITHOUT_VALUE,
     decides,
 )
-from hpcgen.check.migration.values import Flags, is_known, num_values, shown, typed, whole, why_not
+from hpcgen.check.migration.values import Flags, integer, is_known, num_values, shown, typed, why_not
 from trainer.contract.batch_size import steps_within
 from trainer.contract.config import TrainingConfig
 
@@ -207,7 +207,7 @@ def _model(flags: Flags, carried: Carried) -> None:
     } & flags.keys()
     groups = flags.get("num-query-groups")
     if "group-query-attention" in flags:
-        number = whole(flags, "num-query-groups") if groups else 1
+        number = integer(flags, "num-query-groups") if groups else 1
         if number:
             carried.put("model.num_query_groups", number)
         elif groups:
@@ -243,7 +243,7 @@ def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
     if flag := flags.get("num-layers-per-virtual-pipeline-stage"):
         carried.seen.add(flag.name)
         key = "parallelism.virtual_pipeline_model_parallel_size"
-        per_stage, layers = whole(flags, flag.name), carried.get("model.num_layers")
+        per_stage, layers = integer(flags, flag.name), carried.get("model.num_layers")
         if per_stage and layers and (chunks := virtual_stages(layers, stages, per_stage)):
             carried.put(key, chunks)
         else:
@@ -266,7 +266,7 @@ def _schedule(flags: Flags, carried: Carried) -> None:
         ("lr-warmup-samples", "optimizer.lr_warmup_iters"),
         ("lr-wsd-decay-samples", "optimizer.lr_wsd_decay_iters"),
     ):
-        flag, samples = flags.get(name), whole(flags, name)
+        flag, samples = flags.get(name), integer(flags, name)
         if flag is None:
             continue
         carried.seen.add(name)

@@ -73,7 +73,7 @@ def shown(flag: Flag) -> str:
     return " ".join([f"--{flag.name}", *(word.text for word in words)])
 
 
-def whole(flags: Flags, name: str) -> int | None:
+def integer(flags: Flags, name: str) -> int | None:
     """The integer value of an option; None if it has none."""
     flag = flags.get(name)
     return flag.value.number if flag and flag.value and len(flag.values) == 1 else None
@@ -85,7 +85,7 @@ def plain_path(text: str) -> str:
 
 
 def is_known(words: tuple[Word, ...]) -> bool:
-    """Whether all words are known and certainly given."""
+    """True if all words are known and certainly given."""
     return all(is_sure(word) for word in words)
 
 

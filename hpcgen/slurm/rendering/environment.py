@@ -91,11 +91,13 @@ def make_environment(
         _require_usable(site)
         require_safe_parents(site)
         require_trusted(site, trusted_groups)
-    ours = shipped("templates")
-    own_loader = DirectoryLoader(ours)
+    shipped_directory = shipped("templates")
+    shipped_loader = DirectoryLoader(shipped_directory)
     loaders: list[jinja2.BaseLoader] = [DirectoryLoader(site, trusted_groups) for site in sites]
-    loader = jinja2.ChoiceLoader([*loaders, own_loader, jinja2.PrefixLoader({SHIPPED_PREFIX: own_loader})])
-    return ShellEnvironment([*sites, ours], loader)
+    loader = jinja2.ChoiceLoader(
+        [*loaders, shipped_loader, jinja2.PrefixLoader({SHIPPED_PREFIX: shipped_loader})]
+    )
+    return ShellEnvironment([*sites, shipped_directory], loader)
 
 
 class DirectoryLoader(jinja2.BaseLoader):
@@ -146,7 +148,7 @@ def template_origins(environment: ShellEnvironment, name: str) -> tuple[str, ...
     Raises:
         HpcgenError: a template cannot be read.
     """
-    ours = environment.directories[-1]
+    shipped_directory = environment.directories[-1]
     origins: list[str] = []
 
     def visit(template: str) -> None:
@@ -156,7 +158,11 @@ def template_origins(environment: ShellEnvironment, name: str) -> tuple[str, ...
         except jinja2.TemplateNotFound:
             return  # an include with "ignore missing"; otherwise, rendering reports it
         path = Path(filename or "")
-        origin = f"{SHIPPED}{path.relative_to(ours).as_posix()}" if path.is_relative_to(ours) else str(path)
+        origin = (
+            f"{SHIPPED}{path.relative_to(shipped_directory).as_posix()}"
+            if path.is_relative_to(shipped_directory)
+            else str(path)
+        )
         if origin not in origins:
             origins.append(origin)
             for referenced in meta.find_referenced_templates(environment.parse(source, template, filename)):

@@ -157,12 +157,12 @@ def _text(value: object) -> str:
     )
 
 
-def _refuse_unprintable(text: str, whole: str) -> None:
+def _refuse_unprintable(text: str, value: str) -> None:
     """Refuses characters that end a line, control a terminal, or make a script look different."""
     if text.isprintable():
         return
     character = next(character for character in text if not character.isprintable())
-    raise UnwritableValue(f"{_shown(whole)} contains the unprintable character {character!a}; remove it")
+    raise UnwritableValue(f"{_shown(value)} contains the unprintable character {character!a}; remove it")
 
 
 def _shown(value: object) -> str:

@@ -34,7 +34,7 @@ class Replaced:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the shipped function has changed since it was recorded."""
+        """True if the shipped function has changed since it was recorded."""
         return self.recorded not in (None, self.shipped)
 
     @property

@@ -33,7 +33,7 @@ class Script:
     sources: tuple[Path, ...] = ()
     """The template files and libraries that it was rendered from."""
     uses_site_templates: bool = False
-    """Whether one of them belongs to a site."""
+    """True if one of them belongs to a site."""
 
     def directives(self) -> tuple[str, ...]:
         """The text after #SBATCH of each directive, in order."""
@@ -88,9 +88,9 @@ def _without_replaced_defaults(text: str) -> str:
 
 def template_sources(environment: ShellEnvironment, origins: Sequence[str]) -> tuple[Path, ...]:
     """The files of `template_origins`."""
-    ours = environment.directories[-1]
+    shipped_directory = environment.directories[-1]
     return tuple(
-        ours / origin.removeprefix(SHIPPED) if origin.startswith(SHIPPED) else Path(origin)
+        shipped_directory / origin.removeprefix(SHIPPED) if origin.startswith(SHIPPED) else Path(origin)
         for origin in origins
     )
 
@@ -174,8 +174,12 @@ def _header(
 
 def _origin(path: Path) -> str:
     """The name of a file in a header, such as "shipped:slurm/train.sbatch.j2" for a shipped template."""
-    ours = shipped("templates")
-    return f"{SHIPPED}{path.relative_to(ours).as_posix()}" if path.is_relative_to(ours) else str(path)
+    shipped_directory = shipped("templates")
+    return (
+        f"{SHIPPED}{path.relative_to(shipped_directory).as_posix()}"
+        if path.is_relative_to(shipped_directory)
+        else str(path)
+    )
 
 
 def _sha256(content: bytes) -> str:

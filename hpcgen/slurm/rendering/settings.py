@@ -49,7 +49,7 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
 
 
 def has_preflight(stage: StagePlan) -> bool:
-    """Whether the stage checks its nodes before it starts and excludes bad ones."""
+    """True if the stage checks its nodes before it starts and excludes bad ones."""
     return stage.kind.trains and stage.checks_nodes
 
 

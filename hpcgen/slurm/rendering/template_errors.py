@@ -57,7 +57,7 @@ def _where(error: BaseException, directories: Sequence[Path]) -> str:
 
 
 def _is_of_template(error: BaseException, directories: Sequence[Path]) -> bool:
-    """Whether the template or Jinja raised the exception, not hpcgen's own code."""
+    """True if the template or Jinja raised the exception, not hpcgen's own code."""
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
     return _is_template(innermost, directories) or Path(innermost).is_relative_to(_JINJA)
 

@@ -51,7 +51,7 @@ def host_address(job: Job) -> Iterator[Hit]:
 
 
 def _is_split(job: Job, name: str) -> bool:
-    """Whether the script extracts one address, or sets the variable twice."""
+    """True if the script extracts one address, or sets the variable twice."""
     text = "\n".join(line for line in job.script.lines if not line.lstrip().startswith("#"))
     cut = (
         rf"\$\{{{name}\s*[%#\[/:]|<<<\s*\"?\$\{{?{name}\b|\$\{{?{name}\}}?[^\n]*\|\s*(awk|cut|head|tr|sed)\b"

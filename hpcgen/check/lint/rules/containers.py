@@ -234,7 +234,7 @@ def image_empty(job: Job) -> Iterator[Hit]:
 
 
 def _is_tested(job: Job, name: str) -> bool:
-    """Whether the script tests a variable."""
+    """True if the script tests a variable."""
     tests = (line for line in job.script.lines if re.search(r"(^|\W)(\[|test)\s", line))
     return any(re.search(rf"\b{re.escape(name)}\b", line) for line in tests)
 
@@ -544,7 +544,7 @@ def container_settings_twice(job: Job) -> Iterator[Hit]:
 
 
 def _is_mounted(step: Step, path: str) -> bool:
-    """Whether a mount contains `path`, or may contain it."""
+    """True if a mount contains `path`, or may contain it."""
     for option in step.all("container-mounts")[-1:]:
         for mount in mounts_of(option.text):
             target = mount.target.rstrip("/")

@@ -301,7 +301,7 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
 
 
 def _replaces_its_shell(job: Job, command: Command) -> bool:
-    """Whether the shell of a `bash -c` is replaced by the command."""
+    """True if the shell of a `bash -c` is replaced by the command."""
     own = [other for other in job.script.commands if other.outer == command.outer]
     return command.outer is None or own[-1] is command or command.words[0].text == "exec"
 
@@ -453,7 +453,7 @@ def log_directory(job: Job) -> Iterator[Hit]:
 
 
 def _is_made(job: Job, directory: str) -> bool:
-    """Whether a command or a comment of the script creates a directory."""
+    """True if a command or a comment of the script creates a directory."""
     path = rf"\bmkdir\b.*[\s/\"']{re.escape(directory)}(?![\w.-])"
     return any(re.search(path, line) for line in job.script.lines)
 

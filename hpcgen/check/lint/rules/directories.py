@@ -62,7 +62,7 @@ def _own_directories(job: Job) -> dict[str, int]:
 
 
 def _submits_or_asks(command: Command) -> bool:
-    """Whether a command submits a job, or asks Slurm for the script's path."""
+    """True if a command submits a job, or asks Slurm for the script's path."""
     if command.name in ("echo", "printf"):
         return False
     texts = [word.text for word in command.words]
@@ -73,7 +73,7 @@ def _submits_or_asks(command: Command) -> bool:
 
 
 def _is_own_directory(word: Word) -> bool:
-    """Whether a word contains the script's directory and has no alternative to it."""
+    """True if a word contains the script's directory and has no alternative to it."""
     own = r"dirname\s+(--\s+)?\"?(\$0|\$\{0\}|\$\{?BASH_SOURCE(\[0\])?\}?)"
     return bool(re.search(own, word.source)) and not _OTHER_WAY.search(word.source)
 

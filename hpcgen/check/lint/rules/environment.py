@@ -355,11 +355,11 @@ def environment_in_log(job: Job) -> Iterator[Hit]:
     """env without a command prints every variable, including tokens of the submitting shell."""
     for command in job.script.commands:
         texts = [word.text for word in command.words]
-        whole = texts in (["env"], ["printenv"], ["export", "-p"], ["declare", "-x"], ["declare", "-px"])
-        whole = whole or (texts[:1] == ["srun"] and texts[-1:] == ["env"])
-        whole = whole and command.status in ("plain", "ignored")
+        prints_all = texts in (["env"], ["printenv"], ["export", "-p"], ["declare", "-x"], ["declare", "-px"])
+        prints_all = prints_all or (texts[:1] == ["srun"] and texts[-1:] == ["env"])
+        prints_all = prints_all and command.status in ("plain", "ignored")
         echoed = command.name == "echo" and re.search(r"\$\((printenv|env)\)", " ".join(texts))
-        if whole or echoed:
+        if prints_all or echoed:
             yield Hit(
                 command.line,
                 "this prints every variable, including tokens of the submitting shell",

@@ -1,4 +1,4 @@
-"""Whether the script waits for its work, and whether Slurm learns of a failure."""
+"""True if the script waits for its work, and whether Slurm learns of a failure."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _hidden_in_step(job: Job) -> Iterator[Hit]:
 
 
 def _stops_at_failure(outer: Command, inner: Sequence[Command]) -> bool:
-    """Whether the shell of a `bash -c` ends at the first failure."""
+    """True if the shell of a `bash -c` ends at the first failure."""
     texts = [word.text for word in outer.words]
     shell = next(index for index, text in enumerate(texts) if re.search(r"(^|/)\w*sh$", text))
     options = itertools.takewhile(lambda text: text.startswith("-"), texts[shell + 1 :])

@@ -14,10 +14,10 @@ from hpcgen.check.lint.megatron import (
     REMOVED,
     as_options,
     facts,
+    integer,
     nearest,
     options,
     virtual_stages,
-    whole,
     word_of,
 )
 from hpcgen.check.lint.rule import Hit, rule
@@ -173,7 +173,7 @@ def parallel_sizes(job: Job) -> Iterator[Hit]:
 def _uneven_virtual_stages(launch: Launch, known: planning.Facts) -> Iterator[Hit]:
     """--num-layers-per-virtual-pipeline-stage, in place of which a run file has the number of virtual stages."""
     option = "num-layers-per-virtual-pipeline-stage"
-    per_stage, layers = whole(launch, option) or 0, whole(launch, "num-layers") or 0
+    per_stage, layers = integer(launch, option) or 0, integer(launch, "num-layers") or 0
     stages = known.parallelism.pipeline_model_parallel_size
     if min(per_stage, layers) < 1 or layers % stages or virtual_stages(layers, stages, per_stage):
         return
@@ -215,7 +215,7 @@ def tensor_parallel_across_nodes(job: Job) -> Iterator[Hit]:
     if (job.gpus_per_node or 0) < 8:
         return
     for launch, hit in _broken(job, (resources.tensor_and_context_parallel_stay_in_node,)):
-        if (whole(launch, "tensor-model-parallel-size") or 1) > (job.gpus_per_node or 0):
+        if (integer(launch, "tensor-model-parallel-size") or 1) > (job.gpus_per_node or 0):
             yield hit
 
 
@@ -244,7 +244,7 @@ def learning_rate(job: Job) -> Iterator[Hit]:
 def decay_beyond_run(job: Job) -> Iterator[Hit]:
     """The learning rate reaches its minimum at --lr-decay-iters. Far beyond the end of the run, it hardly decays."""
     for launch in job.megatron:
-        decay, iterations = whole(launch, "lr-decay-iters"), whole(launch, "train-iters")
+        decay, iterations = integer(launch, "lr-decay-iters"), integer(launch, "train-iters")
         if decay and iterations and decay > iterations:
             yield Hit(
                 launch.flags["lr-decay-iters"].line,
@@ -333,7 +333,7 @@ def max_connections(job: Job) -> Iterator[Hit]:
         return
     settings = job.script.settings("CUDA_DEVICE_MAX_CONNECTIONS")
     for launch in job.megatron:
-        is_split = (whole(launch, "tensor-model-parallel-size") or 1) > 1
+        is_split = (integer(launch, "tensor-model-parallel-size") or 1) > 1
         if (
             not is_split
             or exempt & launch.flags.keys()
@@ -410,7 +410,7 @@ def save_without_load(job: Job) -> Iterator[Hit]:
 
 
 def _loads_others_again(launch: Launch) -> bool:
-    """Whether --finetune certainly loads from another directory than that of --save."""
+    """True if --finetune certainly loads from another directory than that of --save."""
     flags = launch.flags
     if not {"save", "load", "save-interval", "finetune"} <= flags.keys() or launch.is_open:
         return False
@@ -455,7 +455,7 @@ def no_exit_handler(job: Job) -> Iterator[Hit]:
 def no_save(job: Job) -> Iterator[Hit]:
     """Without --save, Megatron-LM writes no checkpoint. Short runs, which can be benchmarks, are not reported."""
     for launch in job.megatron:
-        iterations, samples = whole(launch, "train-iters"), whole(launch, "train-samples")
+        iterations, samples = integer(launch, "train-iters"), integer(launch, "train-samples")
         is_long = (iterations or 0) >= MIN_RUN_ITERS or (samples or 0) >= MIN_RUN_SAMPLES
         if is_long and "save" not in launch.flags and not launch.is_open and job.script.is_batch:
             length = f"{iterations} iterations" if iterations else f"{samples} samples"

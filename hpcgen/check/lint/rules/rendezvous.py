@@ -67,7 +67,7 @@ _NODE_RANK = re.compile(r"--(node|machine)[_-]rank\b")
 
 
 def _ignores_node_rank(step: Step) -> bool:
-    """Whether the launcher of a step determines the ranks of the nodes itself."""
+    """True if the launcher of a step determines the ranks of the nodes itself."""
     text = " ".join(word.text for word in step.program)
     return bool(re.search(r"--standalone\b|--rdzv[_-]backend[=\s]+[\"']?(?!static\b)\S", text))
 
@@ -96,7 +96,7 @@ def _exported_ranks(job: Job) -> Iterator[Hit]:
 
 
 def _is_0_for_all(job: Job, step: Step, name: str) -> bool:
-    """Whether the variable is 0 in every task of the step."""
+    """True if the variable is 0 in every task of the step."""
     option = step.option("nodes")
     nodes = option.value.number if option and option.value else job.nodes
     tasks = job.num_tasks(step)
@@ -129,7 +129,7 @@ def _port(word: Word | None) -> int | None:
 
 
 def _has_no_port(word: Word | None) -> bool:
-    """Whether a word is a host without a port: node1, $(hostname)."""
+    """True if a word is a host without a port: node1, $(hostname)."""
     return word is not None and bool(
         re.fullmatch(r"\"?(\$\(hostname[^:)]*\)|[A-Za-z][\w.-]*)\"?", word.source)
     )
@@ -147,20 +147,20 @@ def fixed_port(job: Job) -> Iterator[Hit]:
     A port computed from the job ID differs between jobs. Jobs with exclusive nodes are not reported. torchrun uses
     port 29400 if --rdzv_endpoint has none.
     """
-    if not job.script.is_batch or _has_whole_nodes(job):
+    if not job.script.is_batch or _has_exclusive_nodes(job):
         return
     if job.launches and all(launch.option("standalone") for launch in job.launches):
         return
-    said: set[int] = set()
+    reported: set[int] = set()
     for line, word, assignment in _ports(job):
         port = 29400 if assignment is None and _has_no_port(word) else _port(word)
-        if port is None or word is None or port in said:
+        if port is None or word is None or port in reported:
             continue
         is_own = (
             not word.variables if assignment else not any("PORT" in name.upper() for name in word.variables)
         )
         if is_own:
-            said.add(port)
+            reported.add(port)
             yield Hit(
                 line,
                 f"every job of this script uses port {port}, and two jobs can share a node",
@@ -168,8 +168,8 @@ def fixed_port(job: Job) -> Iterator[Hit]:
             )
 
 
-def _has_whole_nodes(job: Job) -> bool:
-    """Whether the directives keep other jobs of this script off the nodes."""
+def _has_exclusive_nodes(job: Job) -> bool:
+    """True if the directives keep other jobs of this script off the nodes."""
     gpus = job.gpus_per_node or 0
     if job.script.options.get("dependency") == "singleton":
         return True
@@ -246,7 +246,7 @@ def _called_in(job: Job, step: Step) -> Iterator[str]:
 
 
 def _is_literal(step: Step) -> bool:
-    """Whether the shell of the task, not the batch shell, expands the text of `bash -c`."""
+    """True if the shell of the task, not the batch shell, expands the text of `bash -c`."""
     texts = [word.source for word in step.program]
     return any(
         re.fullmatch(r"-\w*c", flag) and text.startswith("'") for flag, text in itertools.pairwise(texts)
@@ -254,7 +254,7 @@ def _is_literal(step: Step) -> bool:
 
 
 def _is_random(job: Job, word: Word) -> bool:
-    """Whether every evaluation of a word yields a different number."""
+    """True if every evaluation of a word yields a different number."""
     source = word.source
     called = [name for name in job.script.functions if re.search(rf"\$\(\s*{re.escape(name)}\b", source)]
     for name in called:
@@ -267,7 +267,7 @@ def _is_random(job: Job, word: Word) -> bool:
 
 
 def _runs_always(job: Job, item: Assignment) -> bool:
-    """Whether an assignment in a function is unconditional."""
+    """True if an assignment in a function is unconditional."""
     body = job.script.lines[job.script.functions[item.function].line : item.line]
     return not any(
         re.search(r"\b(if|case|elif|while|for)\b|&&|\|\|", line.partition("#")[0]) for line in body

@@ -75,17 +75,17 @@ def similar_name(job: Job) -> Iterator[Hit]:
         if command.name in ("read", "mapfile", "readarray", "getopts", "local", "declare", "printf"):
             set_here |= {re.split(r"[=\[]", word.text)[0] for word in command.words[1:]}
     alike = {name.replace("_", ""): name for name in set_here if name}
-    said = set()
+    reported = set()
     for use in job.script.uses:
         other = alike.get(use.name.replace("_", ""))
         if (
             other
             and not use.guarded
             and use.name not in set_here
-            and use.name not in said
+            and use.name not in reported
             and len(use.name) > 3
         ):
-            said.add(use.name)
+            reported.add(use.name)
             yield Hit(use.line, f"nothing sets {use.name}; {other} is set", f"${other}")
 
 

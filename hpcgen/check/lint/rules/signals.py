@@ -59,7 +59,7 @@ def signal_not_forwarded(job: Job) -> Iterator[Hit]:
 
 
 def _goes_on(job: Job) -> bool:
-    """Whether the script does more work after its last training, as when a trap interrupts a wait."""
+    """True if the script does more work after its last training, as when a trap interrupts a wait."""
     last = max((job.outermost(launch.command).end for launch in job.trainings), default=0)
     usual = _ONLY_SAYS | {"exit", "kill", "trap"}
     commands = job.script.commands
@@ -75,7 +75,7 @@ def _forwards(command: Command) -> bool:
 
 
 def _only_says(script: Script, text: str) -> bool:
-    """Whether the text of a trap, including the functions it calls, only prints and waits."""
+    """True if the text of a trap, including the functions it calls, only prints and waits."""
     handler = read(f"{text}\n")
     if not handler.commands or handler.assignments or handler.error or _writes(text):
         return False
@@ -95,7 +95,7 @@ def _function_only_says(script: Script, name: str) -> bool:
 
 
 def _writes(text: str) -> bool:
-    """Whether a redirection goes to a file."""
+    """True if a redirection goes to a file."""
     return bool(re.search(r">(?!\s*(&\s*[12]|/dev/(null|stderr|stdout)))", text))
 
 
@@ -152,7 +152,7 @@ def _kills_in_trap(command: Command, pids: set[str]) -> bool:
 
 
 def _is_deadly(options: list[str]) -> bool:
-    """Whether kill with these options sends TERM (the default), HUP or INT."""
+    """True if kill with these options sends TERM (the default), HUP or INT."""
     text = " ".join(options).upper().replace("SIG", "")
     return not options or bool(re.fullmatch(r"-(S )?(TERM|HUP|INT|15|1|2)( --)?", text))
 

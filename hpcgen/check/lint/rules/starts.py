@@ -83,7 +83,7 @@ def function_in_step(job: Job) -> Iterator[Hit]:
 
 
 def _is_only_a_function(job: Job, name: str) -> bool:
-    """Whether a name is a function of the script, and not a program that the function wraps."""
+    """True if a name is a function of the script, and not a program that the function wraps."""
     body = [command for command in job.script.commands if command.function == name]
     calls_itself = any(word.text.rpartition("/")[2] == name for command in body for word in command.words)
     return name in job.script.functions and bool(body) and not calls_itself
@@ -125,7 +125,7 @@ _ADD_ARGUMENTS = ("xargs", "parallel", "find", "env_parallel")
 
 
 def _reads_arguments(text: str) -> bool:
-    """Whether a text uses "$@" without setting it by `set --` or using it in a function."""
+    """True if a text uses "$@" without setting it by `set --` or using it in a function."""
     own = re.search(r"\bset\s+(--|\S*\$)|\(\)|\bfunction\b|\bshift\b|\bsource\b|<<|\\", text)
     return bool(re.search(r"\$(@|\{@\})", text)) and not own
 
