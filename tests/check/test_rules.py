@@ -320,7 +320,7 @@ def test_a_script_that_breaks_none(found: Compare, change: Change) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_shipped_code_relies_on_no_unset_variable(stage: str) -> None:
-    """All of the shipped code taken for a site's: the rule is right about variables of every kind."""
+    """Treats all shipped code as a site's, which tests the rule with every kind of variable."""
     script = next(iter(sorted(GOLDEN.rglob(f"{stage}.sbatch")))).read_text(encoding="utf-8")
     directives = [line for line in script.split("\n") if line.startswith("#SBATCH")]
     unset = [found.why for found in compare(script, "\n".join(directives)) if found.rule == "unset-variable"]

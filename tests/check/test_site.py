@@ -22,7 +22,7 @@ TRAIN = '{% extends "hpcgen/slurm/train.sbatch.j2" %}\n'
 BASE = '{% extends "hpcgen/slurm/base.sbatch.j2" %}\n'
 SUPER = "{{ super() }}"
 SCRIPTS = len(STAGES) + 1
-"""Of one cluster and runtime: every stage, and training with its nodes checked."""
+"""Number of scripts for one cluster and runtime: every stage, and training with preflight."""
 
 GOOD = {
     "slurm/base.sbatch.j2": BASE

@@ -1,4 +1,4 @@
-"""A sound batch script, and for each rule two changes to it: one that breaks the rule, and one that nearly does."""
+"""A valid batch script, and two changes for each rule: one that violates it, and one that nearly does."""
 
 from __future__ import annotations
 
@@ -912,7 +912,7 @@ $header
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What one rule says of a whole script."""
+    """The expected finding of one rule in a complete script."""
 
     script: str
     why: str = ""
@@ -1378,4 +1378,4 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         Message(script=f"{HEAD}if true; then\n", why="bash stops here", fix="is not closed"),
     ),
 }
-"""What is the matter -> the rule, and what it says."""
+"""Case -> the rule and its expected finding."""

@@ -43,14 +43,14 @@ def written() -> dict:
 
 
 def left(ended: Ended) -> dict[str, str]:
-    """What was not carried, and why."""
+    """What was not carried over -> the reason."""
     lines = ended.stderr.splitlines()
     pairs = itertools.pairwise(lines)
     return {what.partition("not carried: ")[2]: why.strip() for what, why in pairs if "not carried: " in what}
 
 
 def refused(ended: Ended) -> dict[str, str]:
-    """What the results depend on, and why it cannot be carried, of a script that made no run file."""
+    """What is refused because results depend on it -> the reason, for a script without a run file."""
     assert ended.status == 2, ended.stderr
     assert not Path("run.yaml").exists()
     found = (re.fullmatch(r"job\.sh:\d+: (.+?): (.+)", line) for line in ended.stderr.splitlines())
@@ -365,7 +365,7 @@ def test_a_python_script_is_refused_as_one() -> None:
 
 
 def migrated(options: str, *more: str) -> tuple[dict, dict[str, str]]:
-    """What a training with `options` becomes, which must keep every rule, and what of it is left."""
+    """The valid run file for a training with `options`, and what was not carried over."""
     options += " --mock-data --global-batch-size 256"
     for name, value in {"lr": "1e-4", "train-iters": "1000"}.items():
         if f"--{name} " not in options and not (name == "train-iters" and "--train-samples " in options):
@@ -582,7 +582,7 @@ OPTIONS = """\
 
 
 def test_every_option_is_carried_listed_or_refused() -> None:
-    """Each on its own: none may vanish without a word."""
+    """No option may be silently dropped."""
     cluster = load_cluster("local")
     without = migrate(f"{WHOLE} --save /y\n", "job.sh", *cluster)
     silent = []

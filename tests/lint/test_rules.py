@@ -64,7 +64,7 @@ def test_a_script_that_submits_itself_by_its_name() -> None:
 
 @pytest.mark.parametrize("example", [example for rule, example in ALL if rule != "syntax"])
 def test_bash_takes_the_examples(example: Example) -> None:
-    """Else they would show something else than what they are for."""
+    """A syntax error would hide the mistake that an example shows."""
     for edits in (example.fails, example.passes):
         done = subprocess.run(
             ["bash", "-n"], input=edited(edits), capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""What a template may not say: refused when it is loaded, with file and line, whatever the values are."""
+"""Templates that are refused when loaded, with file and line, for any values."""
 
 from __future__ import annotations
 
