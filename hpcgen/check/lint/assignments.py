@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from hpcgen.check.lint.arithmetic import Interval, interval_of
+from hpcgen.check.lint.expander import Expander
 from hpcgen.check.lint.place import Place
 from hpcgen.check.lint.script import Assignment
 from hpcgen.check.lint.syntax import Node
-from hpcgen.check.lint.words import Expander, Variable, appended, unknown_variable, variable_of
+from hpcgen.check.lint.words import Variable, appended, unknown_variable, variable_of
 
 
 def assignment_of(item: Node, place: Place, expander: Expander) -> Assignment:

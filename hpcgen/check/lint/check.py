@@ -13,12 +13,18 @@ from hpcgen.check.lint.rule import RULES, Hit, Rule, Severity
 from hpcgen.check.lint.rules import (
     addresses,
     containers,
+    data_files,
     directives,
     directories,
     environment,
     failures,
+    images,
+    logs,
     megatron,
+    mounts,
+    ports,
     rendezvous,
+    saving,
     shell,
     signals,
     starts,
@@ -30,8 +36,8 @@ from hpcgen.errors import HpcgenError
 __all__ = ["RULES", "Finding", "apply", "lint", "release_of", "require_known", "selection"]
 
 GROUPS = (
-    addresses, containers, directives, directories, environment, failures, megatron, rendezvous, shell, signals,
-    starts, steps,
+    addresses, containers, images, mounts, directives, logs, signals, directories, environment, failures, megatron,
+    saving, data_files, rendezvous, ports, shell, starts, steps,
 )  # fmt: skip
 """The modules of rules. Importing them fills RULES in this order."""
 

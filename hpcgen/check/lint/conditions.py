@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from hpcgen.check.lint.expander import Expander
 from hpcgen.check.lint.syntax import Node
-from hpcgen.check.lint.words import Expander, Word
+from hpcgen.check.lint.words import Word
 
 _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
     "==": lambda a, b: a == b, "!=": lambda a, b: a != b, "<": lambda a, b: a < b, "<=": lambda a, b: a <= b,

@@ -1,4 +1,4 @@
-"""Walks the syntax tree of a script and collects commands, assignments and what else the rules look at."""
+"""Walks the syntax tree of a script and collects commands, assignments and other facts for the rules."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hpcgen.check.lint.assignments import assignment_of, variable_after
 from hpcgen.check.lint.branches import merged
 from hpcgen.check.lint.collected import Collected
 from hpcgen.check.lint.conditions import holds, leaves, matches
+from hpcgen.check.lint.expander import Expander
 from hpcgen.check.lint.place import HereDocument, Place
 from hpcgen.check.lint.script import Branch, Command, Status, Use
 from hpcgen.check.lint.syntax import Node, ShellSyntaxError, names_in
@@ -24,7 +25,7 @@ from hpcgen.check.lint.tree import (
     words_of_test,
 )
 from hpcgen.check.lint.variables import Variables
-from hpcgen.check.lint.words import Budget, Expander, Variable, Word
+from hpcgen.check.lint.words import Budget, Variable, Word
 
 MAX_NESTED_SCRIPTS = 8
 """Maximum number of `bash -c` texts that are read as well."""
@@ -276,12 +277,11 @@ class Walker:
         """Reads (( )). Only a run can tell what it assigns."""
         self._variables.forget(assigned_in_arithmetic(command))
 
+    _letclause = _arithmcmd
+
     def _testclause(self, command: Node, place: Place) -> None:
         for word in words_of_test(command):
             self._expander.single(word)
-
-    def _letclause(self, command: Node, place: Place) -> None:
-        self._arithmcmd(command, place)
 
     def _coprocclause(self, command: Node, place: Place) -> None:
         self._one(command["Stmt"], place)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch, Step
-from hpcgen.check.lint.rules.containers import mounts_of
+from hpcgen.check.lint.rules.mounts import mounts_of
 from hpcgen.check.lint.wrappers import CONTAINERS
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.config.cluster import ClusterConfig

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.reader import read
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.check.lint.rules.directives import signal_of
 from hpcgen.check.lint.script import Command, Script
 
 _ONLY_SAYS = frozenset((
@@ -171,3 +170,127 @@ def wait_interrupted(job: Job) -> Iterator[Hit]:
             "when the trap runs, this wait returns, and the script ends while the step is still saving",
             'while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done',
         )
+
+
+MIN_SIGNAL_LEAD_S = 60
+
+
+def signal_of(job: Job) -> tuple[str, str, int] | None:
+    """--signal: its prefix ("B", "R" or ""), the name of the signal, and the seconds before the limit."""
+    value = job.script.options.get("signal")
+    if value is None:
+        return None
+    prefix, _, rest = value.rpartition(":")
+    name, _, lead = rest.partition("@")
+    name = {"10": "USR1", "12": "USR2", "15": "TERM"}.get(name, name.upper().removeprefix("SIG"))
+    return prefix.upper(), name, int(lead) if lead.isdigit() else MIN_SIGNAL_LEAD_S
+
+
+@rule(
+    "signal-to-steps",
+    "warning",
+    "the signal before the time limit kills the training",
+    source="measured on Slurm 22.05; PyTorch, torch/distributed/run.py, --signals-to-handle",
+)
+def signal_to_steps(job: Job) -> Iterator[Hit]:
+    """Without B:, the signal goes to every process of every step and kills those that do not handle it.
+
+    By default, torchrun handles only TERM, INT, HUP and QUIT (--signals-to-handle). A shell between srun and the
+    training dies as well, unless the training is its last command, which bash executes in place of itself.
+    """
+    signal = signal_of(job)
+    if signal is None or "B" in signal[0] or signal[1] in ("TERM", "CONT", "INT", "HUP", "QUIT"):
+        return
+    for launch in job.trainings:
+        if launch.launcher != "python":
+            victim = "" if launch.option("signals-to-handle") else launch.launcher
+        else:
+            victim = "" if _replaces_its_shell(job, launch.command) else "the shell of bash -c"
+        if victim:
+            yield Hit(
+                job.script.option_line("signal"),
+                f"--signal without B: sends {signal[1]} to every process of the step, which kills {victim}",
+                f"--signal=B:{signal[1]}@..., and a trap that writes a file the training looks for",
+            )
+            return
+
+
+def _replaces_its_shell(job: Job, command: Command) -> bool:
+    """True if the shell of a `bash -c` is replaced by the command."""
+    own = [other for other in job.script.commands if other.outer == command.outer]
+    return command.outer is None or own[-1] is command or command.words[0].text == "exec"
+
+
+@rule(
+    "signal-not-trapped",
+    "error",
+    "the signal before the time limit kills the batch script",
+    source="Slurm, man sbatch, --signal; measured on 22.05",
+)
+def signal_not_trapped(job: Job) -> Iterator[Hit]:
+    """B: sends the signal to the batch shell only. Without a trap, the shell dies, and the job ends early.
+
+    A script that sources others is not reported: the trap may be there.
+    """
+    signal = signal_of(job)
+    if not signal or "B" not in signal[0] or job.script.error is not None:
+        return
+    elsewhere = any(
+        command.words[0].text in ("exec", "source", ".")
+        for command in job.script.commands
+        if len(command.words) > 1
+    )
+    if signal[1] not in _trapped(job) and not elsewhere:
+        yield Hit(
+            job.script.option_line("signal"),
+            f"the script has no trap for {signal[1]}, so the batch shell dies {signal[2]} s before the time limit",
+            f"trap '...' {signal[1]}, with srun in the background and a wait after it",
+        )
+
+
+def _trapped(job: Job) -> set[str]:
+    """Signals that the script traps, without SIG."""
+    return {
+        word.text.upper().removeprefix("SIG")
+        for command in job.script.commands
+        if command.name == "trap"
+        for word in command.words[2:]
+    }
+
+
+@rule(
+    "signal-too-late",
+    "warning",
+    "the signal leaves no time for a checkpoint",
+    source="Slurm, man sbatch, --signal; measured on 22.05",
+)
+def signal_too_late(job: Job) -> Iterator[Hit]:
+    """Between the signal and the time limit, the running step must end and a checkpoint must be written.
+
+    A good lead is 60 s plus twice the slowest step and save. Slurm may send the signal up to ten seconds early.
+    """
+    signal = signal_of(job)
+    if signal and job.trainings and signal[2] < MIN_SIGNAL_LEAD_S:
+        yield Hit(
+            job.script.option_line("signal"),
+            f"{signal[2]} s before the time limit is too late for a checkpoint",
+            f"at least @{MIN_SIGNAL_LEAD_S}: 60 s + 2 x (slowest step + slowest save)",
+        )
+
+
+@rule("foreground-step", "error", "the trap does not run before the step ends", source="man bash, SIGNALS")
+def foreground_step(job: Job) -> Iterator[Hit]:
+    """bash runs a trap only after the foreground command ends: with srun there, that is too late.
+
+    With srun in the background and `wait`, the trap runs at once.
+    """
+    signal = signal_of(job)
+    if not signal or "B" not in signal[0] or signal[1] not in _trapped(job):
+        return
+    for step in job.work_steps:
+        if not step.background and step.command.outer is None and step.command.words[0].text != "exec":
+            yield Hit(
+                step.line,
+                f"srun runs in the foreground, so bash runs the trap for {signal[1]} only after srun ends",
+                'srun ... & pid=$!, then: while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done',
+            )
