@@ -40,7 +40,7 @@ def read_scripts(scripts: Sequence[str]) -> list[list[Finding]]:
 
 
 def require_syntax(script: Script) -> None:
-    """Refuses a script that bash cannot read.
+    """Refuses a script with a syntax error.
 
     Raises:
         HpcgenError: a site's template renders shell code with a syntax error. The message has the file and line of

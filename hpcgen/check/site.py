@@ -152,7 +152,7 @@ def _add_stale(environment: ShellEnvironment, collected: _Collected) -> None:
 
 
 def explanation(rule: str) -> str:
-    """Why a finding of a rule matters."""
+    """The reason why findings of a rule matter."""
     if rule in OTHERS:
         return OTHERS[rule][1]
     known = RULES.get(rule) or lint_check.RULES.get(rule)

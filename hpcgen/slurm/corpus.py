@@ -10,6 +10,7 @@ from hpcgen.config.corpus import blend
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.paths import corpus_job, manifest_of
 from hpcgen.planning.plan import Plan
+from hpcgen.text import counted
 from trainer.contract.config import Dataset
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def require_pairs(plan: Plan) -> None:
         if not Path(f"{pair.prefix}{suffix}").exists()
     ]
     if missing:
-        more = f" (and {len(missing) - 1} more files)" if len(missing) > 1 else ""
+        more = f" (and {counted(len(missing) - 1, 'more file')})" if len(missing) > 1 else ""
         raise HpcgenError(
             f"{missing[0]}{more} does not exist yet, and stage {' and '.join(plan.stages)} would fail without it",
             f"run `hpcgen submit prepare {' '.join(plan.stages)}` to build it first, "

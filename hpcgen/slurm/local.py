@@ -178,7 +178,7 @@ def _files_done(plan: Plan, stage: str, since: float) -> Progress:
 
 
 def _raise_failure(job: Job, stage: StagePlan) -> None:
-    """Shows the end of the log of the first task that failed.
+    """Raises the failure of the first failed task, with the end of its log.
 
     Raises:
         JobFailed: there is one.

@@ -1,4 +1,4 @@
-"""Assignments of a script: what they put into a variable, as far as it is known."""
+"""Assignments of a script, and the values of variables after them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcgen.check.lint.words import Variable, appended, unknown_variable, variab
 
 
 def assignment_of(item: Node, place: Place, expander: Expander) -> Assignment:
-    """The assignment that a node of the tree is."""
+    """Converts a node of the syntax tree to an assignment."""
     items = None
     value = expander.single(item["Value"]) if item.get("Value") else None
     if "Array" in item:

@@ -1,4 +1,4 @@
-"""A batch script as plain values: directives, assignments, commands with their arguments, functions, traps.
+"""A batch script as plain data: directives, assignments, commands with arguments, functions.
 
 Words are unknown unless the script itself determines them. `hpcgen.check.lint.walker` makes these values.
 """

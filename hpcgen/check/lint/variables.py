@@ -1,4 +1,4 @@
-"""The values of a script's variables at the statement that is being read."""
+"""The values of a script's variables at the current statement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SET_BY_SLURM = {
 
 
 class Variables(dict[str, Variable]):
-    """The variables known so far, and those that calling a function of the script sets."""
+    """Name -> value of the known variables. Also remembers which variables each function assigns."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(_set_by_slurm(options))

@@ -31,11 +31,11 @@ MAX_NESTED_SCRIPTS = 8
 """Maximum number of `bash -c` texts that are read as well."""
 
 _Branch = tuple[bool | None, Callable[[Place], None], bool]
-"""True if a branch runs, what reads it, and whether it ends the script."""
+"""If a branch runs (None: unknown), the function that reads it, and if it ends the script."""
 
 
 class Walker:
-    """Reads the statements of a script in their order, with the variables that are known at each of them."""
+    """Reads the statements of a script in order, and tracks the values of its variables."""
 
     def __init__(self, options: Mapping[str, str], *, trusts_defaults: bool) -> None:
         self.collected = Collected()
@@ -264,7 +264,7 @@ class Walker:
     def _funcdecl(self, command: Node, place: Place) -> None:
         name, first = command["Name"]["Value"], len(self.collected.commands)
         saved = dict(self._variables)
-        # the body runs when the function is called, with what is assigned until then
+        # the body runs at the call, so assignments below the function can change its variables
         end = command["End"]["Offset"]
         self._variables.weaken(later for offset, later in self._assignments_of_tree if offset > end)
         inside = replace(place.within(), function=name)
@@ -395,6 +395,6 @@ def _as_written(expander: Expander, item: Node) -> Word:
 
 
 def _doubtful_bytes(word: Word) -> Iterator[tuple[int, int]]:
-    """The parts of a word that come from code that may not run, counted in bytes."""
+    """Ranges of bytes of a word that come from code that may not run."""
     for start, end in word.doubts or (() if word.certain else ((0, len(word.text)),)):
         yield len(word.text[:start].encode(errors="replace")), len(word.text[:end].encode(errors="replace"))

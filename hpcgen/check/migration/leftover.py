@@ -90,7 +90,7 @@ def is_sure(word: Word | None) -> bool:
 
 
 def unknown(word: Word) -> str:
-    """Why a word's value cannot be carried over."""
+    """The reason why a word's value cannot be carried over."""
     if not word.certain:
         return "it depends on a condition that is only known in the job"
     text = " ".join(word.text.split())

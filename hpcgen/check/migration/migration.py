@@ -163,7 +163,7 @@ def _needed(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> 
     if carried.get("slurm.train.nodes") is None:
         nodes = _fewest_nodes(carried, node_type)
         carried.put("slurm.train.nodes", nodes)
-        why = f"the script does not set it; {nodes} hold one replica"
+        why = f"the script does not set it; one replica of the model needs {nodes}"
         carried.leave(job.script.first_directive, "the number of nodes", why)
     if carried.get("slurm.defaults.time") is None:
         carried.put("slurm.defaults.time", TIME)

@@ -28,7 +28,7 @@ SET_BY_HPCGEN = frozenset((
     "gpus-per-task", "exclusive", "mem", "mem-per-cpu", "mem-per-gpu", "time", "signal", "requeue",
     "open-mode", "propagate", "output", "error", "export", "no-requeue", "cpus-per-gpu",
 ))  # fmt: skip
-"""Directives that have a key, or that hpcgen writes from the cluster profile."""
+"""Directives with a key in a run file, or that hpcgen derives from the cluster profile."""
 
 SET_BY_HOST_OR_IMAGE = frozenset(
     ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "HOME", "TMPDIR", "LD_PRELOAD")

@@ -48,7 +48,7 @@ def typed(path: str, flag: Flag) -> Any:
 
 
 def why_not(path: str, flag: Flag) -> str:
-    """Why `typed` has no value for an option."""
+    """The reason why `typed` returns None for an option."""
     doubtful = next((word for word in flag.values if not is_sure(word)), None)
     if doubtful is not None:
         return unknown(doubtful)

@@ -1,4 +1,4 @@
-"""Lists of data files."""
+"""Shell code that selects or renames data files."""
 
 from __future__ import annotations
 

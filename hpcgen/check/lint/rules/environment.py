@@ -11,6 +11,7 @@ from hpcgen.check.lint.script import Assignment
 from hpcgen.check.lint.words import PLACEHOLDER
 from hpcgen.planning import known_variables as variables
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
+from hpcgen.text import counted
 
 
 def _environment(job: Job) -> Iterator[Assignment]:
@@ -128,7 +129,7 @@ def few_nics(job: Job) -> Iterator[Hit]:
         if exact and 2 * len(devices) < gpus:
             yield Hit(
                 assignment.line,
-                f"NCCL may use {len(devices)} InfiniBand devices for {gpus} GPUs",
+                f"NCCL may use {counted(len(devices), 'InfiniBand device')} for {counted(gpus, 'GPU')}",
                 "remove it, or use a prefix of all names (mlx5_ib)",
             )
 

@@ -1,4 +1,4 @@
-"""True if the script waits for its work, and whether Slurm learns of a failure."""
+"""Rules about waiting for the work, and about reporting its failure to Slurm."""
 
 from __future__ import annotations
 

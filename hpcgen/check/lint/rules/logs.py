@@ -1,4 +1,4 @@
-"""The files that --output and --error name."""
+"""Log files: --output, --error and --open-mode."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _fix(values: Sequence[object], option: str, violation: planning.Violation) -
 
 
 def _listed(texts: Sequence[str]) -> str:
-    """1, 2 or 4."""
+    """The texts as a list such as "1, 2 or 4"."""
     return " or ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
 
 

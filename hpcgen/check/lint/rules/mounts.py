@@ -18,7 +18,7 @@ MOUNT_FLAGS = frozenset((
     "sync", "async", "nofail", "silent", "defaults", "x-create=dir", "x-create=file", "x-create=auto",
     "x-move", "x-detach", "strictatime", "mand", "nomand", "dirsync", "remount", "loud", "iversion",
 ))  # fmt: skip
-"""Flags of a mount, joined by +: enroot's, from fstab(5)."""
+"""Flags of a mount in enroot, joined with +. Most are from fstab(5)."""
 
 
 @dataclass(frozen=True)

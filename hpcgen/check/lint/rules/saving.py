@@ -1,4 +1,4 @@
-"""Megatron-LM's options for checkpoints."""
+"""Megatron-LM's checkpoint options."""
 
 from __future__ import annotations
 
