@@ -68,7 +68,7 @@ def test_json_is_a_list_of_plain_objects(script) -> None:
         "rule": "decay-beyond-run",
         "severity": "warning",
         "why": "the learning rate decays over 430000 iterations, but the run ends after 140000",
-        "fix": "--lr-decay-iters 140000, or leave it out",
+        "fix": "use --lr-decay-iters 140000, or remove it",
         "also": [],
     }
     assert json.loads(hpcgen("lint", "--json", script(SOUND)).stdout) == []
