@@ -1,1 +1,1 @@
-"""Checks of a site's templates: what the scripts made of them lost, and what their shell code does wrong."""
+"""Checks of shell scripts: those rendered from a site's templates, and batch scripts of any origin."""

@@ -1,4 +1,4 @@
-"""Rules about what a site's code does: to the traps, to the status of the job, and to what its log shows."""
+"""Rules about effects of a site's code on traps, the status of the job, and its log."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SIGNALS = {"0": "EXIT", "12": "USR2", "15": "TERM"}
 _ENDS = frozenset(("exit", "die", "stop_or_die"))
 
 
-@site_rule("launch-foreground", "the launch does not go through `run_step`")
+@site_rule("launch-foreground", "`launch` does not use `run_step`")
 def launch_foreground(both: Comparison) -> Iterator[Hit]:
-    """bash runs a trap only when a command in the foreground ends: the checkpoint would come too late."""
+    """bash runs a trap only after the foreground command ends: the checkpoint would be too late."""
     launch = both.own_functions.get(LAUNCH)
     if launch is None:
         return
@@ -30,12 +30,12 @@ def launch_foreground(both: Comparison) -> Iterator[Hit]:
     for call in direct:
         yield Hit(call.place.line, "srun runs without run_step, so no trap runs until it ends", fix)
     if not direct and not any(RUN_STEP in call.words and not call.place.in_subshell for call in calls):
-        why = "launch does not call run_step in the script's own shell (a pipeline is another one)"
+        why = "launch does not call run_step in the script's shell (a pipeline runs in a subshell)"
         yield Hit(launch.place.line, why, fix)
 
 
 def _is_srun(call: Call, *, limited: bool) -> bool:
-    """Whether a command is srun, behind env, exec and the like; with `limited`, behind timeout it is none."""
+    """True if a command is srun, possibly behind env, exec and similar. With `limited`, not behind timeout."""
     for word in call.words:
         if word.rpartition("/")[2] == "srun":
             return not (limited and call.words[0] == "timeout")
@@ -46,20 +46,20 @@ def _is_srun(call: Call, *, limited: bool) -> bool:
 
 
 def _is_run_by_step(both: Comparison, call: Call) -> bool:
-    """Whether the function that holds a command is itself an argument of run_step, which puts it in the background."""
+    """True if run_step runs the function that contains a command, and so puts it in the background."""
     name = both.site.name_of(call.place)
     return any(
         RUN_STEP in caller.words[:1] and name in caller.words for caller in both.site.called_in.get(name, ())
     )
 
 
-@site_rule("step-foreground", "a step in the foreground without a time limit")
+@site_rule("step-foreground", "a foreground step without a timeout")
 def step_foreground(both: Comparison) -> Iterator[Hit]:
-    """No trap runs until the step ends. A node that hangs would hold the whole job until its time limit."""
+    """No trap runs until the step ends. A node that hangs would block the job until its time limit."""
     for call in both.own(both.site.calls):
         in_epilogue = (
             both.shell_of(call.place) == "apart" and not call.place.in_subshell
-        )  # has a limit of its own
+        )  # the epilogue has a timeout
         if (
             not _is_srun(call, limited=True)
             or both.is_in_launch(call.place)
@@ -71,14 +71,14 @@ def step_foreground(both: Comparison) -> Iterator[Hit]:
             continue
         yield Hit(
             call.place.line,
-            "srun runs in the foreground without a limit",
-            "each_node SECONDS COMMAND, or run_step timeout SECONDS srun ...",
+            "srun runs in the foreground without a timeout",
+            "use each_node SECONDS COMMAND, or run_step timeout SECONDS srun ...",
         )
 
 
 @site_rule("trap-kept", "a trap of the script is replaced")
 def trap_kept(both: Comparison) -> Iterator[Hit]:
-    """TERM and USR2 save a checkpoint and requeue the job; EXIT requeues it if the prologue fails."""
+    """The traps for TERM and USR2 save a checkpoint and requeue the job. EXIT requeues it if the prologue fails."""
     for call in both.own(both.site.calls):
         if call.words[0] != "trap" or len(call.words) < 3 or call.words[1] in ("-p", "-l"):
             continue
@@ -91,13 +91,13 @@ def trap_kept(both: Comparison) -> Iterator[Hit]:
             yield Hit(
                 call.place.line,
                 f"this replaces the script's trap for {', '.join(lost)}",
-                "set the trap in a subshell, or write site_epilogue",
+                "set the trap in a subshell, or use site_epilogue",
             )
 
 
 @site_rule("no-errexit", "`set -e` in the job's shell")
 def no_errexit(both: Comparison) -> Iterator[Hit]:
-    """The script reads exit codes itself. Under `set -e` the first failure ends the job without its conclusion."""
+    """The script checks exit statuses itself. Under `set -e`, the first failure ends the job without `conclude`."""
     for call in both.own(both.site.calls):
         options = call.words[1:] if call.words[0] == "set" else ()
         turns_on = any(re.fullmatch(r"-\w*e\w*", word) for word in options) or _has_option(options, "errexit")
@@ -105,13 +105,13 @@ def no_errexit(both: Comparison) -> Iterator[Hit]:
             yield Hit(
                 call.place.line,
                 f"`{' '.join(call.words)}` ends the job at the first failure",
-                "remove it; write `|| die MESSAGE` after a command that must not fail",
+                "remove it, and write `|| die MESSAGE` after a command that must not fail",
             )
 
 
-@site_rule("no-exit", "an end of the job that is always reached")
+@site_rule("no-exit", "the job always exits here")
 def no_exit(both: Comparison) -> Iterator[Hit]:
-    """The steps after it never run: no launch, no conclusion, or no requeue."""
+    """Later steps never run, such as `launch`, `conclude` or the requeue."""
     hooks = {"", *both.shipped.by_name}
     for call in both.own(both.site.calls):
         name = both.site.name_of(call.place)
@@ -122,12 +122,12 @@ def no_exit(both: Comparison) -> Iterator[Hit]:
             and not call.place.conditional
             and both.shell_of(call.place) in ("job", "prologue", "node")
         ):
-            yield Hit(call.place.line, f"`{call.words[0]}` is always reached", "put it behind a condition")
+            yield Hit(call.place.line, f"`{call.words[0]}` always runs", "make it conditional")
 
 
 @site_rule("status-kept", "the status of the job's work is replaced")
 def status_kept(both: Comparison) -> Iterator[Hit]:
-    """The conclusion reads rc: a failed training would end as a success, or a finished one would be requeued."""
+    """`conclude` reads rc: a failed training could end as a success, or a finished one could be requeued."""
     calls = both.site.calls_of(MAIN)
     launches = [call.place for call in calls if LAUNCH in call.words]
     for item in both.own(both.site.assigned):
@@ -140,9 +140,7 @@ def status_kept(both: Comparison) -> Iterator[Hit]:
             and not restores
             and both.shell_of(item.place) == "job"
         ):
-            yield Hit(
-                item.place.line, "rc is the status of the launch, and this replaces it", "use another name"
-            )
+            yield Hit(item.place.line, "this replaces rc, the status of the launch", "use another name")
     setters = {RUN_STEP, *(name for name in both.site.by_name if _sets_status(both, name))}
     restored = [
         item.place.offset
@@ -159,12 +157,12 @@ def status_kept(both: Comparison) -> Iterator[Hit]:
             yield Hit(
                 call.place.line,
                 f"{call.words[0]} replaces rc, the status of the launch",
-                "keep it: status=$rc before, rc=$status after",
+                "save and restore it: status=$rc before, rc=$status after",
             )
 
 
 def _sets_status(both: Comparison, name: str) -> bool:
-    """Whether a function leaves the status of a step of its own in rc."""
+    """True if a function runs a step that sets rc."""
     steps = any(
         call.words[0] in (RUN_STEP, "each_node")
         for call in both.site.calls_of(name)
@@ -176,9 +174,9 @@ def _sets_status(both: Comparison, name: str) -> bool:
     )
 
 
-@site_rule("container-option-twice", "an option of pyxis given twice")
+@site_rule("container-option-twice", "a pyxis option is given twice")
 def container_option_twice(both: Comparison) -> Iterator[Hit]:
-    """pyxis takes the last one without a word: a second --container-mounts hides the corpus and the checkpoints."""
+    """pyxis silently uses the last one: a second --container-mounts hides the corpus and the checkpoints."""
     planned = {
         word.partition("=")[0]
         for item in both.shipped.assigned
@@ -197,15 +195,15 @@ def container_option_twice(both: Comparison) -> Iterator[Hit]:
 
 
 def _twice(word: str) -> str:
-    return f"a second {word.partition('=')[0]} replaces the planned one"
+    return f"a second {word.partition('=')[0]} overrides the planned one"
 
 
 # ---- what the log and the script show ----
 
 
-@site_rule("no-trace", "`set -x` or the like")
+@site_rule("no-trace", "`set -x` or similar")
 def no_trace(both: Comparison) -> Iterator[Hit]:
-    """It prints every command with its values, secrets among them, into a log that others may read."""
+    """It prints every command with its values, including secrets, to a log that others may read."""
     for command in both.job.script.commands:
         words = tuple(word.text for word in command.words)
         is_shell = re.fullmatch(r"bash|sh", command.name)
@@ -215,13 +213,13 @@ def no_trace(both: Comparison) -> Iterator[Hit]:
             yield Hit(
                 command.line,
                 f"`{' '.join(words[:4])}` prints every command with its values",
-                "remove it; use `say` for what the log should show",
+                "remove it, and use `say` for log messages",
             )
 
 
-@site_rule("no-environment-dump", "the whole environment is printed")
+@site_rule("no-environment-dump", "all environment variables are printed")
 def no_environment_dump(both: Comparison) -> Iterator[Hit]:
-    """It prints every variable, the submitting shell's tokens among them, into a log that others may read."""
+    """It prints every variable, including tokens of the submitting shell, to a log that others may read."""
     filtered = {
         id(line[0])
         for line in both.job.script.pipelines
@@ -238,14 +236,14 @@ def no_environment_dump(both: Comparison) -> Iterator[Hit]:
             yield Hit(
                 command.line,
                 f"`{' '.join(words)}` prints every variable",
-                "print the ones you need: printenv NAME",
+                "print only the variables you need: printenv NAME",
             )
 
 
 @site_rule("no-secret", "a secret in the script")
 def no_secret(both: Comparison) -> Iterator[Hit]:
     """Slurm keeps the script and shows it to others: scontrol write batch_script."""
-    fix = "name it in the run file's `secrets`, or read a file of mode 0600"
+    fix = "list it in the run file's `secrets`, or read it from a file with mode 0600"
     found: dict[int, str] = {}
     for item in both.own(both.site.assigned):
         if item.value and SECRET.search(item.name):
@@ -255,24 +253,24 @@ def no_secret(both: Comparison) -> Iterator[Hit]:
             if equals and value and "$" not in value and SECRET.search(name):
                 found[item.place.line] = name
     for line, name in found.items():
-        yield Hit(line, f"the value of {name} is written here", fix)
+        yield Hit(line, f"the script contains the value of {name}", fix)
     for line in sorted(both.own_lines - found.keys()):
         if SECRET_VALUE.search(both.new_lines.get(line, "")):
-            yield Hit(line, "this line holds an access token or a password", fix)
+            yield Hit(line, "this line contains an access token or a password", fix)
 
 
-@site_rule("unprintable", "a character that cannot be seen")
+@site_rule("unprintable", "an invisible character")
 def unprintable(both: Comparison) -> Iterator[Hit]:
-    """Control characters and those that reverse the direction of text make a script look like another one."""
+    """Control characters and characters that reverse the text direction make a script look different."""
     for number, line in both.new_lines.items():
         for character in line:
             if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") and character != "\t":
-                yield Hit(number, f"this line holds the character {character!a}", "remove it")
+                yield Hit(number, f"this line contains the character {character!a}", "remove it")
                 break
 
 
 def _has_option(options: tuple[str, ...], name: str) -> bool:
-    """Whether `-o NAME` is among the options of set."""
+    """True if `-o NAME` is among the options of set."""
     return any(
         re.fullmatch(r"-\w*o", word) and following == name for word, following in itertools.pairwise(options)
     )

@@ -1,4 +1,4 @@
-"""The script of a stage, read by bash first where a site's template had a part in it."""
+"""The script of a stage, checked by bash if a site's template contributed to it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def checked_script(plan: Plan, stage: str, site_directories: Sequence[Path]) -> 
     """The batch script of one stage.
 
     Raises:
-        HpcgenError: a template is missing, unreadable or wrong, or makes shell code that bash cannot read.
+        HpcgenError: a template is missing, unreadable or invalid, or renders shell code with a syntax error.
     """
     script = render_stage(plan, stage, site_directories)
-    if script.is_of_site:  # the shipped templates are tested; the check costs 50 ms
+    if script.uses_site_templates:  # the shipped templates are tested; the check costs 50 ms
         from hpcgen.check.shell_programs import require_syntax
 
         require_syntax(script)

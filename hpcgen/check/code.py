@@ -1,4 +1,4 @@
-"""The shell code of a batch script as facts: functions, calls, assignments and expansions, each with its place."""
+"""Functions, calls, assignments and expansions in the shell code of a batch script, each with its place."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _GUARDS = frozenset((":-", "-", ":+", "+", ":=", "=", ":?", "?"))
 
 @dataclass(frozen=True)
 class Place:
-    """Where something is in a script."""
+    """A position in a script, and the shell that runs the code there."""
 
     line: int = 0
     offset: int = 0
     function: int = -1
     """Index in `Code.functions`; -1 at the top level."""
     in_subshell: bool = False
-    """Whether a subshell runs it: ( ), $( ), a pipeline, or a command in the background."""
+    """True if the code runs in a subshell: ( ), $( ), a pipeline, or a command in the background."""
     in_background: bool = False
     conditional: bool = False
 
@@ -41,7 +41,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Call:
-    """A simple command: its words without quotes where they are literal, else as written."""
+    """A simple command. Literal words have no quotes; others are as written."""
 
     words: tuple[str, ...]
     place: Place
@@ -49,12 +49,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Assigned:
-    """A variable that gets a value."""
+    """An assignment to a variable."""
 
     name: str
     place: Place
     text: str = ""
-    """The assignment as written; "" for read, for, (( )) and the like."""
+    """The assignment as written; "" for read, for, (( )) and similar."""
     value: str | None = None
     """A literal value without its quotes."""
     words: tuple[str, ...] | None = None
@@ -67,17 +67,17 @@ class Assigned:
 
 @dataclass(frozen=True)
 class Expanded:
-    """A variable that is expanded."""
+    """An expansion of a variable."""
 
     name: str
     place: Place
     guarded: bool = False
-    """Whether an unset variable is provided for: ${x:-y}, ${x:?}, [[ -v x ]]."""
+    """True if an unset variable is handled: ${x:-y}, ${x:?}, [[ -v x ]]."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement at the top level that is no definition of a function."""
+    """A statement at the top level other than a function definition."""
 
     text: str
     line: int
@@ -86,7 +86,7 @@ class Statement:
 
 @dataclass
 class Code:
-    """The facts, each list in the order of the script."""
+    """The code of a script. Each list is in the order of the script."""
 
     functions: list[Function] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Code:
 
     @cached_property
     def by_name(self) -> dict[str, int]:
-        """Function -> index of the definition in effect, the last one."""
+        """Function -> index of its last definition, which is in effect."""
         return {function.name: index for index, function in enumerate(self.functions)}
 
     def name_of(self, place: Place) -> str:
@@ -105,7 +105,7 @@ class Code:
 
     @cached_property
     def called_in(self) -> dict[str, list[Call]]:
-        """Function -> commands that call it or have its name as an argument (run_step NAME)."""
+        """Function -> commands that call it or take its name as an argument (run_step NAME)."""
         found = defaultdict(list)
         for call in self.calls:
             for word in set(call.words) & self.by_name.keys():
@@ -113,7 +113,7 @@ class Code:
         return found
 
     def reachable(self, name: str) -> set[str]:
-        """A function and all that it calls."""
+        """A function and all functions it calls, directly or indirectly."""
         found, new = {name}, [name]
         while new:
             function = new.pop()
@@ -124,17 +124,17 @@ class Code:
         return found
 
     def calls_of(self, name: str) -> list[Call]:
-        """The commands in the definition of a function that is in effect."""
+        """The commands in the effective definition of a function."""
         index = self.by_name.get(name)
         return [call for call in self.calls if call.place.function == index] if index is not None else []
 
 
 @lru_cache(maxsize=16)
 def read_code(text: str) -> Code:
-    """The facts of a script.
+    """Reads a script.
 
     Raises:
-        ShellSyntaxError: bash would not take the script.
+        ShellSyntaxError: the script has a syntax error.
         PackageNotFoundError: shfmt is not installed.
     """
     tree, source = parse(text)
@@ -149,18 +149,18 @@ def read_code(text: str) -> Code:
 
 
 class _Reader:
-    """Walks the tree; methods are named after the types of its nodes."""
+    """Walks the syntax tree. Methods are named after the types of nodes."""
 
     def __init__(self, source: bytes) -> None:
         self._source = source
         self.code = Code()
 
     def text(self, node: Node) -> str:
-        """A node as it is written."""
+        """The source text of a node."""
         return self._source[node["Pos"]["Offset"] : node["End"]["Offset"]].decode(errors="replace")
 
     def visit(self, node: Node, place: Place) -> None:
-        """Collect the facts of a node and of all below it."""
+        """Collects a node and all nodes below it."""
         if isinstance(node, list):
             for inner in node:
                 self.visit(inner, place)
@@ -280,7 +280,7 @@ class _Reader:
         )
 
     def _plain(self, word: Node) -> str:
-        """A word without its quotes where it is literal, else as written."""
+        """A literal word without quotes; any other word as written."""
         text = ""
         for part in word.get("Parts", []):
             inner = part.get("Parts", []) if part["Type"] == "DblQuoted" else [part]
@@ -322,14 +322,14 @@ class _Reader:
 
 
 def _at(node: Node, place: Place) -> Place:
-    """A place of the same code, where the node begins."""
+    """The place with the position of a node."""
     if "Pos" not in node:
         return place
     return replace(place, line=node["Pos"]["Line"], offset=node["Pos"]["Offset"])
 
 
 def _operands(node: Node) -> Iterator[tuple[str, bool]]:
-    """Bare names of an arithmetic expression, and whether the expression sets them."""
+    """Bare names in an arithmetic expression, and whether the expression assigns them."""
     if isinstance(node, list):
         for inner in node:
             yield from _operands(inner)
@@ -349,7 +349,7 @@ def _operands(node: Node) -> Iterator[tuple[str, bool]]:
 
 
 def _names(node: Node) -> Iterator[str]:
-    """The name that a word of an arithmetic expression begins with."""
+    """The name at the start of a word in an arithmetic expression."""
     parts = node.get("Parts", [])
     if parts and parts[0].get("Type") == "Lit" and (found := NAME.match(parts[0]["Value"])):
         yield found[0]

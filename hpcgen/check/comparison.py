@@ -1,4 +1,4 @@
-"""A site's script next to the one that the shipped templates make of the same plan: what the site changed."""
+"""Compares a site's script with the shipped templates' script for the same plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Fact = TypeVar("_Fact", Assigned, Call, Expanded)
 
 MAIN, LAUNCH, PROLOGUE = "main", "launch", "site_prologue"
 FUNCTIONS = '"$functions"'
-"""The word after which another shell finds the name of the function that it runs, on each node."""
+"""Argument before the name of a function that other shells run on each node."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Comparison:
     text: str
     shipped_text: str
     vocabulary: frozenset[str]
-    """Functions of every library, those that this script does not carry included."""
+    """Functions of all libraries, including those that this script does not contain."""
 
     @cached_property
     def job(self) -> Job:
-        """The site's code as the rules of `hpcgen lint` see it, with empty lines for all other code."""
+        """The site's code for the rules of `hpcgen lint`. All other lines are empty."""
         kept = {number for span in self._own_spans for number in span} | self.new_lines.keys()
         lines = (
             line if number in kept or line.startswith("#") else ""
@@ -41,23 +41,23 @@ class Comparison:
     @cached_property
     def shipped_options(self) -> dict[str, str]:
         """The effective directives of the shipped script."""
-        # the directives alone: reading all of it takes as long as all rules
+        # reading only the directives: the entire script takes as long as all rules
         return read("\n".join(line for line in self.shipped_text.split("\n") if line.startswith("#"))).options
 
     @cached_property
     def site(self) -> Code:
-        """The facts of the site's script."""
+        """The code of the site's script."""
         return read_code(self.text)
 
     @cached_property
     def shipped(self) -> Code:
-        """The facts of the shipped script."""
+        """The code of the shipped script."""
         return read_code(self.shipped_text)
 
     # ---- what the site wrote ----
 
     def is_own_function(self, function: Function) -> bool:
-        """Whether no shipped function of that name has the same text."""
+        """True if the function differs from every shipped function with its name."""
         return function.text not in self._shipped_functions.get(function.name, ())
 
     @cached_property
@@ -84,7 +84,7 @@ class Comparison:
 
     @cached_property
     def own_lines(self) -> frozenset[int]:
-        """Lines of the site's functions and top-level statements, without those that shipped functions have too."""
+        """Lines of the site's functions and top-level statements, except lines of the shipped functions."""
         lines = {number for span in self._own_spans for number in span}
         for function in self.own_functions.values():
             texts = self._shipped_functions.get(function.name, ())
@@ -95,7 +95,7 @@ class Comparison:
 
     @cached_property
     def new_lines(self) -> dict[int, str]:
-        """Lines, comments included, whose text the shipped script does not have."""
+        """Lines, including comments, that are not in the shipped script."""
         shipped = set(self.shipped_text.split("\n"))
         return {number: line for number, line in enumerate(self._lines, 1) if line not in shipped}
 
@@ -104,14 +104,14 @@ class Comparison:
         return self.text.split("\n")
 
     def own(self, facts: Iterable[_Fact]) -> Iterator[_Fact]:
-        """Those of the facts that are on a line of the site's."""
+        """Filters for facts on the site's lines."""
         return (fact for fact in facts if fact.place.line in self.own_lines)
 
     # ---- the shells that run the code ----
 
     @cached_property
     def remote(self) -> frozenset[str]:
-        """Functions that run on the nodes, in shells that have the script's functions and not its variables."""
+        """Functions that run on the nodes, in shells with the script's functions but without its variables."""
         found: set[str] = set()
         for call in self.site.calls:
             for word, following in itertools.pairwise(call.words):
@@ -125,13 +125,13 @@ class Comparison:
         return {self.site.by_name[name] for name in names if name in self.site.by_name}
 
     def is_in_launch(self, place: Place) -> bool:
-        """Whether code belongs to the launch: its function, or a function of the site that it calls."""
+        """True if code is in `launch`, or in a function of the site that it calls."""
         return place.function in self._in_launch
 
     def shell_of(self, place: Place) -> str:
-        """Which shell runs code of the script.
+        """The shell that runs code of the script.
 
-        "job" is the script's own, "prologue" the same before its traps are set again, "node" another one on each
+        "job" is the script's shell, "prologue" the same shell before its traps are set again, "node" a shell on each
         node, "apart" a subshell.
         """
         return "apart" if place.in_subshell else self._shell_of_function(self.site.name_of(place), ())

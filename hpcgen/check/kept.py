@@ -1,4 +1,4 @@
-"""Rules about what the shipped script has and the site's script has lost."""
+"""Rules about parts of the shipped script that a site's script must keep."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ MOST_NAMES = 4
 
 
 def names(found: list[str]) -> str:
-    """The first of many names."""
+    """The first names, and the number of others."""
     more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
     return ", ".join(found[:MOST_NAMES]) + more
 
 
 @site_rule("directive-lost", "a planned `#SBATCH` line is gone or changed")
 def directive_lost(both: Comparison) -> Iterator[Hit]:
-    """The job would get other resources, or end in another way, than hpcgen planned."""
-    fix = "keep {{ super() }} in block directives; set what differs in the cluster profile or the run file"
+    """The job would get different resources, or end differently, than planned."""
+    fix = "keep {{ super() }} in block directives, and set values in the cluster profile or the run file"
     site = both.job.script
     for name, value in both.shipped_options.items():
         planned = f"--{name}={value}" if value else f"--{name}"
         if name not in site.options:
             yield Hit(0, f"#SBATCH {planned} is missing", fix)
         elif site.options[name] != value:
-            why = f"--{name}={site.options[name]} replaces {planned}: sbatch takes the last of several"
+            why = f"--{name}={site.options[name]} overrides {planned}: sbatch uses the last one"
             yield Hit(site.option_line(name), why, fix)
 
 
 @site_rule("directive-form", "a `#SBATCH` line with a backslash, `'` or ` #`")
 def directive_form(both: Comparison) -> Iterator[Hit]:
-    """sbatch takes a backslash as an escape even within quotes, and ` #` ends the line."""
+    """sbatch reads a backslash as an escape even within quotes, and ` #` ends the line."""
     for number, line in both.new_lines.items():
         if line.startswith("#SBATCH") and (
             "\\" in line or "'" in line or " #" in re.sub(r'"[^"]*"', "", line)
         ):
-            why = "sbatch reads the backslash, the quote or the # in this line in its own way"
+            why = "sbatch does not read a backslash, a quote or a # like bash"
             yield Hit(number, why, "write --option=value, or --option={{ value | directive }}")
 
 
 @site_rule("setting-lost", "a setting that hpcgen planned is gone or changed")
 def setting_lost(both: Comparison) -> Iterator[Hit]:
-    """Every function of the script reads the settings. A changed one makes the script contradict its own plan."""
+    """All functions of the script read the settings. A changed setting contradicts the plan."""
     texts = {item.text for item in _top_level(both.site)}
     first = _first_function(both.shipped)
     settings = [item for item in _top_level(both.shipped) if not item.append and item.place.line < first]
@@ -69,7 +69,7 @@ def setting_lost(both: Comparison) -> Iterator[Hit]:
 
 @site_rule("option-lost", "an array of options loses its words")
 def option_lost(both: Comparison) -> Iterator[Hit]:
-    """Without these words tasks run outside the container, on other CPUs, or without their environment."""
+    """Without these words, tasks run outside the container, on other CPUs, or without their environment."""
     arrays = {item.name: item.words for item in _top_level(both.shipped) if item.words is not None}
     for item in both.own(both.site.assigned):
         planned = arrays.get(item.name)
@@ -90,29 +90,27 @@ def option_lost(both: Comparison) -> Iterator[Hit]:
 
 @site_rule("variable-lost", "a planned environment variable is gone")
 def variable_lost(both: Comparison) -> Iterator[Hit]:
-    """The environment of a node type makes jobs fast and safe. Without it the image's values apply."""
+    """The environment of a node type makes jobs fast and safe. Without it, the image's values apply."""
     exported = {item.name for item in both.site.assigned if item.exported}
     planned = list(dict.fromkeys(item.name for item in both.shipped.assigned if item.exported))
     lost = [name for name in planned if name not in exported]
     if lost:
-        fix = (
-            "keep {{ super() }} in block environment; set other values in the cluster profile's `environment`"
-        )
+        fix = "keep {{ super() }} in block environment, and set values in the cluster profile's `environment`"
         yield Hit(0, f"not exported: {names(lost)}", fix)
     for call in both.own(both.site.calls):
-        takes_back = call.words[0] == "unset" or (call.words[0] == "export" and "-n" in call.words)
+        removes = call.words[0] == "unset" or (call.words[0] == "export" and "-n" in call.words)
         taken = [word for word in call.words[1:] if word in planned]
-        if takes_back and taken and both.shell_of(call.place) in ("job", "prologue"):
+        if removes and taken and both.shell_of(call.place) in ("job", "prologue"):
             yield Hit(
                 call.place.line,
-                f"this takes back {names(taken)}",
+                f"this removes {names(taken)} from the environment",
                 "set the value in the cluster profile's `environment`",
             )
 
 
 @site_rule("function-lost", "a function of the shipped script is missing")
 def function_lost(both: Comparison) -> Iterator[Hit]:
-    """The script calls it: the job would end with `command not found`, or go on without it."""
+    """The script calls it: the job would end with `command not found`, or continue without it."""
     for name in both.shipped.by_name:
         if name not in both.site.by_name:
             yield Hit(
@@ -124,16 +122,16 @@ def function_lost(both: Comparison) -> Iterator[Hit]:
 
 @site_rule("overwritten", "a site's function or variable that has no effect")
 def overwritten(both: Comparison) -> Iterator[Hit]:
-    """The libraries come after the site's code, and the last definition counts: the site's is silently ignored."""
+    """The libraries come after the site's code, and the last definition is used: the site's is silently ignored."""
     for index, function in enumerate(both.site.functions):
         last = both.site.functions[both.site.by_name[function.name]]
         if both.site.by_name[function.name] != index and both.is_own_function(function):
             source = "the site" if both.is_own_function(last) else "a library"
-            why = f"{source} defines {function.name} again in line {last.place.line}, and that definition counts"
+            why = f"{source} also defines {function.name}, on line {last.place.line}, and the last definition is used"
             yield Hit(
                 function.place.line,
                 why,
-                "give the function another name, or replace launch, site_prologue, prepare_node or site_epilogue",
+                "rename the function, or replace launch, site_prologue, prepare_node or site_epilogue",
             )
     later = {
         item.name: item.place.line
@@ -142,32 +140,32 @@ def overwritten(both: Comparison) -> Iterator[Hit]:
     }
     for item in both.own(_top_level(both.site)):
         if item.place.line < later.get(item.name, 0) and item.place.line in both.own_lines:
-            why = f"a library sets {item.name} in line {later[item.name]}, so this has no effect"
+            why = f"a library sets {item.name} on line {later[item.name]}, so this has no effect"
             yield Hit(item.place.line, why, "change the variable in function site_prologue")
 
 
 @site_rule("unknown-command", "a function that this script does not have")
 def unknown_command(both: Comparison) -> Iterator[Hit]:
-    """bash would say `command not found`. A library is only in the scripts of the stages that need it."""
+    """bash would fail with `command not found`. A script contains only the libraries that its stage needs."""
     for call in both.own(both.site.calls):
         name = call.words[0]
         if name in both.vocabulary and name not in both.site.by_name:
             yield Hit(
                 call.place.line,
-                f"{name} is a function that this stage does not have",
+                f"this stage has no function {name}",
                 "remove the call, or put it into the template of a stage that has the function",
             )
 
 
-@site_rule("step-lost", "`main` leaves out a step or changes the order")
+@site_rule("step-lost", "`main` omits a step or changes the order")
 def step_lost(both: Comparison) -> Iterator[Hit]:
-    """Each step of main relies on those before it, and only the last one requeues the job or reports its failure."""
+    """Each step of main relies on earlier ones, and only the last one requeues the job or reports its failure."""
     planned, found = _steps(both.shipped, both.shipped), _steps(both.site, both.shipped)
     main = both.own_functions.get(MAIN)
     if main is None or not planned:
         return
     missing = [name for name in planned if name not in found]
-    fix = "write the steps of `hpcgen templates override STAGE --block main`, in their order, and your own between them"
+    fix = "keep the steps of `hpcgen templates override STAGE --block main` in their order, with your own between them"
     if missing:
         yield Hit(main.place.line, f"main does not call {names(missing)}", fix)
     elif name := _out_of_order(planned, found):
@@ -182,7 +180,7 @@ def step_lost(both: Comparison) -> Iterator[Hit]:
 
 
 def _steps(code: Code, shipped: Code) -> list[str]:
-    """The shipped functions that main calls, in their order; those of the site's own functions in their place."""
+    """The shipped functions that main calls, in order, directly or through functions of the site."""
 
     def calls(function: str, above: tuple[str, ...]) -> Iterator[str]:
         for call in code.calls_of(function):
@@ -196,7 +194,7 @@ def _steps(code: Code, shipped: Code) -> list[str]:
 
 
 def _out_of_order(planned: list[str], found: list[str]) -> str:
-    """The first step that does not follow the one before it."""
+    """The first step that is out of order; "" if none is."""
     position = 0
     for name in planned:
         if name not in found[position:]:
@@ -205,9 +203,9 @@ def _out_of_order(planned: list[str], found: list[str]) -> str:
     return ""
 
 
-@site_rule("launch-words", "the launch leaves out planned words")
+@site_rule("launch-words", "`launch` omits planned words")
 def launch_words(both: Comparison) -> Iterator[Hit]:
-    """Without these words the tasks lack options, the container or the environment, or run another command."""
+    """Without these words, the tasks lack options, the container or the environment, or run another command."""
     launch = both.own_functions.get(LAUNCH)
     if launch is None:
         return
@@ -227,5 +225,5 @@ def _top_level(code: Code) -> Iterator[Assigned]:
 
 
 def _first_function(code: Code) -> int:
-    """The line of the first function: settings are above it, the libraries' variables below."""
+    """The line of the first function. Settings are above it, and variables of libraries below."""
     return min((function.place.line for function in code.functions), default=0)

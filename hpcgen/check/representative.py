@@ -1,4 +1,4 @@
-"""Runs that represent all others when templates are checked."""
+"""Representative runs, for which templates are checked."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ OVERRIDES = (
     f"image.output={IMAGE_FILE}",
     "image.code=/code/hpcgen",
     "training.micro_batch_size=1",
-    # 1 to 10, 12, 14, 15 and 16 ranks share it evenly
+    # divisible by 1 to 10, 12, 14, 15 and 16 ranks
     "training.global_batch_size=5040",
 )
-"""A small run in which every stage has something to do."""
+"""Overrides for a small run in which every stage has work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +38,20 @@ class Representative:
     cluster: str
     runtime: Runtime
     preflight: bool
-    """Whether training checks its nodes first, with a spare one."""
+    """True if training checks its nodes first and has a spare node."""
     plan: Plan
 
     @property
     def label(self) -> str:
-        """Where a finding was seen, for people."""
+        """The cluster and runtime, as shown with a finding."""
         return f"{self.cluster}, {self.runtime}{', preflight' if self.preflight else ''}"
 
 
 def representatives(cluster: str) -> Iterator[Representative]:
-    """Every stage on a cluster, for each runtime that it could use; training also with preflight.
+    """Plans of every stage on a cluster, for each runtime it can use. Training is also planned with preflight.
 
     Raises:
-        ConfigErrors, HpcgenError: the cluster profile is wrong, or leaves no room for a small run.
+        ConfigErrors, HpcgenError: the cluster profile is invalid, or too small for the run.
     """
     run = load_cluster_run(cluster, RUN_DIR, OVERRIDES)
     for runtime in runtimes(run.cluster):
@@ -63,7 +63,7 @@ def representatives(cluster: str) -> Iterator[Representative]:
 
 
 def runtimes(profile: ClusterConfig) -> tuple[Runtime, ...]:
-    """The profile's own runtime, none, and those that start an image where it names one."""
+    """The profile's runtime, none, and if the profile names an image, those that can start it."""
     own: Runtime = profile.container.runtime or "none"
     with_image: tuple[Runtime, ...] = ("pyxis", "enroot") if profile.container.image else ()
     return tuple(dict.fromkeys((own, "none", *with_image)))
@@ -72,7 +72,7 @@ def runtimes(profile: ClusterConfig) -> tuple[Runtime, ...]:
 def _config(run: Run, runtime: Runtime, preflight: bool) -> RunConfig:
     config, profile = run.config, run.cluster
     image = profile.container.image or ""
-    # enroot starts files alone
+    # enroot starts only files
     is_startable = image.endswith(".sqsh") or (runtime == "pyxis" and image)
     stand_in = None if is_startable or runtime == "none" else IMAGE_FILE
     spare_nodes = 1 if preflight and _has_room(profile) else 0
@@ -88,6 +88,6 @@ def _config(run: Run, runtime: Runtime, preflight: bool) -> RunConfig:
 
 
 def _has_room(profile: ClusterConfig) -> bool:
-    """Whether the default partition takes jobs of two nodes."""
+    """True if the default partition accepts jobs with two nodes."""
     partition = profile.partitions.get(profile.slurm.partition or "")
     return partition is None or partition.max_nodes is None or partition.max_nodes > 1

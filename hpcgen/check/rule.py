@@ -1,4 +1,4 @@
-"""The register of the rules for scripts that a site's templates make."""
+"""The register of rules for scripts rendered from a site's templates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hpcgen.check.lint.rule import Hit, Rule, Severity, rule
 Check = Callable[[Comparison], Iterator[Hit]]
 
 RULES: dict[str, Rule] = {}
-"""Every rule by its id, filled as the modules of rules are imported."""
+"""Every rule by its ID, filled when the modules of rules are imported."""
 
 
 def site_rule(id: str, title: str, *, severity: Severity = "error") -> Callable[[Check], Check]:
-    """Registers a function as a rule; its docstring is the explanation."""
+    """Registers a function as a rule. Its docstring is the explanation."""
     return rule(id, severity, title, register=RULES)

@@ -1,4 +1,4 @@
-"""The checks of one script of a site's templates: the rules of this package, and those of `hpcgen lint`."""
+"""Checks of one script rendered from a site's templates: rules of this package, and of `hpcgen lint`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ GROUPS = (kept, variables, behavior)
 """The modules of rules: importing them fills RULES, in this order."""
 
 ReadScripts = Callable[[Sequence[str]], Sequence[Sequence[Finding]]]
-"""What other programs find in scripts: one list for each."""
+"""Other programs that check scripts. Returns a list of findings for each script."""
 
 
 def compare(script: str, shipped_script: str) -> list[Finding]:
-    """Findings in a site's script next to the shipped one; none for a script that bash cannot read."""
+    """Findings in a site's script compared with the shipped one; empty if bash cannot parse the script."""
     if script == shipped_script:
         return []
     both = Comparison(script, shipped_script, library_functions())
@@ -36,7 +36,7 @@ def compare(script: str, shipped_script: str) -> list[Finding]:
 
 @functools.cache
 def library_functions() -> frozenset[str]:
-    """The functions of all libraries of templates/lib."""
+    """The functions of all libraries in templates/lib."""
 
     def names() -> Iterator[str]:
         for path in (shipped("templates") / "lib").iterdir():
@@ -46,7 +46,7 @@ def library_functions() -> frozenset[str]:
 
 
 def read_by_lint(scripts: Sequence[str]) -> list[list[Finding]]:
-    """The errors and warnings of `hpcgen lint` in each script; notes are for those who know the cluster."""
+    """Errors and warnings of `hpcgen lint` in each script. Notes depend on the cluster and are left out."""
     found = {
         script: [finding for finding in check.lint(script) if finding.severity != "note"]
         for script in dict.fromkeys(scripts)

@@ -1,4 +1,4 @@
-"""What bash and shellcheck say about scripts; they only read them."""
+"""Checks of scripts by `bash -n` and shellcheck, which do not run them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SHELLCHECK_OPTIONS = (
     "--norc",
     "--shell=bash",
     "--format=json1",
-    # files that a script sources are those of the nodes
+    # sourced files are on the nodes
     "--exclude=SC1090,SC1091",
 )
 
 
 def has_shellcheck() -> bool:
-    """Whether shellcheck is installed."""
+    """True if shellcheck is installed."""
     return shutil.which("shellcheck") is not None
 
 
 def read_scripts(scripts: Sequence[str]) -> list[list[Finding]]:
-    """What `bash -n`, and shellcheck where it is installed, find in each script."""
+    """Findings of `bash -n` in each script, and of shellcheck if it is installed."""
     distinct = list(dict.fromkeys(scripts))
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         findings = dict(zip(distinct, threads.map(_read, distinct), strict=True))
@@ -40,27 +40,30 @@ def read_scripts(scripts: Sequence[str]) -> list[list[Finding]]:
 
 
 def require_syntax(script: Script) -> None:
-    """Refuses a script that bash cannot read.
+    """Refuses a script with a syntax error.
 
     Raises:
-        HpcgenError: a site's template makes shell code with a syntax error; with the template's file and line,
-            where they can be told.
+        HpcgenError: a site's template renders shell code with a syntax error. The message has the file and line of
+            the template, if they are known.
     """
     found = _bash(script.text)
     if not found:
         return
     line, what = found[0].line, found[0].why
-    with contextlib.suppress(ModuleNotFoundError):  # without shfmt: bash's own line
+    with contextlib.suppress(ModuleNotFoundError):  # without shfmt, bash's line is used
         try:
             syntax.parse(script.text)
         except syntax.ShellSyntaxError as error:
-            line, what = error.line, error.reason  # where a construct begins; bash names where it should end
+            # shfmt reports where a construct begins, bash where it should end
+            line, what = error.line, error.reason
     where = _written_by(script, line) or f"line {line} of the script"
-    raise HpcgenError(f"{where}: bash cannot read the script: {what}", "repair the block's shell code")
+    raise HpcgenError(
+        f"{where}: the script has a syntax error: {what}", "correct the shell code of the block"
+    )
 
 
 def _written_by(script: Script, line: int) -> str:
-    """FILE:LINE of the template that wrote the line, or the nearest line before it that can be told."""
+    """FILE:LINE of the template that wrote the line, or the nearest line above it with a known origin."""
     lines, templates = script.text.split("\n"), TemplateLines()
     for text in reversed(lines[:line]):
         if place := templates.find(text.strip(), script.sources):
@@ -77,7 +80,7 @@ def _bash(script: str) -> list[Finding]:
     answer = _run("bash", "-n", script=script)
     errors = re.findall(r"^bash: line (\d+): (.*)$", answer.stderr, re.MULTILINE)
     if answer.returncode and not errors:
-        errors = [("0", answer.stderr.strip() or "bash cannot read it")]
+        errors = [("0", answer.stderr.strip() or "bash cannot parse the script")]
     fix = "correct the shell code"
     return [
         Finding(path="", line=int(line), rule="syntax", severity="error", why=why, fix=fix)

@@ -1,4 +1,4 @@
-"""All scripts of a site's templates: every stage for every cluster rendered and checked, each finding once."""
+"""Renders every stage for every cluster with a site's templates and checks the scripts, each finding once."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from hpcgen.slurm.rendering.replaced import all_replaced
 from hpcgen.slurm.rendering.script import script_text, template_context, template_sources
 from hpcgen.slurm.rendering.written import TemplateLines
 
-SHELLCHECK_WHY = "shellcheck finds mistakes that bash makes without a message."
+SHELLCHECK_WHY = "shellcheck finds mistakes that bash does not report."
 OTHERS: dict[str, tuple[str, str]] = {
-    "syntax": ("shell code that bash cannot read", "bash would stop here, with the job half done."),
-    "template": ("a template that makes no script", "No script of this stage can be made."),
-    "unused-file": ("a file that no script is made of", "What it should change is as before."),
+    "syntax": ("shell code with a syntax error", "bash would stop here, in the middle of the job."),
+    "template": ("a template that cannot be rendered", "The stage has no script."),
+    "unused-file": ("a file that no template uses", "The file has no effect."),
     "stale": (
         "a shipped function that changed after the site's version was written",
-        "A correction may be missing.",
+        "The site's version may lack a correction.",
     ),
     "profile": ("a cluster profile that cannot be planned", "Nothing was checked for this cluster."),
 }
-"""Findings of no rule: what they are about, and why that matters."""
+"""Findings that no rule produces -> their title and why they matter."""
 
 BLOCKS = {
     "directive-lost": "directives",
@@ -40,17 +40,17 @@ BLOCKS = {
     "variable-lost": "environment",
     "function-lost": "main",
 }
-"""Rule -> the block that holds what a script has lost."""
+"""Rule -> the block that contains what a script has lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A finding, and the scripts that it was seen in."""
+    """A finding and the scripts that have it."""
 
     finding: Finding
-    """`path` and `line` are those of the template or the profile, else "" and the line of the first script."""
+    """`path` and `line` refer to the template or profile. If unknown, they are "" and the line in the first script."""
     scripts: tuple[str, ...]
-    """Stages, each with the cluster and the runtime; empty for a file that is in no script."""
+    """Stages, each with cluster and runtime; empty for a file that no script uses."""
 
     @property
     def where(self) -> str:
@@ -61,7 +61,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a check looked at and found."""
+    """Checked clusters, number of scripts, and findings."""
 
     clusters: tuple[str, ...]
     num_scripts: int
@@ -75,9 +75,9 @@ class _Template:
     chain: tuple[TemplateFile, ...]
     origins: tuple[str, ...]
     sources: tuple[Path, ...]
-    """The files of the chain, and what they include and import."""
+    """Files of the chain, and files that they include or import."""
     shipped: frozenset[Path]
-    """Those of `sources` that come with hpcgen."""
+    """Files in `sources` that are shipped with hpcgen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class _Rendered:
     of: Representative
     template: _Template
     reported: frozenset[int]
-    """Lines with a finding of this package's rules, which others would only repeat."""
+    """Lines with a finding of this package's rules, which other checks would repeat."""
 
     @property
     def label(self) -> str:
@@ -99,11 +99,11 @@ def check_site(
 ) -> Report:
     """Renders every stage for the clusters with the templates of these directories, and checks each script.
 
-    Clusters that the caller `named` must be right. An error in another one is a finding.
+    With `named`, an error in a cluster profile is raised. Otherwise, it is a finding.
 
     Raises:
-        HpcgenError: a directory is missing, cannot be read or can be changed by others; a named cluster is
-            wrong.
+        HpcgenError: a directory is missing, cannot be read or can be changed by others, or a named cluster is
+            invalid.
     """
     collected = _Collected()
     rendered: list[_Rendered] = []
@@ -120,7 +120,7 @@ def check_site(
                 )
             continue
         environment = make_environment(directories, runs[0].plan.run.cluster.trusted_groups)
-        with contextlib.suppress(HpcgenError):  # each stage will report it
+        with contextlib.suppress(HpcgenError):  # reported for each stage
             for unused in unused_files(environment):
                 what = _finding("unused-file", f"not a template; {unused.reason}", "rename or remove it")
                 collected.add(what, file=str(unused.path))
@@ -129,7 +129,7 @@ def check_site(
         for run in runs:
             rendered += _checked(environment, templates, run, collected)
     for one, findings in zip(rendered, read_scripts([one.script for one in rendered]), strict=True):
-        # what a block has lost, other checks miss in the rest of the script
+        # if a block has lost something, other checks report the consequences elsewhere
         follows = collected.has(one)
         for finding in findings:
             if finding.line not in one.reported:
@@ -138,19 +138,21 @@ def check_site(
 
 
 def _add_stale(environment: ShellEnvironment, collected: _Collected) -> None:
-    """Adds a finding for each function of the site whose shipped version has changed since."""
-    with contextlib.suppress(HpcgenError):  # each stage will report it
+    """Adds a finding for each function of the site whose shipped version has changed since it was written."""
+    with contextlib.suppress(HpcgenError):  # reported for each stage
         for function in all_replaced(environment):
             if function.is_stale:
                 name = function.path.name.partition(".")[0]
                 why = f"the shipped {function.name} has changed since this one was written"
-                fix = f"take over what `hpcgen templates diff {name}` shows, then run it with --accept"
+                fix = (
+                    f"adopt the changes that `hpcgen templates diff {name}` shows, then run it with --accept"
+                )
                 found = replace(_finding("stale", why, fix), line=function.line, severity="warning")
                 collected.add(found, file=str(function.path))
 
 
 def explanation(rule: str) -> str:
-    """Why a finding of a rule matters."""
+    """The reason why findings of a rule matter."""
     if rule in OTHERS:
         return OTHERS[rule][1]
     known = RULES.get(rule) or lint_check.RULES.get(rule)
@@ -158,7 +160,7 @@ def explanation(rule: str) -> str:
 
 
 def _prepare(environment: ShellEnvironment, stage: str) -> _Template | HpcgenError:
-    """The template of a stage, or what is wrong with it."""
+    """The template of a stage, or its error."""
     name = template_file(stage)
     try:
         require_known_blocks(environment, name)
@@ -177,7 +179,7 @@ def _checked(
     run: Representative,
     collected: _Collected,
 ) -> Iterator[_Rendered]:
-    """The scripts of a run, their findings told to `collected`; a stage that cannot be rendered is one itself."""
+    """Renders the scripts of a run, and adds their findings and the stages that cannot be rendered to `collected`."""
     for stage in run.plan.stages:
         template, name = templates[stage], template_file(stage)
         try:
@@ -187,7 +189,7 @@ def _checked(
         except HpcgenError as error:
             file, line, what = _place(str(error))
             found = replace(
-                _finding("template", what, "correct it; templates/README.md has the rules"), line=line
+                _finding("template", what, "correct it; see the rules in templates/README.md"), line=line
             )
             collected.add(found, file=file, seen=f"{stage} ({run.label})")
             continue
@@ -206,24 +208,24 @@ def _finding(rule: str, why: str, fix: str) -> Finding:
 
 
 def _place(message: str) -> tuple[str, int, str]:
-    """File, line and the rest of a message that begins with FILE:LINE or FILE."""
+    """File, line and remainder of a message that begins with FILE:LINE or FILE."""
     found = re.match(r"(/[^:]*)(?::(\d+))?: (.*)", message, re.DOTALL)
     return (found[1], int(found[2] or 0), found[3]) if found else ("", 0, message)
 
 
 class _Collected:
-    """Findings, each once, with all the scripts that it was seen in."""
+    """Findings, each once, with all scripts that have it."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str, int], tuple[Finding, list[str]]] = {}
         self._templates = TemplateLines()
 
     def has(self, one: _Rendered) -> bool:
-        """Whether something was found in this script."""
+        """True if the script has a finding."""
         return any(one.label in scripts for _, scripts in self._found.values())
 
     def add(self, finding: Finding, *, file: str, seen: str = "", key: str = "") -> None:
-        """Adds a finding of a file. Those of one line and one key are the same."""
+        """Adds a finding of a file. Findings with the same line and key are merged."""
         line = finding.line if file else 0
         new = (replace(finding, path=file), list[str]())
         _, scripts = self._found.setdefault((finding.rule, key or finding.why, file, line), new)
@@ -231,30 +233,30 @@ class _Collected:
             scripts.append(seen)
 
     def add_seen(self, finding: Finding, one: _Rendered, *, of_site_alone: bool = False) -> None:
-        """Adds a finding of a script, whose template and line are looked for.
+        """Adds a finding of a script, and locates its template and line.
 
-        With `of_site_alone` it counts only when a site's file wrote the line.
+        With `of_site_alone`, the finding is dropped unless a site's file wrote the line.
         """
         text = ["", *one.script.split("\n")][finding.line].strip()
         written = self._written(text, one.template) if text else None
         if of_site_alone and (written is None or written[0] in one.template.shipped):
             return
         place = written or (None if text else _replaced(BLOCKS.get(finding.rule, ""), one.template.chain))
-        # the text of a line differs between clusters, and so may what is said of it
+        # the text of a line can differ between clusters, and with it the message
         key = finding.rule if place else f"{finding.why} {text}"
         if place:
             finding = replace(finding, line=place[1])
         self.add(finding, file=str(place[0]) if place else "", seen=one.label, key=key)
 
     def _written(self, text: str, template: _Template) -> tuple[Path, int] | None:
-        """The template's line: of a site's files where one has it, since what they replace is not in the script."""
+        """The line in a template. A site's files come first, because the script does not contain what they replace."""
         for path in template.sources:
             if path not in template.shipped and (found := self._templates.find(text, [path])):
                 return found
         return self._templates.find(text, template.sources)
 
     def findings(self) -> tuple[Seen, ...]:
-        """All, by file and line."""
+        """All findings, sorted by file and line."""
         found = [Seen(finding=finding, scripts=tuple(scripts)) for finding, scripts in self._found.values()]
         return tuple(
             sorted(found, key=lambda one: (one.finding.path == "", one.finding.path, one.finding.line))
@@ -262,7 +264,7 @@ class _Collected:
 
 
 def _replaced(block: str, chain: Iterable[TemplateFile]) -> tuple[Path, int] | None:
-    """Where a site replaces the block that lost something; without a block, the template that extends nothing."""
+    """The line where a site replaces a block, or a site's template that does not extend the shipped one."""
     for file in chain:
         if not file.shipped:
             found = next((one for one in file.blocks if one.name == block and not one.calls_super), None)

@@ -1,4 +1,4 @@
-"""Rules about variables: those that nothing sets, and exports that do not reach the tasks."""
+"""Rules about variables that nothing sets and exports that do not reach the tasks."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _SHELL = re.compile(
     r"|LOGNAME|MACHTYPE|OLDPWD|OPTARG|OPTERR|OPTIND|OSTYPE|PATH|PIPESTATUS|PPID|PS4|PWD|RANDOM|REPLY|SECONDS|SHELL|SHELLOPTS|SHLVL"
     r"|SRANDOM|UID|USER"
 )
-"""What bash sets itself, and what every login has."""
+"""Variables that bash or the login sets."""
 _SLURM = re.compile(r"SLURMD?_\w+")
 _LOADERS = frozenset(("source", ".", "eval", "module", "ml", "conda", "mamba", "micromamba", "spack"))
-"""Commands that may set environment variables, in capitals, that no text of the script names."""
-_OF_THE_HOST = re.compile(
+"""Commands that may set environment variables (in upper case) that the script does not mention."""
+_HOST_ONLY = re.compile(
     r"(?:SLURM|SLURMD|SBATCH|SRUN|SQUEUE|ENROOT|PYXIS|LMOD|MODULE)\w*|(?:LD_LIBRARY_|MAN|INFO)?PATH|BASH_ENV|LANG|LC_\w+"
 )
-"""Variables that a container must not take from the host, or has no use for."""
+"""Variables that a container must not take from the host, or does not need."""
 
 
-@site_rule("unset-variable", "a variable that nothing sets")
+@site_rule("unset-variable", "a variable is never set")
 def unset_variable(both: Comparison) -> Iterator[Hit]:
-    """The script runs under `set -u`: bash ends the job at an unset variable. An unset array expands to nothing."""
+    """The script runs under `set -u`: bash ends the job at an unset variable. Unset arrays expand to nothing."""
     known = _Known(both)
-    told = set()
+    reported = set()
     for use in both.own(both.site.expanded):
-        if use.guarded or known.has(use) or (use.name, use.place.line) in told:
+        if use.guarded or known.has(use) or (use.name, use.place.line) in reported:
             continue
-        told.add((use.name, use.place.line))
-        fix = f"set it in the code above, or write ${{{use.name}-}} where it may be unset"
+        reported.add((use.name, use.place.line))
+        fix = f"set it in the code above, or write ${{{use.name}-}} if it may be unset"
         why = f"nothing sets {use.name}"
         if use.name == "SLURM_RESTART_COUNT":
             why, fix = (
@@ -42,21 +42,21 @@ def unset_variable(both: Comparison) -> Iterator[Hit]:
                 "write ${SLURM_RESTART_COUNT:-0}",
             )
         elif use.name.startswith("SLURM_ARRAY_"):
-            why = f"Slurm sets {use.name} only in job arrays, and this job is none"
+            why = f"Slurm sets {use.name} only in job arrays, and this job is not one"
         elif both.shell_of(use.place) == "node":
-            why = f"this function runs on each node in a shell without the script's variables, such as {use.name}"
-            fix = "use an exported variable, or what the function itself sets; $scratch and $node are there"
+            why = f"this function runs on each node, in a shell without the script's variable {use.name}"
+            fix = "use an exported variable, set it in the function, or use $scratch or $node"
         yield Hit(use.place.line, why, fix)
 
 
 class _Known:
-    """The variables that code can rely on."""
+    """The variables that are certainly set."""
 
     def __init__(self, both: Comparison) -> None:
         self._both, self._code = both, both.site
         code = both.site
         local = {(item.name, item.place.function) for item in code.assigned if item.is_local}
-        # `export NAME` alone sets nothing
+        # `export NAME` without a value sets nothing
         values = [item for item in code.assigned if item.text or not item.exported]
         named = {(name, place.function) for name, place in _named_by_calls(code)}
         named |= {(item.name, item.place.function) for item in values}
@@ -74,7 +74,7 @@ class _Known:
         }
 
     def has(self, use: Expanded) -> bool:
-        """Whether a variable is certain to be set where it is expanded."""
+        """True if a variable is certainly set at an expansion."""
         name = use.name
         if not name or _SHELL.fullmatch(name) or name in self._secrets:
             return True
@@ -82,15 +82,15 @@ class _Known:
             return self._is_array or not name.startswith("SLURM_ARRAY_")
         if self._loads and name.isupper() and not name.startswith("SLURM_"):
             return True
-        if self._is_provided_for(use):
+        if self._is_handled(use):
             return True
         function = self._code.name_of(use.place)
         if self._both.shell_of(use.place) == "node":
             return name in self._on_nodes
         return name in self._global or any(name in self._local[caller] for caller in self._callers(function))
 
-    def _is_provided_for(self, use: Expanded) -> bool:
-        """Whether the same function tests the variable, or turns `set -u` off before."""
+    def _is_handled(self, use: Expanded) -> bool:
+        """True if the same function tests the variable, or disables `set -u` above."""
         function = use.place.function
         if any(
             other.guarded and other.name == use.name and other.place.function == function
@@ -109,7 +109,7 @@ class _Known:
         return bool(switches) and switches[-1].startswith("+")
 
     def _callers(self, function: str) -> set[str]:
-        """A function and those that it is called from: their local variables are visible in it."""
+        """A function and its callers, whose local variables are visible in it."""
         found, new = {function} - {""}, [function]
         while new:
             for call in self._code.called_in.get(new.pop(), ()):
@@ -121,7 +121,7 @@ class _Known:
 
 
 def _named_by_calls(code: Code) -> Iterator[tuple[str, Place]]:
-    """Variables that a function sets by the name in its first argument: `printf -v "$1"`."""
+    """Variables that a function sets by name, from its first argument: `printf -v "$1"`."""
     setters = {code.name_of(call.place) for call in code.calls if call.words[:3] == ("printf", "-v", '"$1"')}
     for call in code.calls:
         if call.words[0] in setters and len(call.words) > 1:
@@ -130,7 +130,7 @@ def _named_by_calls(code: Code) -> Iterator[tuple[str, Place]]:
 
 @site_rule("container-env", "an exported variable whose value the image may replace", severity="warning")
 def container_env(both: Comparison) -> Iterator[Hit]:
-    """In a container the image's value of a variable wins, unless the variable is named in the container's options."""
+    """In a container, the image's value of a variable wins unless the container's options list the variable."""
     words = [
         word for item in both.site.assigned if item.name in ("container", "step") for word in item.words or ()
     ]
@@ -152,20 +152,20 @@ def container_env(both: Comparison) -> Iterator[Hit]:
         is_lost = item.exported and not item.is_local and item.name not in named | passed
         if (
             is_lost
-            and not _OF_THE_HOST.fullmatch(item.name)
+            and not _HOST_ONLY.fullmatch(item.name)
             and both.shell_of(item.place) in ("job", "prologue")
         ):
-            why = f"{item.name} is exported, but not named for the container"
+            why = f"{item.name} is exported, but not listed in the container options"
             fix = (
-                "set it in the cluster profile's `environment`, or pass it on in site_prologue: "
+                "set it in the cluster profile's `environment`, or pass it to the tasks in site_prologue: "
                 f'task_environment+=("{item.name}=${item.name}")'
             )
             yield Hit(item.place.line, why, fix)
 
 
-@site_rule("export-local", "an export that ends with its function")
+@site_rule("export-local", "an export ends with its function")
 def export_local(both: Comparison) -> Iterator[Hit]:
-    """In a function, `declare -x` and `local -x` make a local variable: the job's later commands do not get it."""
+    """In a function, `declare -x` and `local -x` create a local variable: later commands do not get it."""
     for item in both.own(both.site.assigned):
         if item.exported and item.is_local and both.shell_of(item.place) in ("job", "prologue"):
             yield Hit(

@@ -1,1 +1,1 @@
-"""Slurm jobs: `rendering` writes their scripts, `submit` queues them, `local` runs them on this machine."""
+"""Slurm jobs: `rendering` renders their scripts, `submit` queues them, `local` runs them on this machine."""

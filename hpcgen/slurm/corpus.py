@@ -1,4 +1,4 @@
-"""What is found out about a corpus before its stages are submitted: what is left to make, and whether it can be."""
+"""Checks of a corpus before its stages are submitted: which outputs are missing, and whether they can be built."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hpcgen.config.corpus import blend
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.paths import corpus_job, manifest_of
 from hpcgen.planning.plan import Plan
+from hpcgen.text import counted
 from trainer.contract.config import Dataset
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MissingTasks(dict[str, tuple[int, ...]]):
-    """The tasks of each planned array that have an output to make, in the order of the stages."""
+    """Stage -> the tasks of its array with missing outputs, in the order of the stages."""
 
     def __init__(
         self,
@@ -28,18 +29,18 @@ class MissingTasks(dict[str, tuple[int, ...]]):
     ) -> None:
         super().__init__(tasks)
         self.units = units or {}
-        """What these tasks will make; nothing where this machine does not see the corpus."""
+        """Outputs that these tasks will build; empty if the corpus is not visible on this machine."""
         self.manifest = manifest
 
 
 def missing_tasks(plan: Plan) -> MissingTasks:
-    """The tasks of each planned array that have an output to make, in the order of the stages.
+    """The tasks of each planned array with missing outputs, in the order of the stages.
 
-    An output is to be made when its record is not there or is of another content, or when an earlier planned
-    stage makes one of its inputs. Where this machine does not see the corpus, every task counts.
+    An output is missing if its record is missing or describes other content, or if an earlier planned stage builds
+    one of its inputs. If the corpus is not visible on this machine, all tasks are returned.
 
     Raises:
-        HpcgenError: the manifest is damaged, not what the configuration says, or of another selection of files.
+        HpcgenError: the manifest is damaged, or does not match the configuration or the selection of files.
     """
     arrays = {
         name: stage.allocation.array.num_tasks
@@ -72,8 +73,8 @@ def check_corpus(plan: Plan, missing: MissingTasks) -> list[str]:
     """Warnings about the space that the `missing` tasks need.
 
     Raises:
-        HpcgenError: there is no room, or what they will read is gone or refused: one message now, in place of one
-            from every task.
+        HpcgenError: there is not enough space, or their inputs are missing or refused. Reported here once instead of
+            by every task.
     """
     if missing.manifest is None or not any(missing.values()):
         return []
@@ -87,41 +88,41 @@ def check_corpus(plan: Plan, missing: MissingTasks) -> list[str]:
 
 
 def _is_seen(plan: Plan) -> bool:
-    """Whether the manifest can be read from here; planning has said what else it may be."""
+    """True if the manifest is visible on this machine."""
     corpus = plan.config.data.corpus
     return corpus is not None and Path(manifest_of(corpus)).exists()
 
 
 def require_pairs(plan: Plan) -> None:
-    """Refuses stages whose pairs are not made yet, where no planned stage makes them, besides what `check_pairs` does.
+    """Refuses stages whose pairs are missing, unless a planned stage builds them, and calls `check_pairs`.
 
     Raises:
-        HpcgenError: as `check_pairs`; or pairs that the planned stages read are not there.
+        HpcgenError: pairs that the planned stages read are missing or stale.
     """
-    unmade = [
+    missing = [
         f"{pair.prefix}{suffix}"
         for pair in _pairs_read(plan)
         for suffix in (".idx", ".bin")
         if not Path(f"{pair.prefix}{suffix}").exists()
     ]
-    if unmade:
-        more = f" (and {len(unmade) - 1} more files)" if len(unmade) > 1 else ""
+    if missing:
+        more = f" (and {counted(len(missing) - 1, 'more file')})" if len(missing) > 1 else ""
         raise HpcgenError(
-            f"{unmade[0]}{more} is not made yet, and stage {' and '.join(plan.stages)} would fail without it",
-            f"hpcgen submit prepare {' '.join(plan.stages)} makes it first; "
-            "or extract, concat and tokenize in place of prepare",
+            f"{missing[0]}{more} does not exist yet, and stage {' and '.join(plan.stages)} would fail without it",
+            f"run `hpcgen submit prepare {' '.join(plan.stages)}` to build it first, "
+            "or use extract, concat and tokenize instead of prepare",
         )
     check_pairs(plan)
 
 
 def check_pairs(plan: Plan) -> None:
-    """Refuses pairs of other files or settings than the run's; pairs that are not there are passed over.
+    """Refuses pairs that were built from other files or settings than the run's. Missing pairs are ignored.
 
-    Looks at the records of the pairs that the planned stages read, where no planned stage makes them anew and this
-    machine sees the corpus. A pair without a record says nothing about itself and is taken as it is.
+    Checks the records of the pairs that the planned stages read, unless a planned stage rebuilds them or the corpus
+    is not visible on this machine. A pair without a record is accepted.
 
     Raises:
-        HpcgenError: there are such pairs; or the manifest or the tokenizer is not what the configuration says.
+        HpcgenError: there are such pairs, or the manifest or the tokenizer does not match the configuration.
     """
     pairs = _pairs_read(plan)
     if not pairs:
@@ -138,13 +139,13 @@ def check_pairs(plan: Plan) -> None:
     more = f" (and {len(stale) - 1} more of {len(pairs)} pairs)" if len(stale) > 1 else ""
     raise HpcgenError(
         f"{prefix}{more}: {reason}",
-        f"hpcgen submit prepare {' '.join(plan.stages)} makes it anew first; "
-        "or extract, concat and tokenize in place of prepare",
+        f"run `hpcgen submit prepare {' '.join(plan.stages)}` to rebuild it first, "
+        "or use extract, concat and tokenize instead of prepare",
     )
 
 
 def _pairs_read(plan: Plan) -> list[Dataset]:
-    """The pairs of the corpus that planned stages read and none makes; none where this machine sees no corpus."""
+    """The pairs that planned stages read and none builds; empty if the corpus is not visible on this machine."""
     corpus = plan.config.data.corpus
     if corpus is None or any(stage.kind.makes_pairs for stage in plan.stages.values()):
         return []

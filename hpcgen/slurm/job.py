@@ -1,4 +1,4 @@
-"""What submitting gives back: the jobs, and how far a local one is."""
+"""Submitted jobs, and the progress of a local one."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Job:
-    """A submitted stage. `submitit_job` is submitit's own handle, for results and logs of single tasks."""
+    """A submitted stage."""
 
     stage: str
     job_id: str
-    """Of an array: the number that stands for all of its tasks."""
+    """Job ID. For an array, the ID of the array."""
     log: Path
-    """Of an array: with * for the index of the task within it."""
+    """Path of the log. For an array, with * in place of the task index."""
     submitit_job: Any
-    """Of an array: a list, one for each task."""
+    """submitit's handle for results and logs. For an array, a list with one per task."""
     tasks: tuple[int, ...] | None = None
-    """Of an array: the tasks of the stage that it makes, by index."""
+    """For an array, the indices of the stage's tasks that it runs."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a local stage is: `done` of `total` steps, or of files (0 of 0 when it cannot be told), and the last
-    metrics of training."""
+    """Progress of a local stage: `done` of `total` steps or files (0 of 0 if unknown), and the last metrics."""
 
     stage: str
     done: int

@@ -32,23 +32,22 @@ from hpcgen.slurm.tasks import ModuleTask
 from hpcgen.stages import Stage
 
 POLL_S = 0.3
-PATIENCE_S = 30.0
-"""A stage that was asked to end, and removes its private files or saves, is killed after this time, as by Slurm."""
+TERMINATION_TIMEOUT_S = 30.0
+"""Time between SIGTERM and SIGKILL, in which a stage saves and removes private files, as with Slurm."""
 
 
 def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> list[Job]:
-    """Runs the planned stages in their order and waits for each.
+    """Runs the planned stages in order and waits for each.
 
-    Ctrl-C asks training for a checkpoint and waits for it; a second one ends it at once. It ends other stages,
-    and so does SIGTERM any, with PATIENCE_S for training to save: no process of theirs is left when this returns or
-    raises. Where training has saved and left, that is said.
+    Ctrl-C requests a checkpoint from training and waits for it. A second Ctrl-C ends training at once. Ctrl-C ends
+    other stages, and SIGTERM ends any stage; training then has TERMINATION_TIMEOUT_S to save. No process of a stage is
+    left when this returns or raises. If training saved before it ended, a message says so.
 
     Raises:
-        HpcgenError: a stage needs more than this machine: several nodes or a container; the corpus cannot be fetched
-            or has no room.
+        HpcgenError: a stage needs several nodes or a container, or the corpus cannot be fetched or does not fit.
         PackageNotFoundError: a stage runs the trainer, and torch or megatron-core is not installed.
-        JobFailed: a stage failed; the message ends with the last lines of its log.
-        JobStopped: Ctrl-C, and training has saved.
+        JobFailed: a stage failed. The message ends with the last lines of its log.
+        JobStopped: training saved after Ctrl-C.
     """
     for stage in plan.stages.values():
         if stage.allocation.nodes > 1 or stage.container is not None:
@@ -73,7 +72,7 @@ def _beyond_this_machine(stage: StagePlan) -> str:
     if stage.allocation.nodes <= 1 and stage.container is not None:
         what = f"a container ({stage.container.runtime}, {stage.container.image})"
     return (
-        f"stage {stage.name} asks for {what}, and --launcher local runs on this machine, without containers"
+        f"stage {stage.name} requests {what}, but --launcher local runs on this machine, without containers"
     )
 
 
@@ -82,7 +81,7 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
     jobs.mkdir(exist_ok=True)
     job_dir = Path(tempfile.mkdtemp(prefix="local-", dir=jobs))
     executor = LocalExecutor(run_dir / "submitit")
-    # the time limit of a stage is Slurm's business; submitit's default here would be two minutes
+    # only Slurm enforces time limits; submitit's default here is two minutes
     executor.update_parameters(
         tasks_per_node=stage.allocation.num_tasks,
         gpus_per_node=stage.allocation.gpus_per_node,
@@ -91,8 +90,8 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
     )
     started = time.time()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_saved_is_said(run_dir, stage.kind, started))
-        with _children_ignore_ctrl_c(), _children_import_nothing_of_this_folder():
+        stack.enter_context(_announce_save(run_dir, stage.kind, started))
+        with _children_ignore_ctrl_c(), _children_ignore_local_modules():
             submitted: Any = executor.submit(_task(plan, stage, job_dir))
             job = Job(stage.name, submitted.job_id, Path(submitted.paths.stdout), submitted)
             stack.enter_context(_ended(job))
@@ -101,7 +100,7 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
 
 
 def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask:
-    """The stage as one task; of an array, all of it, on every core."""
+    """The stage as one task. An array runs as one task on all cores."""
     environment = {variable.name: variable.value for variable in stage.environment}
     for name, text in stage.files.items():
         write_text(job_dir / name, text, mode=0o660)
@@ -147,27 +146,27 @@ def _wait(
                 raise
             asked_to_stop = True
             stop_file.touch()
-            print("asked for a checkpoint; interrupt again to end at once", file=sys.stderr)
+            print("requested a checkpoint; interrupt again to end at once", file=sys.stderr)
     _raise_failure(job, stage)
     if asked_to_stop and _stopped_at(Path(plan.config.paths.run_dir), stage.kind, started) is not None:
         raise JobStopped
 
 
 @contextlib.contextmanager
-def _saved_is_said(run_dir: Path, stage: Stage, started: float) -> Iterator[None]:
-    """Says where training stopped and saved when the block is left because of Ctrl-C or SIGTERM."""
+def _announce_save(run_dir: Path, stage: Stage, started: float) -> Iterator[None]:
+    """If Ctrl-C or SIGTERM ends the block after training saved, prints the iteration of the checkpoint."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         iteration = _stopped_at(run_dir, stage, started)
         if iteration is not None:
-            line = f"stopped at iteration {iteration}, saved; the same command goes on from there"
+            line = f"saved and stopped at iteration {iteration}; the same command resumes from there"
             print(line, file=sys.stderr)
         raise
 
 
 def _stopped_at(run_dir: Path, stage: Stage, started: float) -> int | None:
-    """The iteration that the stage saved and left at, after `started`; None when it did not."""
+    """The iteration at which the stage saved and stopped after `started`; None if it did not."""
     if stage.stopped_marker is None:
         return None
     marker = run_dir / stage.stopped_marker
@@ -178,19 +177,19 @@ def _stopped_at(run_dir: Path, stage: Stage, started: float) -> int | None:
 
 
 def _files_done(plan: Plan, stage: str, since: float) -> Progress:
-    """How far the one task of a data stage is, by the file that it writes about that."""
+    """Progress of a data stage's single task, from its progress file."""
     from hpcgen.data.task import progress_path
 
     path = progress_path(corpus_job(plan.config).directory, stage, 0, 1)
     try:
-        told = json.loads(path.read_bytes()) if path.stat().st_mtime >= since else {}
+        progress = json.loads(path.read_bytes()) if path.stat().st_mtime >= since else {}
     except (OSError, ValueError):
-        told = {}
-    return Progress(stage, told.get("units_done", 0), told.get("units", 0), {})
+        progress = {}
+    return Progress(stage, progress.get("units_done", 0), progress.get("units", 0), {})
 
 
 def _raise_failure(job: Job, stage: StagePlan) -> None:
-    """Shows the end of the log of the first task that failed.
+    """Raises the failure of the first failed task, with the end of its log.
 
     Raises:
         JobFailed: there is one.
@@ -199,16 +198,16 @@ def _raise_failure(job: Job, stage: StagePlan) -> None:
         task = job.submitit_job.task(index)
         if not _succeeded(task):
             log = Path(task.paths.stdout)
-            ended = "\n".join(_told(log)[-15:])
+            ended = "\n".join(_stage_output(log)[-15:])
             raise JobFailed(f"{ended}\nstage {stage.name} failed (task {index}); its log is {log}")
 
 
-def _told(log: Path) -> list[str]:
-    """What the stage itself wrote to its log. submitit's traceback after it tells nothing but the stage's status."""
+def _stage_output(log: Path) -> list[str]:
+    """The lines of the log that the stage wrote, without submitit's traceback, which only shows the status."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     error = next((i for i, line in enumerate(lines) if line.startswith("submitit ERROR")), len(lines))
-    told = [line for line in lines[:error] if not line.startswith("submitit ")]
-    return told or lines
+    output = [line for line in lines[:error] if not line.startswith("submitit ")]
+    return output or lines
 
 
 def _succeeded(task: Any) -> bool:
@@ -219,9 +218,9 @@ def _succeeded(task: Any) -> bool:
 
 @contextlib.contextmanager
 def _ended(job: Job) -> Iterator[None]:
-    """Ends the job's processes when the block is left before they have ended.
+    """Ends the job's processes if they are still running at the end of the block.
 
-    Its number is that of submitit's process for it, which hands SIGTERM on to the tasks. submitit's own `cancel`
+    The job ID is the PID of submitit's process for the job, which forwards SIGTERM to the tasks. submitit's `cancel`
     sends SIGINT, which they ignore.
     """
     try:
@@ -230,17 +229,17 @@ def _ended(job: Job) -> Iterator[None]:
         try:
             if not job.submitit_job.done():
                 os.kill(int(job.job_id), signal.SIGTERM)
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = time.monotonic() + TERMINATION_TIMEOUT_S
             while not job.submitit_job.done() and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-        finally:  # another Ctrl-C, or out of patience
+        finally:  # another Ctrl-C, or a timeout
             if not job.submitit_job.done():
                 kill_tree(int(job.job_id))
 
 
 @contextlib.contextmanager
-def _children_import_nothing_of_this_folder() -> Iterator[None]:
-    """As in a job (hpcgen.planning.environment): a folder named trainer here is not ours. Python 3.11 and newer."""
+def _children_ignore_local_modules() -> Iterator[None]:
+    """Keeps children from importing a local folder named trainer, as in a job. Python 3.11 and newer."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -254,8 +253,10 @@ def _children_import_nothing_of_this_folder() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _children_ignore_ctrl_c() -> Iterator[None]:
-    """A terminal sends Ctrl-C to all processes. A stage is to hear of it from us alone, and once: a second signal
-    would interrupt it while it puts things in order."""
+    """Keeps a terminal's Ctrl-C from reaching children, which this process notifies once.
+
+    A second signal would interrupt a stage while it cleans up.
+    """
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

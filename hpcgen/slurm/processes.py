@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 @contextlib.contextmanager
 def term_exits() -> Iterator[None]:
-    """Lets SIGTERM (from Slurm, `timeout` or `kill`) raise SystemExit, so that children end and private files go first.
+    """Makes SIGTERM (from Slurm, `timeout` or `kill`) raise SystemExit, so that cleanup code runs.
 
-    By default SIGTERM would end this process alone.
+    By default, SIGTERM would end this process and leave its children and private files.
     """
 
     def leave(signal_number: int, frame: Any) -> NoReturn:
@@ -29,9 +29,9 @@ def term_exits() -> Iterator[None]:
 
 
 def kill_tree(root: int) -> None:
-    """Kills (SIGKILL) a child of this process and all that came of it.
+    """Kills a child of this process and all its descendants with SIGKILL.
 
-    They are stopped first: one that is killed before it is seen would leave its children to nobody.
+    They are stopped first: if a process is killed before its children are listed, these are lost.
     """
     stopped: set[int] = set()
     while new := process_tree(root) - stopped:
@@ -41,7 +41,7 @@ def kill_tree(root: int) -> None:
 
 
 def process_tree(root: int) -> set[int]:
-    """`root`, its children, theirs and so on, as far as they are there."""
+    """The PIDs of `root` and all its descendants that exist."""
     parents = _parents()
     tree = {root} & parents.keys()
     while new := {pid for pid, parent in parents.items() if parent in tree} - tree:
@@ -50,8 +50,8 @@ def process_tree(root: int) -> set[int]:
 
 
 def _parents() -> dict[int, int]:
-    """The parent of every process of this machine."""
-    if Path("/proc/self/stat").exists():  # Linux, where a small image may lack ps
+    """PID -> parent PID of every process on this machine."""
+    if Path("/proc/self/stat").exists():  # Linux, where small images may lack ps
         return dict(_parents_in_proc())
     listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
     return {int(pid): int(parent) for pid, parent in map(str.split, listing.stdout.splitlines())}
@@ -60,8 +60,8 @@ def _parents() -> dict[int, int]:
 def _parents_in_proc() -> Iterable[tuple[int, int]]:
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                # PID (NAME) STATE PARENT ..., where the name may hold anything
+            with contextlib.suppress(OSError):  # it has ended
+                # PID (NAME) STATE PARENT ..., where NAME can contain any character
                 state = (directory / "stat").read_bytes().rpartition(b")")[2].split()
                 yield int(directory.name), int(state[1])
 

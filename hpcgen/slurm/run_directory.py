@@ -1,4 +1,4 @@
-"""The run's directory: made with the access that `share` allows, and its metrics followed while a job runs."""
+"""Creates the run directory with the access that `share` allows, and follows its metrics while a job runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hpcgen.planning.plan import Plan
 
 
 def sharing(plan: Plan) -> AbstractContextManager[None]:
-    """The umask that `share` stands for, while files of the run are written (submitit's pickles are 0644 else)."""
+    """Sets the umask for `share` while files of the run are written. submitit's pickles are 0644 by default."""
     return shared_as(plan.config.share)
 
 
 def make_run_directory(plan: Plan) -> Path:
-    """The run's directory and submitit's folder in it, which holds pickles and so is nobody else's to write.
+    """Creates the run directory and submitit's folder in it. The folder has pickles, so only the user may write there.
 
     Raises:
-        HpcgenError: it cannot be made, or submitit's folder belongs to another user.
+        HpcgenError: it cannot be created, or submitit's folder belongs to another user.
     """
     run_dir = Path(plan.config.paths.run_dir)
     folder = run_dir / "submitit"
@@ -30,15 +30,17 @@ def make_run_directory(plan: Plan) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
     except OSError as error:
-        raise HpcgenError(f"{folder}: cannot be made ({error.strerror})", "mend paths.run_dir") from error
+        raise HpcgenError(
+            f"{folder}: cannot be created ({error.strerror})", "correct paths.run_dir"
+        ) from error
     return run_dir
 
 
 class Followed:
-    """Reads a metrics.jsonl on from where it was last read.
+    """Reads new lines of a metrics.jsonl that is being written.
 
-    Lines before the `start` line of an attempt that began after `since` (seconds since 1970) belong to another one: to
-    an earlier attempt, or to another command that trains in the same directory.
+    Only lines after the `start` line of an attempt that began after `since` (seconds since 1970) are read. Others
+    belong to an earlier attempt, or to another command that trains in the same directory.
     """
 
     def __init__(self, path: Path, since: float) -> None:
@@ -50,7 +52,7 @@ class Followed:
         self._last: dict[str, Any] = {}
 
     def last_step(self) -> dict[str, Any]:
-        """The last step of this attempt so far; empty before the first."""
+        """The metrics of this attempt's last step; empty before the first."""
         try:
             with self._path.open("rb") as file:
                 self._reopen(os.fstat(file.fileno()))
@@ -65,13 +67,13 @@ class Followed:
         return self._last
 
     def _reopen(self, status: os.stat_result) -> None:
-        """An attempt that goes on from a checkpoint writes the file anew, without what it computes again."""
+        """Restarts at the top if the file was replaced, as when an attempt resumes and drops repeated steps."""
         if status.st_ino != self._inode or status.st_size < self._offset:
             self._inode, self._offset, self._is_own, self._last = status.st_ino, 0, False, {}
 
     def _take(self, line: bytes) -> None:
         if not self._is_own and b'"start"' not in line:
-            return  # a long run's file has many
+            return  # skips JSON parsing, as files of long runs have many lines
         try:
             entry = json.loads(line)
         except ValueError:

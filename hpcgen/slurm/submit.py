@@ -1,4 +1,4 @@
-"""Submits stages to Slurm with submitit, from the same plan and the same template as the rendered script."""
+"""Submits stages to Slurm with submitit, from the same plan and templates as the rendered script."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from hpcgen.slurm.run_directory import make_run_directory, sharing
 from hpcgen.slurm.tasks import ModuleTask
 
 MARK = "--hpcgen-task"
-"""Stands in submitit's launch line between srun's options and its command."""
+"""Marker in submitit's launch line between srun's options and its command."""
 
 SRUN_STARTS_THE_JOB = (
-    "# submitit calls srun with its options and its command: they join the script's, and the job begins.",
+    "# submitit calls srun with its options and command. They are added to the script's, and the job begins.",
     "srun() {",
     "    unset -f srun",
     f'    while [[ $1 != {MARK} ]]; do step+=("$1"); shift; done',
@@ -36,21 +36,21 @@ SRUN_STARTS_THE_JOB = (
 )
 
 SINGLE_TASK = ("SLURM_ARRAY_JOB_ID=$SLURM_JOB_ID SLURM_ARRAY_TASK_ID=0",)
-"""submitit queues a single task as a job without an array. The script takes it for one of one task; not exported,
-since submitit in the job would too."""
+"""Makes a job without an array look like an array with one task, because submitit queues a single task so. The
+variables are not exported, since submitit reads them in the job."""
 
 
 LEAKS_INTO_SBATCH = "PYXIS_CONTAINER_"
-"""pyxis takes variables of these names for options of sbatch: the batch script itself would run in that container."""
+"""Prefix of variables that pyxis reads as options of sbatch: the batch script itself would run in the container."""
 
 
 def submit_stages(plan: Plan, scripts: Mapping[str, Script]) -> list[Job]:
-    """Queues the planned stages with their scripts, each to start when the one before it has succeeded.
+    """Queues the planned stages with their scripts. Each starts after the previous one succeeds.
 
-    Of an array only the tasks that have something left to make are queued, and none at all where nothing is left.
+    Only array tasks with missing outputs are queued. A stage without missing outputs is not queued.
 
     Raises:
-        HpcgenError: there is no Slurm here, Slurm refuses a job, or the corpus cannot be fetched or has no room.
+        HpcgenError: Slurm is not installed or refuses a job, or the corpus cannot be fetched or does not fit.
     """
     missing = missing_tasks(plan)
     for warning in check_corpus(plan, missing):
@@ -68,12 +68,12 @@ def submit_stages(plan: Plan, scripts: Mapping[str, Script]) -> list[Job]:
 
 @contextmanager
 def _without_leaks() -> Iterator[None]:
-    """Takes pyxis's variables out of this process's environment, which sbatch inherits, and says which."""
+    """Removes pyxis's variables from the environment that sbatch inherits, with a warning."""
     leaks = {name: value for name, value in os.environ.items() if name.startswith(LEAKS_INTO_SBATCH)}
     if leaks:
         names = ", ".join(sorted(leaks))
         print(
-            f"warning: not handed on to the jobs, which name their container themselves: {names}",
+            f"warning: not passed to the jobs, which set their own container: {names}",
             file=sys.stderr,
         )
     for name in leaks:
@@ -92,7 +92,7 @@ def _submit(
     after: Job | None,
     tasks: tuple[int, ...] | None,
 ) -> Job:
-    """Queues a stage; of an array, `tasks`."""
+    """Queues a stage. For an array, queues `tasks`."""
     try:
         executor = SlurmExecutor(run_dir / "submitit", python=shell_word(stage.python))
         parameters = submitit_parameters(stage, script, after.job_id if after else None, tasks)
@@ -111,9 +111,9 @@ def _submit(
 def submitit_parameters(
     stage: StagePlan, script: Script, after: str | None, tasks: tuple[int, ...] | None = None
 ) -> dict[str, Any]:
-    """submitit's public parameters: the script's directives and definitions; its main starts submitit's command.
+    """submitit's public parameters, with the script's directives and definitions. Its main starts submitit's command.
 
-    `tasks` are those of the stage's array; submitit numbers them from 0.
+    `tasks` are the tasks of the stage's array. submitit numbers them from 0.
     """
     setup = script.definitions()
     options: dict[str, Any] = {}
@@ -130,7 +130,7 @@ def submitit_parameters(
         options["output"] = options["output"].replace("%A_%a", "%j_0")
     dependency = {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"} if after else {}
     return {
-        # these two tell submitit how many tasks to expect results of
+        # these two tell submitit the number of tasks with results
         "nodes": stage.allocation.nodes,
         "ntasks_per_node": stage.allocation.ntasks_per_node,
         "wckey": None,
@@ -143,14 +143,14 @@ def submitit_parameters(
 
 
 def _task_logs(tasks: tuple[int, ...] | None) -> str:
-    """submitit gives every task a file of its own, and the job's log does not have them."""
+    """The setting for the files in which submitit writes each task's output, separate from the job's log."""
     is_array = tasks is not None and len(tasks) > 1
     job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if is_array else "$SLURM_JOB_ID"
     return f'task_logs="$run_dir/submitit/{job}"_*_log.out'
 
 
 def _parallelism(stage: StagePlan, tasks: tuple[int, ...] | None) -> dict[str, Any]:
-    """How many tasks of an array run at once; submitit has no word for "as many as Slurm likes"."""
+    """Maximum number of array tasks that run at once. submitit has no value for "unlimited"."""
     array = stage.allocation.array
     if array is None or tasks is None:
         return {}

@@ -1,5 +1,8 @@
-"""What submitit pickles and runs in a job: importable classes with plain data, so that the login node's Python
-and the job's may differ. Each runs the same command as the rendered script."""
+"""The task that submitit pickles and runs in a job.
+
+It is an importable class with plain data, so that Python on the login node and in the job can differ. It runs the same
+command as the rendered script.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,25 @@ from pathlib import Path
 class ModuleTask:
     """`python ARGUMENTS...` (arguments begin with "-m", MODULE) in the task's own process.
 
-    `environment` is set first. Of the words, "$NAME" stands for an environment variable of the job. What it is
-    called with follows the arguments: a task of an array has its number from there.
+    `environment` is set first. A word "$NAME" is replaced by that environment variable of the job. Words that the task
+    is called with are appended to the arguments, such as the number of an array task.
     """
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
     stopped_marker: str | None = None
-    """A file that says the module left early, to go on in the job's next attempt."""
+    """A file that exists if the module stopped early, to resume in the job's next attempt."""
 
     def __call__(self, *words: str) -> None:
         """Runs the module.
 
         Raises:
-            RuntimeError: the module ended with another status than 0.
-            SystemExit: the module left early; submitit then stores no result, since there is none yet.
+            RuntimeError: the module ended with a nonzero status.
+            SystemExit: the module stopped early. submitit then stores no result.
         """
         os.environ.update(self.environment)
-        _tell_ranks()
-        _take_signals_as_a_command_does()
+        _set_ranks()
+        _reset_signal_handlers()
         dash_m, module, *given = self.arguments
         assert dash_m == "-m"
         sys.argv = [
@@ -55,15 +58,15 @@ def _status_of(module: str) -> int:
     return 0
 
 
-def _take_signals_as_a_command_does() -> None:
-    """submitit ignores TERM, and near the time limit it would requeue the job (USR2); the script says what happens."""
+def _reset_signal_handlers() -> None:
+    """Removes submitit's handlers, which ignore TERM and requeue the job at USR2. The script handles both."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCONT, signal.SIG_DFL)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
-def _tell_ranks() -> None:
-    """submitit's local executor numbers its tasks in its own variables; srun's are known to the trainer."""
+def _set_ranks() -> None:
+    """Sets the ranks from variables of submitit's local executor. The trainer reads srun's by itself."""
     names = {"RANK": "GLOBALID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS"}
     if "SUBMITIT_LOCAL_GLOBALID" in os.environ:
-        os.environ.update({name: os.environ[f"SUBMITIT_LOCAL_{theirs}"] for name, theirs in names.items()})
+        os.environ.update({name: os.environ[f"SUBMITIT_LOCAL_{suffix}"] for name, suffix in names.items()})

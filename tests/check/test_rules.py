@@ -85,7 +85,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "a second value": (
         "directive-lost",
         replaced("#SBATCH --requeue\n", "#SBATCH --requeue\n#SBATCH --nodes=1\n"),
-        "--nodes=1 replaces --nodes=16",
+        "--nodes=1 overrides --nodes=16",
     ),
     "a backslash in a directive": (
         "directive-form",
@@ -103,25 +103,29 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
         'lost: "HOME=$scratch"',
     ),
     "a variable gone": ("variable-lost", without("export PYTHONNOUSERSITE="), "PYTHONNOUSERSITE"),
-    "a variable taken back": ("variable-lost", prologue("unset NCCL_TOPO_FILE"), "takes back NCCL_TOPO_FILE"),
-    "no longer exported": ("variable-lost", prologue("export -n NCCL_DEBUG"), "takes back NCCL_DEBUG"),
+    "a variable taken back": ("variable-lost", prologue("unset NCCL_TOPO_FILE"), "removes NCCL_TOPO_FILE"),
+    "no longer exported": ("variable-lost", prologue("export -n NCCL_DEBUG"), "removes NCCL_DEBUG"),
     "an emptied block": (
         "function-lost",
         lambda script: re.sub(r"(?ms)^main\(\) \{$.*?^\}$\n", "", script, count=1),
         "function main is missing",
     ),
-    "a library's function": ("overwritten", function("requeue", "exit 0"), "a library defines requeue again"),
+    "a library's function": ("overwritten", function("requeue", "exit 0"), "a library also defines requeue"),
     "a hook twice": (
         "overwritten",
         site("site_epilogue() { say a; }\nsite_epilogue() { say b; }"),
-        "the site defines site_epilogue again",
+        "the site also defines site_epilogue",
     ),
     "a library's variable": (
         "overwritten",
         settings('task_environment+=("SITE=1")'),
         "a library sets task_environment",
     ),
-    "a function of another stage": ("unknown-command", prologue("claim_task"), "claim_task is a function"),
+    "a function of another stage": (
+        "unknown-command",
+        prologue("claim_task"),
+        "this stage has no function claim_task",
+    ),
     "a step of main gone": (
         "step-lost",
         without("    claim_run_directory "),
@@ -153,11 +157,11 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "run_step in a pipeline": (
         "launch-foreground",
         launch(f'run_step srun {WORDS} "$@" | tee log'),
-        "does not call run_step in the script's own shell",
+        "does not call run_step in the script's shell",
     ),
     "no srun": ("launch-foreground", launch(f'mpirun {WORDS} "$@"'), "does not call run_step"),
-    "a step without a limit": ("step-foreground", prologue("srun nvidia-smi -pm 1"), "without a limit"),
-    "a step's output": ("step-foreground", prologue("say $(srun cat /version)"), "without a limit"),
+    "a step without a limit": ("step-foreground", prologue("srun nvidia-smi -pm 1"), "without a timeout"),
+    "a step's output": ("step-foreground", prologue("say $(srun cat /version)"), "without a timeout"),
     "an unset variable in the epilogue": (
         "unset-variable",
         epilogue('cp -- "$results/log" /shared/kept'),
@@ -180,7 +184,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "the script's variable on a node": (
         "unset-variable",
         function("prepare_node", 'rm -rf -- "$run_dir/old"'),
-        "runs on each node in a shell without the script's variables, such as run_dir",
+        "runs on each node, in a shell without the script's variable run_dir",
     ),
     "lower case in spite of modules": (
         "unset-variable",
@@ -190,7 +194,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "not named for the container": (
         "container-env",
         prologue("export SITE_PROXY=http://proxy:3128"),
-        "SITE_PROXY is exported, but not named",
+        "SITE_PROXY is exported, but not listed",
     ),
     "the second name of an export": (
         "container-env",
@@ -203,10 +207,10 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "the prologue's trap": ("trap-kept", prologue("trap 'rm -f /tmp/x' EXIT"), "trap for EXIT"),
     "set -e": ("no-errexit", site("set -euo pipefail"), "`set -euo pipefail` ends the job"),
     "errexit": ("no-errexit", in_main("set -o errexit", after="begin"), "`set -o errexit`"),
-    "always an end": ("no-exit", prologue("exit 0"), "`exit` is always reached"),
-    "always an end at the top level": ("no-exit", site("exit 0"), "`exit` is always reached"),
-    "a return from main": ("no-exit", in_main("return", after="run_prologue"), "`return` is always reached"),
-    "another status": ("status-kept", in_main("rc=0", after="check_trainer"), "this replaces it"),
+    "always an end": ("no-exit", prologue("exit 0"), "`exit` always runs"),
+    "always an end at the top level": ("no-exit", site("exit 0"), "`exit` always runs"),
+    "a return from main": ("no-exit", in_main("return", after="run_prologue"), "`return` always runs"),
+    "another status": ("status-kept", in_main("rc=0", after="check_trainer"), "this replaces rc"),
     "another step's status": (
         "status-kept",
         in_main("each_node 60 rm -rf /nvme/x", after="check_trainer"),
@@ -316,7 +320,7 @@ def test_a_script_that_breaks_none(found: Compare, change: Change) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_shipped_code_relies_on_no_unset_variable(stage: str) -> None:
-    """All of the shipped code taken for a site's: the rule is right about variables of every kind."""
+    """Treats all shipped code as a site's, which tests the rule with every kind of variable."""
     script = next(iter(sorted(GOLDEN.rglob(f"{stage}.sbatch")))).read_text(encoding="utf-8")
     directives = [line for line in script.split("\n") if line.startswith("#SBATCH")]
     unset = [found.why for found in compare(script, "\n".join(directives)) if found.rule == "unset-variable"]

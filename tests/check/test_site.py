@@ -22,7 +22,7 @@ TRAIN = '{% extends "hpcgen/slurm/train.sbatch.j2" %}\n'
 BASE = '{% extends "hpcgen/slurm/base.sbatch.j2" %}\n'
 SUPER = "{{ super() }}"
 SCRIPTS = len(STAGES) + 1
-"""Of one cluster and runtime: every stage, and training with its nodes checked."""
+"""Number of scripts for one cluster and runtime: every stage, and training with preflight."""
 
 GOOD = {
     "slurm/base.sbatch.j2": BASE
@@ -216,7 +216,7 @@ def test_a_template_of_its_own_lacks_the_functions(site: Path) -> None:
 def test_a_missing_parent_is_named(site: Path) -> None:
     templates = {"slurm/train.sbatch.j2": '{% extends "hpcgen/slurm/trian.sbatch.j2" %}\n'}
     finding = only(checked(site, "local", templates))
-    assert "there is no template 'hpcgen/slurm/trian.sbatch.j2'" in finding.finding.why
+    assert "template 'hpcgen/slurm/trian.sbatch.j2' does not exist" in finding.finding.why
     assert {seen.split()[0] for seen in finding.scripts} == {"train"}
 
 

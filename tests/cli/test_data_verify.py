@@ -121,7 +121,7 @@ def test_training_does_not_begin_without_pairs(command):
     Path("data/tokens/corpus-00001-of-00002.idx").unlink()
     told = hpcgen(*command, "-c", "run.yaml")
     assert (told.status, told.stdout) == (2, "")
-    assert "corpus-00001-of-00002.idx is not made yet, and stage " in told.stderr
+    assert "corpus-00001-of-00002.idx does not exist yet, and stage " in told.stderr
     assert "hpcgen submit prepare " in told.stderr
     for early in (("validate",), ("render", "train")):
         checked = hpcgen(*early, "-c", "run.yaml")

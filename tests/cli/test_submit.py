@@ -27,7 +27,7 @@ def test_a_dry_run_finds_a_wrong_template(workplace, run_file):
     site.write_text("{{ nothing }}\n")
     found = hpcgen("submit", "train", "-c", run_file, "--dry-run", "--templates", "site")
     assert found.status == 2
-    assert "train.sbatch.j2:1: a value is outside blocks settings and environment" in found.stderr
+    assert "train.sbatch.j2:1: a value is outside of blocks settings and environment" in found.stderr
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "local"])
@@ -45,7 +45,7 @@ def test_several_nodes_are_not_this_machine(workplace):
     run_file = write_yaml(workplace / "run.yaml", big_run(paths={"run_dir": str(workplace / "r")}))
     found = hpcgen("submit", "train", "-c", run_file, "--launcher", "local")
     assert found.status == 2
-    assert "stage train asks for 16 nodes, and --launcher local runs on this machine" in found.stderr
+    assert "stage train requests 16 nodes, but --launcher local runs on this machine" in found.stderr
     assert sorted(listing(workplace)) == ["run.yaml"]
 
 
@@ -58,7 +58,7 @@ def test_a_container_is_not_this_machine(workplace):
     found = hpcgen("submit", "train", "-c", run_file, "--launcher", "local")
     assert found.status == 2
     assert found.stderr.splitlines()[-1] == (
-        "stage train asks for a container (pyxis, /images/x.sqsh), and --launcher local runs on this machine, "
+        "stage train requests a container (pyxis, /images/x.sqsh), but --launcher local runs on this machine, "
         "without containers; use --launcher slurm, or set cluster: local"
     )
 

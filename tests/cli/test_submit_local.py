@@ -58,7 +58,7 @@ def training(run_file: Path) -> Iterator[subprocess.Popen[str]]:
 
 def stopped_line(run_file: Path) -> str:
     iteration = (run_file.parent / "run/STOPPED").read_text().strip()
-    return f"stopped at iteration {iteration}, saved; the same command goes on from there"
+    return f"saved and stopped at iteration {iteration}; the same command resumes from there"
 
 
 @pytest.mark.slow  # the other shows the line; 20 s for a second command
@@ -80,6 +80,6 @@ def test_ctrl_c_says_so_in_the_same_line_and_no_other(run_file: Path) -> None:
         said = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert said.splitlines()[-2:] == [
-        "asked for a checkpoint; interrupt again to end at once",
+        "requested a checkpoint; interrupt again to end at once",
         stopped_line(run_file),
     ]

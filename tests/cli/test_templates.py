@@ -101,7 +101,7 @@ def test_files_that_are_not_used_are_listed_with_the_reason(workplace: Path) -> 
     assert reasons[f"{first}/train.sbatch.j2"] == f"did you mean {first}/slurm/train.sbatch.j2?"
     assert reasons[f"{first}/slurm/nccl_test.sbatch.j2"].endswith("/slurm/nccl-test.sbatch.j2?")
     assert "files are slurm/base.sbatch.j2" in reasons[f"{first}/slurm/zzz.j2"]
-    assert reasons[f"{second}/slurm/train.sbatch.j2"] == f"{first}/slurm/train.sbatch.j2 comes first"
+    assert reasons[f"{second}/slurm/train.sbatch.j2"] == f"{first}/slurm/train.sbatch.j2 takes precedence"
 
 
 def test_what_a_template_includes_is_used(workplace: Path) -> None:
@@ -292,7 +292,7 @@ def test_check_without_shellcheck_says_so(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--templates", "nowhere"), "there is no such template directory"),
+        (("--templates", "nowhere"), "the template directory does not exist"),
         (("--cluster", "nowhere"), "names no cluster profile"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A sound batch script, and for each rule two changes to it: one that breaks the rule, and one that nearly does."""
+"""A valid batch script, and two changes for each rule: one that violates it, and one that nearly does."""
 
 from __future__ import annotations
 
@@ -912,7 +912,7 @@ $header
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What one rule says of a whole script."""
+    """The expected finding of one rule in a complete script."""
 
     script: str
     why: str = ""
@@ -1032,7 +1032,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         Message(
             script=LOG.format("logs/%j/out"),
             why="Slurm up to 22.05",
-            fix="Slurm 23.02 or newer makes it; older ones need a directory without %",
+            fix="use Slurm 23.02 or newer, or a directory without %",
         ),
     ),
     "a log's directory that a comment makes": (
@@ -1107,7 +1107,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         "failure-hidden",
         Message(
             script=f"{HEAD}srun bash -c '\ntorchrun --standalone /shared/train.py\nrsync a b\n'\n",
-            why="`train.py` (line 7) goes unnoticed: the step ends with the status of `rsync` (line 8)",
+            why="`train.py` (line 7) is not noticed: the step ends with the status of `rsync` (line 8)",
         ),
     ),
     "tasks of ten minutes": ("no-kill-on-bad-exit", Message(script=_step("", HEAD.replace("1:00:00", "10")))),
@@ -1128,7 +1128,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         "localhost-master",
         Message(
             script=f"{HEAD}srun torchrun --nnodes=2 --rdzv_endpoint=localhost:0 train.py\n",
-            why="cannot meet at localhost:0",
+            why="cannot rendezvous at localhost:0",
         ),
     ),
     "a long address": (
@@ -1144,7 +1144,10 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     "docker's label": (
         "mount-flags",
         Message(
-            script=_mounts(":z"), why=":z of /a is docker's; pyxis ignores it", fix="drop it", severity="note"
+            script=_mounts(":z"),
+            why=":z of /a is a Docker flag; pyxis ignores it",
+            fix="remove it",
+            severity="note",
         ),
     ),
     "a flag that is not one": (
@@ -1162,7 +1165,9 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     ),
     "flags joined by a comma": (
         "mount-source",
-        Message(script=_mounts(":ro,noexec"), why="'noexec' is no path", fix=":ro+noexec", severity="error"),
+        Message(
+            script=_mounts(":ro,noexec"), why="'noexec' is not a path", fix=":ro+noexec", severity="error"
+        ),
     ),
     "a value that the step sets itself": (
         "container-env-value",
@@ -1192,7 +1197,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         "transport-off",
         Message(
             script=HEAD + IB_OFF + f"srun {TRAINING}\n",
-            why="TCP instead of InfiniBand",
+            why="over TCP instead of InfiniBand",
             fix="remove NCCL_IB_DISABLE on nodes with InfiniBand or RoCE",
         ),
     ),
@@ -1248,7 +1253,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         Message(
             script=f'{HEAD}here="$(cd "$(dirname "$0")" && pwd)"\nroot="$(cd "$here/.." && pwd)"\n'
             'srun -K python "$root/train.py"\n',
-            why="where no other file is",
+            why="which has no other files",
         ),
     ),
     "a port of jobs that run one after the other": (
@@ -1265,7 +1270,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         Message(
             script=f'{HEAD}echo "$SLURM_GPUS_PER_NODE GPUs"\n',
             why="unset",
-            fix="read SLURM_GPUS_ON_NODE",
+            fix="use SLURM_GPUS_ON_NODE",
             severity="note",
         ),
     ),
@@ -1281,7 +1286,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         "renamed-variable",
         Message(
             script=f"{HEAD}export NCCL_BLOCKING_WAIT=1\n",
-            why="from PyTorch 2.2 on, NCCL_BLOCKING_WAIT is called TORCH_NCCL_BLOCKING_WAIT",
+            why="since PyTorch 2.2, NCCL_BLOCKING_WAIT is called TORCH_NCCL_BLOCKING_WAIT",
             fix="export both",
         ),
     ),
@@ -1295,14 +1300,14 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     ),
     "NCCL's lines": (
         "nccl-debug-flood",
-        Message(script=f"{HEAD}export NCCL_DEBUG=INFO\nsrun {TRAINING}\n", why="hundreds of NCCL's lines"),
+        Message(script=f"{HEAD}export NCCL_DEBUG=INFO\nsrun {TRAINING}\n", why="hundreds of NCCL lines"),
     ),
     "a trace among other options": (
         "trace-with-secrets",
         Message(
             script=HEAD + TRACE,
             why="set -x writes the value of HF_TOKEN into the log",
-            fix="take the x out of `set -xeuo pipefail` (line 6), or `set +x` before line 8",
+            fix="remove the x from `set -xeuo pipefail` (line 6), or `set +x` before line 8",
         ),
     ),
     "an image that the script asks for": (
@@ -1373,4 +1378,4 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         Message(script=f"{HEAD}if true; then\n", why="bash stops here", fix="is not closed"),
     ),
 }
-"""What is the matter -> the rule, and what it says."""
+"""Case -> the rule and its expected finding."""

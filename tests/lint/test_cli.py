@@ -68,7 +68,7 @@ def test_json_is_a_list_of_plain_objects(script) -> None:
         "rule": "decay-beyond-run",
         "severity": "warning",
         "why": "the learning rate decays over 430000 iterations, but the run ends after 140000",
-        "fix": "--lr-decay-iters 140000, or leave it out",
+        "fix": "use --lr-decay-iters 140000, or remove it",
         "also": [],
     }
     assert json.loads(hpcgen("lint", "--json", script(SOUND)).stdout) == []
@@ -193,7 +193,7 @@ def test_one_mistake_in_several_lines_is_one_finding(script) -> None:
     )
     found = hpcgen("lint", script(text))
     assert found.stdout == (
-        "job.sh:3: error: the mount source '~/a' is no path: it begins neither with / nor with a dot [mount-source]\n"
+        "job.sh:3: error: the mount source '~/a' is not a path: it does not begin with / or a dot [mount-source]\n"
         "    also: line 4\n"
         '    fix: write "$HOME" for ~, and ./ before a relative path\n'
     )

@@ -1,4 +1,4 @@
-"""What existing launch scripts get wrong, each found by lint at its line."""
+"""Mistakes in existing launch scripts, each found by lint on its line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IN_ONE_SCRIPT = [
     ("an option that makes Megatron-LM exit", "megatron-removed-option", "--checkpoint-activations"),
     ("NCCL's log at scale", "nccl-debug-flood", "NCCL_DEBUG=INFO"),
     ("an export without quotes", "export-words", "RUN_OPTIONS"),
-    ("a checkpoint that the next life does not load", "save-without-load", "--save"),
+    ("a checkpoint that the next attempt does not load", "save-without-load", "--save"),
 ]
 
 HEAD = """\

@@ -1,4 +1,4 @@
-"""The guide's table of rules is that of the program."""
+"""The guide's table of rules matches the rules."""
 
 from __future__ import annotations
 

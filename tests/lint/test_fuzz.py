@@ -61,7 +61,7 @@ def test_no_change_of_many_breaks_lint(seed: int) -> None:
 
 
 def _outcome(action):
-    """What an action gives; None where it ends with one clean error."""
+    """The result of an action; None if it ends with one clean error."""
     try:
         return action()
     except HpcgenError:
@@ -115,7 +115,7 @@ def test_strange_scripts(text: str) -> None:
     ids=lambda text: text[-12:].strip(),
 )
 def test_a_script_of_growing_variables_is_bounded_work(text: str) -> None:
-    """What is expanded in total stays within a limit, however many lines ask for it."""
+    """The total size of expansions is limited, regardless of the number of lines."""
     script = read(text)
     words = [word for command in script.commands for word in command.words]
     for assignment in script.assignments:

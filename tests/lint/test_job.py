@@ -1,4 +1,4 @@
-"""What a script starts, through functions, wrappers, launchers and containers."""
+"""Programs that a script starts through functions, wrappers, launchers and containers."""
 
 from __future__ import annotations
 

@@ -43,14 +43,14 @@ def written() -> dict:
 
 
 def left(ended: Ended) -> dict[str, str]:
-    """What was not carried, and why."""
+    """What was not carried over -> the reason."""
     lines = ended.stderr.splitlines()
     pairs = itertools.pairwise(lines)
     return {what.partition("not carried: ")[2]: why.strip() for what, why in pairs if "not carried: " in what}
 
 
 def refused(ended: Ended) -> dict[str, str]:
-    """What the results depend on, and why it cannot be carried, of a script that made no run file."""
+    """What is refused because results depend on it -> the reason, for a script without a run file."""
     assert ended.status == 2, ended.stderr
     assert not Path("run.yaml").exists()
     found = (re.fullmatch(r"job\.sh:\d+: (.+?): (.+)", line) for line in ended.stderr.splitlines())
@@ -143,7 +143,7 @@ def test_a_pyxis_script_for_175b() -> None:
         "DATA_DATE",
         "srun",
         "--tensorboard-dir",
-        "a",  # checkpoint directory of the run's own
+        "the",  # run's own checkpoint directory
         "--container-mounts=$HOME/code:/code",
         "TP,",  # PP of the environment
     }
@@ -272,7 +272,9 @@ def test_options_that_do_not_exist_are_listed_or_refused() -> None:
     Path("run.yaml").unlink()
     found = refused(init(text.replace("--bf16", "--walrus --qk-layernormm --batch-size 4")))
     assert found.keys() == {"--walrus", "--qk-layernormm", "--batch-size 4"}
-    assert "no release of Megatron-LM has it; did you mean --qk-layernorm?" in found["--qk-layernormm"]
+    assert (
+        "no release of Megatron-LM has this option; did you mean --qk-layernorm?" in found["--qk-layernormm"]
+    )
     assert "--set 'training.micro_batch_size=...'" in found["--batch-size 4"]
 
 
@@ -289,8 +291,12 @@ def test_what_the_script_does_not_say_is_refused_where_results_depend_on_it() ->
     ("text", "options", "message"),
     [
         ("srun python train.py --num-layers 3\n", (), "starts no training of Megatron-LM"),
-        ("srun python pretrain_bert.py --num-layers 3\n", (), "pretrain_bert.py trains no GPT"),
-        ("srun python tools/pretrain_vlm.py --num-layers 3\n", (), "tools/pretrain_vlm.py trains no GPT"),
+        ("srun python pretrain_bert.py --num-layers 3\n", (), "pretrain_bert.py does not train a GPT"),
+        (
+            "srun python tools/pretrain_vlm.py --num-layers 3\n",
+            (),
+            "tools/pretrain_vlm.py does not train a GPT",
+        ),
         ("deepspeed pretrain_gpt.py --num-layers 3\n", (), "this is Megatron-DeepSpeed"),
         (WHOLE, ("--set", "model.walrus=1"), "walrus"),
         (WHOLE, ("--set", "training.seed=x"), "training.seed"),
@@ -348,18 +354,18 @@ def test_collnet_becomes_use_sharp_where_the_nodes_have_it() -> None:
 def test_a_run_that_would_write_to_the_old_checkpoints_is_told() -> None:
     ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{WHOLE} --save /shared/old\n")
     assert written()["checkpoint"]["save"] == "/shared/old"
-    assert "writes there" in left(ended)["a checkpoint directory of the run's own"]
+    assert "saves there" in left(ended)["the run's own checkpoint directory"]
     ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{WHOLE}\n", "--force")
     assert not any("checkpoint directory" in what for what in left(ended))
 
 
 def test_a_python_script_is_refused_as_one() -> None:
     ended = init("#!/usr/bin/env python3\nfoo(\n")
-    assert (ended.status, "python3 runs it" in ended.stderr) == (2, True)
+    assert (ended.status, "its interpreter is python3" in ended.stderr) == (2, True)
 
 
 def migrated(options: str, *more: str) -> tuple[dict, dict[str, str]]:
-    """What a training with `options` becomes, which must keep every rule, and what of it is left."""
+    """The valid run file for a training with `options`, and what was not carried over."""
     options += " --mock-data --global-batch-size 256"
     for name, value in {"lr": "1e-4", "train-iters": "1000"}.items():
         if f"--{name} " not in options and not (name == "train-iters" and "--train-samples " in options):
@@ -426,7 +432,7 @@ def test_fp8_is_carried_with_its_recipe() -> None:
         "--bf16 --fp8-format hybrid --fp8-recipe tensorwise --fp8-amax-history-len 16"
     )
     assert found["training"]["fp8_recipe"] == "tensorwise"
-    assert leftovers["--fp8-amax-history-len 16"] == "it belongs to training.fp8_recipe = delayed"
+    assert leftovers["--fp8-amax-history-len 16"] == "it only applies with training.fp8_recipe = delayed"
 
 
 def test_a_growing_batch_counts_its_steps() -> None:
@@ -450,12 +456,12 @@ def test_what_nothing_would_read_is_left_with_its_reason() -> None:
         "--profile-ranks 0 1 --finetune"
     )
     assert leftovers == leftovers | {
-        "--loss-scale 1024": "it belongs to training.precision = fp16",
-        "--fp8-recipe delayed": "it belongs to training.fp8",
-        "--lr-wsd-decay-iters 5": "it belongs to optimizer.lr_decay_style = WSD",
-        "--wandb-exp-name first": "it belongs to logging.wandb_project",
-        "--profile-ranks 0 1": "it belongs to logging.profile_step_start",
-        "--finetune": "it belongs to checkpoint.load",
+        "--loss-scale 1024": "it only applies with training.precision = fp16",
+        "--fp8-recipe delayed": "it only applies with training.fp8",
+        "--lr-wsd-decay-iters 5": "it only applies with optimizer.lr_decay_style = WSD",
+        "--wandb-exp-name first": "it only applies with logging.wandb_project",
+        "--profile-ranks 0 1": "it only applies with logging.profile_step_start",
+        "--finetune": "it only applies with checkpoint.load",
     }
     assert "logging" not in found
 
@@ -520,7 +526,7 @@ def test_a_branch_that_does_not_run_gives_nothing() -> None:
         "NCCL_PXN_DISABLE",
         "--wandb-project",
         "--wandb-exp-name",
-        "SIZE of the environment",
+        "SIZE from the environment",
         "the time limit",
     }
 
@@ -576,7 +582,7 @@ OPTIONS = """\
 
 
 def test_every_option_is_carried_listed_or_refused() -> None:
-    """Each on its own: none may vanish without a word."""
+    """No option may be silently dropped."""
     cluster = load_cluster("local")
     without = migrate(f"{WHOLE} --save /y\n", "job.sh", *cluster)
     silent = []
@@ -598,19 +604,19 @@ def test_every_option_is_carried_listed_or_refused() -> None:
 @pytest.mark.parametrize(
     ("option", "why"),
     [
-        ("--num-experts 8 --moe-router-topk 2", "no mixture of experts"),
+        ("--num-experts 8 --moe-router-topk 2", "does not support mixture of experts"),
         ("--dataloader-type cyclic", "reads each sample once"),
         ("--use-checkpoint-args", "in a checkpoint"),
-        ("--tokenizer-type Llama2Tokenizer --tokenizer-model /x", "data.tokenizer knows"),
-        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model org/name", "asks no hub"),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model /x", "data.tokenizer supports"),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model org/name", "downloads nothing"),
         ("--tokenizer-type NullTokenizer --vocab-size 131072", "131072 rows in newer releases"),
-        ("--vocab-file $VOCAB --merge-file /x", "only the job knows"),
+        ("--vocab-file $VOCAB --merge-file /x", "only known in the job"),
         ("--lr-decay-style WSD --lr-wsd-decay-style sqrt", "cannot have this value"),
         ("--save '<PATH TO CHECKPOINTS>'", "placeholder"),
         ("--save A B", "it takes 1 value, and has 2"),
         ("--rotary-percent 0.5", "no key"),
-        ("--bf16 ${VP:+--num-layers-per-virtual-pipeline-stage 2} ", "only the job knows the options in it"),
-        ("--data-path /x", "takes one of them"),
+        ("--bf16 ${VP:+--num-layers-per-virtual-pipeline-stage 2} ", "its options are only known in the job"),
+        ("--data-path /x", "uses only one of them"),
         ("--no-position-embedding", "learned_absolute and rope"),
     ],
 )
@@ -630,7 +636,7 @@ def test_what_megatron_derives_is_derived() -> None:
         "normalization": "RMSNorm",
     }
     assert "parallelism" not in found
-    assert "Megatron-LM turns it off" in leftovers["--sequence-parallel"]
+    assert "Megatron-LM disables it" in leftovers["--sequence-parallel"]
     assert found["optimizer"]["lr_wsd_decay_style"] == "minus_sqrt"
     assert found["checkpoint"]["save"] == "/shared/b"
 
@@ -638,10 +644,10 @@ def test_what_megatron_derives_is_derived() -> None:
 def test_relative_paths_are_listed_and_chosen_data_wins() -> None:
     text = f"#SBATCH --nodes=2\n{WHOLE.replace('--mock-data', '')} --data-path text_document --save out\n"
     ended = init(f"#!/bin/bash\n{text}")
-    assert "folder of the run file" in left(ended)["the directory of out, text_document"]
+    assert "the path starts at its folder" in left(ended)["the directory of out, text_document"]
     ended = init(f"#!/bin/bash\n{text}", "--force", "--set", "data.mock=true")
     assert written()["data"] == {"mock": True, "tokenizer": {"kind": "gpt2"}}
-    assert left(ended)["--data-path"] == "--set gives the data"
+    assert left(ended)["--data-path"] == "--set overrides the data"
 
 
 def test_a_batch_that_is_left_out_follows_from_the_ranks() -> None:

@@ -64,7 +64,7 @@ def test_a_script_that_submits_itself_by_its_name() -> None:
 
 @pytest.mark.parametrize("example", [example for rule, example in ALL if rule != "syntax"])
 def test_bash_takes_the_examples(example: Example) -> None:
-    """Else they would show something else than what they are for."""
+    """A syntax error would hide the mistake that an example shows."""
     for edits in (example.fails, example.passes):
         done = subprocess.run(
             ["bash", "-n"], input=edited(edits), capture_output=True, text=True, check=False
@@ -89,9 +89,9 @@ def test_our_own_scripts_are_sound(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in GOLDEN if re.search(r"/azure.*-(pyxis|none)/train\.", path)]
+    "path", [path for path in GOLDEN if re.search(r"/azure.*-(pyxis|enroot|none)/train\.", path)]
 )
-def test_the_training_step_of_our_own_scripts_is_looked_at(path: str) -> None:
-    """Through functions, arrays and pyxis. In runtime enroot a `bash -c` is between `launch` and its "$@"."""
+def test_the_training_step_of_our_own_scripts_is_found(path: str) -> None:
+    """Through functions, arrays, and the `bash -c` that starts enroot."""
     text = (ROOT / path).read_text(encoding="utf-8")
     assert names(lint(edited(((" --kill-on-bad-exit=1\n", "\n"),), text))) == {"no-kill-on-bad-exit"}

@@ -1,4 +1,4 @@
-"""What is said to be known about a word is what bash gives to the command."""
+"""Known words are exactly those that bash passes to the command."""
 
 from __future__ import annotations
 

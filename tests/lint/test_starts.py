@@ -1,4 +1,4 @@
-"""What reaches a step: signals, addresses, functions, arguments and ports, and what comes near a mistake."""
+"""Signals, addresses, functions, arguments and ports that reach a step or not, and correct scripts close to these."""
 
 from __future__ import annotations
 

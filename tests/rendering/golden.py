@@ -26,7 +26,7 @@ SCRIPTS = (
     ("local-none", "prepare"),
     ("site-group", "node-health"),
 )
-"""Those that differ in more than a few values."""
+"""Cases that differ in more than a few values."""
 
 
 def render(case: str, stage: str) -> str:

@@ -78,7 +78,7 @@ def write_templates(directory: Path, templates: Mapping[str, str]) -> Path:
 def rendered(
     directory: Path, template: str, others: Mapping[str, str] | None = None, **values: object
 ) -> str:
-    """The text of a template that lies in the (site) directory, with others beside it."""
+    """The rendered text of a template in the (site) directory, with other templates next to it."""
     write_templates(directory, {"it.j2": template, **(others or {})})
     return render_template(make_environment([directory]), "it.j2", values)
 

@@ -23,7 +23,8 @@ def site(directory: Path, text: str) -> Path:
 def test_a_misspelled_block_is_refused_with_its_line_and_the_right_name(tmp_path: Path) -> None:
     directory = site(tmp_path, "{% block enviroment %}\nexport A=1\n{% endblock %}\n")
     with pytest.raises(
-        HpcgenError, match=r"train\.sbatch\.j2:2: block 'enviroment' .*did you mean environment\?"
+        HpcgenError,
+        match=r"train\.sbatch\.j2:2: no shipped template has block 'enviroment'; did you mean environment\?",
     ):
         require_known_blocks(make_environment([directory]), NAME)
 
@@ -50,7 +51,7 @@ def test_a_block_of_earlier_versions_names_its_replacement(
 ) -> None:
     directory = site(tmp_path, f"{{% block {block} %}}\ntrue\n{{% endblock %}}\n")
     with pytest.raises(
-        HpcgenError, match=rf"train\.sbatch\.j2:2: there is no block '{block}' .*{replacement}"
+        HpcgenError, match=rf"train\.sbatch\.j2:2: block '{block}' no longer exists.*{replacement}"
     ):
         require_known_blocks(make_environment([directory]), NAME)
 

@@ -77,7 +77,7 @@ def test_origins_list_what_is_included(site: Path) -> None:
 @pytest.mark.usefixtures("shipped_templates")
 def test_a_site_that_extends_itself_is_told_how(site: Path) -> None:
     write_templates(site, {"slurm/train.j2": '{% extends "slurm/train.j2" %}\n'})
-    with pytest.raises(HpcgenError, match=r'extends "hpcgen/slurm/train\.j2"'):
+    with pytest.raises(HpcgenError, match=r'extend "hpcgen/slurm/train\.j2"'):
         render_template(make_environment([site]), "slurm/train.j2", {})
 
 
@@ -93,7 +93,7 @@ def test_every_shipped_template_passes_the_check() -> None:
 @pytest.mark.parametrize("name", ["missing", "file"])
 def test_a_template_directory_must_be_one(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(HpcgenError, match=f"{name}: there is no such template directory"):
+    with pytest.raises(HpcgenError, match=f"{name}: the template directory does not exist"):
         make_environment([tmp_path / name])
 
 
@@ -172,11 +172,11 @@ MISTAKES = {
     "x={{ nodes.x }}\n": r"it\.j2:2: .*no attribute 'x'",
     "{% for x in nodes %}\n{% endfor %}\n": r"it\.j2:2: .*not iterable",
     "{% for x in nodes | items %}\n{% endfor %}\n": r"it\.j2:2: .*not a mapping",
-    "x={{ name[0] }}\n": r"it\.j2:2: .*a text has no item 0",
-    '{% include "absent.j2" %}\n': r"it\.j2:2: .*there is no template 'absent\.j2' in .*",
-    "\nx={{ items }}\n": r"it\.j2:3: `x=\{\{ items \}\}`: \['a'\] \(list\) has no form .*loop over lists",
+    "x={{ name[0] }}\n": r"it\.j2:2: .*a string has no item 0",
+    '{% include "absent.j2" %}\n': r"it\.j2:2: .*template 'absent\.j2' does not exist in .*",
+    "\nx={{ items }}\n": r"it\.j2:3: `x=\{\{ items \}\}`: \['a'\] \(list\) cannot be written .*loop over lists",
     "x={{ line }}\n": r"it\.j2:2: `.*`: 'a\\nb' contains the unprintable character '\\n'; remove it",
-    "\x1b[0m\n": r"it\.j2: line 1 of its text has the control character '\\x1b'",
+    "\x1b[0m\n": r"it\.j2: line 1 of the rendered text has the control character '\\x1b'",
 }
 
 
@@ -190,7 +190,7 @@ def test_mistakes_are_one_message_with_file_and_line(template: str, tmp_path: Pa
 
 
 def test_a_missing_template_says_where_it_was_looked_for(site: Path) -> None:
-    with pytest.raises(HpcgenError, match=rf"there is no template 'nothing\.j2' in {site}, "):
+    with pytest.raises(HpcgenError, match=rf"template 'nothing\.j2' does not exist in {site}, "):
         render_template(make_environment([site]), "nothing.j2", {})
 
 

@@ -51,7 +51,7 @@ def script_files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, st
 
 
 def output_of_each(command: list[str], files: Mapping[tuple[str, str], Path]) -> dict[tuple[str, str], str]:
-    """What a command says about each file, some at a time."""
+    """Output of a command for each file, run in batches."""
 
     def run(path: Path) -> str:
         found = subprocess.run([*command, path], capture_output=True, text=True, check=False)
@@ -103,7 +103,7 @@ def test_a_script_defines_everything_and_then_calls_main(case: str, stage: str) 
 
 @ALL
 def test_every_task_runs_in_the_container(case: str, stage: str) -> None:
-    """What srun starts without the container's words is the node's own: scratch, the image, the check of nodes."""
+    """Only steps for the node itself run without the container's words: scratch, the image, the check of nodes."""
     script = folded(rendered(case, stage)).replace("\\\n", "")
     tasks = [
         line for line in script.splitlines() if re.search(r"srun .*(import_check|nccl_tests|step\[@\])", line)

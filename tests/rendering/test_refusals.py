@@ -1,4 +1,4 @@
-"""What a rendered script refuses before it does any work: a shell that is no job, and links that others planted."""
+"""Conditions that a rendered script refuses at its start: a shell outside a job, and planted symbolic links."""
 
 from __future__ import annotations
 

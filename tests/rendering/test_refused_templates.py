@@ -1,4 +1,4 @@
-"""What a template may not say: refused when it is loaded, with file and line, whatever the values are."""
+"""Templates that are refused when loaded, with file and line, for any values."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from tests.rendering.scripts import rendered
 # The construct, on line 2 of a template, in block settings -> a part of the reason.
 REFUSED = {
     # text joined past the quoting
-    "x={{ 'a' ~ v }}": "Concat in an expression",
-    "x={{ v + 'a' }}": "Add in an expression",
-    "x={{ '%s' % v }}": "Mod in an expression",
-    "x={{ n * 2 }}": "Mul in an expression",
-    "x={{ v[1:] }}": "Slice in an expression",
-    "x={{ v.upper() }}": "Call in an expression",
-    "x={{ self.settings() }}": "Call in an expression",
-    "x={{ v | safe }}": "safe is for other places",
-    "x={{ v | join(' ') }}": "join is for other places",
-    "x={{ v | comment | variable }}": "Filter in an expression",
-    "{% set w = v | comment %}": "Filter in an expression",
-    "{% if v | comment %}\n{% endif %}": "Filter in an expression",
-    "{% filter comment %}{{ v }}{% endfilter %}": "FilterBlock is no part of a template",
-    "{% autoescape false %}{{ v }}{% endautoescape %}": "is no part of a template",
-    "{% macro m() %}{% endmacro %}": "Macro is no part of a template",
-    "{% set w %}x{% endset %}": "AssignBlock is no part of a template",
-    "{% include v %}": "one literal text",
+    "x={{ 'a' ~ v }}": "Concat is not allowed in an expression",
+    "x={{ v + 'a' }}": "Add is not allowed in an expression",
+    "x={{ '%s' % v }}": "Mod is not allowed in an expression",
+    "x={{ n * 2 }}": "Mul is not allowed in an expression",
+    "x={{ v[1:] }}": "Slice is not allowed in an expression",
+    "x={{ v.upper() }}": "Call is not allowed in an expression",
+    "x={{ self.settings() }}": "Call is not allowed in an expression",
+    "x={{ v | safe }}": "filter safe is not allowed here",
+    "x={{ v | join(' ') }}": "filter join is not allowed here",
+    "x={{ v | comment | variable }}": "Filter is not allowed in an expression",
+    "{% set w = v | comment %}": "Filter is not allowed in an expression",
+    "{% if v | comment %}\n{% endif %}": "Filter is not allowed in an expression",
+    "{% filter comment %}{{ v }}{% endfilter %}": "FilterBlock is not allowed in a template",
+    "{% autoescape false %}{{ v }}{% endautoescape %}": "is not allowed in a template",
+    "{% macro m() %}{% endmacro %}": "Macro is not allowed in a template",
+    "{% set w %}x{% endset %}": "AssignBlock is not allowed in a template",
+    "{% include v %}": "literal string",
     "{% trans %}x{% endtrans %}": "unknown tag 'trans'",
     # places with other rules
-    'x="{{ v }}"': "quoted already",
-    "x='{{ v }}'": "quoted already",
-    "x='\n{{ v }}\n'": "quoted already",
-    'x="a $y {{ v }} b"': "quoted already",
-    "x=$(({{ v }}))": "quoted already",
-    "x=$(echo {{ v }})": "quoted already",
-    "x=`echo {{ v }}`": "quoted already",
-    "x=${y:-{{ v }}}": "quoted already",
-    "x[{{ v }}]=1": "quoted already",
-    "eval {{ v }}": "quoted already",
-    "x=1 eval {{ v }}": "quoted already",
-    "trap {{ v }} EXIT": "quoted already",
-    "x=\\{{ v }}": "quoted already",
-    "x={{ v | directive }}": "directive is for other places",
-    "x={{ v | comment }}": "comment is for other places",
+    'x="{{ v }}"': "quoted automatically",
+    "x='{{ v }}'": "quoted automatically",
+    "x='\n{{ v }}\n'": "quoted automatically",
+    'x="a $y {{ v }} b"': "quoted automatically",
+    "x=$(({{ v }}))": "quoted automatically",
+    "x=$(echo {{ v }})": "quoted automatically",
+    "x=`echo {{ v }}`": "quoted automatically",
+    "x=${y:-{{ v }}}": "quoted automatically",
+    "x[{{ v }}]=1": "quoted automatically",
+    "eval {{ v }}": "quoted automatically",
+    "x=1 eval {{ v }}": "quoted automatically",
+    "trap {{ v }} EXIT": "quoted automatically",
+    "x=\\{{ v }}": "quoted automatically",
+    "x={{ v | directive }}": "filter directive is not allowed here",
+    "x={{ v | comment }}": "filter comment is not allowed here",
     "# {{ v }}": "{{ value | comment }}",
     "#SBATCH --x={{ v }}": "{{ value | directive }}",
-    "{% if v %}'{% endif %}{{ v }}": "quoted already",
-    "x='": "still open at the end of block settings",
+    "{% if v %}'{% endif %}{{ v }}": "quoted automatically",
+    "x='": "not closed at the end of block settings",
     "x=${#v} {# a note #}": "{% raw %}",
 }  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_a_value_in_shell_code_names_the_variable_to_read(construct: str, block:
 
 @pytest.mark.parametrize("text", ["show lost\n", "{{ v }}\n", '{% include "base.j2" %}\n'])
 def test_text_outside_the_blocks_of_a_child_is_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(HpcgenError, match=r"it\.j2:\d: never written, as the template extends"):
+    with pytest.raises(HpcgenError, match=r"it\.j2:\d: Jinja drops this text"):
         rendered(tmp_path, '{% extends "base.j2" %}\n' + text, {"base.j2": "show base\n"}, v="v")
 
 

@@ -188,7 +188,7 @@ class SlurmCluster:
         return self.run("sbatch", "--parsable", *args, input=script, cwd=cwd).stdout.strip().partition(";")[0]
 
     def show(self, job_id: str) -> dict[str, str]:
-        """What `scontrol show job` says of a job, by its own keys (JobState, Restarts, NodeList, ...)."""
+        """Output of `scontrol show job` for a job, by its keys (JobState, Restarts, NodeList, ...)."""
         line = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout.strip()
         return dict(re.findall(r"(\S+?)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)", line))
 
@@ -430,7 +430,7 @@ def _terminated_as_interrupt() -> Iterator[None]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command in `argv` (after an optional "--") beside a cluster of its own; its status."""
+    """Run the command in `argv` (after an optional "--") with its own cluster. Returns the exit status."""
     command = argv[1:] if argv[:1] == ["--"] else argv
     if not command:
         print("usage: python -m tests.slurm.cluster -- COMMAND [ARGUMENT...]", file=sys.stderr)

@@ -63,7 +63,7 @@ def byte_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny_run(tmp_path: Path, byte_corpus: Path) -> Path:
-    """A run file beside its cluster profile, with its run directory made."""
+    """A run file next to its cluster profile, and its run directory."""
     return make_run(tmp_path, byte_corpus)
 
 
@@ -77,7 +77,7 @@ def single_process_run(tmp_path_factory: pytest.TempPathFactory, byte_corpus: Pa
 
 @pytest.fixture(scope="session")
 def single_process_curve(single_process_run: Path) -> dict[int, tuple[float, float]]:
-    """What one process computes for the tiny run."""
+    """Steps of the tiny run in one process."""
     return curve(single_process_run)
 
 

@@ -50,7 +50,7 @@ def missing_containers() -> str | None:
 
 @dataclass(frozen=True)
 class Node:
-    """What the node of the tests has besides Slurm."""
+    """Container programs of the test node."""
 
     directory: Path
 
@@ -93,7 +93,7 @@ def make_node(directory: Path) -> Node:
 
 
 def extra_hooks() -> list[Path]:
-    """Those of enroot's extra hooks that were installed beside it (share/enroot/hooks.d)."""
+    """Installed extra hooks of enroot (share/enroot/hooks.d)."""
     share = Path(shutil.which("enroot") or "").resolve().parents[1] / "share"
     return sorted(path for name in EXTRA_HOOKS for path in share.glob(f"enroot/hooks.d/{name}"))
 

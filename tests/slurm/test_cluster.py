@@ -66,13 +66,15 @@ def test_a_requeued_job_runs_again_under_its_id(slurm_cluster: SlurmCluster, tmp
     script = """\
 #!/bin/bash
 #SBATCH --requeue --open-mode=append --output=job.log
-echo "life ${SLURM_RESTART_COUNT:-unset} of job $SLURM_JOB_ID"
+echo "attempt ${SLURM_RESTART_COUNT:-unset} of job $SLURM_JOB_ID"
 if [ -z "${SLURM_RESTART_COUNT:-}" ]; then scontrol requeue "$SLURM_JOB_ID"; sleep 60; fi
 """
     job_id = slurm_cluster.sbatch(script, cwd=tmp_path)
     assert slurm_cluster.wait(job_id) == "COMPLETED"
-    lives = [line for line in (tmp_path / "job.log").read_text().splitlines() if line.startswith("life")]
-    assert lives == [f"life unset of job {job_id}", f"life 1 of job {job_id}"]
+    attempts = [
+        line for line in (tmp_path / "job.log").read_text().splitlines() if line.startswith("attempt")
+    ]
+    assert attempts == [f"attempt unset of job {job_id}", f"attempt 1 of job {job_id}"]
     assert slurm_cluster.show(job_id)["Restarts"] == "1"
 
 
@@ -209,7 +211,7 @@ def test_clients_see_nothing_of_a_surrounding_job() -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process runs; a zombie that nobody has waited for does not."""
+    """True if a process runs and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (ProcessLookupError, FileNotFoundError):

@@ -67,7 +67,7 @@ exec {python} "$@"
 
 @dataclass(frozen=True)
 class Seen:
-    """What one task found in its container."""
+    """Report of one task in its container."""
 
     rank: int
     said: dict[str, str]
@@ -119,7 +119,7 @@ def trained(
 
 @pytest.fixture
 def run(tmp_path: Path, node: Node, runtime: str, byte_corpus: Path) -> Path:
-    """A run file beside its cluster profile, for one task in a container."""
+    """A run file next to its cluster profile, for one task in a container."""
     return make_run(tmp_path, node, runtime, byte_corpus)
 
 
@@ -185,7 +185,7 @@ def prepare(cluster: SlurmCluster, run: Path, *overrides: str) -> tuple[str, str
 
 
 def seen_by_tasks(run: Path) -> list[Seen]:
-    """Of each task what it wrote down, by rank."""
+    """Report of each task, by rank."""
     found = []
     for path in sorted((run.parent / "run").glob("seen-*.env")):
         said = dict(line.split(" ", 1) for line in path.with_suffix(".txt").read_text().splitlines())
@@ -196,7 +196,7 @@ def seen_by_tasks(run: Path) -> list[Seen]:
 
 
 def record(image: Path, content: bytes) -> None:
-    """The record beside an image, as image making writes it: of this content, with the file's size and time."""
+    """Write the record of an image with this content, like the image stage, with the file's size and time."""
     status = image.stat()
     lines = {
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -219,7 +219,7 @@ def own_image(run: Path, node: Node) -> Path:
 def test_without_our_options_home_shows_and_image_and_hooks_win(
     container_cluster: SlurmCluster, node: Node
 ) -> None:
-    """What the other tests rest on: on this node a plain srun gets it all wrong."""
+    """The premise of the other tests: on this node, a plain srun gets none of it right."""
     mounts = ",".join(f"{mount['source']}:{mount['source']}:ro" for mount in host_mounts())
     plain = container_cluster.run(
         "env",

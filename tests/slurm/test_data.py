@@ -112,7 +112,7 @@ def submit(run: Path, cluster: SlurmCluster, *stages: str) -> tuple[dict[str, st
 
 
 def states(cluster: SlurmCluster, job_id: str) -> list[str]:
-    """Of the tasks of an array, in their order; those that wait together are one."""
+    """States of the tasks of an array, in order. Pending tasks share one state."""
     shown = cluster.run("scontrol", "--oneliner", "show", "job", job_id).stdout
     by_task = re.findall(r"ArrayTaskId=(\S+) .*?JobState=(\w+)", shown) or re.findall(
         r"()JobState=(\w+)", shown
@@ -135,7 +135,7 @@ def wait_for_all(cluster: SlurmCluster, run: Path, job_ids: dict[str, str]) -> N
 
 
 def logs(run: Path) -> str:
-    """Of all jobs and their tasks."""
+    """Logs of all jobs and tasks."""
     paths = [*(run.parent / "run").glob("*.log"), *(run.parent / "run/submitit").glob("*.out")]
     return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(paths))
 

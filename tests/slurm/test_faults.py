@@ -34,36 +34,36 @@ SMALL = (
     'slurm.train.time="30:00"',
     "slurm.train.max_restarts=1",
 )
-"""Steps of some hundredths of a second, between saves that take about as long; one requeue a job."""
+"""Steps of some hundredths of a second, saves that take about as long, and at most one requeue per job."""
 
 SUBMITTED_EACH_TIME = ("slurm.train.max_restarts=0",)
-"""Spares the ten seconds that a requeued job waits."""
+"""Avoids the ten seconds that a requeued job waits."""
 
 PATIENCE_S = 600
-"""For a life to come to its first step or to the last one, and for what is to happen in it, on a busy machine."""
+"""Timeout for each event of an attempt, such as its first or last step, on a busy machine."""
 
 Values = tuple[float, float, float]
 """Loss, gradient norm and learning rate of a step."""
 
 
 @dataclass(frozen=True)
-class Life:
-    """What a life that somebody ended left behind."""
+class Attempt:
+    """The remains of an attempt that was killed or stopped."""
 
     start: int
-    """The iteration that it went on from."""
+    """The iteration from which it resumed."""
     steps: dict[int, Values]
     cut_off: int | None
-    """The iteration whose save it began and did not complete."""
+    """The iteration of a save that it did not complete; None without one."""
 
     @property
     def last(self) -> int:
-        """The last step that it recorded."""
+        """The last step in its metrics."""
         return max(self.steps, default=self.start)
 
 
 class LongRun:
-    """A run that takes many lives. Whenever its job has given up, the script is submitted again."""
+    """A run with many attempts. Whenever its job gives up, the script is submitted again."""
 
     def __init__(self, cluster: SlurmCluster, run: Path, *overrides: str) -> None:
         self._cluster, self._run = cluster, run
@@ -72,29 +72,29 @@ class LongRun:
         self._script = render(run, *SMALL, *overrides)
         self.job_id = ""
         self.checkpoints = self.directory / "checkpoints"
-        self.lives: list[Life] = []
-        """Those that were ended, in their order."""
+        self.attempts: list[Attempt] = []
+        """Attempts that have ended, in order."""
         self.ranks: list[int] = []
-        """The processes of the life that goes on, by rank."""
+        """PIDs of the current attempt, by rank."""
         self._submit()
 
-    def wait_for_life(self) -> None:
-        """Returns when the next life has done a step."""
-        self._wait(lambda: self._num_lives() > len(self.lives) and self._num_steps() > 0, submits=True)
+    def wait_for_attempt(self) -> None:
+        """Returns after the first step of the next attempt."""
+        self._wait(lambda: self._num_attempts() > len(self.attempts) and self._num_steps() > 0, submits=True)
         self.ranks = self._find_ranks()
 
     def wait_for_end(self) -> dict[int, Values]:
-        """Returns all steps, once the last one is saved and the job is over."""
+        """Waits for the last save and the end of the job. Returns all steps."""
         self._wait(self._is_done, submits=True)
         assert self._cluster.wait(self.job_id, PATIENCE_S) == "COMPLETED", self.log()
         return steps(self._metrics())
 
     def wait_for_step(self, number: int) -> None:
-        """Returns when this life has done so many steps."""
+        """Returns after `number` steps of this attempt."""
         self._wait(lambda: self._num_steps() >= number)
 
     def wait_for_save(self, number: int) -> None:
-        """Returns while a save of this life is being written, its `number`-th or a later one."""
+        """Returns while the `number`-th save of this attempt, or a later one, is being written."""
         first = self.starts()[-1] + number * SAVE_INTERVAL
 
         def is_saving() -> bool:
@@ -108,18 +108,18 @@ class LongRun:
         self._wait(is_saving)
 
     def kill(self, numbers: Iterable[int]) -> None:
-        """kill -9 for the ranks of these numbers; returns when all of them are gone."""
+        """Kills the given ranks with SIGKILL. Returns when all processes have ended."""
         for number in numbers:
             os.kill(self.ranks[number], signal.SIGKILL)
         self._note_end()
 
     def warn(self) -> None:
-        """Sends what Slurm sends before the time limit; returns when the ranks are gone."""
+        """Sends the signal that Slurm sends before the time limit. Returns when all processes have ended."""
         self._cluster.run("scancel", "--batch", "--signal=USR2", self.job_id)
         self._note_end()
 
     def starts(self) -> list[int]:
-        """The iteration that each life went on from."""
+        """The iteration from which each attempt resumed."""
         lines = self._metrics().splitlines()
         return [json.loads(line)["iteration"] for line in lines if '"event": "start"' in line]
 
@@ -146,8 +146,8 @@ class LongRun:
         found = checkpoint_files.list_checkpoints(self.checkpoints)
         cut_off = [checkpoint.iteration for checkpoint in found if checkpoint.is_cut_off]
         assert len(cut_off) <= 1, "one save at a time"
-        self.lives.append(
-            Life(
+        self.attempts.append(
+            Attempt(
                 start=json.loads(lines[begun])["iteration"],
                 steps=steps("\n".join(lines[begun:])),
                 cut_off=cut_off[0] if cut_off else None,
@@ -158,7 +158,7 @@ class LongRun:
         path = self.directory / "metrics.jsonl"
         return path.read_text() if path.exists() else ""
 
-    def _num_lives(self) -> int:
+    def _num_attempts(self) -> int:
         return self._metrics().count('"event": "start"')
 
     def _num_steps(self) -> int:
@@ -168,7 +168,7 @@ class LongRun:
         return (self.directory / "DONE").exists()
 
     def _wait(self, condition: Callable[[], bool], *, submits: bool = False) -> None:
-        """Waits until it holds. If `submits`, there may be no job, and is to be one."""
+        """Waits for a condition. With `submits`, the script is submitted again if its job has given up."""
         begun = looked = time.monotonic()
         while not condition():
             if self._is_done():
@@ -182,7 +182,7 @@ class LongRun:
             time.sleep(0.01)
 
     def _submit_again(self) -> None:
-        """Does so when the job has given up."""
+        """Submits the script if its job has given up."""
         state = self._cluster.show(self.job_id)["JobState"]
         if state in FINAL_STATES - {"COMPLETED"}:
             assert state == "FAILED", self.log()
@@ -190,12 +190,12 @@ class LongRun:
             self._submit()
 
     def log(self) -> str:
-        """Of the job that was submitted last."""
+        """Log of the last job."""
         return log_of(self._run, self.job_id)
 
 
 def skip_import_check(run: Path) -> None:
-    """Lets the script's look at the versions import nothing: it would be a third of what these lives cost."""
+    """Skips the script's import check, which would take a third of the time of these attempts."""
     python = run.parent / "python"
     python.write_text(f'#!/bin/bash\n[[ "$*" == *--versions ]] || exec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -203,7 +203,7 @@ def skip_import_check(run: Path) -> None:
 
 
 def steps(metrics: str) -> dict[int, Values]:
-    """The recorded steps by iteration; each stands there once."""
+    """The recorded steps by iteration. Each must occur once."""
     lines = [json.loads(line) for line in metrics.splitlines() if '"event": "step"' in line]
     found = {line["iteration"]: (line["loss"], line["grad_norm"], line["lr"]) for line in lines}
     assert len(found) == len(lines)
@@ -211,9 +211,9 @@ def steps(metrics: str) -> dict[int, Values]:
 
 
 def kill_often(run: LongRun, kills: int, inside: int, choose: random.Random) -> None:
-    """Ends lives by kill -9, at random steps and in random saves, until enough of them were in the middle of a save."""
-    while len(run.lives) < kills or sum(life.cut_off is not None for life in run.lives) < inside:
-        run.wait_for_life()
+    """Kills attempts at random steps and in random saves, until `inside` of them were in the middle of a save."""
+    while len(run.attempts) < kills or sum(attempt.cut_off is not None for attempt in run.attempts) < inside:
+        run.wait_for_attempt()
         if choose.random() < 0.5:
             run.wait_for_save(choose.randint(1, 2))
         else:
@@ -223,9 +223,9 @@ def kill_often(run: LongRun, kills: int, inside: int, choose: random.Random) -> 
 
 
 def stop_often(run: LongRun, stops: int, choose: random.Random) -> None:
-    """Ends lives as Slurm's warning does, at random steps."""
+    """Stops attempts at random steps with the signal that Slurm sends before the time limit."""
     for _ in range(stops):
-        run.wait_for_life()
+        run.wait_for_attempt()
         run.wait_for_step(choose.randint(1, 2 * SAVE_INTERVAL))
         time.sleep(choose.random() * 0.03)
         run.warn()
@@ -245,8 +245,8 @@ def test_kills_and_stops_leave_every_step_as_it_was(
 ) -> None:
     """One run is killed `count` times, `inside` of them in the middle of a save, and another one stopped as often.
 
-    A kill costs the steps since the newest complete checkpoint. That is at most a save interval old, or was when the
-    save began that the kill cut off; a save goes on beside the next steps.
+    A kill costs the steps since the newest complete checkpoint. That checkpoint is at most one save interval old, or
+    was at the start of the interrupted save, which runs concurrently with the next steps.
     """
     iterations = 3 * SAVE_INTERVAL * count
     longer = (f"training.train_iters={iterations}", f"optimizer.lr_decay_iters={iterations}", *overrides)
@@ -268,33 +268,33 @@ def test_kills_and_stops_leave_every_step_as_it_was(
             fault.result()
     for run in (killed, stopped):
         assert run.wait_for_end() == expected
-        for life in run.lives:
-            assert life.steps.items() <= expected.items(), "what is computed twice is the same both times"
+        for attempt in run.attempts:
+            assert attempt.steps.items() <= expected.items(), "what is computed twice is the same both times"
         for checkpoint in checkpoint_files.list_checkpoints(run.checkpoints):
             assert checkpoint_files.problems(checkpoint, hashes=True) == []
     assert list(expected) == list(range(1, iterations + 1))
 
-    assert [life.last for life in stopped.lives] == stopped.starts()[1:]
-    ended = list(zip(killed.lives, killed.starts()[1:], strict=True))
-    for life, next_start in ended:
-        assert (life.last if life.cut_off is None else life.cut_off) - next_start <= SAVE_INTERVAL
-    redone = [life.last - next_start for life, next_start in ended]
-    num_inside = sum(life.cut_off is not None for life in killed.lives)
+    assert [attempt.last for attempt in stopped.attempts] == stopped.starts()[1:]
+    ended = list(zip(killed.attempts, killed.starts()[1:], strict=True))
+    for attempt, next_start in ended:
+        assert (attempt.last if attempt.cut_off is None else attempt.cut_off) - next_start <= SAVE_INTERVAL
+    redone = [attempt.last - next_start for attempt, next_start in ended]
+    num_inside = sum(attempt.cut_off is not None for attempt in killed.attempts)
     print(
         f"{len(ended)} kills, {num_inside} of them inside a save: {max(redone)} steps done again at most, "
-        f"{sum(redone)} in all; {len(stopped.lives)} stops, no step done again"
+        f"{sum(redone)} in all; {len(stopped.attempts)} stops, no step done again"
     )
 
 
-def test_a_rank_that_dies_and_one_that_hangs_each_end_a_life(
+def test_a_rank_that_dies_and_one_that_hangs_each_end_an_attempt(
     slurm_cluster: SlurmCluster, tmp_path: Path, byte_corpus: Path
 ) -> None:
     endless = ("training.train_iters=100000", "optimizer.lr_decay_iters=100000")
     timeout = "training.distributed_timeout_seconds_after_init=10"
     run = LongRun(slurm_cluster, make_run(tmp_path, byte_corpus), *TWO_RANKS, *endless, timeout)
-    run.wait_for_life()
+    run.wait_for_attempt()
     run.kill([1])
-    run.wait_for_life()
+    run.wait_for_attempt()
     log = run.log()
     assert (
         "lost its peers" in log or "rank 1 did not get it or is gone: the others leave without saving" in log

@@ -1,4 +1,4 @@
-"""What a training job does when something is wrong, and what it leaves behind."""
+"""Training jobs with errors: their behavior and the files they leave."""
 
 from __future__ import annotations
 

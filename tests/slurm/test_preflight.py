@@ -39,7 +39,7 @@ def three_nodes() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def checked_run(tmp_path: Path, byte_corpus: Path) -> Path:
-    """A run whose cluster profile names a health command; the file `sick` beside it names the bad node."""
+    """A run whose cluster profile has a health command. The file `sick` next to it contains the bad node's name."""
     run = make_run(tmp_path, byte_corpus)
     command = tmp_path / "check-node"
     command.write_text(HEALTH_COMMAND)

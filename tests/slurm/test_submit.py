@@ -1,4 +1,4 @@
-"""The same stages through submitit: on Slurm like the rendered script, and on this machine without Slurm."""
+"""Stages submitted through submitit, to Slurm and on this machine."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def assert_the_same_job(script: Script, theirs: str) -> None:
 
 
 def test_the_quickstart_runs_without_slurm(tiny_run: Path) -> None:
-    """submit --launcher local: the corpus, training, the loss as text and as a picture, and where everything lies."""
+    """submit --launcher local: the corpus, training, the loss as text and as a picture, and the paths of all files."""
     options = plan_corpus(tiny_run)
     out = hpcgen("submit", "prepare", "train", *options, "--launcher=local", cwd=tiny_run.parent)
     losses = [loss for loss, _ in curve(tiny_run).values()]
@@ -255,7 +255,7 @@ def test_a_data_stage_that_is_ended_leaves_no_process_and_no_private_file(tiny_r
 
 
 def test_the_second_ctrl_c_ends_a_training_that_hangs(tiny_run: Path) -> None:
-    """Two ranks, one of which stands still: they cannot save."""
+    """Two ranks, one of which hangs: they cannot save."""
     with on_this_machine(
         "train", "-c", str(tiny_run), "--set=slurm.train.ntasks_per_node=2", cwd=tiny_run.parent
     ) as process:
@@ -308,7 +308,7 @@ def of_session(leader: int) -> dict[int, str]:
 
 
 def ranks(leader: int) -> list[int]:
-    """Those that submitit runs the stage in."""
+    """Processes in which submitit runs the stage."""
     return sorted(pid for pid, words in of_session(leader).items() if "submitit.core._submit" in words)
 
 

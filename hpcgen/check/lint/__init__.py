@@ -1,1 +1,1 @@
-"""Reads batch scripts, hpcgen's and others, and says what is wrong with them."""
+"""Reads batch scripts of any origin and reports mistakes in them."""

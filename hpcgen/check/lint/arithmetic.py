@@ -1,4 +1,4 @@
-"""Arithmetic of bash over what is known: the value of an expression, or the interval that it lies in."""
+"""Evaluates bash arithmetic: the value of an expression, or the interval that contains it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
 }
 MAX_NUMBER = 10**15
 MAX_RANDOM = 32767
-"""The greatest value of $RANDOM (man bash)."""
+"""The maximum value of $RANDOM (man bash)."""
 
 
 def value_of(node: Node, number: Callable[[Node], int | None]) -> int | None:
-    """The value of an expression whose words `number` knows; None when it does not know one."""
+    """The value of an expression. `number` returns the value of a word; None makes the result None."""
     if not isinstance(node, dict):
         return None
     kind = node.get("Type")
@@ -40,7 +40,7 @@ def value_of(node: Node, number: Callable[[Node], int | None]) -> int | None:
 
 @dataclass(frozen=True)
 class Interval:
-    """The least and the greatest value that an arithmetic expression can have."""
+    """The minimum and maximum value of an arithmetic expression."""
 
     least: int
     greatest: int
@@ -51,7 +51,7 @@ def _literal(word: Node) -> str:
 
 
 def interval_of(node: Node, number: Callable[[Node], int | None]) -> Interval | None:
-    """What $((10000 + SLURM_JOB_ID % 20000)) can be: a remainder is bounded, whatever it is taken of."""
+    """The interval of an expression such as 10000 + SLURM_JOB_ID % 20000, where the remainder is bounded."""
     if not isinstance(node, dict):
         return None
     value = value_of(node, number)
@@ -77,7 +77,7 @@ def interval_of(node: Node, number: Callable[[Node], int | None]) -> Interval | 
 
 
 def interval_of_source(source: str) -> Interval | None:
-    """What $((RANDOM % 1000 + 20000)) or $(shuf -i 20000-30000 -n 1) can be, as written. Variables are unknown."""
+    """The interval of $((RANDOM % 1000 + 20000)) or $(shuf -i 20000-30000 -n 1). Variables are unknown."""
     drawn = re.fullmatch(
         r"\$\(\s*shuf\s[^|;&]*(?:-i|--input-range)[\s=]*(\d{1,9})-(\d{1,9})[^|;&]*\)", source
     )

@@ -1,4 +1,4 @@
-"""Values of variables after branches that only a run can decide."""
+"""Merges the values of variables after branches that may or may not run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def merged(before: Mapping[str, Variable], ends: Sequence[Mapping[str, Variable]
     """The variables after the branches.
 
     Args:
-        before: the variables ahead of the branches.
+        before: the variables before the branches.
         ends: the variables at the end of each branch, at least one.
     """
     found: dict[str, Variable] = {}
@@ -29,7 +29,7 @@ def merged(before: Mapping[str, Variable], ends: Sequence[Mapping[str, Variable]
 
 
 def weak(variable: Variable) -> Variable:
-    """A variable that may have this value, or another."""
+    """The variable with an uncertain value."""
     if variable.items is not None:
         items = tuple(replace(item, certain=False) for item in variable.items)
         return replace(variable, items=items)
@@ -49,9 +49,9 @@ def _content(word: Word) -> tuple[str, bool, bool]:
 
 
 def _union(before: Variable | None, values: Sequence[Variable | None]) -> Variable:
-    """One of `values`; None is a branch that leaves the variable unset.
+    """The union of values from several branches, where None leaves the variable unset.
 
-    What all branches share is certain. The words of every branch are kept, so that no option gets lost.
+    Parts that all branches share are certain. The words of every branch are kept, so that no option is lost.
     """
     present = [value for value in values if value is not None]
     assumed = any(value.assumed for value in present)
@@ -90,7 +90,7 @@ def _united(lists: Sequence[tuple[Word, ...]]) -> Iterator[Word]:
 
 
 def _cut(pieces: Sequence[Piece], start: int, end: int) -> Iterator[Piece]:
-    """The pieces of a text from `start` to `end`; a piece that is unknown is kept as long as a part of it is."""
+    """The pieces of a text from `start` to `end`."""
     at = 0
     for piece in pieces:
         low, high = max(start - at, 0), min(end - at, len(piece.text))

@@ -1,4 +1,4 @@
-"""Runs the rules over a script, and leaves out what its comments say to ignore."""
+"""Checks a script against the rules, except those that its comments disable."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from hpcgen.check.lint.rule import RULES, Hit, Rule, Severity
 from hpcgen.check.lint.rules import (
     addresses,
     containers,
+    data_files,
     directives,
+    directories,
     environment,
+    failures,
+    images,
+    logs,
     megatron,
+    mounts,
+    ports,
     rendezvous,
+    saving,
     shell,
     signals,
     starts,
@@ -27,15 +35,18 @@ from hpcgen.errors import HpcgenError
 
 __all__ = ["RULES", "Finding", "apply", "lint", "release_of", "require_known", "selection"]
 
-GROUPS = (addresses, containers, directives, environment, megatron, rendezvous, shell, signals, starts, steps)
-"""The modules of rules: importing them fills RULES, in this order."""
+GROUPS = (
+    addresses, containers, images, mounts, directives, logs, signals, directories, environment, failures, megatron,
+    saving, data_files, rendezvous, ports, shell, starts, steps,
+)  # fmt: skip
+"""The modules of rules. Importing them fills RULES in this order."""
 
 IGNORE = re.compile(r"#\s*hpcgen:\s*ignore=([\w,-]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A rule that a script breaks."""
+    """A violation of a rule in a script."""
 
     path: str
     line: int
@@ -50,13 +61,13 @@ class Finding:
 def lint(
     text: str, path: str = "-", rules: Collection[str] | None = None, slurm_version: str | None = None
 ) -> list[Finding]:
-    """Findings in a script, in the order of its lines.
+    """Checks a script and returns the findings in the order of its lines.
 
     Args:
         text: the script.
-        path: its name in the findings.
-        rules: ids of the rules to check. None: all of them.
-        slurm_version: release of the cluster, such as "22.05". None: not known.
+        path: the name of the script in findings.
+        rules: IDs of the rules to check. None: all rules.
+        slurm_version: release of the cluster, such as "22.05". None: unknown.
 
     Raises:
         HpcgenError: the text is not a script.
@@ -64,7 +75,7 @@ def lint(
     script = read(text, path)
     found = list(_findings(script, rules, slurm_version))
     for command in script.commands:
-        # a script that is given to sbatch in a here-document is one of its own
+        # a here-document of sbatch is a separate script
         if command.name == "sbatch" and command.here_document.startswith("#!"):
             above = command.here_line - 1
             submitted = replace(read(command.here_document, path), is_expanded=command.here_expands)
@@ -87,7 +98,7 @@ def _findings(script: Script, rules: Collection[str] | None, slurm_version: str 
 def apply(
     rules: Iterable[Rule], subject: object, script: Script, slurm_version: str | None = None
 ) -> Iterator[Finding]:
-    """Findings of rules that look at `subject`, without those that comments of the script turn off."""
+    """Applies rules to `subject`. Findings that comments of the script disable are left out."""
     ignored = _ignored(script)
     for rule in rules:
         hits = [
@@ -108,7 +119,7 @@ def apply(
 
 
 def _grouped(hits: Iterable[Hit]) -> Iterable[list[Hit]]:
-    """Hits of one rule by their severity and cause, each group in the order of its lines."""
+    """Groups hits of one rule by severity and cause. Each group is in the order of lines."""
     groups: dict[tuple[Severity | None, str, str], list[Hit]] = {}
     for hit in sorted(hits, key=lambda hit: hit.line):
         what = (hit.cause, "") if hit.cause else (hit.why, hit.fix)
@@ -117,10 +128,10 @@ def _grouped(hits: Iterable[Hit]) -> Iterable[list[Hit]]:
 
 
 def selection(chosen: Sequence[str], ignored: Sequence[str]) -> frozenset[str]:
-    """The ids of the rules to check.
+    """The IDs of the rules to check.
 
     Raises:
-        HpcgenError: an id that no rule has.
+        HpcgenError: an ID is unknown.
     """
     for id in (*chosen, *ignored):
         require_known(id)
@@ -128,7 +139,7 @@ def selection(chosen: Sequence[str], ignored: Sequence[str]) -> frozenset[str]:
 
 
 def release_of(version: str) -> str:
-    """The release of a Slurm version: 22.05 for 22.05.8.
+    """The release of a Slurm version, such as 22.05 for 22.05.8.
 
     Raises:
         HpcgenError: the text is not a Slurm version.
@@ -140,10 +151,10 @@ def release_of(version: str) -> str:
 
 
 def require_known(id: str) -> None:
-    """Refuses what is no rule's id.
+    """Refuses an unknown rule.
 
     Raises:
-        HpcgenError: no rule is called so.
+        HpcgenError: no rule has this ID.
     """
     if id not in RULES:
         close = difflib.get_close_matches(id, RULES, n=1)
@@ -152,7 +163,7 @@ def require_known(id: str) -> None:
 
 
 def _ignored(script: Script) -> dict[int, set[str]]:
-    """Line -> rules that a comment on it, above it, or above the command that goes over it turns off."""
+    """Line -> rules disabled by a comment on the line, above it, or above the command that contains it."""
     comments = {
         number: set(found[1].split(","))
         for number, line in enumerate(script.lines, start=1)

@@ -1,4 +1,4 @@
-"""Conditions over what a script itself says: true, false, or None where only a run can tell."""
+"""Evaluates conditions on known words: True, False, or None if only a run can tell."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from hpcgen.check.lint.expander import Expander
 from hpcgen.check.lint.syntax import Node
-from hpcgen.check.lint.words import Expander, Word
+from hpcgen.check.lint.words import Word
 
 _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
     "==": lambda a, b: a == b, "!=": lambda a, b: a != b, "<": lambda a, b: a < b, "<=": lambda a, b: a <= b,
@@ -18,13 +19,13 @@ _OPTIONS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge"
 
 
 def holds(statements: Sequence[Node], expander: Expander) -> bool | None:
-    """Whether a list of statements succeeds: the last one decides."""
+    """True if the last of a list of statements succeeds."""
     quiet = replace(expander, visit=lambda statements: None, on_default=lambda name, variable: None)
     return _statement(statements[-1], quiet) if statements else None
 
 
 def matches(word: Word, patterns: Sequence[Word], expander: Expander) -> bool | None:
-    """Whether a word matches one of the patterns of a branch of `case`."""
+    """True if a word matches one of the patterns of a `case` branch."""
     if not expander.decides(word):
         return None
     found = [_matches(word.text, pattern) for pattern in patterns]
@@ -33,7 +34,7 @@ def matches(word: Word, patterns: Sequence[Word], expander: Expander) -> bool | 
 
 def _matches(text: str, pattern: Word) -> bool | None:
     if pattern.variables:
-        return None  # whose value may be a pattern
+        return None  # the value may be a pattern
     if pattern.known:
         return text == pattern.text
     is_plain = re.fullmatch(r"[\w.,:/*?-]*", pattern.source, re.ASCII)
@@ -41,7 +42,7 @@ def _matches(text: str, pattern: Word) -> bool | None:
 
 
 def leaves(statements: Sequence[Node]) -> bool:
-    """Whether a branch ends the script."""
+    """True if a branch ends the script."""
     command = (statements[-1].get("Cmd") or {}) if statements else {}
     if command.get("Type") != "CallExpr" or not command.get("Args"):
         return False
@@ -87,7 +88,7 @@ def _program(words: Sequence[Word], expander: Expander) -> bool | None:
 
 
 def _operands(texts: Sequence[str]) -> bool | None:
-    """The result of `test`, by the number of its arguments as POSIX defines it."""
+    """The result of `test`, determined by the number of arguments as in POSIX."""
     match list(texts):
         case []:
             return False
@@ -115,7 +116,7 @@ def _compared(left: str, operator: str, right: str) -> bool | None:
 
 
 def _test(node: Node, expander: Expander) -> bool | None:
-    """[[ ]]."""
+    """The result of [[ ]]."""
     kind = node.get("Type")
     if kind == "ParenTest":
         return _test(node["X"], expander)
@@ -142,7 +143,7 @@ def _known(node: Node, expander: Expander) -> str | None:
 
 
 def _arithmetic(node: Node, expander: Expander) -> bool | None:
-    """(( )): true where the value is not 0."""
+    """The result of (( )), which is true if the value is not 0."""
     kind, operator = node.get("Type"), node.get("Op")
     if kind == "ParenArithm":
         return _arithmetic(node["X"], expander)
@@ -162,7 +163,7 @@ def _not(value: bool | None) -> bool | None:
 
 
 def _both(operator: str, left: bool | None, right: bool | None) -> bool | None:
-    """Three-valued && and ||."""
+    """The result of && or || with unknown operands."""
     decisive = operator == "||"
     if decisive in (left, right):
         return decisive

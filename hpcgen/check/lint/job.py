@@ -1,4 +1,4 @@
-"""What a script starts, and the resources that it has: what the rules look at."""
+"""The steps, programs and resources of a job, which the rules check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcgen.check.lint.words import Word
 from hpcgen.config.fields import seconds
 
 MAX_INLINED = 5
-"""Functions within functions that are followed to the command they run."""
+"""Maximum depth of functions that are followed to the command they run."""
 
 
 ALL_ARGUMENTS = ('"$@"', "$@", '"${@}"', "${@}")
@@ -30,7 +30,7 @@ _AIDS = frozenset((
     "rsync", "sbcast", "scp", "sed", "set", "sleep", "sort", "source", "sudo", "ssh", "sysctl", "tar", "tee", "test",
     "touch", "trap", "true", "ulimit", "umask", "uname", "unset", "unzip", "uv", "wait", "wc", "wget", "whoami",
 ))  # fmt: skip
-"""Commands that look, copy, clean up or serve others: no step is there for them alone."""
+"""Commands that inspect, copy, clean up or serve other programs, and are never the work of a job."""
 _AID_SCRIPTS = re.compile(
     r"(^|[/_.-])(setup|prepare|install|download|clean\w*|check|health\w*|preflight|info|debug|copy|stage|sync|cache|warm\w*|"
     r"import|pull|ray|serv\w*|start|stop|kill|monitor\w*|watch\w*|test|bench\w*|env\w*)([_.-]|$)",
@@ -40,13 +40,13 @@ _AID_SCRIPTS = re.compile(
 
 @dataclass(frozen=True)
 class Job:
-    """A script with what follows from it; what rules look at."""
+    """A script, with everything derived from it for the rules."""
 
     script: Script
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """Every call of srun, functions that wrap it included."""
+        """Every call of srun, directly or through a function."""
         found = (
             step_of(command, words, background)
             for command in self.script.commands
@@ -56,13 +56,13 @@ class Job:
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
-        """Every Python program that is started, in a step or out of one."""
+        """Every Python program that is started, inside or outside of steps."""
         by_command = {id(step.command): step for step in self.steps}
         found: list[Launch] = []
         for command in self.script.commands:
             outer = None if command.outer is None else self.script.commands[command.outer]
             if any(outer is launch.command for launch in found):
-                continue  # the "$@" of sh -c '...; exec "$@"', which is followed already
+                continue  # "$@" in sh -c '...; exec "$@"', which was already followed
             for words, background in _resolved(self.script, command):
                 step = step_of(command, words, background)
                 program = step.program if step else words
@@ -74,17 +74,17 @@ class Job:
 
     @cached_property
     def trainings(self) -> tuple[Launch, ...]:
-        """The programs that train."""
+        """Launches of training programs."""
         return tuple(launch for launch in self.launches if launch.trains)
 
     @cached_property
     def megatron(self) -> tuple[Launch, ...]:
-        """Those of Megatron-LM."""
+        """Launches of Megatron-LM."""
         return tuple(launch for launch in self.launches if launch.is_megatron)
 
     @cached_property
     def work_steps(self) -> tuple[Step, ...]:
-        """The steps that the job is for: not a check, a copy, or a program that is asked for its version."""
+        """Steps that do the work of the job, as opposed to checks, copies and queries of versions."""
         working = {
             id(launch.step.command)
             for launch in self.launches
@@ -102,9 +102,9 @@ class Job:
 
     @cached_property
     def parallel_steps(self) -> tuple[Step, ...]:
-        """The steps that start several tasks in a job with GPUs, whatever their program.
+        """Steps with several tasks in a job with GPUs, for any program.
 
-        Not checks, copies and servers, nor steps in the background or with --overlap, which accompany others.
+        Excluded are checks, copies and servers, and steps in the background or with --overlap, which accompany others.
         """
         return tuple(
             step
@@ -118,9 +118,9 @@ class Job:
 
     @cached_property
     def work(self) -> tuple[Command, ...]:
-        """The commands of the script whose failure is the job's, in their order.
+        """The commands of the script whose failure is a failure of the job, in order.
 
-        Trainings and work steps; without any, programs that run as one task beside other steps, and parallel steps.
+        These are trainings and work steps. Without any, they are single-task programs in steps, and parallel steps.
         """
         commands = [step.command for step in self.work_steps]
         commands += [launch.step.command if launch.step else launch.command for launch in self.trainings]
@@ -131,7 +131,7 @@ class Job:
         return tuple(command for command in self.script.commands if id(command) in chosen)
 
     def outermost(self, command: Command) -> Command:
-        """The command of the script that runs a command in the text of `bash -c`."""
+        """The top-level command that runs a command in the text of a `bash -c`."""
         while command.outer is not None:
             command = self.script.commands[command.outer]
         return command
@@ -140,11 +140,11 @@ class Job:
         return self.uses_gpus or step.option("gpus", "gpus-per-node", "gpus-per-task") is not None
 
     def has_many_tasks(self, step: Step) -> bool:
-        """Whether a step certainly has more than one task."""
+        """True if a step certainly has more than one task."""
         return (self.num_tasks(step) or 0) > 1 or (self.tasks_per_node(step) or 0) > 1
 
     def _is_aid(self, step: Step) -> bool:
-        """Whether a step only looks, copies, cleans up or serves others, or its program is not known."""
+        """True if a step only inspects, copies, cleans up or serves, or its program is unknown."""
         index = next(index for index, found in enumerate(self.script.commands) if found is step.command)
         inner = [found for found in self.script.commands if found.outer == index]
         if inner:
@@ -160,13 +160,13 @@ class Job:
     # ---- resources ----
 
     def number(self, option: str) -> int | None:
-        """The whole number that a directive gives."""
+        """The integer value of a directive."""
         value = self.script.options.get(option, "")
         return int(value) if re.fullmatch(r"\d{1,9}", value, re.ASCII) else None
 
     @cached_property
     def time_limit_s(self) -> int | None:
-        """The limit that --time gives, in seconds; None without one, or with UNLIMITED."""
+        """The time limit from --time in seconds; None without one, or with UNLIMITED."""
         value = self.script.options.get("time", "")
         if re.fullmatch(r"\d{1,9}", value, re.ASCII):
             return 60 * int(value)
@@ -175,7 +175,7 @@ class Job:
 
     @cached_property
     def nodes(self) -> int | None:
-        """Nodes of the job, where a directive says it."""
+        """Number of nodes according to the directives; None if unknown."""
         tasks, per_node = self.number("ntasks"), self.number("ntasks-per-node")
         if nodes := self.number("nodes"):
             return nodes
@@ -185,12 +185,12 @@ class Job:
 
     @cached_property
     def is_multi_node(self) -> bool:
-        """Whether the job certainly has several nodes."""
+        """True if the job certainly has several nodes."""
         return (self.nodes or 0) > 1
 
     @cached_property
     def may_be_multi_node(self) -> bool:
-        """Whether it has several nodes, or takes their number from sbatch's command line."""
+        """True if the job has several nodes, or their number may be given on sbatch's command line."""
         if "nodes" in self.script.options or self.nodes:
             return self.nodes != 1
         given = [option for launch in self.launches if (option := launch.option("nnodes"))]
@@ -198,14 +198,14 @@ class Job:
 
     @cached_property
     def oldest_slurm(self) -> str:
-        """The oldest Slurm release that has the options of the script; "" where any may have them."""
+        """The oldest Slurm release with all options of the script; "" if any release may have them."""
         given = [*self.script.options.items()]
         given += [(option.name, option.text) for step in self.steps for option in step.options]
         return max((release_with(name, value) for name, value in given), default="")
 
     @cached_property
     def gpus_per_node(self) -> int | None:
-        """GPUs of a node, where a directive says it."""
+        """GPUs per node according to the directives; None if unknown."""
         for option in ("gpus-per-node", "gres"):
             for part in self.script.options.get(option, "").split(","):
                 found = re.fullmatch(r"(?:gres/)?(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d{1,3})", part)
@@ -219,14 +219,14 @@ class Job:
 
     @property
     def uses_gpus(self) -> bool:
-        """Whether a directive asks for GPUs."""
+        """True if a directive requests GPUs."""
         options = self.script.options
         asked = any(name in options for name in ("gpus", "gpus-per-node", "gpus-per-task"))
         return asked or "gpu" in options.get("gres", "")
 
     @cached_property
     def ntasks_per_node(self) -> int | None:
-        """Tasks of a node; one where the directives ask for no more."""
+        """Tasks per node according to the directives; 1 by default."""
         tasks, per_node, nodes = self.number("ntasks"), self.number("ntasks-per-node"), self.nodes
         if per_node:
             return per_node
@@ -235,7 +235,7 @@ class Job:
         return 1 if "ntasks" not in self.script.options else None
 
     def num_tasks(self, step: Step) -> int | None:
-        """Tasks of a step."""
+        """Number of tasks of a step; None if unknown."""
         option = step.option("ntasks")
         if option and option.value:
             return option.value.number
@@ -246,7 +246,7 @@ class Job:
 
     @cached_property
     def requeues(self) -> bool:
-        """Whether the job asks to run again: by --requeue, or with scontrol."""
+        """True if the job can be requeued, by --requeue or scontrol."""
         return "requeue" in self.script.options or any(
             command.name == "scontrol" and any(word.text == "requeue" for word in command.words)
             for command in self.script.commands
@@ -254,14 +254,14 @@ class Job:
 
     @property
     def sets_tasks(self) -> bool:
-        """Whether a directive says how many tasks there are."""
+        """True if a directive sets the number of tasks."""
         return not {"ntasks", "ntasks-per-node"}.isdisjoint(self.script.options)
 
     def tasks_per_node(self, step: Step) -> int | None:
-        """Tasks that a step really has on each node.
+        """Actual number of tasks per node of a step.
 
-        In a job whose directives set the tasks, srun ignores its own --ntasks-per-node unless --ntasks or --nodes
-        is there too (Slurm, src/srun/opt.c: "can't honor --ntasks-per-node").
+        If directives set the number of tasks, srun ignores its own --ntasks-per-node without --ntasks or --nodes
+        (Slurm, src/srun/opt.c: "can't honor --ntasks-per-node").
         """
         option, tasks, nodes = step.option("ntasks-per-node"), step.option("ntasks"), self._num_nodes(step)
         wanted = option.value.number if option and option.value else None
@@ -277,7 +277,7 @@ class Job:
         return option.value.number if option and option.value else self.nodes
 
     def world_size(self, launch: Launch) -> tuple[int, int] | None:
-        """Nodes and ranks on each of them."""
+        """Number of nodes, and of ranks per node; None if unknown."""
         if launch.launcher == "torchrun":
             nodes, ranks = launch.option("nnodes"), launch.option("nproc-per-node")
             num_nodes = _number(nodes, self.nodes, "SLURM_")
@@ -291,32 +291,32 @@ class Job:
         return None
 
     def exported(self, name: str) -> Assignment | None:
-        """What the job gives an environment variable for certain: unconditionally, and not taken back."""
+        """The last unconditional export of a variable that is never unset."""
         found = [item for item in self.script.settings(name) if not item.conditional]
         return found[-1] if found and name not in self.script.unset else None
 
     def exported_text(self, name: str) -> str | None:
-        """That value, where it is known."""
+        """The value of an unconditionally exported variable; None if unknown."""
         item = self.exported(name)
         return item.value.text if item and item.value and item.value.known and item.value.certain else None
 
 
 def _number(option: Option | None, otherwise: int | None, prefix: str) -> int | None:
-    """A launcher's number, or the job's where it is left out or taken from Slurm's variables."""
+    """The number in a launcher's option, or the job's if the option is missing or a Slurm variable."""
     word = option.value if option else None
     if word is None or any(name.startswith(prefix) for name in word.variables):
         return (word.number if word else None) or otherwise
-    # what the environment may replace is most likely replaced
+    # a default that the environment can override is most likely overridden
     return None if word.assumed else word.number
 
 
 def _is_aid_script(words: Sequence[Word]) -> bool:
-    """Whether the first words name a script that prepares, checks or cleans up."""
+    """True if the first words name a script for preparation, checks or cleanup."""
     return any(_AID_SCRIPTS.search(word.text) for word in words[:2])
 
 
 def _is_passed_on(program: Sequence[Word]) -> bool:
-    """Whether a function passes its own arguments to srun: those who call it say what runs."""
+    """True if a program is the arguments of a function, so that it is only known where the function is called."""
     return bool(program) and program[0].source in ALL_ARGUMENTS
 
 
@@ -325,7 +325,7 @@ def _asks(launch: Launch) -> bool:
 
 
 def _resolved(script: Script, command: Command, depth: int = 0) -> Iterator[tuple[tuple[Word, ...], bool]]:
-    """The command behind wrappers and functions that run their arguments, and whether it is in the background."""
+    """The commands behind wrappers and functions that run their arguments, and whether they run in the background."""
     words = unwrapped(_with_positional(script, command))
     function = script.functions.get(words[0].text) if words and depth < MAX_INLINED else None
     own = [found for found in script.commands if function and found.function == function.name]
@@ -346,7 +346,7 @@ def _resolved(script: Script, command: Command, depth: int = 0) -> Iterator[tupl
 
 
 def _inlined(words: Sequence[Word], arguments: Sequence[Word]) -> tuple[Word, ...]:
-    """A command with `arguments` in the place of "$@"."""
+    """The words of a command with "$@" replaced by `arguments`."""
     found: list[Word] = []
     for word in words:
         found += arguments if word.source in ALL_ARGUMENTS else [word]
@@ -354,12 +354,12 @@ def _inlined(words: Sequence[Word], arguments: Sequence[Word]) -> tuple[Word, ..
 
 
 def _shift(command: Command) -> int:
-    """How many arguments a `shift` drops."""
+    """Number of arguments that a `shift` drops."""
     return (command.words[1].number or 1) if len(command.words) > 1 else 1
 
 
 def _with_positional(script: Script, command: Command) -> tuple[Word, ...]:
-    """The words of a command; one from a `bash -c TEXT NAME ARGUMENTS` has these for its "$@"."""
+    """The words of a command. In the text of `bash -c TEXT NAME ARGUMENTS`, "$@" is replaced by ARGUMENTS."""
     outer = None if command.outer is None else script.commands[command.outer]
     if outer is None or not any(word.source in ALL_ARGUMENTS for word in command.words):
         return command.words

@@ -1,4 +1,4 @@
-"""Calls of srun and of Python programs, taken apart: options, launcher, program, arguments."""
+"""Parses calls of srun and Python programs: options, launcher, program, arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hpcgen.check.lint.sbatch import num_option_words, take_apart
+from hpcgen.check.lint.sbatch import num_option_words, parse_options
 from hpcgen.check.lint.script import Command
 from hpcgen.check.lint.words import UNKNOWN, Word
 from hpcgen.check.lint.wrappers import wrapped
@@ -18,7 +18,7 @@ _WRAPPERS = {
     "command": 0, "exec": 0, "nohup": 0, "time": 0, "setsid": 0, "sudo": 0, "timeout": 1, "stdbuf": 0,
     "nice": 0, "ionice": 0, "numactl": 0, "taskset": 1, "chrt": 1, "env": 0,
 }
-"""Programs that run their arguments -> how many words of their own they take after their options."""
+"""Programs that run their arguments -> number of words between their options and the command."""
 _OPTIONS_WITH_VALUE = frozenset((
     "-n", "-o", "-s", "-k", "--signal", "--kill-after", "-u", "-C", "--chdir", "-N", "-m", "-i", "-e",
     "--cpunodebind", "--membind", "--physcpubind", "--interleave", "--preferred",
@@ -26,7 +26,9 @@ _OPTIONS_WITH_VALUE = frozenset((
 _SHELLS = ("bash", "sh", "zsh")
 _PYTHON = re.compile(r"(^|/)(python[\d.]*|torchrun)$")
 _PROFILERS = ("nsys", "ncu", "dlprof", "rocprof", "py-spy", "gdb", "catchsegv", "unbuffer", "ch-run", "sarus")
-"""Programs that run another after options of their own, which are not read."""
+"""Programs that run another one after options that are not parsed."""
+_EXEC = re.compile(r'''(?:^|[;&]\s*)exec( [^;&|<>()'`]*)? "\$@"$''')
+"""The end of a `bash -c` text that runs its arguments, alone or through a wrapper such as enroot."""
 _TORCHRUN_FLAGS = frozenset(("standalone", "no-python", "use-env", "run-path", "help", "version"))
 _TRAINING_FILES = re.compile(
     r"(^|/)(?!(prepare|preprocess|test|eval|convert|download|tokenize)[\w-]*\.py$)"
@@ -38,9 +40,9 @@ _OTHER_WORK = re.compile(
     r"(^|[._/-])(eval|infer|test|generat|convert|preprocess|prepare|bench|download|tokeni[sz]e|export|serve|score|embed|"
     r"predict|profile|all_?reduce)", re.IGNORECASE
 )
-"""Names of programs that do something else than train."""
-_OF_TRAININGS = ("torchrun", "accelerate", "deepspeed", "composer", "tune", "axolotl")
-"""Launchers whose programs train, unless their names say something else."""
+"""Names of programs that do not train."""
+_TRAINING_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "tune", "axolotl")
+"""Launchers of training programs, unless the program's name indicates other work."""
 # fmt: on
 
 
@@ -54,7 +56,7 @@ class Option:
 
     @property
     def text(self) -> str:
-        """The value as text; "" for an option without one."""
+        """The value as text; "" without a value."""
         return self.value.text if self.value else ""
 
 
@@ -65,33 +67,33 @@ class Step:
     command: Command
     options: tuple[Option, ...]
     program: tuple[Word, ...]
-    """What runs in the step, without srun and its options."""
+    """The command of the step, without srun and its options."""
     background: bool
     is_open: bool
-    """Whether some of the options come from a variable that is not known here."""
+    """True if options may come from an unknown variable."""
 
     def option(self, *names: str) -> Option | None:
         """The last option with one of these names."""
         return next((option for option in reversed(self.options) if option.name in names), None)
 
     def all(self, name: str) -> list[Option]:
-        """Every option of this name."""
+        """All options with this name."""
         return [option for option in self.options if option.name == name]
 
     @property
     def line(self) -> int:
-        """Where srun is called."""
+        """The line of the call of srun."""
         return self.command.line
 
     @property
     def has_container(self) -> bool:
-        """Whether pyxis starts a container for it."""
+        """True if pyxis starts a container for the step."""
         return self.option("container-image", "container-name") is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One option of a Python program, with the words after it."""
+    """An option of a Python program, with the words after it."""
 
     name: str
     values: tuple[Word, ...]
@@ -99,32 +101,32 @@ class Flag:
 
     @property
     def value(self) -> Word | None:
-        """The first word after it."""
+        """The first word after the option."""
         return self.values[0] if self.values else None
 
     @property
     def line(self) -> int:
-        """Where the option is written."""
+        """The line of the option."""
         return self.word.line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A Python program, how it is started, and with what arguments."""
+    """A Python program with its launcher and arguments."""
 
     command: Command
     step: Step | None
-    """The srun call that it runs in."""
+    """The step that it runs in."""
     launcher: str
     """torchrun, accelerate, deepspeed, composer, tune, axolotl, or python."""
     options: tuple[Option, ...]
-    """The launcher's."""
+    """Options of the launcher."""
     program: str
     """Path of a script, or name of a module."""
     is_module: bool
     arguments: tuple[Word, ...]
     environment: frozenset[str]
-    """Names that `env` or an assignment before the command set for it."""
+    """Variables that `env` or an assignment before the command sets for it."""
 
     def option(self, *names: str) -> Option | None:
         """The last of the launcher's options with one of these names (dashes, not underscores)."""
@@ -132,41 +134,41 @@ class Launch:
 
     @property
     def line(self) -> int:
-        """Where it is started."""
+        """The line of the command."""
         return self.command.line
 
     @cached_property
     def flags(self) -> dict[str, Flag]:
-        """The program's options by name without dashes; the last one wins, as argparse has it."""
+        """The program's options by name without dashes. The last one wins, as in argparse."""
         return {flag.name: flag for flag in _flags(self.arguments)}
 
     @cached_property
     def is_open(self) -> bool:
-        """Whether some arguments come from a variable that is not known here."""
+        """True if arguments may come from an unknown variable."""
         return bool(self.holders)
 
     @cached_property
     def holders(self) -> tuple[Word, ...]:
-        """The variables that may hold more arguments: $@, $EXTRA_ARGS."""
+        """Variables that may contain more arguments: $@, $EXTRA_ARGS."""
         return tuple(word for word in self.arguments if _holds_arguments(word))
 
     @cached_property
     def trains(self) -> bool:
-        """Whether it is a training program, and not one that is asked for its version."""
+        """True if it is a training program that is not only asked for its version or help."""
         asked = {word.text for word in self.arguments} & {"--version", "--versions", "--help", "-h"}
         pattern = _TRAINING_MODULES if self.is_module else _TRAINING_FILES
-        likely = self.launcher in _OF_TRAININGS and not _OTHER_WORK.search(self.program)
+        likely = self.launcher in _TRAINING_LAUNCHERS and not _OTHER_WORK.search(self.program)
         return not asked and (likely or bool(pattern.search(self.program)))
 
     @property
     def is_megatron(self) -> bool:
-        """Whether it is one of Megatron-LM's pretrain programs; Megatron-DeepSpeed has options of its own."""
+        """True if it is one of Megatron-LM's pretrain programs. Megatron-DeepSpeed has other options."""
         is_deepspeed = self.launcher == "deepspeed" or {"deepspeed", "deepspeed_config"} & self.flags.keys()
         return not is_deepspeed and bool(re.search(r"(^|/)pretrain_\w+\.py$", self.program))
 
 
 def unwrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """A command without `timeout 300`, `env A=b` and the like in front of it."""
+    """A command without prefixes such as `timeout 300` and `env A=b`."""
     while words and (name := words[0].text.rpartition("/")[2]) in _WRAPPERS:
         index = 1
         while index < len(words) and (
@@ -175,21 +177,22 @@ def unwrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:
         ):
             index += 2 if words[index].text in _OPTIONS_WITH_VALUE else 1
         words = words[index + _WRAPPERS[name] :]
-    # sh -c '...; exec "$@"' NAME COMMAND...
-    if len(words) > 4 and words[1].text == "-c" and re.search(r'(^|[;&]\s*)exec "\$@"$', words[2].text):
-        return unwrapped(words[4:])
+    # sh -c '...; exec [WRAPPER...] "$@"' NAME COMMAND...
+    if len(words) > 4 and words[1].text == "-c" and (handed_on := _EXEC.search(words[2].text)):
+        wrapper = (replace(words[2], text=text) for text in (handed_on[1] or "").split())
+        return unwrapped((*wrapper, *words[4:]))
     return words
 
 
 def program_of(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """A command without the wrappers, containers and environments that it is started through."""
+    """A command without the wrappers, containers and environments around it."""
     while (inner := wrapped(unwrapped(words))) != words:
         words = inner
     return words
 
 
 def step_of(command: Command, words: tuple[Word, ...], background: bool) -> Step | None:
-    """The step that a command starts; None when it is not srun."""
+    """The step that a command starts; None if it is not srun."""
     if not words or words[0].text.rpartition("/")[2] != "srun":
         return None
     rest = words[1:]
@@ -198,13 +201,13 @@ def step_of(command: Command, words: tuple[Word, ...], background: bool) -> Step
     while rest:
         texts = [word.text for word in rest]
         length = num_option_words(texts)
-        for argument in take_apart(texts[:length]):
+        for argument in parse_options(texts[:length]):
             word = rest[argument.index]
             options.append(
                 Option(argument.name, _value_word(argument.value, word, rest, argument.index), word)
             )
         rest = rest[length:]
-        # a variable among the options, which holds more of them, or none
+        # a variable among the options, which may contain more options
         if not (rest and not rest[0].known and re.match(r"\$\{?\w+", rest[0].text) and len(rest) > 1):
             break
         is_open = True
@@ -233,7 +236,7 @@ def _value_word(value: str | None, word: Word, rest: Sequence[Word], index: int)
 
 
 def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) -> Launch | None:
-    """The Python program that is started; None when it is another program."""
+    """The Python program that a command starts; None for other programs."""
     names = {item.name for item in command.environment}
     names |= {found[1] for word in program if (found := re.match(r"([A-Za-z_]\w*)=", word.text))}
     words = program_of(program)
@@ -265,7 +268,7 @@ def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) ->
 
 
 def _without_script(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """The program behind `./launch.sh train.py`: in a step, such a script sets the rank's variables first."""
+    """The program behind `./launch.sh train.py`, where the script sets the rank's variables first."""
     script = words
     if words and words[0].text.rpartition("/")[2] in _SHELLS:
         script = words[1:]
@@ -307,7 +310,7 @@ def _launcher(name: str, words: tuple[Word, ...]) -> tuple[str, tuple[Word, ...]
 
 
 def _launcher_options(launcher: str, words: tuple[Word, ...]) -> tuple[tuple[Option, ...], tuple[Word, ...]]:
-    """The launcher's options, and its program with the program's arguments."""
+    """The launcher's options, and the program with its arguments."""
     options: list[Option] = []
     index = 0
     while index < len(words) and words[index].text.startswith("-"):

@@ -1,4 +1,4 @@
-"""Megatron-LM's options: which there are, and the keys of a run file that mean the same."""
+"""Megatron-LM's options, and the equivalent keys of a run file."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ KEYS = {
     "profile-ranks": "logging.profile_ranks",
     "record-memory-history": "logging.record_memory_history",
 }
-"""Options whose value a run file takes as it is."""
+"""Option -> key of a run file with the same value."""
 
 OPTIONS = {path: option for option, path in reversed(KEYS.items())}
 """Key of a run file -> Megatron-LM's option."""
@@ -121,17 +121,17 @@ REMOVED = {
 """Options that make Megatron-LM stop with a message -> what replaces them (arguments.py, validate_args)."""
 
 NOT_MEGATRON = {
-    "data-parallel-size": "it follows from the number of ranks and the other sizes",
-    "datacenter-id": "Megatron-LM knows no data centres",
-    "zero-stage": "it is DeepSpeed's; --use-distributed-optimizer shards the optimizer",
-    "cpu-offload": "it is DeepSpeed's; --optimizer-cpu-offload moves the optimizer to the CPU",
+    "data-parallel-size": "it is derived from the number of ranks and the other sizes",
+    "datacenter-id": "Megatron-LM has no data center IDs",
+    "zero-stage": "it is an option of DeepSpeed; --use-distributed-optimizer shards the optimizer",
+    "cpu-offload": "it is an option of DeepSpeed; --optimizer-cpu-offload moves the optimizer to the CPU",
     "virtual-pipeline-model-parallel-size": "use --num-virtual-stages-per-pipeline-rank",
-    "gradient-accumulation-steps": "it follows from --global-batch-size",
+    "gradient-accumulation-steps": "it is derived from --global-batch-size",
 }
-"""Options that people write and Megatron-LM does not have."""
+"""Common options that Megatron-LM does not have -> advice."""
 
 SIMILARITY = 0.92
-"""Of a misspelt option to the right one, as difflib counts it."""
+"""Minimum similarity of a misspelled option to the right one (difflib ratio)."""
 
 LAYOUT_OPTIONS = frozenset((
     "pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
@@ -139,19 +139,19 @@ LAYOUT_OPTIONS = frozenset((
     "hybrid-layer-pattern", "hybrid-override-pattern", "heterogeneous-layers-config-path",
     "pipeline-model-parallel-split-rank", "standalone-embedding-stage",
 ))  # fmt: skip
-"""Options that share layers out over stages in other ways than evenly."""
+"""Options that can distribute layers unevenly over stages."""
 
 
 @functools.cache
 def options() -> frozenset[str]:
-    """Every option of pretrain_gpt.py in any release, without dashes."""
+    """All options of pretrain_gpt.py in any release, without dashes."""
     text = (Path(__file__).parent / "megatron_options.txt").read_text(encoding="utf-8")
     return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
 
 
 @functools.cache
 def nearest(option: str) -> str | None:
-    """The option that a misspelt one was meant to be; None when it exists, or nothing is like it."""
+    """The option closest to a misspelled one; None if the option exists or none is close."""
     if option in options() or option in REMOVED or option in NOT_MEGATRON:
         return None
     if (dashed := option.replace("_", "-")) in options():
@@ -160,19 +160,19 @@ def nearest(option: str) -> str | None:
 
 
 def word_of(launch: Launch, option: str) -> Word | None:
-    """The value of an option that is certainly given; None for one that is not, or may not be."""
+    """The value of an option that is certainly given; None otherwise."""
     flag = launch.flags.get(option)
     return flag.value if flag and flag.value and flag.value.certain else None
 
 
-def whole(launch: Launch, option: str) -> int | None:
-    """The whole number that an option certainly has."""
+def integer(launch: Launch, option: str) -> int | None:
+    """The integer value of an option; None if unknown."""
     word = word_of(launch, option)
     return word.number if word else None
 
 
 def real(launch: Launch, option: str) -> float | None:
-    """The number that an option certainly has."""
+    """The numeric value of an option; None if unknown."""
     word = word_of(launch, option)
     if (
         word
@@ -184,38 +184,38 @@ def real(launch: Launch, option: str) -> float | None:
 
 
 def as_options(text: str) -> str:
-    """A sentence about keys of a run file in the words of Megatron-LM's command line."""
+    """A message with keys of a run file replaced by Megatron-LM's options."""
 
     def option(found: re.Match[str]) -> str:
         name = found[0].rpartition(".")[2]
         return names.get(name, found[0])
 
     names = {path.rpartition(".")[2]: f"--{name}" for path, name in OPTIONS.items()}
-    # "split", "lr" and the like are words as well
+    # not "split", "lr" and similar, which are also words
     return re.sub(
         r"\b(?:model|parallelism|training|optimizer|data)\.[a-z]\w*|\b[a-z]+(?:_[a-z0-9]+)+\b", option, text
     )
 
 
 def facts(job: Job, launch: Launch) -> Facts | None:
-    """What the rules of planning look at, from a command line; None when a parallel size is not known.
+    """The facts for planning's rules from a command line; None if a parallel size is unknown.
 
-    What else is not known gets a value that keeps every rule, so that only what the script says is judged.
+    Other unknown values are chosen to satisfy every rule, so that only known values are checked.
     """
     sizes = {}
     for name in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"):
-        size = whole(launch, name) if name in launch.flags else None if launch.is_open else 1
+        size = integer(launch, name) if name in launch.flags else None if launch.is_open else 1
         if size is None or size < 1:
             return None
         sizes[name] = size
     tensor, pipeline, context = sizes.values()
     world = job.world_size(launch)
     nodes, ranks = world if world else (1, tensor * pipeline * context)
-    layers = _or(whole(launch, "num-layers"), pipeline)
-    heads = _or(whole(launch, "num-attention-heads"), tensor)
-    groups = whole(launch, "num-query-groups") if "group-query-attention" in launch.flags else None
-    seq_length = _or(whole(launch, "seq-length"), 2 * context * tensor)
-    micro_batch = _or(whole(launch, "micro-batch-size"), 1)
+    layers = _or(integer(launch, "num-layers"), pipeline)
+    heads = _or(integer(launch, "num-attention-heads"), tensor)
+    groups = integer(launch, "num-query-groups") if "group-query-attention" in launch.flags else None
+    seq_length = _or(integer(launch, "seq-length"), 2 * context * tensor)
+    micro_batch = _or(integer(launch, "micro-batch-size"), 1)
     rope = "use-rotary-position-embeddings" in launch.flags or (
         (word := word_of(launch, "position-embedding-type")) is not None and word.text == "rope"
     )
@@ -224,13 +224,13 @@ def facts(job: Job, launch: Launch) -> Facts | None:
     return Facts(
         model=ModelConfig(
             num_layers=layers,
-            hidden_size=_or(whole(launch, "hidden-size"), heads * 2),
+            hidden_size=_or(integer(launch, "hidden-size"), heads * 2),
             num_attention_heads=heads,
             seq_length=seq_length,
-            ffn_hidden_size=_or(whole(launch, "ffn-hidden-size"), 4 * tensor * heads),
+            ffn_hidden_size=_or(integer(launch, "ffn-hidden-size"), 4 * tensor * heads),
             num_query_groups=groups,
-            kv_channels=whole(launch, "kv-channels"),
-            max_position_embeddings=whole(launch, "max-position-embeddings"),
+            kv_channels=integer(launch, "kv-channels"),
+            max_position_embeddings=integer(launch, "max-position-embeddings"),
             position_embedding_type="rope" if rope else "learned_absolute",
         ),
         parallelism=ParallelismConfig(
@@ -242,15 +242,17 @@ def facts(job: Job, launch: Launch) -> Facts | None:
         ),
         training=TrainingConfig(
             micro_batch_size=micro_batch,
-            global_batch_size=_or(whole(launch, "global-batch-size"), micro_batch * data_parallel * pipeline),
-            train_iters=_or(whole(launch, "train-iters"), 1_000_000),
+            global_batch_size=_or(
+                integer(launch, "global-batch-size"), micro_batch * data_parallel * pipeline
+            ),
+            train_iters=_or(integer(launch, "train-iters"), 1_000_000),
         ),
         optimizer=OptimizerConfig(
             lr=real(launch, "lr") or 1.0,
             min_lr=real(launch, "min-lr"),
-            lr_decay_iters=whole(launch, "lr-decay-iters"),
+            lr_decay_iters=integer(launch, "lr-decay-iters"),
             lr_warmup_init=real(launch, "lr-warmup-init") or 0.0,
-            lr_warmup_iters=whole(launch, "lr-warmup-iters"),
+            lr_warmup_iters=integer(launch, "lr-warmup-iters"),
             lr_warmup_fraction=real(launch, "lr-warmup-fraction"),
         ),
         data=BlendConfig(mock=True),
@@ -264,13 +266,13 @@ def _or(number: int | None, other: int) -> int:
 
 
 def virtual_stages(layers: int, stages: int, per_stage: int) -> int | None:
-    """Virtual stages of a rank for --num-layers-per-virtual-pipeline-stage; None where it does not divide a stage."""
+    """Virtual stages per rank for --num-layers-per-virtual-pipeline-stage; None if it does not divide a stage."""
     each = stages * per_stage
     return layers // each if each > 0 and layers % each == 0 else None
 
 
 def _chunks(launch: Launch, layers: int, pipeline: int) -> int | None:
-    """Virtual stages of a rank."""
-    if stages := whole(launch, "num-virtual-stages-per-pipeline-rank"):
+    """Virtual stages per rank."""
+    if stages := integer(launch, "num-virtual-stages-per-pipeline-rank"):
         return stages
-    return virtual_stages(layers, pipeline, whole(launch, "num-layers-per-virtual-pipeline-stage") or 0)
+    return virtual_stages(layers, pipeline, integer(launch, "num-layers-per-virtual-pipeline-stage") or 0)

@@ -1,4 +1,4 @@
-"""#SBATCH lines as sbatch reads them: up to the first command, cut at a `#`, with a backslash as an escape."""
+"""Parses #SBATCH lines like sbatch: up to the first command, cut at `#`, with backslash escapes."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ SBATCH_OPTIONS_OF_SOME = frozenset((
     "power", "resources", "resv-ports", "segment", "spread-segments", "stepmgr", "tres-bind", "tres-per-task",
 ))
 # fmt: on
-"""Options of sbatch, srun and pyxis that take no value, or take one only after `=`; then the long options of sbatch
-in every release from Slurm 22.05 to 25.11, and those in some of them (src/common/slurm_opt.c)."""
+"""WITHOUT_VALUE: options of sbatch, srun and pyxis without a value, or with one only after `=`. SBATCH_OPTIONS: long
+options of sbatch in all releases from Slurm 22.05 to 25.11. SBATCH_OPTIONS_OF_SOME: those in some of these releases
+(src/common/slurm_opt.c)."""
 
 MOVED_OPTIONS = {
     "share": "oversubscribe",
@@ -58,32 +59,32 @@ MOVED_OPTIONS = {
     "node": "nodes",
     "ntask": "ntasks",
 }
-"""What older releases had, and what people shorten too far -> what it is called."""
+"""Options of older releases and common misspellings -> current name."""
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
-"""Second names of options -> the name that rules know."""
+"""Alternative names of options -> the name used by rules."""
 SRUN_OPTIONS = (frozenset(SHORT_OPTIONS.values()) | WITHOUT_VALUE) - SBATCH_OPTIONS - {"share"}
 """Options of srun that sbatch refuses."""
 
 NEW_OPTIONS = {"segment": "24.05", "stepmgr": "24.05"}
-"""Options of sbatch and srun -> the Slurm release that brought them."""
+"""Options of sbatch and srun -> the Slurm release that added them."""
 NEW_GRES_FLAGS = {"allow-task-sharing": "23.11"}
 """Values of --gres-flags -> the Slurm release that added them (CHANGELOG/slurm-23.11.md)."""
 
 
 def release_with(name: str, value: str) -> str:
-    """The Slurm release that brought an option, or its value; "" where every release from 22.05 on has it."""
+    """The Slurm release that added an option or its value; "" if every release since 22.05 has it."""
     flags = value.split(",") if name == "gres-flags" else []
     return max((NEW_OPTIONS.get(name, ""), *(NEW_GRES_FLAGS.get(flag, "") for flag in flags)))
 
 
 def matching_options(name: str) -> tuple[str, ...]:
-    """Options of sbatch that `name` can stand for: itself, else those that begin so, as getopt_long completes them."""
+    """Options of sbatch that `name` can mean: itself, or options with this prefix, as in getopt_long."""
     options = SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME
     if name in options:
         return (name,)
     if len(name) == 1:
         return ()
-    # which options of a newer release make a name ambiguous, only that cluster's sbatch knows
+    # options of some releases count only if no other matches, since the cluster may not have them
     return tuple(sorted(option for option in SBATCH_OPTIONS if option.startswith(name))) or tuple(
         sorted(option for option in options if option.startswith(name))[:1]
     )
@@ -94,18 +95,18 @@ class Directive:
     """One option of a #SBATCH line."""
 
     name: str
-    """The long name, without dashes, abbreviations completed; a letter that is none of sbatch's stays one."""
+    """The long name without dashes, with abbreviations completed. Unknown letters are kept."""
     value: str | None
     line: int
     effective: bool
-    """False for what stands after the first command: sbatch has stopped reading there."""
+    """False for directives after the first command, where sbatch stops reading."""
     cut: str = ""
-    """What a `#` without quotes cuts off the value."""
+    """The text that an unquoted `#` cuts off the value."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One option of a command line, as getopt takes it apart; `index` counts the words."""
+    """One option of a command line, as parsed by getopt. `index` is the index of its word."""
 
     name: str
     value: str | None
@@ -113,14 +114,14 @@ class Argument:
 
 
 def directives(lines: Sequence[str]) -> tuple[Directive, ...]:
-    """Every option of every #SBATCH line."""
+    """All options of all #SBATCH lines."""
     end = first_command(lines)
     found = []
     for number, line in enumerate(lines, start=1):
         if not re.match(r"#SBATCH(?=[\s-])", line):
             continue
         words, cut = _words(line.removeprefix("#SBATCH"))
-        arguments = list(take_apart(words))
+        arguments = list(parse_options(words))
         for argument in arguments:
             meant = matching_options(argument.name)
             found.append(
@@ -136,7 +137,7 @@ def directives(lines: Sequence[str]) -> tuple[Directive, ...]:
 
 
 def stray_words(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Line and text of the first word of each directive that belongs to no option."""
+    """Line and text of the first word in each directive that belongs to no option."""
     for number, line in enumerate(lines[: first_command(lines) - 1], start=1):
         if not re.match(r"#SBATCH\s", line):
             continue
@@ -147,7 +148,7 @@ def stray_words(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def first_command(lines: Sequence[str]) -> int:
-    """The line at which sbatch stops: the first that is neither blank nor a comment; one past the last if none is."""
+    """The line where sbatch stops: the first that is neither blank nor a comment, or one past the end."""
     commands = (
         number
         for number, line in enumerate(lines, start=1)
@@ -156,8 +157,21 @@ def first_command(lines: Sequence[str]) -> int:
     return next(commands, len(lines) + 1)
 
 
-def take_apart(words: Sequence[str]) -> Iterator[Argument]:
-    """The options at the beginning of a command line, up to the first word that is none."""
+def here_document_lines(lines: Sequence[str]) -> set[int]:
+    """Lines within here-documents of a script that cannot be parsed."""
+    found = set()
+    end = ""
+    for number, line in enumerate(lines, start=1):
+        if end:
+            found.add(number)
+            end = "" if line.strip() == end else end
+        elif begins := re.search(r"(?<!<)<<-?\s*[\"'\\]?(\w+)", line):
+            end = "" if line.lstrip().startswith("#") else begins[1]
+    return found
+
+
+def parse_options(words: Sequence[str]) -> Iterator[Argument]:
+    """The options at the start of a command line, up to the first other word."""
     index = 0
     while index < len(words):
         word, following = words[index], words[index + 1] if index + 1 < len(words) else None
@@ -173,9 +187,9 @@ def take_apart(words: Sequence[str]) -> Iterator[Argument]:
 
 
 def num_option_words(words: Sequence[str]) -> int:
-    """How many words the options at the beginning take."""
+    """Number of words that the options at the start take."""
     end = 0
-    for argument in take_apart(words):
+    for argument in parse_options(words):
         takes_next = argument.value is not None and _option(words[argument.index])[1] is None
         end = argument.index + (2 if takes_next else 1)
     return end + (end < len(words) and words[end] == "--")
@@ -190,7 +204,7 @@ def _option(word: str) -> tuple[str, str | None]:
 
 
 def _words(text: str) -> tuple[list[str], str]:
-    """Words of a directive as sbatch splits them, and what a `#` cut off the last of them.
+    """The words of a directive, split like sbatch, and the text that a `#` cut off the last one.
 
     Source: src/sbatch/opt.c of Slurm, _get_argument: a backslash escapes within single quotes as well.
     """
@@ -200,7 +214,7 @@ def _words(text: str) -> tuple[list[str], str]:
     while position < len(text):
         character = text[position]
         escaped = character == "\\" and position + 1 < len(text)
-        if place := BRACES.match(text, position):  # a template's, which may hold blanks
+        if place := BRACES.match(text, position):  # a place of a template, which may contain blanks
             word.append(place[0])
             in_word, position = True, place.end()
             continue

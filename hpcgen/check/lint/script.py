@@ -1,6 +1,6 @@
-"""A batch script as plain values: directives, assignments, commands with their arguments, functions, traps.
+"""A batch script as plain data: directives, assignments, commands with arguments, functions.
 
-What a word is stays unknown unless the script itself says it; `hpcgen.check.lint.reader` makes these values.
+Words are unknown unless the script itself determines them. `hpcgen.check.lint.walker` makes these values.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SHELLS = frozenset(("bash", "sh", "dash", "ash", "ksh", "mksh", "zsh", "busybox"
 """Interpreters whose scripts are read as bash."""
 
 Status = Literal["plain", "tested", "ignored", "piped", "substituted"]
-"""What becomes of a command's exit status: nothing looks at it, something does, `|| true` throws it away, the
-next command of a pipe hides it, or the command is within $( )."""
+"""The use of a command's exit status: nothing reads it, something does, `|| true` discards it, the next command of a
+pipe hides it, or the command is within $( )."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """name=value, or name=(items); `exported` when commands see it."""
+    """name=value or name=(items)."""
 
     name: str
     line: int
@@ -36,52 +36,64 @@ class Assignment:
     conditional: bool = False
     function: str = ""
     outer: int | None = None
-    """Index in `Script.commands` of the command whose `bash -c` text the assignment is from."""
+    """Index in `Script.commands` of the command whose `bash -c` text contains the assignment."""
     interval: Interval | None = None
-    """What an arithmetic value can be."""
+    """The range of an arithmetic value."""
     dead: bool = False
-    """Whether it stands in a branch that certainly does not run."""
+    """True if it is in a branch that certainly does not run."""
     loop: str = ""
-    """Variable of the `for` that runs it in every turn; "" outside of one."""
+    """Variable of the `for` that runs it in every iteration; "" if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A simple command; `line` to `end` are the lines it is written on."""
+    """A simple command on the lines from `line` to `end`."""
 
     words: tuple[Word, ...]
     line: int
     end: int
     environment: tuple[Assignment, ...] = ()
-    """What NAME=value before the command sets for it alone."""
+    """NAME=value before the command, which only apply to it."""
     background: bool = False
     status: Status = "plain"
     function: str = ""
-    """The function in whose body it stands; "" outside."""
+    """The function whose body contains it; "" if there is none."""
     conditional: bool = False
     in_loop: bool = False
     here_document: str = ""
-    """What it reads from <<EOF, with variables as written."""
+    """Text of its <<EOF, with variables as written."""
     here_line: int = 0
-    """The first line of that."""
+    """First line of the here-document."""
     here_expands: bool = False
-    """Whether the shell expands variables in it, because its delimiter has no quotes."""
+    """True if the shell expands variables in the here-document, because its delimiter has no quotes."""
     outer: int | None = None
-    """Where in `Script.commands` the command is whose `bash -c` text this one is from."""
+    """Index in `Script.commands` of the command whose `bash -c` text contains this one."""
     statement: int = 0
-    """Number of the statement of the script that it belongs to; statements of a body count as their own."""
+    """Number of its statement. Statements within a body have their own numbers."""
     dead: bool = False
-    """Whether it stands in a branch that certainly does not run."""
+    """True if it is in a branch that certainly does not run."""
 
     @property
     def name(self) -> str:
         """The program's name without its directory."""
         return self.words[0].text.rpartition("/")[2] if self.words else ""
 
+    @cached_property
+    def shell_text(self) -> Word | None:
+        """The text that the command passes to `bash -c`; None without one."""
+        texts = [word.text for word in self.words]
+        for index, text in enumerate(texts[:-2]):
+            following = index + 1
+            while following < len(texts) - 1 and texts[following].startswith(("-", "+")):
+                if text.rpartition("/")[2] in SHELLS and re.fullmatch(r"-\w*c", texts[following]):
+                    return self.words[following + 1]
+                following += 1
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Function:
-    """A function; one that runs its own arguments is a wrapper around a command."""
+    """A function. With `runs_arguments`, it is a wrapper around a command."""
 
     name: str
     line: int
@@ -91,30 +103,30 @@ class Function:
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """One branch of a case: its patterns, and the names that it sets."""
+    """A branch of a `case`: its patterns and the variables that it assigns."""
 
     line: int
     patterns: tuple[str, ...]
     assigned: frozenset[str]
     leaves: bool
-    """Whether it ends the script or the function."""
+    """True if the branch ends the script or the function."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """A variable that is expanded somewhere."""
+    """An expansion of a variable."""
 
     name: str
     line: int
     guarded: bool = False
-    """Whether it says what to do when the variable is not set: ${x:-y}, ${x:?}."""
+    """True if it handles an unset variable: ${x:-y}, ${x:?}."""
     has_default: bool = False
-    """Whether that is a default: ${x:-y}, ${x=y}."""
+    """True if it has a default: ${x:-y}, ${x=y}."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """Everything that the rules look at."""
+    """Everything in a script that the rules check."""
 
     path: str
     lines: tuple[str, ...]
@@ -122,7 +134,7 @@ class Script:
     commands: tuple[Command, ...] = ()
     assignments: tuple[Assignment, ...] = ()
     exports: tuple[Assignment, ...] = ()
-    """Every assignment that commands see, whether `export` stands before it or comes later."""
+    """Every assignment to an exported variable, whether `export` is on it or later."""
     functions: dict[str, Function] = field(default_factory=dict)
     cases: tuple[tuple[Branch, ...], ...] = ()
     uses: tuple[Use, ...] = ()
@@ -131,18 +143,18 @@ class Script:
     arithmetic: tuple[Use, ...] = ()
     """Variables within $(( )) and (( ))."""
     is_expanded: bool = False
-    """Whether another script's shell expands the text before sbatch reads it, as in sbatch <<EOF."""
+    """True if another script's shell expands the text before sbatch reads it, as in sbatch <<EOF."""
     error: ShellSyntaxError | None = None
-    """Where bash would stop reading. There are no commands then, unless only a placeholder is in the way."""
+    """The syntax error at which bash stops. There are no commands then, unless it is only a placeholder."""
 
     @cached_property
     def options(self) -> dict[str, str]:
-        """Long names and values of the directives in effect; the last one wins."""
+        """Long names and values of the effective directives. The last one wins."""
         return {item.name: item.value or "" for item in self.directives if item.effective}
 
     @cached_property
     def interpreter(self) -> str:
-        """The program that the first line names, without its directory; "" when it names none."""
+        """The program on the shebang line, without its directory; "" without a shebang."""
         words = self.lines[0].removeprefix("#!").split() if self.lines[0].startswith("#!") else []
         names = [word.rpartition("/")[2] for word in words]
         if names[:1] == ["env"]:
@@ -152,31 +164,31 @@ class Script:
 
     @property
     def is_shell(self) -> bool:
-        """Whether a shell runs it, as far as the first line tells."""
+        """True if the interpreter is a shell, which is also the default."""
         return not self.interpreter or self.interpreter in SHELLS
 
     @cached_property
     def is_batch(self) -> bool:
-        """Whether it is meant for sbatch."""
+        """True if the script has directives."""
         return bool(self.directives)
 
     def option_line(self, name: str) -> int:
-        """Where a directive stands, else the first directive: a comment above it can say what to ignore."""
+        """The line of a directive, or of the first one, where a comment above can disable rules."""
         lines = [item.line for item in self.directives if item.name == name]
         return lines[-1] if lines else self.first_directive
 
     @cached_property
     def first_directive(self) -> int:
-        """The line of the first directive; 1 without any."""
+        """The line of the first directive; 1 without directives."""
         return min((item.line for item in self.directives), default=1)
 
     def settings(self, name: str) -> list[Assignment]:
-        """Every assignment that gives commands this environment variable."""
+        """Every assignment to an exported variable."""
         return [assignment for assignment in self.exports if assignment.name == name]
 
     @cached_property
     def shell_options(self) -> frozenset[str]:
-        """Names of options that `set` or the first line turn on ("errexit", "pipefail", "xtrace")."""
+        """Names of shell options that `set` or the shebang line enable ("errexit", "pipefail", "xtrace")."""
         short = {"e": "errexit", "x": "xtrace", "u": "nounset", "a": "allexport"}
         found = set()
         if self.lines and (shebang := re.match(r"#!\s*\S*sh\b.*?\s-(\w+)", self.lines[0])):

@@ -1,4 +1,4 @@
-"""Bash text as a syntax tree. The parser is shfmt's (mvdan/sh), which writes its tree as JSON and runs nothing."""
+"""Parses bash with shfmt (mvdan/sh), which writes its syntax tree as JSON and runs nothing."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 256 * 1024
-"""Of a script. Slurm itself refuses scripts of more than 4 MiB."""
+"""Maximum size of a script. Slurm refuses scripts larger than 4 MiB."""
 MAX_TREE_BYTES = 64 * 1024 * 1024
-"""Of the tree in JSON. It grows with the square of the nesting: ten thousand brackets make 300 MB."""
+"""Maximum size of the tree in JSON. It grows with the square of the nesting: 10,000 brackets produce 300 MB."""
 TIME_LIMIT_S = 20.0
 MAX_BRACKETS = 40
-"""Words with brackets in arrays that are escaped for shfmt."""
+"""Maximum number of words with brackets in arrays that are escaped for shfmt."""
 
 Node = Any
 """A node of the tree: a dict with "Type" and "Pos", as shfmt --to-json writes it."""
 
 
 class ShellSyntaxError(Exception):
-    """The text cannot be read; `line` is counted from 1.
+    """The text cannot be parsed. `line` is counted from 1.
 
-    `is_ours` where bash itself takes it, `is_placeholder` where a <name> is left in it.
+    With `is_ours`, bash accepts the text but shfmt does not. With `is_placeholder`, a <name> is left in it.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class ShellSyntaxError(Exception):
 
 
 def parse(text: str) -> tuple[Node, bytes]:
-    """The tree of a script, and the bytes that its offsets count.
+    """The syntax tree of a script, and the bytes to which its offsets refer.
 
     Raises:
-        ShellSyntaxError: bash would not take the script, or it is too deep or too strange to be read.
+        ShellSyntaxError: the script has a syntax error, is nested too deeply, or cannot be parsed by shfmt.
         PackageNotFoundError: shfmt is not installed.
     """
     source = text.encode(errors="replace")
     output, complaint = _run(source)
     for _ in range(MAX_BRACKETS):
-        # a word such as [0]*3+[1]*58 in an array is one to bash, and the beginning of [0]=value to shfmt
+        # in an array, [0]*3+[1]*58 is a word for bash, but the start of [0]=value for shfmt
         found = re.match(r"(?:<[^>]*>:)?(\d+):(\d+): .*must be followed by `=`", complaint)
         if not found:
             break
@@ -70,7 +70,7 @@ def _error(complaint: str, text: str) -> ShellSyntaxError:
 
 
 def _escaped(source: bytes, line: int, column: int) -> bytes:
-    """`source` with a backslash before one of its bytes."""
+    """`source` with a backslash before the byte at a line and column."""
     lines = source.split(b"\n")
     at = lines[line - 1]
     lines[line - 1] = at[: column - 1] + b"\\" + at[column - 1 :]
@@ -78,7 +78,7 @@ def _escaped(source: bytes, line: int, column: int) -> bytes:
 
 
 def _bash_reads(text: str) -> bool:
-    """Whether bash takes the text; -n reads without running anything."""
+    """True if bash accepts the text. With -n, it runs nothing."""
     bash = shutil.which("bash")
     if bash is None:
         return False
@@ -97,7 +97,7 @@ def _bash_reads(text: str) -> bool:
 
 
 def _run(source: bytes) -> tuple[bytes, str]:
-    """What shfmt writes and what it complains about; at most MAX_TREE_BYTES, for at most TIME_LIMIT_S."""
+    """The output and error message of shfmt, limited to MAX_TREE_BYTES and TIME_LIMIT_S."""
     with tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as errors:
         script.write(source)
         script.seek(0)
@@ -108,7 +108,7 @@ def _run(source: bytes) -> tuple[bytes, str]:
             timer.start()
             try:
                 output = process.stdout.read(MAX_TREE_BYTES)
-                process.kill()  # it has ended, or has too much to say
+                process.kill()  # it has ended, or its output is too large
             finally:
                 timer.cancel()
         errors.seek(0)
@@ -122,8 +122,8 @@ def find_shfmt() -> str:
     Raises:
         PackageNotFoundError: it is not installed.
     """
-    beside = Path(sysconfig.get_path("scripts")) / "shfmt"
-    found = str(beside) if beside.is_file() else shutil.which("shfmt")
+    next_to_python = Path(sysconfig.get_path("scripts")) / "shfmt"
+    found = str(next_to_python) if next_to_python.is_file() else shutil.which("shfmt")
     if found is None:
         from importlib.metadata import PackageNotFoundError
 
@@ -132,7 +132,7 @@ def find_shfmt() -> str:
 
 
 def names_in(node: Node) -> Iterator[str]:
-    """Every variable that is expanded within a node."""
+    """All variables that are expanded in a node."""
     if isinstance(node, dict):
         if node.get("Type") == "ParamExp" and node.get("Param"):
             yield node["Param"]["Value"]

@@ -1,14 +1,17 @@
-"""Places of a template that whoever uses it fills in: {{ name }}, {% if %} and <name>.
+"""Parses scripts with places that users of a template fill in: {{ name }}, {% if %} and <name>.
 
-Before a shell's parser reads the text, each is masked by a name of the same length, so that it is one word.
+Each place is replaced by a name of the same length before parsing, so that it is one word.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
+
+from hpcgen.check.lint.syntax import Node, ShellSyntaxError, parse
 
 BRACES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
-"""Jinja's places, each on one line."""
+"""Places in Jinja syntax, each on one line."""
 ANGLES = re.compile(r"(?<!<)<[A-Za-z](?:[\w .-]*\w)?>")
 ANY = re.compile(f"{BRACES.pattern}|{ANGLES.pattern}")
 MASK = re.compile(r"_Z_*Z_")
@@ -17,14 +20,14 @@ _TAGS = re.compile(r"[ \t]*(?:(?:\{%.*?%\}|\{#.*?#\})[ \t]*)+")
 
 
 def is_tag(line: str) -> bool:
-    """Whether a line has nothing but tags such as {% if %}, which leave nothing behind."""
+    """True if a line contains only tags such as {% if %}, which produce no text."""
     return _TAGS.fullmatch(line) is not None
 
 
 def masked(text: str, places: re.Pattern[str] = BRACES) -> str:
-    """`text` with its places masked, in as many bytes; lines of tags become blank.
+    """`text` with its places masked, with the same number of bytes. Lines of tags become blank.
 
-    A text that has names like the masks is left as it is.
+    A text that already contains names like the masks is not changed.
     """
     if not places.search(text) or MASK.search(text):
         return text
@@ -33,7 +36,7 @@ def masked(text: str, places: re.Pattern[str] = BRACES) -> str:
 
 
 def unmasked(masked: bytes, text: str, places: re.Pattern[str] = BRACES) -> bytes:
-    """`masked` with the places of `text`, which it was made from, put in again."""
+    """`masked` with the places of the original `text` restored."""
     lines = (line for line in text.split("\n") if not is_tag(line))
     found = iter(places.findall("\n".join(lines)))
     return re.sub(
@@ -42,7 +45,7 @@ def unmasked(masked: bytes, text: str, places: re.Pattern[str] = BRACES) -> byte
 
 
 def parts(masked: str, original: str, places: re.Pattern[str]) -> list[tuple[str, bool]]:
-    """A text in parts, those in which a place is masked as in `original`, and whether each is none of them."""
+    """Splits a text at masked places. Returns the parts as in `original`, and whether each is plain text."""
     found = iter(places.findall(original))
     split = re.split(f"({MASK.pattern})", masked)
     return [
@@ -52,3 +55,46 @@ def parts(masked: str, original: str, places: re.Pattern[str]) -> list[tuple[str
 
 def _mask(place: re.Match[str]) -> str:
     return f"_Z{'_' * (len(place[0].encode(errors='replace')) - 4)}Z_"
+
+
+class Parsed(NamedTuple):
+    """The tree of a text, the bytes that its offsets count, and the places of a template in it."""
+
+    tree: Node
+    source: bytes
+    places: re.Pattern[str]
+    error: ShellSyntaxError | None = None
+    """A <name> that is left in a script: bash refuses it, and the tree has it as a word."""
+
+
+def parse_template(text: str, *, is_script: bool) -> Parsed:
+    """Parses a script, or the text of a `bash -c`, with the places of a template as words of unknown value.
+
+    A <name> is such a place only where bash refuses the script because of it. In the text of a `bash -c`, so is a
+    <NAME OF SEVERAL WORDS>, after which bash takes the next option for a file.
+    """
+    places = BRACES if is_script or not _SEVERAL_WORDS.search(text) else ANY
+    error = None
+    try:
+        tree, source = parse(masked(text, places))
+    except ShellSyntaxError as refusal:
+        error = None if refusal.is_ours else _placeholder(text, refusal.line)
+        if error is None:
+            raise
+        places = ANY
+        try:
+            tree, source = parse(masked(text, places))
+        except ShellSyntaxError:
+            raise refusal from None
+    return Parsed(tree, unmasked(source, text, places), places, error if is_script else None)
+
+
+_SEVERAL_WORDS = re.compile(r"(?<!<)<[A-Z]{2,} [\w .-]*\w>")
+
+
+def _placeholder(text: str, line: int) -> ShellSyntaxError | None:
+    """The error for a <name> on a line that bash refuses; None where the line has none."""
+    lines = text.split("\n")
+    found = ANGLES.search(lines[line - 1]) if 0 < line <= len(lines) else None
+    reason = "is a placeholder that bash reads as a redirection"
+    return ShellSyntaxError(line, f"`{found[0]}` {reason}", is_placeholder=True) if found else None

@@ -1,4 +1,4 @@
-"""What one looks for in a syntax tree."""
+"""Searches syntax trees for variables, assignments and words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcgen.check.lint.syntax import Node
 
 
 def does_nothing(statement: Node) -> bool:
-    """Whether a statement after || leaves a failure behind: true, :, echo."""
+    """True if a statement after || ignores the failure: true, :, echo."""
     command = statement.get("Cmd") or {}
     if command.get("Type") != "CallExpr" or not command.get("Args"):
         return False
@@ -19,7 +19,7 @@ def does_nothing(statement: Node) -> bool:
 
 
 def uses(node: Node) -> Iterator[Use]:
-    """Every variable that is expanded, with its line."""
+    """All expansions of variables, with their lines."""
     if isinstance(node, list):
         for inner in node:
             yield from uses(inner)
@@ -37,7 +37,7 @@ def uses(node: Node) -> Iterator[Use]:
 
 
 def names_in_arithmetic(node: Node, inside: bool = False) -> Iterator[tuple[str, int]]:
-    """Variables within $(( )) and (( )), with or without $, and their lines."""
+    """Variables in $(( )) and (( )), with or without $, and their lines."""
     if isinstance(node, list):
         for inner in node:
             yield from names_in_arithmetic(inner, inside)
@@ -56,7 +56,7 @@ def names_in_arithmetic(node: Node, inside: bool = False) -> Iterator[tuple[str,
 
 
 def assigned_in_arithmetic(node: Node) -> Iterator[str]:
-    """Variables that (( )) sets."""
+    """Variables that (( )) assigns."""
     if isinstance(node, list):
         for inner in node:
             yield from assigned_in_arithmetic(inner)
@@ -71,7 +71,7 @@ def assigned_in_arithmetic(node: Node) -> Iterator[str]:
 
 
 def words_of_test(node: Node) -> Iterator[Node]:
-    """The words within [[ ]]."""
+    """The words in [[ ]]."""
     if isinstance(node, list):
         for inner in node:
             yield from words_of_test(inner)
@@ -84,12 +84,12 @@ def words_of_test(node: Node) -> Iterator[Node]:
 
 
 def assigned(node: Node, *, appends: bool = True) -> Iterator[str]:
-    """Variables that assignments within a node set; those of += if `appends`."""
+    """Variables that a node assigns, including by += with `appends`."""
     return (name for _, name, is_append in assignments(node) if appends or not is_append)
 
 
 def assignments(node: Node) -> Iterator[tuple[int, str, bool]]:
-    """The first byte of each assignment within a node, its variable, and whether it is a +=."""
+    """The byte offset, variable, and whether it is a +=, for each assignment in a node."""
     if isinstance(node, list):
         for inner in node:
             yield from assignments(inner)

@@ -1,22 +1,20 @@
-"""What is known about the words of a script without running it."""
+"""Words and variables of a script, with what is known about their values."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from hpcgen.check.lint.arithmetic import value_of
-from hpcgen.check.lint.syntax import Node, names_in
-from hpcgen.check.lint.template import ANY, BRACES, MASK, parts
+from hpcgen.check.lint.template import ANY
 
 MAX_WORDS = 20_000
-"""Words that one expansion may give: arrays that hold each other double with every line."""
+"""Maximum number of words in an expansion. Arrays that contain each other can double with every line."""
 MAX_LENGTH = 100_000
 MAX_EXPANDED = 2_000_000
-"""Characters that all variables of a script together put into its words, each piece and each word counted as
-PIECE_COST more; afterwards variables are unknown. Scripts that people write need a hundredth."""
+"""Maximum number of characters that all variables of a script contribute to its words, plus PIECE_COST for each piece
+and word. Beyond that, variables are unknown. Hand-written scripts need a hundredth."""
 PIECE_COST = 20
 
 PLACEHOLDER = re.compile(
@@ -24,39 +22,36 @@ PLACEHOLDER = re.compile(
     r"|put[_-]|[_-]here|placeholder|disabled|offline|__\w+__|\{\{|\{%",
     re.IGNORECASE,
 )
-"""Text that whoever uses a template replaces."""
+"""Text that users of a template replace."""
 
 UNKNOWN = re.compile(rf"\$|{ANY.pattern}")
-"""Parts that make a text unknown: an expansion, or a place of a template."""
-
-BLANKS = " \t\n"
-"""What splits words, unless a script sets IFS; other white space does not."""
+"""Parts that make a text unknown: an expansion, or a place in a template."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """One word of a command, as the command gets it where that can be told."""
+    """One word of a command, expanded as far as possible."""
 
     text: str
-    """After quote removal, with the script's own variables put in; what is unknown stays as written: "$HOME/x"."""
+    """Without quotes, with the script's variables expanded. Unknown parts stay as written: "$HOME/x"."""
     known: bool
-    """Whether `text` is exactly what the command gets."""
+    """True if `text` is exactly what the command gets."""
     line: int
-    """Where the word is written, which may be in an array that the command uses."""
+    """Line of the word, which can be in an array that the command uses."""
     source: str
-    """As written in the script."""
+    """The word as written in the script."""
     variables: tuple[str, ...] = ()
-    """Names of the variables that the word expands, as written."""
+    """Names of the variables in the word as written."""
     certain: bool = True
-    """False for a word from code that may not run, such as `args+=(--x)` within an if."""
+    """False if the word comes from code that may not run, such as `args+=(--x)` within an `if`."""
     assumed: bool = False
-    """Whether the environment of the job may replace the text, as with ${NODES:-4}."""
+    """True if the job's environment can override the text, as with ${NODES:-4}."""
     doubts: tuple[tuple[int, int], ...] = ()
-    """The parts of `text`, as start and end, that come from code that may not run."""
+    """Ranges of `text`, as start and end, that come from code that may not run."""
 
     @property
     def number(self) -> int | None:
-        """The whole number that the word certainly is."""
+        """The integer that the word certainly is; None if it is not one."""
         if self.known and self.certain and re.fullmatch(r"-?\d{1,15}", self.text, re.ASCII):
             return int(self.text)
         return None
@@ -64,7 +59,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a word: `quoted` text is not split at its blanks."""
+    """A part of a word. `quoted` text is not split at blanks."""
 
     text: str
     known: bool = True
@@ -74,7 +69,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """What the script has put into a variable so far: a text, or the words of an array."""
+    """The current value of a variable: a string, or the words of an array."""
 
     pieces: tuple[Piece, ...] | None = None
     items: tuple[Word, ...] | None = None
@@ -82,283 +77,23 @@ class Variable:
 
     @property
     def first(self) -> tuple[Piece, ...]:
-        """What $NAME gives: of an array, the first word."""
+        """The value of $NAME, which is the first word of an array."""
         if self.items is not None:
-            return _pieces(self.items[0]) if self.items else ()
+            return pieces_of(self.items[0]) if self.items else ()
         return self.pieces or ()
 
 
 @dataclass
 class Budget:
-    """What the variables of a script may still put into its words: see MAX_EXPANDED."""
+    """Remaining part of MAX_EXPANDED for a script."""
 
     left: int = MAX_EXPANDED
 
     def allows(self, texts: Iterable[str]) -> bool:
-        """Takes what these texts cost; False when that is too much."""
+        """Deducts the cost of these texts; False if it exceeds the budget."""
         if self.left >= 0:
             self.left -= sum(len(text) + PIECE_COST for text in texts)
         return self.left >= 0
-
-
-@dataclass
-class Expander:
-    """Expands words with the variables that are known at this point of the script."""
-
-    source: bytes
-    variables: dict[str, Variable]
-    line_offset: int = 0
-    """Added to line numbers: for text that is itself within a word of another script."""
-    on_one_line: bool = False
-    """Whether all of the text counts as its first line: where variables brought lines that the file does not have."""
-    budget: Budget = field(default_factory=Budget)
-    """Shared by all texts of a script."""
-    visit: Callable[[list[Node]], None] = lambda statements: None
-    """Called with the statements of each command substitution."""
-    on_default: Callable[[str, Variable], None] = lambda name, variable: None
-    """Called for ${NAME:=value}."""
-    doubts: tuple[tuple[int, int], ...] = ()
-    """The bytes of `source`, as start and end, that come from code that may not run."""
-    trusts_defaults: bool = False
-    """Whether conditions take ${NAME:-value} for the value, which the environment of the job may replace."""
-    places: re.Pattern[str] = BRACES
-    """Places of a template that are masked in the tree, and not in `source`."""
-    _used: list[str] = field(default_factory=list)
-    _certain: bool = True
-    """Whether every number of the last arithmetic expression is certain."""
-    _assumed: bool = False
-    _splits: bool = True
-    """Whether the word becomes several words where it holds ${name[@]}."""
-
-    def text_of(self, node: Node) -> str:
-        """A node as it is written."""
-        return self.source[node["Pos"]["Offset"] : node["End"]["Offset"]].decode(errors="replace")
-
-    def line_of(self, node: Node) -> int:
-        """The line of the file that a node begins at."""
-        return self.line_at(node["Pos"]["Line"])
-
-    def line_at(self, line: int) -> int:
-        """The line of the file that a line of this text stands on."""
-        return self.line_offset + (1 if self.on_one_line else line)
-
-    def fields(self, node: Node) -> tuple[Word, ...]:
-        """The words that one word of a command becomes: none, one, or many."""
-        whole = self._whole_array(node)
-        if whole is not None:
-            return whole
-        pieces = self._begin(node)
-        groups = _split(pieces)
-        if len(groups) > 1 and not self.budget.allows("" for _ in groups):
-            groups = [[Piece(self.text_of(node), known=False)]]
-        return tuple(self._word(node, group) for group in groups)
-
-    def single(self, node: Node) -> Word:
-        """The word of an assignment or a redirection, which is not split."""
-        return self._word(node, self._begin(node, splits=False))
-
-    def here_document(self, redirection: Node) -> tuple[str, bool]:
-        """The text that a command reads from <<EOF, and whether bash expands it; here it stays as written."""
-        body = redirection["Hdoc"]
-        self._begin(body)  # visits the command substitutions
-        text = self.text_of(body).rpartition("\n")[0]
-        delimiter = redirection["Word"].get("Parts", [])
-        is_quoted = any(part["Type"] != "Lit" or "\\" in part["Value"] for part in delimiter)
-        return (text, False) if is_quoted else (_unescape(text, quoted=True), True)
-
-    def scalar(self, node: Node) -> Variable:
-        """What an assignment of this word puts into a variable."""
-        pieces = tuple(replace(piece, quoted=False) for piece in self._begin(node, splits=False))
-        return Variable(pieces=bounded(pieces), assumed=self._assumed)
-
-    def arithmetic(self, node: Node) -> int | None:
-        """The value of an arithmetic expression over numbers that are known."""
-        return value_of(node, self._number)
-
-    def certain_arithmetic(self, node: Node) -> int | None:
-        """The value of an arithmetic expression over numbers that can decide a condition."""
-        self._certain, self._assumed = True, False
-        value = self.arithmetic(node)
-        return value if self._certain and (self.trusts_defaults or not self._assumed) else None
-
-    def decides(self, word: Word) -> bool:
-        """Whether a condition on this word can be resolved."""
-        return word.known and word.certain and (self.trusts_defaults or not word.assumed)
-
-    def _begin(self, node: Node, *, splits: bool = True) -> list[Piece]:
-        self._used, self._assumed, self._splits = [], False, splits
-        pieces = _bounded_list(self._parts(node.get("Parts", []), quoted=False))
-        return list(weak_pieces(pieces)) if self._is_doubtful(node) else pieces
-
-    def _is_doubtful(self, node: Node) -> bool:
-        start, end = node["Pos"]["Offset"], node["End"]["Offset"]
-        return any(first < end and start < last for first, last in self.doubts)
-
-    def _word(self, node: Node, pieces: Iterable[Piece]) -> Word:
-        pieces = list(pieces)
-        ends = list(itertools.accumulate((len(piece.text) for piece in pieces), initial=0))
-        return Word(
-            text="".join(piece.text for piece in pieces),
-            known=all(piece.known for piece in pieces),
-            line=self.line_of(node),
-            source=self.text_of(node),
-            variables=tuple(dict.fromkeys(self._used)),
-            certain=all(piece.certain for piece in pieces),
-            assumed=self._assumed,
-            doubts=tuple(
-                (start, end)
-                for piece, start, end in zip(pieces, ends[:-1], ends[1:], strict=True)
-                if not piece.certain
-            ),
-        )
-
-    def _whole_array(self, node: Node) -> tuple[Word, ...] | None:
-        """The words of "${name[@]}" where the array is the script's own."""
-        parts = node.get("Parts", [])
-        quoted = len(parts) == 1 and parts[0]["Type"] == "DblQuoted"
-        if quoted:
-            parts = parts[0].get("Parts", [])
-        if len(parts) != 1 or not _is_whole_array(parts[0]):
-            return None
-        variable = self.variables.get(parts[0]["Param"]["Value"])
-        if variable is None or variable.items is None:
-            return None
-        if not self.budget.allows(item.text for item in variable.items):
-            return None
-        items = variable.items if quoted else tuple(_resplit(variable.items))
-        if self._is_doubtful(node):
-            items = tuple(replace(item, certain=False) for item in items)
-        return items[:MAX_WORDS]
-
-    def _parts(self, parts: list[Node], *, quoted: bool) -> Iterator[Piece]:
-        for part in parts:
-            kind = part["Type"]
-            if kind == "Lit":
-                # a pattern, a brace or a tilde becomes something else
-                plain = quoted or not re.search(r"[*?\[]|\{.*(,|\.\.).*\}|^~", part["Value"])
-                for literal, is_text in self._unmasked(part):
-                    text = _unescape(literal, quoted=quoted)
-                    yield Piece(text, known=plain and is_text, quoted=quoted or "\\" in literal)
-            elif kind == "SglQuoted":
-                for text, is_text in self._unmasked(part):
-                    known = is_text and not (part.get("Dollar") and re.search(r"\\[xuUc0-7]", text))
-                    yield Piece(_ansi_c(text) if part.get("Dollar") else text, known=known, quoted=True)
-            elif kind == "DblQuoted":
-                yield Piece("", quoted=True)
-                yield from self._parts(part.get("Parts", []), quoted=True)
-            elif kind == "ParamExp":
-                yield from self._parameter(part, quoted=quoted)
-            elif kind == "ArithmExp" and (value := self._arithmetic(part.get("X"))) is not None:
-                yield Piece(str(value), quoted=quoted, certain=self._certain)
-            else:
-                if kind in ("CmdSubst", "ProcSubst"):
-                    state = self._used, self._assumed, self._splits
-                    self.visit(part.get("Stmts", []))
-                    self._used, self._assumed, self._splits = state
-                self._used += names_in(part)
-                yield Piece(self.text_of(part), known=False, quoted=quoted)
-
-    def _unmasked(self, part: Node) -> list[tuple[str, bool]]:
-        """The text of a part, and which of it is known: the places of a template are not."""
-        value = part.get("Value", "")
-        return parts(value, self.text_of(part), self.places) if MASK.search(value) else [(value, True)]
-
-    def _arithmetic(self, node: Node) -> int | None:
-        self._certain = True
-        return self.arithmetic(node)
-
-    def _parameter(self, part: Node, *, quoted: bool) -> Iterator[Piece]:
-        name = part["Param"]["Value"] if part.get("Param") else ""
-        self._used.append(name)
-        variable = self.variables.get(name)
-        plain = not (part.keys() & {"Excl", "Length", "Width", "Slice", "Repl", "Names"})
-        operator = part.get("Exp", {}).get("Op", "")
-        unknown = Piece(self.text_of(part), known=False, quoted=quoted)
-        if _is_whole_array(part) and variable is not None and variable.items is not None:
-            if not self.budget.allows(item.text for item in variable.items):
-                yield unknown
-                return
-            yield from self._joined(part, variable.items, quoted=quoted)
-        elif (replaced := self._replaced(part, variable)) is not None:
-            yield from (replace(piece, quoted=quoted) for piece in replaced)
-        elif not plain or (part.get("Index") and not _is_whole_array(part)):
-            self._used += names_in(part)
-            yield unknown
-        elif operator in ("", ":?", "?"):
-            yield from self._value(variable, unknown, quoted=quoted)
-        elif operator in (":-", "-", ":=", "="):
-            if variable is not None and any(piece.text for piece in variable.first):
-                yield from self._value(variable, unknown, quoted=quoted)
-                return
-            if self.trusts_defaults and name.startswith("SLURM_"):
-                yield unknown  # Slurm sets it in every job
-                return
-            default = part["Exp"].get("Word") or {}
-            pieces = bounded(tuple(self._parts(default.get("Parts", []), quoted=quoted)))
-            if operator in (":=", "="):
-                self.on_default(name, Variable(pieces=pieces, assumed=True))
-            self._assumed = True
-            yield from pieces
-        else:
-            self._used += names_in(part)
-            yield unknown
-
-    def _replaced(self, part: Node, variable: Variable | None) -> tuple[Piece, ...] | None:
-        """The value of ${name/a/b} and ${name//a/b}, where name is known and a and b are plain text."""
-        change = part.get("Repl")
-        others = part.keys() & {"Excl", "Length", "Width", "Slice", "Names", "Index", "Exp"}
-        if not change or others or variable is None or variable.items is not None:
-            return None
-        old, new = (self._plain_text(change.get(side)) for side in ("Orig", "With"))
-        if not old or new is None or not all(piece.known for piece in variable.first):
-            return None
-        text = "".join(piece.text for piece in variable.first)
-        self._assumed = self._assumed or variable.assumed
-        certain = all(piece.certain for piece in variable.first)
-        return (Piece(text.replace(old, new, -1 if change.get("All") else 1), certain=certain),)
-
-    def _plain_text(self, node: Node) -> str | None:
-        """The text of a word of letters, digits and the like; None of another."""
-        text = self.text_of(node) if node else ""
-        return text if re.fullmatch(r"[\w.,:-]*", text, re.ASCII) else None
-
-    def _joined(self, part: Node, items: tuple[Word, ...], *, quoted: bool) -> Iterator[Piece]:
-        """An array within a longer word: one text with ${name[*]}, several words with ${name[@]}."""
-        is_text = not self._splits or len(items) < 2 or (quoted and "*" in self.text_of(part["Index"]))
-        self._assumed = self._assumed or any(item.assumed for item in items)
-        length = 0
-        for index, item in enumerate(items):
-            length += len(item.text) + 1
-            if length > MAX_LENGTH:
-                yield Piece("...", known=False)
-                return
-            if index:
-                yield Piece(" ", known=is_text, quoted=quoted, certain=item.certain)
-            yield from (
-                replace(piece, known=is_text and piece.known, quoted=quoted) for piece in _pieces(item)
-            )
-
-    def _value(self, variable: Variable | None, unknown: Piece, *, quoted: bool) -> Iterator[Piece]:
-        if variable is None or not self.budget.allows(piece.text for piece in variable.first):
-            yield unknown
-            return
-        self._assumed = self._assumed or variable.assumed
-        for piece in variable.first:
-            yield replace(piece, quoted=quoted)
-
-    def _number(self, node: Node) -> int | None:
-        """A word of an arithmetic expression: a number, or a variable with or without `$`."""
-        pieces = tuple(self._parts(node.get("Parts", []), quoted=True))
-        text = "".join(piece.text for piece in pieces).strip()
-        if re.fullmatch(r"[A-Za-z_]\w*", text, re.ASCII):
-            self._used.append(text)
-            variable = self.variables.get(text)
-            pieces = tuple(self._value(variable, Piece(text, known=False), quoted=True))
-            text = "".join(piece.text for piece in pieces).strip()
-        self._certain = self._certain and all(piece.certain for piece in pieces)
-        if all(piece.known for piece in pieces) and re.fullmatch(r"\d{1,15}", text, re.ASCII):
-            return int(text)
-        return None
 
 
 def variable_of(text: str, *, assumed: bool = False) -> Variable:
@@ -367,7 +102,7 @@ def variable_of(text: str, *, assumed: bool = False) -> Variable:
 
 
 def unknown_variable(name: str) -> Variable:
-    """A variable that the script sets to something that only a run can tell."""
+    """A variable that the script sets to an unknown value."""
     return Variable(pieces=(Piece(f"${name}", known=False),))
 
 
@@ -380,7 +115,7 @@ def appended(variable: Variable | None, more: Variable) -> Variable:
         items = variable.items if variable.items is not None else ()
         return Variable(items=(*items, *more.items)[:MAX_WORDS], assumed=assumed)
     pieces = bounded((*variable.first, *more.first))
-    if variable.items:  # a text goes to the first word
+    if variable.items:  # a string is appended to the first word
         joined = _joined_word(variable.items[0], pieces)
         return Variable(items=(joined, *variable.items[1:]), assumed=assumed)
     return Variable(pieces=pieces, assumed=assumed)
@@ -398,77 +133,24 @@ def _joined_word(word: Word, pieces: tuple[Piece, ...]) -> Word:
 
 
 def weak_pieces(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """`pieces` from code that may not run."""
+    """`pieces` marked as uncertain."""
     return tuple(replace(piece, certain=False) for piece in pieces)
 
 
-def _is_whole_array(part: Node) -> bool:
-    """Whether a part is ${name[@]} or ${name[*]}, and nothing is done to it."""
-    if part["Type"] != "ParamExp" or not part.get("Index") or not part.get("Param"):
-        return False
-    if part.keys() & {"Excl", "Length", "Width", "Slice", "Repl", "Exp", "Names"}:
-        return False
-    literals = [inner.get("Value") for inner in part["Index"].get("Parts", [])]
-    return literals in (["@"], ["*"])
-
-
-def _pieces(word: Word) -> tuple[Piece, ...]:
+def pieces_of(word: Word) -> tuple[Piece, ...]:
+    """The text of a word as pieces."""
     return (Piece(word.text, known=word.known, certain=word.certain),)
 
 
 def bounded(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """`pieces`, or one that is unknown where a script doubles a text until nothing can hold it."""
+    """`pieces`, or a single unknown piece if they are too long."""
     if len(pieces) > MAX_WORDS or sum(len(piece.text) for piece in pieces) > MAX_LENGTH:
         return (Piece("...", known=False),)
     return tuple(_merged(pieces))
 
 
 def _merged(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The same text in fewer pieces: neighbours of one kind are one."""
+    """The pieces with adjacent pieces of the same kind joined."""
     kinds = itertools.groupby(pieces, key=lambda piece: (piece.known, piece.quoted, piece.certain))
     for (known, quoted, certain), alike in kinds:
         yield Piece("".join(piece.text for piece in alike), known=known, quoted=quoted, certain=certain)
-
-
-def _bounded_list(pieces: Iterable[Piece]) -> list[Piece]:
-    return list(bounded(tuple(pieces)))
-
-
-def _split(pieces: list[Piece]) -> list[list[Piece]]:
-    """Field splitting: blanks that are neither quoted nor part of something unknown end a word."""
-    groups: list[list[Piece]] = []
-    open_group = False
-    for piece in pieces:
-        whole = piece.quoted or not piece.known
-        for text in [piece.text] if whole else re.split(f"([{BLANKS}]+)", piece.text):
-            if not whole and not text.strip(BLANKS):
-                open_group = open_group and not text
-            elif open_group:
-                groups[-1].append(replace(piece, text=text))
-            else:
-                groups.append([replace(piece, text=text)])
-                open_group = True
-    return groups
-
-
-def _resplit(items: Iterable[Word]) -> Iterator[Word]:
-    """The words of an array whose expansion is not quoted: their blanks split them."""
-    for item in items:
-        texts = re.findall(rf"(?:\$\([^)]*\)|[^{BLANKS}])+" if not item.known else f"[^{BLANKS}]+", item.text)
-        for text in texts:
-            yield replace(item, text=text, known=item.known or not UNKNOWN.search(text))
-
-
-def _unescape(text: str, *, quoted: bool) -> str:
-    if "\\" not in text:
-        return text
-    text = text.replace("\\\n", "")
-    return re.sub(r'\\([$`"\\])' if quoted else r"\\(.)", r"\1", text, flags=re.DOTALL)
-
-
-_ANSI_C = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
-
-
-def _ansi_c(text: str) -> str:
-    """$'...': the escapes of one letter; numbers are left unknown."""
-    return re.sub(r"\\(.)", lambda found: _ANSI_C.get(found[1], found[1]), text, flags=re.DOTALL)

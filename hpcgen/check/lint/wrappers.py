@@ -1,4 +1,4 @@
-"""Programs that run another program in a container or an environment: apptainer, shifter, enroot, uv and the like."""
+"""Programs that run another one in a container or environment, such as apptainer, shifter, enroot and uv."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hpcgen.check.lint.words import Word
 
 @dataclass(frozen=True)
 class Wrapper:
-    """How the command line of a wrapper is read."""
+    """Syntax of a wrapper's command line."""
 
     subcommands: tuple[str, ...] = ()
-    """Subcommands that run a program; none where the program follows the options."""
+    """Subcommands that run a program; empty if the program follows the options."""
     with_value: frozenset[str] = frozenset()
-    """Options that take the next word."""
+    """Options that take the next word as their value."""
     takes_image: bool = False
-    """Whether an image or a container is named before the program."""
+    """True if an image or container precedes the program."""
     runs_python: bool = False
-    """Whether a Python file or `-m MODULE` may take the place of the program."""
+    """True if a Python file or `-m MODULE` can replace the program."""
 
 
 _APPTAINER = Wrapper(
@@ -61,7 +61,7 @@ CONTAINERS = {
     ),
     **dict.fromkeys(("podman-hpc", "podman", "docker"), _PODMAN),
 }
-"""Programs that start a container -> how they are read.
+"""Programs that start a container -> their syntax.
 
 Sources: `singularity exec --help`, `apptainer exec --help`, `enroot start --help`, `docker run --help`, shifter's and
 podman-run's manuals.
@@ -82,7 +82,7 @@ _LIKELY_PROGRAM = re.compile(
 
 
 def wrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """The program that the words run, as `apptainer exec [options] IMAGE program` does; else the words themselves."""
+    """The program that a wrapper such as `apptainer exec [options] IMAGE program` runs, or the words themselves."""
     wrapper = WRAPPERS.get(words[0].text.rpartition("/")[2]) if words else None
     if wrapper is None:
         return words
@@ -97,7 +97,7 @@ def wrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:
         return replace(rest[0], text="python"), *rest
     if not wrapper.takes_image:
         return rest
-    # A variable before the image may hold several options: the program is the first word that looks like one.
+    # A variable before the image can contain several options: the program is the first word that looks like one.
     starts = (index for index, word in enumerate(rest) if index and _LIKELY_PROGRAM.search(word.text))
     return rest[next(starts, 1) :]
 

@@ -1,1 +1,1 @@
-"""From a hand-written batch script that runs Megatron-LM to a run file."""
+"""Converts a hand-written batch script that runs Megatron-LM into a run file."""

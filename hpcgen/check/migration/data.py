@@ -1,4 +1,4 @@
-"""Megatron-LM's command line as sections of a run file: data, tokenizer, vocabulary and checkpoints."""
+"""Converts Megatron-LM's command line into sections of a run file: data, tokenizer, vocabulary, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
-from hpcgen.check.migration.options import OWN_WAY, PLACEHOLDER
-from hpcgen.check.migration.values import Flags, is_known, plain_path, shown, typed, whole, why_not
+from hpcgen.check.migration.options import PLACEHOLDER, SPECIAL_KEYS
+from hpcgen.check.migration.values import Flags, integer, is_known, plain_path, shown, typed, why_not
 from hpcgen.config.tokenizer import TokenizerConfig, vocab_size
 from hpcgen.errors import HpcgenError
 from trainer.contract.resolve import VOCAB_MULTIPLE, pad_vocab_size
@@ -19,13 +19,13 @@ READ_BY = {
     "HuggingFaceTokenizer": {"tokenizer-type", "tokenizer-model"},
     "NullTokenizer": {"tokenizer-type", "vocab-size"},
 }
-"""The options that a tokenizer reads."""
+"""Tokenizer -> the options it reads."""
 
 DATA_KEYS = ("data.datasets", "data.train", "data.mock", "data.corpus")
 
 
 def carry_data(flags: Flags, carried: Carried) -> None:
-    """Adds the blends, or made-up samples."""
+    """Carries over the blends, or mock data."""
     names = (
         ("data-path", "datasets"),
         ("train-data-path", "train"),
@@ -36,20 +36,23 @@ def carry_data(flags: Flags, carried: Carried) -> None:
         carried.seen.add(flag.name)
         carried.put("data.mock", True)
         if given := [f"--{name}" for name, _ in names if name in flags]:
-            why = f"{given[0]} is given as well, and Megatron-LM takes one of them"
+            why = f"{given[0]} is also given, and Megatron-LM uses only one of them"
             carried.refuse(flag.line, shown(flag), why, *DATA_KEYS)
     for name, key in names:
         if flag := flags.get(name):
             carried.seen.add(name)
             if any(carried.is_chosen(other) for other in DATA_KEYS):
-                carried.leave(flag.line, f"--{name}", "--set gives the data")
+                carried.leave(flag.line, f"--{name}", "--set overrides the data")
                 continue
             datasets = _blend(flag.values) if is_known(flag.values) else None
             if datasets is not None:
                 carried.put(f"data.{key}", datasets)
             else:
                 carried.refuse(
-                    flag.line, _brief(f"--{name}", flag.values), _why_no_blend(flag.values), *OWN_WAY[name]
+                    flag.line,
+                    _brief(f"--{name}", flag.values),
+                    _why_no_blend(flag.values),
+                    *SPECIAL_KEYS[name],
                 )
 
 
@@ -58,8 +61,8 @@ def _why_no_blend(words: tuple[Word, ...]) -> str:
     if doubtful is not None:
         return unknown(doubtful)
     if any(PLACEHOLDER.search(word.text) for word in words):
-        return "it is a placeholder, which the script leaves to be filled in"
-    return "it is neither one path nor pairs of weight and path" if words else "it names no data"
+        return "it is a placeholder"
+    return "it is neither one path nor pairs of weight and path" if words else "it has no value"
 
 
 def _brief(option: str, words: tuple[Word, ...]) -> str:
@@ -68,7 +71,7 @@ def _brief(option: str, words: tuple[Word, ...]) -> str:
 
 
 def _blend(words: tuple[Word, ...]) -> list[dict[str, object]] | None:
-    """A blend: one path, paths alone, or pairs of a weight and a path; None where it is none."""
+    """A blend: paths, or pairs of a weight and a path; None for anything else."""
     number = r"\d+\.?\d*([eE][+-]?\d+)?|\.\d+"
     texts = [word.text for word in words]
     if not texts or any(not text or PLACEHOLDER.search(text) for text in texts):
@@ -84,12 +87,12 @@ def _blend(words: tuple[Word, ...]) -> list[dict[str, object]] | None:
 
 
 def carry_tokenizer(launch: Launch, flags: Flags, carried: Carried) -> None:
-    """Adds the tokenizer and the size of the vocabulary; a tokenizer that cannot be carried is refused."""
+    """Carries over the tokenizer and the vocabulary size. An unsupported tokenizer is refused."""
     names = {"tokenizer-type", "tokenizer-model", "vocab-file", "merge-file", "vocab-size"}
     carried.seen |= (names | {"make-vocab-size-divisible-by"}) & flags.keys()
     kind = flags.get("tokenizer-type")
     if kind is None and "tokenizer-type" in launch.flags:
-        return  # under a condition
+        return  # conditional: refused already
     # pretrain_gpt.py sets GPT2BPETokenizer with args_defaults
     name = (
         "GPT2BPETokenizer" if kind is None else kind.value.text if kind.value and is_sure(kind.value) else ""
@@ -108,7 +111,7 @@ def carry_tokenizer(launch: Launch, flags: Flags, carried: Carried) -> None:
     elif name == "NullTokenizer":
         size = _null(line, flags, carried)
     else:
-        why = "data.tokenizer knows gpt2, huggingface (a tokenizer.json) and bytes"
+        why = "data.tokenizer supports gpt2, huggingface (a tokenizer.json) and bytes"
         carried.refuse(line, f"--tokenizer-type {name}", why, "data.tokenizer")
     for unread in names & flags.keys() - READ_BY.get(name, names):
         carried.leave(flags[unread].line, shown(flags[unread]), f"{name} does not read it")
@@ -116,7 +119,7 @@ def carry_tokenizer(launch: Launch, flags: Flags, carried: Carried) -> None:
 
 
 def _gpt2(flags: Flags, carried: Carried) -> int | None:
-    """The tokenizer's size; None when only its files tell."""
+    """The tokenizer's size; None if its files are not here."""
     files: dict[str, str] = {}
     for name, key in (("vocab-file", "vocab_file"), ("merge-file", "merges_file")):
         if flag := flags.get(name):
@@ -127,13 +130,13 @@ def _gpt2(flags: Flags, carried: Carried) -> int | None:
                 )
             elif name == "merge-file" and text.endswith(".json"):
                 carried.refuse(
-                    flag.line, shown(flag), "it is a vocabulary, not merges", "data.tokenizer.kind"
+                    flag.line, shown(flag), "it is a vocabulary, not a merges file", "data.tokenizer.kind"
                 )
             else:
                 files[key] = text
     given = [flags[name] for name in ("vocab-file", "merge-file") if name in flags]
     if len(given) == 1:
-        why = "--vocab-file and --merge-file belong together"
+        why = "--vocab-file and --merge-file must be given together"
         carried.refuse(given[0].line, shown(given[0]), why, "data.tokenizer.kind")
     if len(given) != len(files) or len(given) == 1:
         return None
@@ -147,12 +150,12 @@ def _hugging_face(line: int, flags: Flags, carried: Carried) -> int | None:
     text = typed("checkpoint.load", flag) if flag else None
     if flag is None:
         carried.refuse(
-            line, "--tokenizer-type HuggingFaceTokenizer", "it names no --tokenizer-model", "data.tokenizer"
+            line, "--tokenizer-type HuggingFaceTokenizer", "--tokenizer-model is missing", "data.tokenizer"
         )
     elif text is None:
         carried.refuse(flag.line, shown(flag), why_not("checkpoint.load", flag), "data.tokenizer")
     elif not text.startswith("/"):
-        why = "data.tokenizer reads a tokenizer.json, and asks no hub: download it, and give its path"
+        why = "data.tokenizer reads a tokenizer.json and downloads nothing: download it, and set its path"
         carried.refuse(flag.line, shown(flag), why, "data.tokenizer")
     else:
         path = text if text.endswith(".json") else f"{text.rstrip('/')}/tokenizer.json"
@@ -163,11 +166,11 @@ def _hugging_face(line: int, flags: Flags, carried: Carried) -> int | None:
 
 
 def _null(line: int, flags: Flags, carried: Carried) -> int | None:
-    """Releases differ in what --vocab-size counts: before core 0.16 the end of a document comes on top of it."""
-    asked = whole(flags, "vocab-size")
+    """Converts NullTokenizer. Before core 0.16, Megatron-LM adds the end-of-document token to --vocab-size."""
+    asked = integer(flags, "vocab-size")
     what = f"--tokenizer-type NullTokenizer --vocab-size {asked or ''}".strip()
     if not asked:
-        carried.refuse(line, what, "it needs the size of the vocabulary", "model.vocab_size")
+        carried.refuse(line, what, "--vocab-size is missing or unknown", "model.vocab_size")
     elif pad_vocab_size(asked) != pad_vocab_size(asked + 1) and not carried.is_chosen("model.vocab_size"):
         why = (
             f"the embedding has {pad_vocab_size(asked)} rows in newer releases of Megatron-LM and "
@@ -176,23 +179,23 @@ def _null(line: int, flags: Flags, carried: Carried) -> int | None:
         carried.refuse(line, what, why, "model.vocab_size")
     else:
         carried.put("model.vocab_size", asked)
-    carried.put("data.tokenizer", {"kind": "bytes"})  # the least that the vocabulary must hold
+    carried.put("data.tokenizer", {"kind": "bytes"})  # the smallest tokenizer
     return carried.get("model.vocab_size") if asked else None
 
 
 def _size(tokenizer: dict[str, Any]) -> int | None:
-    """The size of a tokenizer; None where its files are not here."""
+    """The size of a tokenizer; None if its files are not here."""
     try:
         return vocab_size(TokenizerConfig(**tokenizer))
-    except (HpcgenError, TypeError):  # a key of --set that it does not have is refused later
+    except (HpcgenError, TypeError):  # unknown keys in --set are refused later
         return None
 
 
 def _padded_vocabulary(size: int | None, launch: Launch, flags: Flags, carried: Carried) -> None:
-    """Megatron-LM pads the vocabulary to a multiple that grows with tensor parallelism, a run file to 128."""
+    """Megatron-LM pads the vocabulary to a multiple proportional to TP, a run file to a multiple of 128."""
     divisor = flags.get("make-vocab-size-divisible-by")
     tensor = carried.get("parallelism.tensor_model_parallel_size") or 1
-    given = whole(flags, "make-vocab-size-divisible-by") if divisor else VOCAB_MULTIPLE
+    given = integer(flags, "make-vocab-size-divisible-by") if divisor else VOCAB_MULTIPLE
     if not given:
         assert divisor is not None
         why = why_not("training.seed", divisor)
@@ -205,7 +208,7 @@ def _padded_vocabulary(size: int | None, launch: Launch, flags: Flags, carried: 
         return
     if size is None:
         why = (
-            f"Megatron-LM rounds them up to a multiple of {multiple}, a run file to one of {VOCAB_MULTIPLE}: "
+            f"Megatron-LM rounds them up to a multiple of {multiple}, and a run file to one of {VOCAB_MULTIPLE}: "
             "to load the script's checkpoints, set model.padded_vocab_size"
         )
         carried.leave(divisor.line if divisor else launch.line, "the rows of the embedding", why)
@@ -214,24 +217,24 @@ def _padded_vocabulary(size: int | None, launch: Launch, flags: Flags, carried: 
 
 
 def list_relative_paths(launch: Launch, carried: Carried) -> None:
-    """A relative path starts at the directory of the job in a script, and at the folder of a run file."""
+    """Lists relative paths: in a script, they start at the job's directory; in a run file, at its folder."""
     keys = ("checkpoint.save", "checkpoint.load", "data.cache_dir", "data.tokenizer.vocab_file")
     found = [text for key in keys if (text := carried.get(key)) and not carried.is_chosen(key)]
     for key in ("datasets", "train", "valid", "test"):
         if not carried.is_chosen(f"data.{key}"):
             found += [dataset["prefix"] for dataset in carried.get(f"data.{key}") or ()]
     if relative := [text for text in found if not text.startswith("/")]:
-        why = "it is carried as it is, and starts at the folder of the run file, not at the directory of the job"
+        why = "in a run file, the path starts at its folder, not at the directory of the job"
         shown_paths = ", ".join(relative[:3]) + (" and others" if len(relative) > 3 else "")
         carried.leave(launch.line, f"the directory of {shown_paths}", why)
 
 
 def carry_checkpoints(flags: Flags, carried: Carried) -> None:
-    """--load of the directory that is saved to is what the trainer does anyway."""
+    """Carries over checkpoint paths. Loading from the directory of --save is the trainer's default."""
     flag, saved = flags.get("load"), flags.get("save")
     if saved and (place := carried.get("checkpoint.save")):
-        why = f"checkpoint.save is the script's {place}: the run goes on from what is there, and writes there"
-        carried.leave(saved.line, "a checkpoint directory of the run's own", why)
+        why = f"checkpoint.save is the script's {place}: the run resumes from checkpoints there, and saves there"
+        carried.leave(saved.line, "the run's own checkpoint directory", why)
     if flag is None:
         return
     carried.seen.add("load")
@@ -245,6 +248,6 @@ def carry_checkpoints(flags: Flags, carried: Carried) -> None:
 
 
 def is_same(one: Word, other: Word) -> bool:
-    """Whether two words certainly have the same text."""
+    """True if two words certainly have the same text."""
     is_fixed = one.known or "(" not in one.text
     return one.text == other.text and one.certain and other.certain and is_fixed

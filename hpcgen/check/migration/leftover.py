@@ -1,4 +1,4 @@
-"""What a run file cannot say, and the sections that it can."""
+"""The sections of a run file, and parts of a script that it cannot express."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 from hpcgen.check.lint.words import Word
 
 Sections = dict[str, Any]
-"""Part of a run file as plain data."""
+"""Sections of a run file as plain data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leftover:
-    """Something of the script that is not in the run file."""
+    """A part of the script that is not in the run file."""
 
     line: int
     what: str
     why: str
     decides: bool = False
-    """Whether the results of the training depend on it, so that no run file may be written without an answer."""
+    """True if the results of the training depend on it. If so, no run file is written unless one of `keys` is set."""
     keys: tuple[str, ...] = ()
-    """Keys of the run file that answer it; none where only another script does."""
+    """Keys of the run file that resolve it; empty if the script must be changed."""
 
 
 @dataclass
 class Carried:
-    """What was carried over so far, and what was not."""
+    """Carried sections and leftovers so far."""
 
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    """The values that the command line gives, which win over those of the script."""
+    """Values from the command line, which override those of the script."""
     sections: Sections = field(default_factory=dict)
     leftovers: list[Leftover] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
-    """Names of the options that are carried, listed or refused."""
+    """Names of options that are carried over, listed or refused."""
     usual: list[str] = field(default_factory=list)
-    """Names of the options that say what the trainer does anyway."""
+    """Names of options that request what the trainer does by default."""
 
     def put(self, path: str, value: object) -> None:
         """Sets the value at a dotted path."""
@@ -54,11 +54,11 @@ class Carried:
             del self.sections[section]
 
     def get(self, path: str) -> Any:
-        """The value at a dotted path, the chosen one before the script's; None when there is none."""
+        """The value at a dotted path, from the command line or else the script; None if neither sets it."""
         return _at(self.chosen, path) if self.is_chosen(path) else _at(self.sections, path)
 
     def is_chosen(self, path: str) -> bool:
-        """Whether the command line gives this key, a part of it, or the section around it."""
+        """True if the command line sets this key, a part of it, or its section."""
         place: Any = self.chosen
         for key in path.split("."):
             if not isinstance(place, Mapping):
@@ -69,11 +69,11 @@ class Carried:
         return True
 
     def leave(self, line: int, what: str, why: str) -> None:
-        """Says what is not carried over and does not decide the results."""
+        """Adds a leftover that the results do not depend on."""
         self.leftovers.append(Leftover(line=line, what=what, why=why))
 
     def refuse(self, line: int, what: str, why: str, *keys: str) -> None:
-        """Says what decides the results and cannot be carried over; one of `keys`, when chosen, answers it."""
+        """Adds a leftover that the results depend on, unless the command line sets one of `keys`."""
         if not any(self.is_chosen(key) for key in keys):
             self.leftovers.append(Leftover(line=line, what=what, why=why, decides=True, keys=keys))
 
@@ -85,13 +85,13 @@ def _at(place: Any, path: str) -> Any:
 
 
 def is_sure(word: Word | None) -> bool:
-    """Whether a word is known, and certainly given."""
+    """True if a word is known and certainly given."""
     return word is not None and word.known and word.certain
 
 
 def unknown(word: Word) -> str:
-    """Why a word's value cannot be carried over."""
+    """The reason why a word's value cannot be carried over."""
     if not word.certain:
-        return "it depends on a condition that only the job resolves"
+        return "it depends on a condition that is only known in the job"
     text = " ".join(word.text.split())
-    return f"only the job knows its value ({text if len(text) <= 80 else text[:77] + '...'})"
+    return f"its value is only known in the job ({text if len(text) <= 80 else text[:77] + '...'})"

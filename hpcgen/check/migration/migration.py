@@ -1,4 +1,4 @@
-"""Reads a batch script into the sections of a run file, and says what it could not carry."""
+"""Converts a batch script into the sections of a run file, and reports what could not be carried over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEEDED = (
     "model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.seq_length",
     "training.micro_batch_size", "training.global_batch_size", "training.train_iters", "optimizer.lr",
 )  # fmt: skip
-"""Keys that a run file must have, and that no value can be assumed for."""
+"""Required keys of a run file without a sensible default."""
 
 EXAMPLES = {
     "data.datasets": "data.datasets=[{prefix: PATH}]",
@@ -36,7 +36,7 @@ EXAMPLES = {
     "data.tokenizer.kind": "data.tokenizer.kind=gpt2",
     "data.tokenizer": "data.tokenizer={kind: huggingface, tokenizer_file: PATH}",
 }
-"""Keys whose value is no single word -> how --set gives one."""
+"""Keys whose value is not a single word -> how to set one with --set."""
 
 TIME = "1-00:00:00"
 
@@ -45,16 +45,16 @@ PROLOGUE = ("module", "ml", "source", ".", "conda", "spack", "ulimit")
 
 @dataclass(frozen=True, kw_only=True)
 class Migration:
-    """What came of a script."""
+    """The result of converting a script."""
 
     name: str | None
-    """The job's name, where a run may be called so."""
+    """The job's name, if it is a valid name of a run."""
     sections: Sections
-    """Of the run file, without its name, cluster and paths."""
+    """Sections of the run file, without its name, cluster and paths."""
     leftovers: tuple[Leftover, ...]
-    """What is not in them, in the order of the script."""
+    """Parts of the script that are not in the sections, in the order of the script."""
     usual: tuple[str, ...] = ()
-    """Options that say what the trainer does anyway."""
+    """Options that request what the trainer does by default."""
 
 
 def migrate(
@@ -64,16 +64,16 @@ def migrate(
     node_type: NodeType,
     chosen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Migration:
-    """Reads a script that trains a GPT with Megatron-LM; `chosen` are values that win over those of the script.
+    """Converts a script that trains a GPT with Megatron-LM. Values in `chosen` override those of the script.
 
     Raises:
-        HpcgenError: the text is no script, bash does not take it, or it starts no training of a GPT.
-        ConfigErrors: everything that decides the results of the training and cannot be carried over.
+        HpcgenError: the text is not a script, has a syntax error, or starts no training of a GPT.
+        ConfigErrors: all settings that affect the results of the training and cannot be carried over.
     """
     script = read(text, path, trusts_defaults=True)
     if not script.is_shell:
         raise HpcgenError(
-            f"{path}: is not a shell script: {script.interpreter} runs it", "give a shell script"
+            f"{path}: is not a shell script: its interpreter is {script.interpreter}", "give a shell script"
         )
     if script.error:
         raise HpcgenError(script.error.reason, "correct the script", where=f"{path}:{script.error.line}")
@@ -86,7 +86,7 @@ def migrate(
     carry_training(job, launch, carried)
     for other in others:
         if _options(other) == _options(launch):
-            carried.leave(other.line, other.program, "it is the same training as in the run file")
+            carried.leave(other.line, other.program, "the run file already has this training")
         else:
             carried.refuse(other.line, other.program, ANOTHER)
     _other_commands(job, launch, carried)
@@ -105,12 +105,12 @@ def migrate(
 
 
 ANOTHER = (
-    "it is a training with other options, and a run file has one; leave one of them in a copy of the script"
+    "a run file describes one training, and this one has other options; remove one from a copy of the script"
 )
 
 
 def _launches(job: Job, path: str) -> tuple[Launch, tuple[Launch, ...]]:
-    """The training of a GPT, and the others that may run."""
+    """The training of a GPT, and other trainings that may run."""
     may_run = [launch for launch in job.launches if not launch.command.dead]
     trainings = [launch for launch in may_run if launch.is_megatron and launch.flags]
     found = [launch for launch in trainings if re.search(r"(^|/)pretrain_gpt\w*\.py$", launch.program)]
@@ -118,18 +118,18 @@ def _launches(job: Job, path: str) -> tuple[Launch, tuple[Launch, ...]]:
         return found[0], tuple(launch for launch in trainings if launch is not found[0])
     if trainings:
         raise HpcgenError(
-            f"{trainings[0].program} trains no GPT, and the trainer has GPT alone",
-            "stay with Megatron-LM for this model",
+            f"{trainings[0].program} does not train a GPT, and the trainer only trains GPTs",
+            "use Megatron-LM for this model",
             where=f"{path}:{trainings[0].line}",
         )
     for launch in may_run:
         if re.search(r"(^|/)pretrain_\w+\.py$", launch.program) and launch.flags:
             raise HpcgenError(
-                "this is Megatron-DeepSpeed, whose options are others than Megatron-LM's",
+                "this is Megatron-DeepSpeed, whose options differ from Megatron-LM's",
                 "write a run file (hpcgen init)",
                 where=f"{path}:{launch.line}",
             )
-    hint = "it must call pretrain_gpt.py with its options, through srun, torchrun or python"
+    hint = "the script must call pretrain_gpt.py with its options, through srun, torchrun or python"
     raise HpcgenError(f"{path}: starts no training of Megatron-LM", hint)
 
 
@@ -141,50 +141,50 @@ def _refusal(path: str, leftover: Leftover) -> Mistake:
     hint = (
         f"choose with --set '{EXAMPLES.get(leftover.keys[0], leftover.keys[0] + '=...')}'"
         if leftover.keys
-        else "the trainer cannot do it: take it out of a copy of the script, or stay with Megatron-LM"
+        else "remove it from a copy of the script, or use Megatron-LM"
     )
     reason = f"{printable(leftover.what)}: {printable(leftover.why)}"
     return Mistake.at(f"{path}:{leftover.line}", reason, hint)
 
 
 def printable(text: str) -> str:
-    """A text of the script as a message may show it."""
+    """Text of the script with non-printable characters replaced."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _needed(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> None:
-    """Values that a run file needs besides: refused, or filled in where the results do not depend on them."""
+    """Other values that a run file needs: refused, or filled in if the results do not depend on them."""
     refused = {key for leftover in carried.leftovers if leftover.decides for key in leftover.keys}
     for key in NEEDED:
         if carried.get(key) is None and key not in refused:
-            carried.refuse(launch.line, f"--{OPTIONS[key]}", "the script does not give it", key)
+            carried.refuse(launch.line, f"--{OPTIONS[key]}", "the script does not set it", key)
     if not any(carried.get(key) for key in DATA_KEYS) and refused.isdisjoint(DATA_KEYS):
-        carried.refuse(launch.line, "--data-path", "the script does not say where the data is", *DATA_KEYS)
+        carried.refuse(launch.line, "--data-path", "the script does not set the path of the data", *DATA_KEYS)
     if carried.get("slurm.train.nodes") is None:
         nodes = _fewest_nodes(carried, node_type)
         carried.put("slurm.train.nodes", nodes)
-        why = f"the script does not give it; {nodes} hold one replica"
+        why = f"the script does not set it; one replica of the model needs {nodes}"
         carried.leave(job.script.first_directive, "the number of nodes", why)
     if carried.get("slurm.defaults.time") is None:
         carried.put("slurm.defaults.time", TIME)
-        why = f"the script does not give it; {TIME} is filled in"
+        why = f"the script does not set it; {TIME} is filled in"
         carried.leave(job.script.first_directive, "the time limit", why)
 
 
 def _defaults(job: Job, carried: Carried) -> None:
-    """Variables that the environment of a submission may set: the defaults of the script are carried."""
+    """Variables that the submission environment may set. The script's defaults are carried over."""
     own = {
         item.name for item in job.script.assignments if item.value and item.name not in item.value.variables
     }
     found = [use for use in job.script.uses if use.has_default and use.name not in own]
     names = dict.fromkeys(use.name for use in found if re.fullmatch(r"(?!SLURM_)[A-Za-z_]\w*", use.name))
     if names:
-        why = "the script's defaults are carried, as for a submission that does not set them"
-        carried.leave(found[0].line, f"{', '.join(names)} of the environment", why)
+        why = "the script's defaults are carried over, as if the environment does not set them"
+        carried.leave(found[0].line, f"{', '.join(names)} from the environment", why)
 
 
 def _fewest_nodes(carried: Carried, node_type: NodeType) -> int:
-    """Nodes that hold one replica of the model."""
+    """Number of nodes that hold one replica of the model."""
     sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     ranks = math.prod(int(carried.get(f"parallelism.{name}") or 1) for name in sizes)
     return -(-ranks // (node_type.gpus_per_node or 1))
@@ -195,7 +195,7 @@ def _name(text: str) -> str | None:
 
 
 def _other_commands(job: Job, launch: Launch, carried: Carried) -> None:
-    """What the script does besides: it belongs into a block of a site's template."""
+    """Other commands of the script, which belong in a site's template."""
     for command in job.script.commands:
         if command.name in PROLOGUE and not (command.function or command.dead) and command.outer is None:
             text = " ".join(word.text for word in command.words)

@@ -1,10 +1,10 @@
-"""Megatron-LM's options by what becomes of them, beyond those that a run file has a key for."""
+"""Megatron-LM's options without an equivalent key in a run file, by how they are converted."""
 
 from __future__ import annotations
 
 import re
 
-OWN_WAY = {
+SPECIAL_KEYS = {
     "bf16": ("training.precision",),
     "fp16": ("training.precision",),
     "group-query-attention": ("model.num_query_groups",),
@@ -30,7 +30,7 @@ OWN_WAY = {
     "vocab-file": ("data.tokenizer",),
     "merge-file": ("data.tokenizer",),
 }
-"""Options that are carried over in their own way -> the keys that answer for one that cannot be."""
+"""Options with a special conversion -> the keys to set if the conversion fails."""
 
 USUAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((
@@ -53,25 +53,25 @@ USUAL: dict[str, tuple[str, ...]] = {
     "exp-avg-sq-dtype": ("fp32",),
     "softmax-type": ("vanilla",),
 }  # fmt: skip
-"""Options that say what the trainer does anyway, those with a value only with one of these."""
+"""Options that request the trainer's default behavior -> values for which that holds (empty: no value)."""
 
 WITHOUT_VALUE = frozenset((
     "bf16", "fp16", "group-query-attention", "use-rotary-position-embeddings", "no-position-embedding", "mock-data",
     "disable-bias-linear", "recompute-activations", "profile", "use-pytorch-profiler",
     *(name for name, values in USUAL.items() if not values),
 ))  # fmt: skip
-"""Options that take no value, besides those whose key is true or false."""
+"""Options without a value, in addition to those with a boolean key."""
 
 NO_EFFECT_ON_RESULTS = re.compile("|".join((
-    # what is written, and where
+    # logs and metrics
     r"((no|disable)-)?log-.*|tensorboard-.*|wandb-.*|timing-.*|(no-|enable-)?one-logger.*|app-tag-.*|otel-.*",
     r"logging-level|set-level-for-all-loggers|no-filter-warnings|throughput-window-size|timers|config-logger-dir",
     r"((no|disable)-)?flight-recorder-.*|.*pytorch-profiler.*|profile(-.*)?|use-nsys-profiler|nvtx-ranges|record-.*",
     r"memory-(profile|snapshot).*|save-config-filepath|verify-integrity|(no|disable)-save-tokenizer-assets",
-    # when the job ends, and what watches it
+    # exit conditions and monitoring
     r"exit-.*|(no-|disable-)?manual-gc.*|adlr-autoresume.*|enable-ft-package|calc-ft-timeouts|ft-.*|inprocess-.*",
     r"rerun-mode|.*straggler.*|check-.*|(no|disable)-check-.*|train-sync-interval|gpu-sniff-test-interval",
-    # how checkpoints are written, and what a resumed run takes from them
+    # how checkpoints are written, and what a resumed run reads from them
     r"(no-|disable-)?ckpt-(?!step).*|dist-ckpt-.*|(no-|disable-)?fully-parallel-.*|async-.*|.*persistent-.*ckpt.*",
     r"non-persistent-.*|replication.*|(override|use-checkpoint)-opt[_-]param-scheduler|eval-(interval|iters)",
     # communication, memory and kernels
@@ -86,66 +86,68 @@ NO_EFFECT_ON_RESULTS = re.compile("|".join((
     r"checkpoint-activations.*|checkpoint-num-layers|activations-checkpoint-.*|.*-fusion|.*cuda-graph.*|.*te-rng-.*",
     r"use-flash-attn.*|flash-attention-version|attention-backend|transformer-impl|.*persist-layer-norm",
     r"memory-efficient-layer-norm|((no|disable)-)?attention-softmax-in-fp32|.*query-key-layer-scaling",
-    # where data is read from, and how
+    # storage of the data
     r"num-dataset-builder-threads|no-mmap-bin-files|dataloader-(defer|fast)-.*|object-storage-.*|s3-cache-path",
     r"tiktoken-.*|tokenizer-(hf|sentencepiece)-.*|legacy-tokenizer|null-tokenizer-.*|data-impl|.*-msc|trust-remote-code|local-rank|use-cpu-initialization|init-model-with-meta-device|inference-.*",
-    # DeepSpeed's and others that Megatron-LM does not have, and that follow from what is carried
+    # options of DeepSpeed and others that Megatron-LM lacks, which follow from carried options
     r"data-parallel-size|datacenter-id|gradient-accumulation-steps|virtual-pipeline-model-parallel-size",
     r"zero-stage|cpu-offload|no-(load|save)-rng",
 )))  # fmt: skip
-"""Options without a key that leave the model, its data and its optimizer as they are (to rounding): listed alone."""
+"""Options without a key that change model, data and optimizer at most by rounding. They are only listed."""
 
-OF_EXPERTS = re.compile(r"(moe|expert)-.*")
-"""Options that only count with --num-experts."""
+EXPERT_OPTIONS = re.compile(r"(moe|expert)-.*")
+"""Options that only apply with --num-experts."""
 
 REPLACED = {
     "batch-size": "training.micro_batch_size",
     "warmup": "optimizer.lr_warmup_fraction",
     "model-parallel-size": "parallelism.tensor_model_parallel_size",
 }
-"""Removed options that decide the results -> the key of what replaced them."""
+"""Removed options that affect the results -> the key of their replacement."""
 
 HARMLESS_KEYS = re.compile(
     r"training\.(eval_|distributed_timeout|cross_entropy|cuda_graph|deterministic|recompute_).*"
     r"|parallelism\.(overlap_|tp_comm|use_sharp|sequence_parallel).*"
     r"|data\.(num_workers|cache_dir)|checkpoint\.(?!load|finetune).*|logging\..*"
 )
-"""Keys of a run file that the results do not depend on."""
+"""Keys of a run file that do not affect the results."""
 
 WHY_NOT = {
     "tensorboard-dir": "the trainer writes to `tensorboard` in the run directory",
     "wandb-save-dir": "the trainer writes to `wandb` in the run directory",
-    "exit-duration-in-mins": "the trainer saves and stops ahead of the time limit",
-    "use-persistent-ckpt-worker": "a thread of each rank writes, which needs no worker",
-    "step-batch-size-schedule": "the batch grows by training.rampup_batch_size alone",
-    "num-experts": "the trainer has no mixture of experts",
-    "multi-latent-attention": "the trainer has no latent attention",
+    "exit-duration-in-mins": "the trainer saves and stops before the time limit",
+    "use-persistent-ckpt-worker": "each rank writes in a thread, without a worker process",
+    "step-batch-size-schedule": "the trainer only supports training.rampup_batch_size",
+    "num-experts": "the trainer does not support mixture of experts",
+    "multi-latent-attention": "the trainer does not support multi-latent attention",
     "optimizer": "the trainer's optimizer is AdamW",
     "dataloader-type": "the trainer reads each sample once, in the order of --dataloader-type single",
-    "use-checkpoint-args": "the sizes of the model are in a checkpoint; write them into the script",
-    "use-mp-args-from-checkpoint-args": "the sizes of the model are in a checkpoint; write them into the script",
-    "reset-position-ids": "the trainer's positions go on across documents",
+    "use-checkpoint-args": "the model's sizes are in a checkpoint; write them into the script",
+    "use-mp-args-from-checkpoint-args": "the model's sizes are in a checkpoint; write them into the script",
+    "reset-position-ids": "the trainer's positions continue across documents",
     "reset-attention-mask": "the trainer attends across documents",
-    "eod-mask-loss": "the trainer's loss counts the token at the end of a document",
+    "eod-mask-loss": "the trainer's loss includes the end-of-document token",
     "use-rope-scaling": "the trainer's rotary frequencies are not scaled",
-    "no-load-optim": "the trainer goes on with the optimizer's state, and checkpoint.finetune without it",
-    "pretrained-checkpoint": "set checkpoint.load and checkpoint.finetune in its place",
-    "transformer-impl": "the trainer takes Transformer Engine where it is installed; training.transformer_impl sets it",
-    "override-opt_param-scheduler": "a resumed run follows the run file, and is refused where that has changed",
-    "use-checkpoint-opt_param-scheduler": "a resumed run follows the run file, and is refused where that has changed",
+    "no-load-optim": "the trainer resumes with the optimizer's state; checkpoint.finetune starts without it",
+    "pretrained-checkpoint": "set checkpoint.load and checkpoint.finetune instead",
+    "transformer-impl": "the trainer uses Transformer Engine if installed; see training.transformer_impl",
+    "override-opt_param-scheduler": "a resumed run follows the run file, and is refused if that has changed",
+    "use-checkpoint-opt_param-scheduler": "a resumed run follows the run file, and is refused if that has changed",
 }
-"""Why the trainer does not do what an option says."""
+"""Why an option is not carried over."""
 
 PLACEHOLDER = re.compile(r"<[^<>]*>|/path/to\b|\b(CHANGE|REPLACE)_?(ME|THIS)\b|\bTODO\b")
-"""Placeholders for values that a script leaves to its user."""
+"""Placeholders for values that the user of a script fills in."""
 
 ALIASES = {("lr-wsd-decay-style", "1-sqrt"): "minus_sqrt"}
-"""Values of forks -> Megatron-LM's own: optimizer_param_scheduler.py of swiss-ai/Megatron-LM has the same formula."""
+"""Values of forks -> Megatron-LM's. optimizer_param_scheduler.py of swiss-ai/Megatron-LM has the same formula."""
 
 
 def decides(name: str, path: str | None) -> bool:
-    """Whether the results may depend on an option; `path` is its key in a run file."""
+    """True if the results can depend on an option with the key `path`."""
     if path is not None:
         return not HARMLESS_KEYS.fullmatch(path)
-    has_no_effect = NO_EFFECT_ON_RESULTS.fullmatch(name) or OF_EXPERTS.match(name) or USUAL.get(name) == ()
-    return name in OWN_WAY or not has_no_effect
+    has_no_effect = (
+        NO_EFFECT_ON_RESULTS.fullmatch(name) or EXPERT_OPTIONS.match(name) or USUAL.get(name) == ()
+    )
+    return name in SPECIAL_KEYS or not has_no_effect

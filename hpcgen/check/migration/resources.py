@@ -1,4 +1,4 @@
-"""Directives, environment and container of a script as sections of a run file."""
+"""Converts directives, environment and container of a script into sections of a run file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch, Step
-from hpcgen.check.lint.rules.containers import mounts_of
+from hpcgen.check.lint.rules.mounts import mounts_of
 from hpcgen.check.lint.wrappers import CONTAINERS
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.config.cluster import ClusterConfig
@@ -23,26 +23,28 @@ SLURM_KEYS = {
     "constraint": "constraint",
 }  # fmt: skip
 
-OF_HPCGEN = frozenset((
+SET_BY_HPCGEN = frozenset((
     "job-name", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres", "gpus",
     "gpus-per-task", "exclusive", "mem", "mem-per-cpu", "mem-per-gpu", "time", "signal", "requeue",
     "open-mode", "propagate", "output", "error", "export", "no-requeue", "cpus-per-gpu",
 ))  # fmt: skip
-"""Directives that have a key, or that hpcgen writes from the cluster profile."""
+"""Directives with a key in a run file, or that hpcgen derives from the cluster profile."""
 
-FROM_OUTSIDE = frozenset(
+SET_BY_HOST_OR_IMAGE = frozenset(
     ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "HOME", "TMPDIR", "LD_PRELOAD")
 )
 
 
 def carry_directives(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> None:
-    """Adds what the job asks of Slurm."""
+    """Carries over the directives."""
     options = job.script.options
     if job.nodes:
         carried.put("slurm.train.nodes", job.nodes)
     elif "nodes" in options:
         carried.leave(
-            job.script.option_line("nodes"), f"--nodes={options['nodes']}", "slurm.train.nodes is one number"
+            job.script.option_line("nodes"),
+            f"--nodes={options['nodes']}",
+            "slurm.train.nodes must be one number",
         )
     elif (world := job.world_size(launch)) is not None:
         carried.put("slurm.train.nodes", world[0])
@@ -51,31 +53,31 @@ def carry_directives(job: Job, launch: Launch, carried: Carried, node_type: Node
         carried.put("slurm.train.ntasks_per_node", world[1])
     gpus = job.gpus_per_node or (world[1] if world else None)
     if gpus and node_type.gpus_per_node and gpus != node_type.gpus_per_node:
-        why = f"nodes of the cluster profile have {node_type.gpus_per_node}; nodes and ranks per node are the script's"
+        why = f"nodes of the profile have {node_type.gpus_per_node}; the script's nodes and ranks per node are kept"
         carried.leave(job.script.option_line("gpus-per-node"), f"GPUs per node: {gpus}", why)
     if time := options.get("time"):
         minutes = f"{time}:00" if re.fullmatch(r"\d{1,6}", time) else time
         if _fits(TimeLimit, minutes):
             carried.put("slurm.defaults.time", minutes)
         else:
-            carried.leave(job.script.option_line("time"), f"--time={time}", "it is no time limit")
+            carried.leave(job.script.option_line("time"), f"--time={time}", "it is not a valid time limit")
     extra: dict[str, str] = {}
     for directive in job.script.directives:
         text = f"--{directive.name}" + (f"={directive.value}" if directive.value is not None else "")
         if not directive.effective:
-            carried.leave(directive.line, text, "sbatch does not see it: it stands below the first command")
+            carried.leave(directive.line, text, "sbatch ignores it, because it is below the first command")
         elif directive.name in ("output", "error"):
             carried.leave(directive.line, text, "the log is train-%j.log in the run directory")
         elif directive.name in SLURM_KEYS and directive.value and _fits(SlurmWord, directive.value):
             carried.put(f"slurm.defaults.{SLURM_KEYS[directive.name]}", directive.value)
         elif (
-            directive.name not in OF_HPCGEN
+            directive.name not in SET_BY_HPCGEN
             and _fits(Directive, text)
             and not directive.name.startswith("container")
         ):
-            extra[directive.name] = text  # of two, sbatch takes the last
-        elif directive.name not in OF_HPCGEN:
-            carried.leave(directive.line, text, "a run file cannot say it")
+            extra[directive.name] = text  # the last one wins, as in sbatch
+        elif directive.name not in SET_BY_HPCGEN:
+            carried.leave(directive.line, text, "a run file has no key for it")
     if extra:
         carried.put("slurm.defaults.extra_directives", list(extra.values()))
 
@@ -85,9 +87,9 @@ def _fits(hint: object, value: str) -> bool:
 
 
 def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_type: NodeType) -> None:
-    """Adds the variables that neither the script of hpcgen nor the node type sets; secrets go by name alone.
+    """Carries over variables that neither hpcgen nor the node type sets. Of secrets, only the names are kept.
 
-    NCCL_COLLNET_ENABLE becomes parallelism.use_sharp where the node type knows SHARP.
+    NCCL_COLLNET_ENABLE becomes parallelism.use_sharp if the node type supports SHARP.
     """
     facts = node_type.environment | node_type.sharp
     usual = {name: variable.value for name, variable in facts.items()} | cluster.environment
@@ -101,18 +103,20 @@ def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_t
             continue  # hpcgen sets it with tensor or context parallelism
         if SECRET.search(name) or (word and SECRET_VALUE.search(word.text)):
             secrets.add(name)
-            carried.leave(assignment.line, name, "it is a secret: export it where you submit")
-        elif name in FROM_OUTSIDE:
-            carried.leave(assignment.line, name, "the image or the node decides it")
+            carried.leave(
+                assignment.line, name, "it is a secret: export it in the shell that submits the job"
+            )
+        elif name in SET_BY_HOST_OR_IMAGE:
+            carried.leave(assignment.line, name, "it is set by the image or the node")
         elif name in RESERVED or name.startswith(RESERVED_PREFIXES):
-            continue  # hpcgen's script computes it
+            continue  # the rendered script sets it
         elif right := right_name(name):
-            carried.leave(assignment.line, name, f"nothing reads it; {right} is the name")
+            carried.leave(assignment.line, name, f"nothing reads it; the correct name is {right}")
         elif name in UNREAD:
             carried.leave(assignment.line, name, f"nothing reads it: {UNREAD[name]}")
         elif word is None or not (word.known and word.certain) or assignment.conditional:
             why = (
-                "it is only set under a condition"
+                "it is only set conditionally"
                 if assignment.conditional
                 else unknown(word)
                 if word
@@ -121,7 +125,7 @@ def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_t
             carried.leave(assignment.line, name, why)
         elif name == name.lower() or not word.text.isprintable():
             carried.leave(
-                assignment.line, name, "a run file does not set variables in lower case, or of several lines"
+                assignment.line, name, "a run file cannot set lower-case variables or multi-line values"
             )
         elif name == "NCCL_COLLNET_ENABLE" and word.text == "1" and node_type.sharp:
             carried.put("parallelism.use_sharp", True)
@@ -136,7 +140,7 @@ def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_t
 
 
 def carry_container(launch: Launch, carried: Carried, cluster: ClusterConfig) -> None:
-    """Adds image, mounts and working directory of pyxis; a step without a container has runtime none."""
+    """Carries over pyxis's image, mounts and working directory. Without a container, the runtime is none."""
     step = launch.step
     if step is None or not step.has_container:
         program = step.program[0] if step and step.program else None
@@ -157,7 +161,7 @@ def carry_container(launch: Launch, carried: Carried, cluster: ClusterConfig) ->
             why = (
                 unknown(image.value)
                 if not is_sure(image.value)
-                else "container.image wants an absolute path, or REGISTRY#IMAGE:TAG"
+                else "container.image must be an absolute path, or REGISTRY#IMAGE:TAG"
             )
             carried.leave(image.word.line, f"--container-image={image.text}", why)
     _mounts(step, carried, {mount.target or mount.source for mount in cluster.container.mounts})
@@ -181,11 +185,11 @@ def _mounts(step: Step, carried: Carried, shown: Collection[str]) -> None:
         for mount in mounts_of(option.text):
             what = f"--container-mounts={mount.source}:{mount.target}"
             if "$" in mount.source + mount.target:
-                carried.leave(option.word.line, what, "only the job knows the path")
+                carried.leave(option.word.line, what, "the path is only known in the job")
             elif not (_fits(MountPath, mount.source) and _fits(MountPath, mount.target)):
-                carried.leave(option.word.line, what, "a run file mounts absolute paths without blanks")
+                carried.leave(option.word.line, what, "a run file only mounts absolute paths without blanks")
             elif mount.target in targets:
-                carried.leave(option.word.line, what, "something is mounted there already")
+                carried.leave(option.word.line, what, "another mount has this target")
             else:
                 targets.add(mount.target)
                 entry: dict[str, object] = {"source": mount.source}

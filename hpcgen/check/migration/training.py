@@ -1,4 +1,4 @@
-"""Megatron-LM's command line as sections of a run file: model, parallelism, training, optimizer and their like."""
+"""Converts Megatron-LM's command line into sections of a run file: model, parallelism, training, optimizer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
 from hpcgen.check.migration.leftover import Carried, is_sure
 from hpcgen.check.migration.options import (
+    EXPERT_OPTIONS,
     NO_EFFECT_ON_RESULTS,
-    OF_EXPERTS,
-    OWN_WAY,
     REPLACED,
+    SPECIAL_KEYS,
     USUAL,
     WHY_NOT,
     WITHOUT_VALUE,
     decides,
 )
-from hpcgen.check.migration.values import Flags, is_known, num_values, shown, typed, whole, why_not
+from hpcgen.check.migration.values import Flags, integer, is_known, num_values, shown, typed, why_not
 from trainer.contract.batch_size import steps_within
 from trainer.contract.config import TrainingConfig
 
@@ -35,17 +35,17 @@ DEFAULTS: dict[str, object] = {
     "optimizer.adam_beta2": 0.999,
     "data.split": "969, 30, 1",
 }
-"""Megatron-LM's defaults (arguments.py) that are not a run file's: written out, so that the run stays the same."""
+"""Megatron-LM's defaults (arguments.py) that differ from a run file's. They are written to the run file."""
 
 DELAYED_SCALING: dict[str, object] = {
     "training.fp8_recipe": "delayed",
     "training.fp8_amax_history_len": 1,
     "training.fp8_amax_compute_algo": "most_recent",
 }
-"""Those for FP8, the recipe first: the others belong to it."""
+"""Megatron-LM's defaults for FP8. The recipe is first, because the others depend on it."""
 
 PROFILE: dict[str, object] = {"logging.profile_step_start": 10, "logging.profile_step_end": 12}
-"""Those for --profile."""
+"""Megatron-LM's defaults for --profile."""
 
 BELONGS_TO: dict[str, tuple[str, object]] = {
     **dict.fromkeys(
@@ -62,16 +62,16 @@ BELONGS_TO: dict[str, tuple[str, object]] = {
     ),
     "finetune": ("checkpoint.load", None),
 }
-"""Options that nothing reads, and that a run file may not have, unless another key has a value (None: any)."""
+"""Options that are only read, and only allowed in a run file, if another key has this value (None: any)."""
 
 LISTS = frozenset(("data-path", "train-data-path", "valid-data-path", "test-data-path"))
 
-SPECIAL = frozenset((*OWN_WAY, "load", "profile", "use-pytorch-profiler", "recompute-activations"))
-"""Options that functions of this package look at one by one."""
+SPECIAL = frozenset((*SPECIAL_KEYS, "load", "profile", "use-pytorch-profiler", "recompute-activations"))
+"""Options that are converted by their own functions."""
 
 
 def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
-    """Adds what the command line says. Every option is carried, listed or refused."""
+    """Converts the command line. Every option is carried over, listed or refused."""
     flags = _certain(launch, carried)
     for name in sorted(WITHOUT_VALUE & flags.keys()):
         if flags[name].values:
@@ -101,15 +101,15 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
     list_relative_paths(launch, carried)
     for flag in launch.flags.values():
         if flag.name not in carried.seen:
-            carried.refuse(flag.line, shown(flag), "nothing reads it in this place", *_keys(flag.name))
+            carried.refuse(flag.line, shown(flag), "nothing reads it here", *_keys(flag.name))
 
 
 def _certain(launch: Launch, carried: Carried) -> Flags:
-    """The options that are certainly given; the others are listed, or refused where the results depend on them."""
+    """The options that are certainly given. Others are listed, or refused if the results depend on them."""
     for flag in launch.flags.values():
         if not flag.word.certain:
             carried.seen.add(flag.name)
-            why = "it is only given under a condition that only the job resolves"
+            why = "it depends on a condition that is only known in the job"
             if decides(flag.name, KEYS.get(flag.name)):
                 carried.refuse(flag.line, shown(flag), why, *_keys(flag.name))
             else:
@@ -118,13 +118,13 @@ def _certain(launch: Launch, carried: Carried) -> Flags:
 
 
 def _keys(name: str) -> tuple[str, ...]:
-    """The keys that answer for an option."""
+    """The keys that correspond to an option."""
     key = KEYS.get(name) or REPLACED.get(name)
-    return OWN_WAY.get(name) or ((key,) if key else ())
+    return SPECIAL_KEYS.get(name) or ((key,) if key else ())
 
 
 def _carry(flag: Flag, carried: Carried) -> None:
-    """An option whose value is taken as it is, or why it is not."""
+    """Carries over an option whose value needs no conversion."""
     carried.seen.add(flag.name)
     path = KEYS.get(flag.name)
     if path is None:
@@ -134,7 +134,7 @@ def _carry(flag: Flag, carried: Carried) -> None:
 
 
 def _carry_as(path: str, flag: Flag, carried: Carried) -> None:
-    """An option as one key; refused where the results depend on a value that is unknown, or is no value at all."""
+    """Carries over an option as a key. An invalid value is refused, and so is an unknown one that affects results."""
     if (value := typed(path, flag)) is not None:
         carried.put(path, value)
     elif is_known(flag.values) or decides(flag.name, path):
@@ -144,15 +144,15 @@ def _carry_as(path: str, flag: Flag, carried: Carried) -> None:
 
 
 def _without_key(flag: Flag, carried: Carried) -> None:
-    """An option that a run file has no key for."""
+    """Handles an option without a key in a run file."""
     name, what = flag.name, shown(flag)
     value = flag.value.text if is_sure(flag.value) and flag.value and len(flag.values) == 1 else None
     if name in USUAL and (not USUAL[name] or value in USUAL[name]):
         carried.usual.append(f"--{name}")
     elif name in REPLACED:
         carried.refuse(flag.line, what, f"Megatron-LM stops at it; {REMOVED[name]}", REPLACED[name])
-    elif OF_EXPERTS.match(name) and name in options():
-        carried.leave(flag.line, what, "it belongs to --num-experts")
+    elif EXPERT_OPTIONS.match(name) and name in options():
+        carried.leave(flag.line, what, "it only applies with --num-experts")
     elif NO_EFFECT_ON_RESULTS.fullmatch(name):
         carried.leave(flag.line, what, _why_no_key(name))
     else:
@@ -168,12 +168,12 @@ def _why_no_key(name: str) -> str:
         return f"Megatron-LM does not have it: {NOT_MEGATRON[name]}"
     if name not in options():
         meant = nearest(name)
-        return f"no release of Megatron-LM has it{f'; did you mean --{meant}?' if meant else ''}"
+        return f"no release of Megatron-LM has this option{f'; did you mean --{meant}?' if meant else ''}"
     return "a run file has no key for it"
 
 
 def _belonging(flags: Flags, carried: Carried) -> None:
-    """Options that belong to what is carried by now, and Megatron-LM's defaults where they are left out."""
+    """Options that depend on other keys, and Megatron-LM's defaults for those that are not given."""
     defaults = {**DELAYED_SCALING} if carried.get("training.fp8") else {}
     for name, (path, value) in BELONGS_TO.items():
         is_read = carried.get(path) is not None if value is None else carried.get(path) == value
@@ -185,7 +185,9 @@ def _belonging(flags: Flags, carried: Carried) -> None:
             _carry(flag, carried)
         else:
             carried.seen.add(name)
-            carried.leave(flag.line, shown(flag), f"it belongs to {path}{f' = {value}' if value else ''}")
+            carried.leave(
+                flag.line, shown(flag), f"it only applies with {path}{f' = {value}' if value else ''}"
+            )
 
 
 def _precision(flags: Flags, carried: Carried) -> None:
@@ -196,7 +198,7 @@ def _precision(flags: Flags, carried: Carried) -> None:
 
 
 def _model(flags: Flags, carried: Carried) -> None:
-    """Values that Megatron-LM derives in validate_args (arguments.py), and its flags that say the opposite of a key."""
+    """Values that Megatron-LM derives in validate_args (arguments.py), and flags that negate a key."""
     carried.seen |= {"group-query-attention", "num-query-groups", "disable-bias-linear"} & flags.keys()
     carried.seen |= {
         "use-rotary-position-embeddings",
@@ -205,7 +207,7 @@ def _model(flags: Flags, carried: Carried) -> None:
     } & flags.keys()
     groups = flags.get("num-query-groups")
     if "group-query-attention" in flags:
-        number = whole(flags, "num-query-groups") if groups else 1
+        number = integer(flags, "num-query-groups") if groups else 1
         if number:
             carried.put("model.num_query_groups", number)
         elif groups:
@@ -216,7 +218,7 @@ def _model(flags: Flags, carried: Carried) -> None:
         carried.put("model.position_embedding_type", "rope")
     flag = flags.get("no-position-embedding")
     if flag and carried.get("model.position_embedding_type") != "rope":
-        why = "the trainer has learned_absolute and rope"
+        why = "the trainer supports only learned_absolute and rope"
         carried.refuse(flag.line, shown(flag), why, "model.position_embedding_type")
     if "disable-bias-linear" in flags:
         carried.put("model.add_bias_linear", False)
@@ -228,7 +230,7 @@ def _model(flags: Flags, carried: Carried) -> None:
 
 
 def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
-    """Parallel sizes, recomputation, and the batch that follows from them."""
+    """Parallel sizes, recomputation, and the global batch derived from them."""
     stages = carried.get("parallelism.pipeline_model_parallel_size") or 1
     tensor = carried.get("parallelism.tensor_model_parallel_size") or 1
     if flag := flags.get("recompute-activations"):
@@ -237,13 +239,11 @@ def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
     flag = flags.get("sequence-parallel")
     if flag and tensor == 1:
         carried.drop("parallelism.sequence_parallel")
-        carried.leave(
-            flag.line, shown(flag), "Megatron-LM turns it off where --tensor-model-parallel-size is 1"
-        )
+        carried.leave(flag.line, shown(flag), "Megatron-LM disables it if --tensor-model-parallel-size is 1")
     if flag := flags.get("num-layers-per-virtual-pipeline-stage"):
         carried.seen.add(flag.name)
         key = "parallelism.virtual_pipeline_model_parallel_size"
-        per_stage, layers = whole(flags, flag.name), carried.get("model.num_layers")
+        per_stage, layers = integer(flags, flag.name), carried.get("model.num_layers")
         if per_stage and layers and (chunks := virtual_stages(layers, stages, per_stage)):
             carried.put(key, chunks)
         else:
@@ -258,7 +258,7 @@ def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
 
 
 def _schedule(flags: Flags, carried: Carried) -> None:
-    """Lengths in samples become iterations."""
+    """Converts lengths in samples to iterations."""
     batch, rampup = carried.get("training.global_batch_size"), carried.get("training.rampup_batch_size")
     for name, path in (
         ("train-samples", "training.train_iters"),
@@ -266,39 +266,39 @@ def _schedule(flags: Flags, carried: Carried) -> None:
         ("lr-warmup-samples", "optimizer.lr_warmup_iters"),
         ("lr-wsd-decay-samples", "optimizer.lr_wsd_decay_iters"),
     ):
-        flag, samples = flags.get(name), whole(flags, name)
+        flag, samples = flags.get(name), integer(flags, name)
         if flag is None:
             continue
         carried.seen.add(name)
         if samples is None:
-            carried.refuse(flag.line, shown(flag), why_not(path, flag), *OWN_WAY[name])
+            carried.refuse(flag.line, shown(flag), why_not(path, flag), *SPECIAL_KEYS[name])
         elif not batch:
             carried.refuse(
                 flag.line,
                 shown(flag),
-                "it takes the global batch to count iterations",
+                "its conversion to iterations needs the global batch size",
                 "training.global_batch_size",
             )
         elif name != "lr-wsd-decay-samples":
             carried.put(path, _steps(samples, batch, rampup))
         elif carried.get("optimizer.lr_decay_style") == "WSD":
-            carried.put(path, max(1, samples // batch))  # the last ones, which a growing batch has reached
+            carried.put(path, max(1, samples // batch))  # the last iterations, after the ramp-up
         else:
-            carried.leave(flag.line, shown(flag), "it belongs to optimizer.lr_decay_style = WSD")
+            carried.leave(flag.line, shown(flag), "it only applies with optimizer.lr_decay_style = WSD")
     if (
         (flag := flags.get("rampup-batch-size"))
         and rampup
         and not carried.is_chosen("training.rampup_batch_size")
     ):
         why = (
-            "while the batch grows, the learning rate follows steps, and Megatron-LM's follows samples; "
-            f"{list(rampup)} takes that, and null leaves the batch as it is"
+            "during the ramp-up, the learning rate follows steps, but Megatron-LM's follows samples; "
+            f"{list(rampup)} accepts that, and null disables the ramp-up"
         )
         carried.refuse(flag.line, shown(flag), why, "training.rampup_batch_size")
 
 
 def _steps(samples: int, batch: int, rampup: list[int] | None) -> int:
-    if rampup is None or len(rampup) != 3 or 0 in rampup:  # validate says what is wrong with it
+    if rampup is None or len(rampup) != 3 or 0 in rampup:  # `validate` reports the mistake
         return samples // batch
     training = TrainingConfig(
         micro_batch_size=1, global_batch_size=batch, train_iters=1, rampup_batch_size=tuple(rampup)
@@ -312,25 +312,25 @@ def _profile(flags: Flags, carried: Carried) -> None:
         for path, value in PROFILE.items():
             carried.put(path, value)
         if "use-pytorch-profiler" not in flags:
-            carried.leave(flag.line, "nsys", "logging.profile_step_start is for torch's profiler")
+            carried.leave(flag.line, "nsys", "logging.profile_step_start uses torch's profiler")
     elif flag := flags.get("use-pytorch-profiler"):
-        carried.leave(flag.line, shown(flag), "it belongs to --profile")
+        carried.leave(flag.line, shown(flag), "it only applies with --profile")
 
 
 def _holders(job: Job, launch: Launch, carried: Carried) -> None:
-    """Words that may hold options: empty where they come from outside of the script, else refused."""
+    """Words that may contain options: taken as empty if set outside the script, otherwise refused."""
     assigned = {assignment.name for assignment in job.script.assignments}
     for word in _may_hold_options(launch):
         if word.variables and not assigned.intersection(word.variables) and "(" not in word.text:
-            why = "it comes from outside of the script, and is taken to be empty"
+            why = "it is set outside the script, and is assumed to be empty"
             carried.leave(word.line, word.text, why)
         else:
-            why = "only the job knows the options in it; write them into a copy of the script"
+            why = "its options are only known in the job; write them into a copy of the script"
             carried.refuse(word.line, word.text if word.certain else word.source, why)
 
 
 def _may_hold_options(launch: Launch) -> list[Word]:
-    """Words that are unknown and stand where no option takes a value."""
+    """Unknown words that are not values of an option."""
     found = list(launch.holders)
     for word in launch.arguments:
         if word.text.startswith("--"):

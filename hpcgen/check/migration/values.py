@@ -18,13 +18,13 @@ from hpcgen.config.validation import inner_class
 from hpcgen.planning.secret import SECRET
 
 Flags = Mapping[str, Flag]
-"""The options of a command line that are certainly given, by name without dashes."""
+"""The certainly given options of a command line, by name without dashes."""
 
 DIRECTORIES = ("checkpoint.save", "checkpoint.load", "data.cache_dir")
 
 
 def typed(path: str, flag: Flag) -> Any:
-    """The value of an option in the type of its key; None when it is not known, or does not fit."""
+    """The value of an option in the type of its key; None if it is unknown or invalid."""
     kind = _kind(path)
     if kind is bool:
         return True if not flag.values else None
@@ -35,7 +35,7 @@ def typed(path: str, flag: Flag) -> Any:
         return None
     text = ALIASES.get((flag.name, word.text), word.text)
     if typing.get_origin(kind) is Literal:
-        # Megatron-LM's forks have rmsnorm for RMSNorm
+        # forks of Megatron-LM write rmsnorm for RMSNorm
         return next((choice for choice in typing.get_args(kind) if choice.lower() == text.lower()), None)
     if kind is int:
         return int(text) if re.fullmatch(r"\d{1,15}", text, re.ASCII) else None
@@ -48,12 +48,12 @@ def typed(path: str, flag: Flag) -> Any:
 
 
 def why_not(path: str, flag: Flag) -> str:
-    """Why `typed` has no value for an option."""
+    """The reason why `typed` returns None for an option."""
     doubtful = next((word for word in flag.values if not is_sure(word)), None)
     if doubtful is not None:
         return unknown(doubtful)
     if any(PLACEHOLDER.search(word.text) for word in flag.values):
-        return "it is a placeholder, which the script leaves to be filled in"
+        return "it is a placeholder"
     takes = num_values(path)
     if takes is not None and len(flag.values) != takes:
         return f"it takes {takes or 'no'} value{'s' * (not takes)}, and has {len(flag.values)}"
@@ -61,36 +61,36 @@ def why_not(path: str, flag: Flag) -> str:
 
 
 def num_values(path: str | None) -> int | None:
-    """How many values an option with this key takes, at most one where it has no key; None for any number."""
+    """Number of values that an option with this key takes, 1 without a key; None for any number."""
     kind = str if path is None else _kind(path)
     return None if typing.get_origin(kind) is tuple else 0 if kind is bool else 1
 
 
 def shown(flag: Flag) -> str:
-    """An option as a message shows it: with up to three values, without those that are secret or doubtful."""
+    """An option for a message: with up to three values, and none that are secret or uncertain."""
     is_secret = SECRET.search(flag.name.replace("-", "_"))
     words = () if is_secret or not all(word.certain for word in flag.values) else flag.values[:3]
     return " ".join([f"--{flag.name}", *(word.text for word in words)])
 
 
-def whole(flags: Flags, name: str) -> int | None:
-    """The whole number that an option has."""
+def integer(flags: Flags, name: str) -> int | None:
+    """The integer value of an option; None if it has none."""
     flag = flags.get(name)
     return flag.value.number if flag and flag.value and len(flag.values) == 1 else None
 
 
 def plain_path(text: str) -> str:
-    """An absolute path without `..`, which a run file refuses."""
+    """The path without `..`, which a run file refuses in absolute paths."""
     return posixpath.normpath(text) if text.startswith("/") and ".." in text.split("/") else text
 
 
 def is_known(words: tuple[Word, ...]) -> bool:
-    """Whether all words are known, and certainly given."""
+    """True if all words are known and certainly given."""
     return all(is_sure(word) for word in words)
 
 
 def _numbers(flag: Flag) -> list[int] | None:
-    """The whole numbers after an option; None when one is not known, or none."""
+    """The integers after an option; None if one is unknown or not an integer, or if there are none."""
     if not is_known(flag.values):
         return None
     numbers = [int(word.text) for word in flag.values if re.fullmatch(r"\d{1,15}", word.text, re.ASCII)]
@@ -98,7 +98,7 @@ def _numbers(flag: Flag) -> list[int] | None:
 
 
 def _kind(path: str) -> Any:
-    """The plain type of a key of the run file."""
+    """The type of a key in the run file, without annotations."""
     section, key = path.split(".")
     cls = inner_class(typing.get_type_hints(RunConfig, include_extras=True)[section])
     hint: Any = typing.get_type_hints(cls, include_extras=True)[key]

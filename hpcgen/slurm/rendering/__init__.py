@@ -1,1 +1,1 @@
-"""From a plan and the templates to the text of a script; nothing here writes a file or runs a command."""
+"""Renders scripts from a plan and templates. Nothing here writes a file or runs a command."""

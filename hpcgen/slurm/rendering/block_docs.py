@@ -1,4 +1,4 @@
-"""What each block holds and what a site may do with it, as the table of templates/README.md says."""
+"""Documentation of blocks, from the table in templates/README.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BlockDoc:
 def block_docs() -> dict[str, BlockDoc]:
     """Block -> its documentation, in the order of the script.
 
-    The README is shipped beside the templates, and a test holds that its table names every block.
+    The README is shipped with the templates, and a test checks that its table lists every block.
     """
     readme = (shipped("templates") / "README.md").read_text(encoding="utf-8")
     _, _, section = readme.partition("\n## Blocks\n")

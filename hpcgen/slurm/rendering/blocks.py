@@ -1,4 +1,4 @@
-"""Blocks that a site's template replaces: a misspelled one would silently be left out of the script."""
+"""Checks the names of blocks in a site's template. Jinja silently drops a misspelled block."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpcgen.slurm.rendering.environment import ShellEnvironment
 from hpcgen.slurm.rendering.template_errors import template_errors
 
 REPLACED = {
-    "header": "block directives, which may hold comments too",
-    "functions": "block site, for functions of the site's own",
+    "header": "block directives, which can also contain comments",
+    "functions": "block site, for the site's functions",
     "run_directory": "function site_prologue",
     "job_files": "function site_prologue",
     "nodes": "function prepare_node",
-    "scratch": "function prepare_node; and task_environment+=(...) in function site_prologue",
+    "scratch": "function prepare_node, and task_environment+=(...) in function site_prologue",
     "image": "function site_prologue",
     "ready": "function prepare_node",
     "container": "block settings: {{ super() }}, then container+=(...) or step+=(...)",
@@ -29,14 +29,14 @@ REPLACED = {
     "epilogue": "function site_epilogue",
     "conclusion": "function site_epilogue",
 }
-"""A block of hpcgen 0.1's templates -> what a site replaces now. Functions are defined in block site."""
+"""Block of hpcgen 0.1's templates -> its replacement. Functions are defined in block site."""
 
 
 def require_known_blocks(environment: ShellEnvironment, name: str) -> None:
     """Checks each template of the chain that `name` extends.
 
     Raises:
-        HpcgenError: a block stands outside others and none of the templates that are extended has it.
+        HpcgenError: a top-level block does not exist in the templates that are extended.
     """
     with template_errors(environment.directories, name):
         chain = list(_chain(environment, name))
@@ -47,16 +47,18 @@ def require_known_blocks(environment: ShellEnvironment, name: str) -> None:
                 if block.name in REPLACED:
                     hint = f"write {REPLACED[block.name]} (docs/templates.md)"
                     raise HpcgenError(
-                        f"{filename}:{block.lineno}: there is no block {block.name!r} any more", hint
+                        f"{filename}:{block.lineno}: block {block.name!r} no longer exists", hint
                     )
                 close = difflib.get_close_matches(block.name, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"blocks are {', '.join(sorted(known))}"
-                raise HpcgenError(f"{filename}:{block.lineno}: block {block.name!r} replaces nothing", hint)
+                raise HpcgenError(
+                    f"{filename}:{block.lineno}: no shipped template has block {block.name!r}", hint
+                )
         known |= {block.name for block in tree.find_all(nodes.Block)}
 
 
 def _chain(environment: ShellEnvironment, name: str) -> Iterator[tuple[str, nodes.Template]]:
-    """The template and what it extends, itself first."""
+    """The template and the templates it extends, starting with itself."""
     assert environment.loader is not None
     source, filename, _ = environment.loader.get_source(environment, name)
     tree = environment.parse(source, name, filename)

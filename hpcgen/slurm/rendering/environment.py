@@ -1,4 +1,4 @@
-"""The Jinja environment of our scripts: where templates come from, and that what they write is quoted."""
+"""The Jinja environment for scripts: loads templates and quotes the values they write."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hpcgen.slurm.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS, shell_
 from hpcgen.slurm.rendering.template_check import CheckingCodeGenerator
 from hpcgen.slurm.rendering.template_errors import template_errors
 
-# A site's slurm/train.sbatch.j2 extends "hpcgen/slurm/train.sbatch.j2"; its plain name is the site's own.
+# A site's slurm/train.sbatch.j2 extends "hpcgen/slurm/train.sbatch.j2". The plain name refers to the site's file.
 SHIPPED_PREFIX = "hpcgen"
 SHIPPED = "shipped:"
-"""Begins the origin of a file that comes with hpcgen."""
+"""Prefix of the origin of files shipped with hpcgen."""
 
 _COMMENT_IN_EXPANSION = re.compile(r"(?<!\{% raw %\})\$\{#")
 
 
 class ShellEnvironment(jinja2.Environment):
-    """An environment that writes shell code; `directories` are where its templates lie, ours last."""
+    """An environment that writes shell code. `directories` contain its templates, with the shipped ones last."""
 
     code_generator_class = CheckingCodeGenerator
 
@@ -36,8 +36,8 @@ class ShellEnvironment(jinja2.Environment):
         super().__init__(
             loader=loader,
             undefined=jinja2.StrictUndefined,
-            # Markup (the text of macros and blocks, and what our filters give) is written as it is, and
-            # everything else passes through `finalize`, which makes Markup of it.
+            # Markup (text of macros and blocks, and results of filters) is written unchanged. Everything else
+            # passes through `finalize`, which converts it to Markup.
             autoescape=True,
             finalize=_quoted,
             trim_blocks=True,
@@ -53,7 +53,7 @@ class ShellEnvironment(jinja2.Environment):
     def parse(
         self, source: str, name: str | None = None, filename: str | None = None
     ) -> jinja2.nodes.Template:
-        """The template's tree. Compiling the same template takes it over: parsing is a third of its time."""
+        """The template's tree. Compiling the template reuses it, because parsing takes a third of the time."""
         tree = super().parse(source, name, filename)
         self._parsed[source, filename] = tree
         return tree
@@ -63,45 +63,47 @@ class ShellEnvironment(jinja2.Environment):
         return super()._parse(source, name, filename) if parsed is None else parsed
 
     def preprocess(self, source: str, name: str | None = None, filename: str | None = None) -> str:
-        """The source, without `${#`: to Jinja a comment begins there, up to any later `#}`."""
+        """Refuses `${#` in the source: Jinja reads it as the start of a comment that ends at any later `#}`."""
         mistake = _COMMENT_IN_EXPANSION.search(source)
         if mistake:
             lineno = source.count("\n", 0, mistake.start()) + 1
-            reason = "{# begins a comment of Jinja; write {% raw %}${#name}{% endraw %}"
+            reason = "{# begins a Jinja comment; write {% raw %}${#name}{% endraw %}"
             raise jinja2.TemplateSyntaxError(reason, lineno, name, filename)
         return super().preprocess(source, name, filename)
 
     def getitem(self, obj: object, argument: object) -> object:
-        """As Jinja's, but a text has no items: one character of a quoted word could be its quote."""
+        """Like Jinja's, but strings have no items: one character of a quoted word could be its quote."""
         if isinstance(obj, str):
-            return self.undefined(f"a text has no item {argument!r}")
+            return self.undefined(f"a string has no item {argument!r}")
         return super().getitem(obj, argument)
 
 
 def make_environment(
     site_directories: Sequence[Path] = (), trusted_groups: Collection[str] = ()
 ) -> ShellEnvironment:
-    """The environment over the site's template directories, in that order, and the shipped templates.
+    """The environment with the site's template directories, in that order, and the shipped templates.
 
-    Raises HpcgenError when a directory is missing, cannot be read, or can be changed by strangers.
+    Raises:
+        HpcgenError: a directory is missing, cannot be read, or can be changed by untrusted users.
     """
     sites = [Path(directory).absolute() for directory in site_directories]
     for site in sites:
         _require_usable(site)
         require_safe_parents(site)
         require_trusted(site, trusted_groups)
-    ours = shipped("templates")
-    own_loader = DirectoryLoader(ours)
+    shipped_directory = shipped("templates")
+    shipped_loader = DirectoryLoader(shipped_directory)
     loaders: list[jinja2.BaseLoader] = [DirectoryLoader(site, trusted_groups) for site in sites]
-    loader = jinja2.ChoiceLoader([*loaders, own_loader, jinja2.PrefixLoader({SHIPPED_PREFIX: own_loader})])
-    return ShellEnvironment([*sites, ours], loader)
+    loader = jinja2.ChoiceLoader(
+        [*loaders, shipped_loader, jinja2.PrefixLoader({SHIPPED_PREFIX: shipped_loader})]
+    )
+    return ShellEnvironment([*sites, shipped_directory], loader)
 
 
 class DirectoryLoader(jinja2.BaseLoader):
-    """Templates of one directory. With `trusted_groups`, even none, it is a site's, and each file is checked.
+    """Loads templates from one directory. With `trusted_groups`, even empty, it is a site's, and files are checked.
 
-    Unlike Jinja's own, it never passes over a file that is there and cannot be read: another directory's
-    template would silently take its place.
+    Unlike Jinja's loader, it never skips an unreadable file: another directory's template would silently replace it.
     """
 
     def __init__(self, directory: Path, trusted_groups: Collection[str] | None = None) -> None:
@@ -111,7 +113,7 @@ class DirectoryLoader(jinja2.BaseLoader):
     def get_source(
         self, environment: jinja2.Environment, template: str
     ) -> tuple[str, str, Callable[[], bool]]:
-        """The template's text, its file, and a function that says whether it is up to date."""
+        """The template's text, its file, and a function that tells whether it is up to date."""
         path = self._directory.joinpath(*split_template_path(template))
         try:
             text = path.read_text(encoding="utf-8")
@@ -138,12 +140,15 @@ class DirectoryLoader(jinja2.BaseLoader):
 
 
 def template_origins(environment: ShellEnvironment, name: str) -> tuple[str, ...]:
-    """Where the template and all that it extends, includes or imports come from, itself first.
+    """Origins of the template and all templates it extends, includes or imports, starting with itself.
 
-    "shipped:slurm/train.sbatch.j2" for ours, the file's path for a site's. A script's header lists them.
-    Raises HpcgenError for a template that cannot be read.
+    The origin is "shipped:slurm/train.sbatch.j2" for shipped templates, and the file's path for a site's. A script's
+    header lists them.
+
+    Raises:
+        HpcgenError: a template cannot be read.
     """
-    ours = environment.directories[-1]
+    shipped_directory = environment.directories[-1]
     origins: list[str] = []
 
     def visit(template: str) -> None:
@@ -151,9 +156,13 @@ def template_origins(environment: ShellEnvironment, name: str) -> tuple[str, ...
         try:
             source, filename, _ = environment.loader.get_source(environment, template)
         except jinja2.TemplateNotFound:
-            return  # an include with "ignore missing"; where it is a mistake, rendering says so
+            return  # an include with "ignore missing"; otherwise, rendering reports it
         path = Path(filename or "")
-        origin = f"{SHIPPED}{path.relative_to(ours).as_posix()}" if path.is_relative_to(ours) else str(path)
+        origin = (
+            f"{SHIPPED}{path.relative_to(shipped_directory).as_posix()}"
+            if path.is_relative_to(shipped_directory)
+            else str(path)
+        )
         if origin not in origins:
             origins.append(origin)
             for referenced in meta.find_referenced_templates(environment.parse(source, template, filename)):
@@ -168,14 +177,14 @@ def template_origins(environment: ShellEnvironment, name: str) -> tuple[str, ...
 def _quoted(eval_context: jinja2.nodes.EvalContext, value: object) -> Markup:
     """Jinja's `finalize`: a quoted shell word, unless the value is text that a template has already written.
 
-    It takes the context without needing it, since Jinja then leaves literals to it too; else it would write
-    `{{ "a b" }}` unquoted when compiling.
+    The unused context makes Jinja call it for literals too. Otherwise, the compiler would write `{{ "a b" }}`
+    unquoted.
     """
     return value if isinstance(value, Markup) else Markup(shell_word(value))
 
 
 def _require_usable(directory: Path) -> None:
     if not directory.is_dir():
-        raise HpcgenError(f"{directory}: there is no such template directory")
+        raise HpcgenError(f"{directory}: the template directory does not exist")
     if not os.access(directory, os.R_OK | os.X_OK):
         raise HpcgenError(f"{directory}: the template directory cannot be read", f"chmod u+rx {directory}")

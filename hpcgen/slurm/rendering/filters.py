@@ -1,8 +1,8 @@
-"""How a value becomes text of a script, one function for each place: a word, a comment, a #SBATCH value, ...
+"""Converts values to text of a script, with one function for each place: a word, a comment, a #SBATCH value, ...
 
-Each refuses what its place cannot hold, so that no value ends its word, its line or its here-document.
+Each refuses values that its place cannot represent, so that no value ends its word, line or here-document.
 
-A filter gives `Markup`, which the environment writes as it is; every other value goes through `shell_word`.
+A filter returns `Markup`, which the environment writes unchanged. All other values go through `shell_word`.
 """
 
 from __future__ import annotations
@@ -20,64 +20,64 @@ from markupsafe import Markup
 from hpcgen.errors import HpcgenError
 from hpcgen.slurm.rendering.settings import Setting
 
-# `shlex.quote` leaves these bare as well, but bash reads them as syntax when they are a whole word.
+# `shlex.quote` does not quote these, but bash reads them as syntax if they are a complete word.
 _RESERVED_WORDS = frozenset(
     {"case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select"}
     | {"then", "time", "until", "while"}
 )
 _ASSIGNMENT = re.compile(r"\w*\+?=", re.ASCII)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# sbatch takes these as they stand; those of the second class only within double quotes, where blanks and `#`
-# do not end the value. It reads a backslash as an escape within both kinds of quotes, so that and quotes are
-# refused; `$` and a backquote mean nothing to it, but would to a shell that is handed the value.
+# sbatch accepts these unquoted. Other characters need double quotes, in which blanks and `#` do not end the value.
+# Quotes and backslashes are refused, because sbatch reads a backslash as an escape within both kinds of quotes.
+# `$` and backquotes are plain text to sbatch, but not to a shell that gets the value.
 _DIRECTIVE_BARE = re.compile(r"[A-Za-z0-9_.,:/@%+=-]+")
 LONGEST_ARRAY = 100
-"""Characters of an array on one line; a longer one has a line for each word."""
+"""Maximum number of characters of an array on one line. Longer arrays have one word per line."""
 _DIRECTIVE_QUOTED = re.compile(r"[^\"'\\$`]+")
 
 
 class UnwritableValue(HpcgenError):
-    """A value that has no form in the place of a script where a template puts it."""
+    """A value that cannot be written where a template puts it."""
 
 
 def shell_word(value: object) -> str:
-    """One word of a shell command, quoted where bash would change it: `it's` gives `'it'"'"'s'`."""
+    """One word of a shell command, quoted if necessary: `it's` becomes `'it'"'"'s'`."""
     text = _text(value)
     _refuse_unprintable(text, text)
     word = shlex.quote(text)
-    # A bare comma is a plain character to bash, and in an array looks like a separator to readers and shellcheck.
+    # A bare comma is plain text to bash, but in an array it looks like a separator to readers and shellcheck.
     if word == text and ("," in text or text in _RESERVED_WORDS or _ASSIGNMENT.match(text)):
         return f"'{text}'"
     return word
 
 
 def comment(value: object) -> Markup:
-    """Text of a `#` comment: as it is, on one line."""
+    """Text of a `#` comment on one line, unchanged."""
     text = _text(value)
     _refuse_unprintable(text, text)
     return Markup(text)
 
 
 def directive(value: object) -> Markup:
-    """A value of a #SBATCH line in sbatch's own quoting, which is not a shell's."""
+    """A value of a #SBATCH line, quoted for sbatch, whose rules differ from a shell's."""
     text = _text(value)
     _refuse_unprintable(text, text)
     if not text:
-        raise UnwritableValue("an empty text is not a value of a #SBATCH option; leave the option out")
+        raise UnwritableValue("a #SBATCH option cannot have an empty value; remove the option")
     if _DIRECTIVE_BARE.fullmatch(text):
         return Markup(text)
     if _DIRECTIVE_QUOTED.fullmatch(text):
         return Markup(f'"{text}"')
     raise UnwritableValue(
         f"{_shown(text)} cannot be written on a #SBATCH line",
-        "sbatch has no safe form for quotes, backslashes, $ and backquotes: leave them out",
+        "remove quotes, backslashes, $ and backquotes, which sbatch cannot quote safely",
     )
 
 
 def heredoc(value: object) -> Markup:
-    """A quoted here-document with exactly this text; a missing last newline is added.
+    """A quoted here-document with exactly this text. A missing final newline is added.
 
-    Stands at the end of a command's line: `cat > "$file" {{ text | heredoc }}`.
+    It must be at the end of a command's line: `cat > "$file" {{ text | heredoc }}`.
     """
     text = _text(value)
     _refuse_unprintable(text.replace("\n", "").replace("\t", ""), text)
@@ -100,7 +100,7 @@ def variable(value: object) -> Markup:
 
 
 def assignment(value: object) -> Markup:
-    """A setting as the assignment of its variable: NAME=WORD, or NAME=(WORD...)."""
+    """The assignment of a setting to its variable: NAME=WORD or NAME=(WORD...)."""
     _require_defined(value)
     if not isinstance(value, Setting):
         raise UnwritableValue(f"{_shown(value)} is not a setting")
@@ -117,14 +117,14 @@ def assignment(value: object) -> Markup:
 
 
 def items(value: Mapping[str, object]) -> ItemsView[str, object]:
-    """The pairs of a mapping, for a loop (`mapping.items()` would be a method call, which templates lack)."""
+    """The pairs of a mapping for a loop. Templates cannot call methods such as `mapping.items()`."""
     _require_defined(value)
     if not isinstance(value, Mapping):
-        raise UnwritableValue(f"{_shown(value)} has no items: it is not a mapping")
+        raise UnwritableValue(f"{_shown(value)} is not a mapping and has no items")
     return value.items()
 
 
-# The filters that write a value, and the one that a template's logic may use. There are no others.
+# All filters: those that write a value, and the one for a template's logic.
 OUTPUT_FILTERS: dict[str, Callable[[object], Markup]] = {
     "assignment": assignment,
     "comment": comment,
@@ -137,11 +137,11 @@ LOGIC_FILTERS: dict[str, Callable[[Mapping[str, object]], ItemsView[str, object]
 
 def _require_defined(value: object) -> None:
     if isinstance(value, Undefined):
-        str(value)  # StrictUndefined raises UndefinedError, with the name
+        str(value)  # raises UndefinedError with the name
 
 
 def _text(value: object) -> str:
-    """The plain text of a string, a number or a path, whatever a subclass (an enum) makes of `str()`."""
+    """The plain text of a string, number or path, ignoring `str()` of subclasses such as enums."""
     _require_defined(value)
     if isinstance(value, str):
         return str.__str__(value)
@@ -152,17 +152,17 @@ def _text(value: object) -> str:
     if isinstance(value, PurePath):
         return str(value)
     raise UnwritableValue(
-        f"{_shown(value)} ({type(value).__name__}) has no form in a script",
-        "write a text, a number or a path; test None and booleans with {% if %}, and loop over lists",
+        f"{_shown(value)} ({type(value).__name__}) cannot be written in a script",
+        "use a string, a number or a path; test None and booleans with {% if %}, and loop over lists",
     )
 
 
-def _refuse_unprintable(text: str, whole: str) -> None:
-    """Refuse what could end a line, steer a terminal or make a script look different from what it does."""
+def _refuse_unprintable(text: str, value: str) -> None:
+    """Refuses characters that end a line, control a terminal, or make a script look different."""
     if text.isprintable():
         return
     character = next(character for character in text if not character.isprintable())
-    raise UnwritableValue(f"{_shown(whole)} contains the unprintable character {character!a}; remove it")
+    raise UnwritableValue(f"{_shown(value)} contains the unprintable character {character!a}; remove it")
 
 
 def _shown(value: object) -> str:

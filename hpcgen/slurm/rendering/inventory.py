@@ -1,4 +1,4 @@
-"""Which template files a script is made of: where each lies, what it extends, which blocks it replaces."""
+"""The template files of a script: their directories, the templates they extend, and the blocks they replace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEMPLATES = (*FRAMES, *STAGES)
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A block that a template replaces, or with the first of a chain: has."""
+    """A block that a template defines or replaces."""
 
     name: str
     line: int
@@ -27,13 +27,13 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateFile:
-    """One file of a chain."""
+    """A file in a chain of templates."""
 
     name: str
-    """As Jinja is asked for it: slurm/train.sbatch.j2, hpcgen/slurm/train.sbatch.j2."""
+    """Its name in Jinja: slurm/train.sbatch.j2 or hpcgen/slurm/train.sbatch.j2."""
     path: Path
     directory: Path
-    """The template directory that it lies in."""
+    """The template directory that contains it."""
     shipped: bool
     extends: str | None
     blocks: tuple[Block, ...]
@@ -41,22 +41,22 @@ class TemplateFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Unused:
-    """A file of a site that no script is made of."""
+    """A site's file that no template uses."""
 
     path: Path
     reason: str
 
 
 def template_file(name: str) -> str:
-    """The file of a stage's template, or of a frame, in a template directory."""
+    """The file name of the template of a stage or frame in a template directory."""
     return f"slurm/{name}.sbatch.j2"
 
 
 def template_chain(environment: ShellEnvironment, name: str) -> tuple[TemplateFile, ...]:
-    """The template of a stage, or a frame, and all that it extends, itself first.
+    """The template of a stage or frame and all templates it extends, starting with itself.
 
     Raises:
-        HpcgenError: one of them is missing, unreadable or wrong.
+        HpcgenError: one of them is missing, unreadable or invalid.
     """
     with template_errors(environment.directories, template_file(name)):
         return tuple(_chain(environment, template_file(name)))
@@ -89,15 +89,15 @@ def _block(node: nodes.Block) -> Block:
 
 
 def block_names(chain: Sequence[TemplateFile]) -> tuple[str, ...]:
-    """All blocks of a chain, those of the farthest ancestor first."""
+    """All blocks of a chain, starting with those of the base template."""
     return tuple(dict.fromkeys(block.name for file in reversed(chain) for block in file.blocks))
 
 
 def unused_files(environment: ShellEnvironment) -> tuple[Unused, ...]:
-    """Files in the site's directories that look like templates and that no script is made of.
+    """Files in the site's directories that look like templates but are not used.
 
     Raises:
-        HpcgenError: a template is missing, unreadable or wrong.
+        HpcgenError: a template is missing, unreadable or invalid.
     """
     used = {
         Path(origin) for name in TEMPLATES for origin in template_origins(environment, template_file(name))
@@ -117,11 +117,11 @@ def _reason(environment: ShellEnvironment, directory: Path, path: Path, used: se
     relative = path.relative_to(directory).as_posix()
     first = next((d / relative for d in environment.directories[:-1] if d / relative in used), None)
     if first is not None:
-        return f"{first} comes first"
+        return f"{first} takes precedence"
     known = [template_file(name) for name in TEMPLATES]
     if close := difflib.get_close_matches(relative, known, n=1, cutoff=0.7):
         return f"did you mean {directory / close[0]}?"
-    return f"files are {', '.join(known)}, and what these include"
+    return f"templates are {', '.join(known)}, and files that they include"
 
 
 def prefixed(name: str) -> str:

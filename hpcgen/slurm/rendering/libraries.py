@@ -1,4 +1,4 @@
-"""The libraries of batch scripts: plain shell files of templates/lib, which a script carries in full."""
+"""Libraries of batch scripts: plain shell files in templates/lib, which scripts include in full."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hpcgen.slurm.rendering.settings import has_preflight
 
 @dataclass(frozen=True)
 class Library:
-    """One file of templates/lib."""
+    """A file in templates/lib."""
 
     path: Path
     text: str
 
     @property
     def name(self) -> str:
-        """lib/base.sh"""
+        """The name in headers of scripts, such as lib/base.sh."""
         return f"lib/{self.path.name}"
 
     @property
     def sha256(self) -> str:
-        """Hash of the file, as the header of a script shows it."""
+        """Hash of the file, as shown in the header of a script."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def stage_libraries(stage: StagePlan) -> tuple[Library, ...]:
-    """The libraries that the script of a stage carries, in their order."""
+    """The libraries that the script of a stage includes, in order."""
     directory = shipped("templates") / "lib"
-    # a stage of few functions has them in its template
+    # a stage with few functions defines them in its template
     paths = [path for name in _names(stage) if (path := directory / f"{name}.sh").exists()]
     return tuple(Library(path, path.read_text(encoding="utf-8")) for path in paths)
 

@@ -1,4 +1,4 @@
-"""The text of a site's template to start from: it extends the shipped one and says what each block holds."""
+"""Generates a site's template that extends the shipped one and describes each block."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def override_text(
 ) -> str:
     """A template that replaces the `chosen` blocks of a template with themselves.
 
-    Without `chosen` every block of `known` is there as a comment. Above each function that is there to be changed,
-    the shipped text of today is recorded, so that later versions of hpcgen can tell what changed.
+    Without `chosen`, every block in `known` is included as a comment. The current shipped text of each function is
+    recorded above it, so that later versions of hpcgen can show what changed.
     """
     functions = shipped_functions(name)
     lines = [f'{{% extends "{prefixed(name)}" %}}', "", *_comment(_ABOUT)]
     if not chosen:
-        lines += _comment("To use a block, take it out of its comment; delete the others.")
+        lines += _comment("To use a block, remove the comment around it. Delete the others.")
     for block in chosen or known:
         body = ["{{ super() }}"]
         if block == "site":
             body = _site_functions()
         elif block in functions and chosen:
-            body = functions[block].splitlines()  # a function cannot be added to
+            body = functions[block].splitlines()  # a function can only be replaced
         example = [f"{{% block {block} %}}", *body, "{% endblock %}"]
         lines += ["", *_comment(_described(block, docs.get(block)))]
         lines += example if chosen else ["{#", *example, "#}"]
@@ -36,13 +36,13 @@ def override_text(
 
 
 _ABOUT = (
-    "{{ super() }} is what the block held before: write above it, below it, or instead of it. "
+    "{{ super() }} inserts the previous text of the block: write above it, below it, or replace it. "
     "`hpcgen templates check` checks the scripts."
 )
 
 
 def _site_functions() -> list[str]:
-    """The functions that a site replaces, as the shipped template defines them."""
+    """The shipped definitions of functions that a site can replace."""
     base = (shipped("templates") / "slurm/base.sbatch.j2").read_text(encoding="utf-8")
     _, _, functions = base.partition("# ==== functions of the site ====\n")
     return functions.partition("{% block site %}")[0].strip().splitlines()
@@ -53,5 +53,5 @@ def _described(block: str, doc: BlockDoc | None) -> str:
 
 
 def _comment(text: str) -> list[str]:
-    """A comment of the template; it appears in no script."""
+    """A Jinja comment, which does not appear in scripts."""
     return [f"{{# {text.replace('{#', '{ #').replace('#}', '# }')} #}}"]

@@ -1,4 +1,4 @@
-"""Text from a template and values."""
+"""Renders a template with values."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from hpcgen.slurm.rendering.template_errors import template_errors
 
 
 def render_template(environment: ShellEnvironment, name: str, context: Mapping[str, object]) -> str:
-    """The template's text with these values: it ends with a newline, and is the same for the same input.
+    """The template's text with these values, ending with a newline.
 
-    Raises HpcgenError, with the template's file and line, for a template that is missing, unreadable or
-    wrong, and for a value that is undefined or has no form where the template writes it.
+    Raises:
+        HpcgenError: a template is missing, unreadable or invalid, or a value is undefined or cannot be written where
+            the template puts it. The message has the template's file and line.
     """
     with template_errors(environment.directories, name, context):
         text = environment.get_template(name).render(context)
     control = next((character for character in text if character < " " and character not in "\n\t"), None)
     if control is not None:
         line = text[: text.index(control)].count("\n") + 1
-        raise HpcgenError(f"{name}: line {line} of its text has the control character {control!r}")
+        raise HpcgenError(f"{name}: line {line} of the rendered text has the control character {control!r}")
     return text if text.endswith("\n") else text + "\n"

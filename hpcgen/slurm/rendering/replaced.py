@@ -1,6 +1,6 @@
-"""Shipped functions that a site replaces, each with the shipped text that the site's version was written against.
+"""Shipped functions that a site replaces, each with the shipped text on which the site's version is based.
 
-`hpcgen templates override` records that text in the site's file, as a comment of Jinja above the function.
+`hpcgen templates override` records that text in the site's file, as a Jinja comment above the function.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ _RECORD = re.compile(r"^\{# shipped (\w+), sha256 [0-9a-f]{64}:\n(.*?)\n#\}\n", 
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced:
-    """A function of a site's file that replaces a shipped one."""
+    """A function in a site's file that replaces a shipped one."""
 
     name: str
     path: Path
     line: int
     text: str
     shipped: str
-    """The text of the shipped function today."""
+    """The current text of the shipped function."""
     recorded: str | None
-    """The shipped text that this function was written against. None: not recorded."""
+    """The shipped text on which this function is based. None: not recorded."""
 
     @property
     def is_stale(self) -> bool:
-        """Whether the shipped function has changed since."""
+        """True if the shipped function has changed since it was recorded."""
         return self.recorded not in (None, self.shipped)
 
     @property
     def version(self) -> str:
-        """The name and the version that it was written against: launch 1a2b3c4d (stale)."""
+        """The name and the version on which it is based: launch 1a2b3c4d (stale)."""
         if self.recorded is None:
             return self.name
         return f"{self.name} {digest(self.recorded)[:8]}{' (stale)' if self.is_stale else ''}"
 
     def diffs(self) -> Iterator[str]:
-        """What changed in the shipped function, then what the site's does otherwise."""
+        """The changes in the shipped function, and the differences of the site's version."""
         if self.recorded is not None and self.is_stale:
             yield _diff(self.recorded, self.shipped, f"{self.name}, as it was", f"{self.name}, shipped now")
         yield _diff(self.shipped, self.text, f"{self.name}, shipped now", f"{self.path}:{self.line}")
 
 
 def replaced_functions(environment: ShellEnvironment, name: str) -> tuple[Replaced, ...]:
-    """The functions that a site's own file of a template replaces; none where it has no such file.
+    """The functions that a site's file replaces; empty if the site has no file for the template.
 
     Raises:
-        HpcgenError: a template is missing, unreadable or wrong.
+        HpcgenError: a template is missing, unreadable or invalid.
     """
     file = template_chain(environment, name)[0]
     if file.shipped or file.name != template_file(name):
         return ()
     source, shipped = file.path.read_text(encoding="utf-8"), shipped_functions(name)
     records = {found[1]: textwrap.dedent(found[2]) for found in _RECORD.finditer(source)}
-    # lines keep their numbers
+    # line numbers stay the same
     source = _RECORD.sub(lambda found: "\n" * found[0].count("\n"), source)
     return tuple(
         Replaced(
@@ -79,12 +79,12 @@ def replaced_functions(environment: ShellEnvironment, name: str) -> tuple[Replac
 
 
 def all_replaced(environment: ShellEnvironment) -> tuple[Replaced, ...]:
-    """Those of every template."""
+    """The replaced functions of all templates."""
     return tuple(found for name in TEMPLATES for found in replaced_functions(environment, name))
 
 
 def shipped_functions(name: str) -> dict[str, str]:
-    """The functions that the shipped template of a stage and what it extends define, as its source has them."""
+    """The source of functions in the shipped template of a stage and the templates it extends."""
     found: dict[str, str] = {}
     for file in template_chain(make_environment(), name):
         found = _functions(file.path.read_text(encoding="utf-8")) | found
@@ -92,7 +92,7 @@ def shipped_functions(name: str) -> dict[str, str]:
 
 
 def with_records(source: str, shipped: Mapping[str, str]) -> str:
-    """A site's file with the shipped text of today recorded above each function that it replaces."""
+    """A site's file with the current shipped text recorded above each function that it replaces."""
     source = _RECORD.sub("", source)
     for name, text in _functions(source).items():
         if name in shipped:
@@ -101,23 +101,23 @@ def with_records(source: str, shipped: Mapping[str, str]) -> str:
 
 
 def digest(text: str) -> str:
-    """The hash by which `hpcgen templates list` names a version of a function."""
+    """The hash that identifies a version of a function in `hpcgen templates list`."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _record(name: str, text: str) -> str:
-    # indented, so that who looks for the function at the left margin finds the site's own
+    # indented, so that only the site's version begins at the left margin
     recorded = textwrap.indent(_safe(text), "    ")
     return f"{{# shipped {name}, sha256 {digest(_safe(text))}:\n{recorded}\n#}}\n"
 
 
 def _safe(text: str) -> str:
-    """A text that cannot end or begin a comment of Jinja."""
+    """The text with delimiters of Jinja comments split."""
     return text.replace("{#", "{ #").replace("#}", "# }")
 
 
 def _functions(source: str) -> dict[str, str]:
-    """Functions of a template whose definitions begin at the left margin, with their text."""
+    """Functions whose definitions begin at the left margin -> their text."""
     found: dict[str, str] = {}
     for match in re.finditer(r"^(\w+)\(\) \{", source, re.MULTILINE):
         line = source[match.start() :].partition("\n")[0]

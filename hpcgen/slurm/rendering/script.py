@@ -1,4 +1,4 @@
-"""A stage of a plan as a batch script, and the part of that script that submitit runs before its own launch line."""
+"""Renders the batch script of a stage, and extracts the part that submitit runs before its launch line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcgen.slurm.rendering.settings import has_preflight, stage_settings
 from hpcgen.version import __version__
 
 CALL = 'main "$@"'
-"""The last line of a script: what stands before it only defines."""
+"""The last line of a script. All lines above it are definitions."""
 
 
 @dataclass(frozen=True)
@@ -31,38 +31,38 @@ class Script:
 
     text: str
     sources: tuple[Path, ...] = ()
-    """The template files and libraries that it was made of."""
-    is_of_site: bool = False
-    """Whether one of them is a site's."""
+    """The template files and libraries that it was rendered from."""
+    uses_site_templates: bool = False
+    """True if one of them belongs to a site."""
 
     def directives(self) -> tuple[str, ...]:
-        """What follows #SBATCH, in order."""
+        """The text after #SBATCH of each directive, in order."""
         return tuple(line[8:] for line in self.text.splitlines() if line.startswith("#SBATCH "))
 
     def definitions(self) -> list[str]:
-        """The lines between the directives and the call of `main`, which submitit's own launch line replaces."""
+        """The lines between the directives and the call of `main`, which submitit's launch line replaces."""
         lines = self.text.splitlines()
         assert lines[-1] == CALL
         return lines[1 + max(index for index, line in enumerate(lines) if line.startswith("#SBATCH ")) : -1]
 
 
 def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) -> Script:
-    """The batch script of one stage; the same plan and templates give the same bytes.
+    """The batch script of a stage. The same plan and templates yield the same bytes.
 
     Raises:
-        HpcgenError: a template that is missing, unreadable or wrong.
+        HpcgenError: a template is missing, unreadable or invalid.
     """
     environment = make_environment(site_directories, plan.run.cluster.trusted_groups)
     name = f"slurm/{stage}.sbatch.j2"
     origins = template_origins(environment, name)
     if site_directories:
         require_known_blocks(environment, name)
-    is_of_site = any(not origin.startswith(SHIPPED) for origin in origins)
-    versions = _replaced_versions(environment, plan.stages[stage]) if is_of_site else ()
+    uses_site_templates = any(not origin.startswith(SHIPPED) for origin in origins)
+    versions = _replaced_versions(environment, plan.stages[stage]) if uses_site_templates else ()
     context = template_context(plan, stage, template_sources(environment, origins), versions)
     text = script_text(environment, name, context)
     libraries = tuple(library.path for library in stage_libraries(plan.stages[stage]))
-    return Script(text, (*template_sources(environment, origins), *libraries), is_of_site)
+    return Script(text, (*template_sources(environment, origins), *libraries), uses_site_templates)
 
 
 def script_text(environment: ShellEnvironment, name: str, context: Mapping[str, Any]) -> str:
@@ -77,7 +77,7 @@ def script_text(environment: ShellEnvironment, name: str, context: Mapping[str, 
 
 
 def _without_replaced_defaults(text: str) -> str:
-    """The text without the shipped default of each function that a site's block defines again further down."""
+    """The text without shipped defaults of functions that a site's block redefines."""
     for default in re.findall(r"^# .*\n(?:launch|site_\w+|prepare_node)\(\) \{ .*\n", text, re.MULTILINE):
         name = default.partition("\n")[2].partition("(")[0]
         before, _, after = text.partition(default)
@@ -88,15 +88,15 @@ def _without_replaced_defaults(text: str) -> str:
 
 def template_sources(environment: ShellEnvironment, origins: Sequence[str]) -> tuple[Path, ...]:
     """The files of `template_origins`."""
-    ours = environment.directories[-1]
+    shipped_directory = environment.directories[-1]
     return tuple(
-        ours / origin.removeprefix(SHIPPED) if origin.startswith(SHIPPED) else Path(origin)
+        shipped_directory / origin.removeprefix(SHIPPED) if origin.startswith(SHIPPED) else Path(origin)
         for origin in origins
     )
 
 
 def _replaced_versions(environment: ShellEnvironment, stage: StagePlan) -> tuple[str, ...]:
-    """The functions that the site replaces, each with the shipped version that it was written against."""
+    """The functions that the site replaces, each with the shipped version it was based on."""
     from hpcgen.slurm.rendering.replaced import replaced_functions
 
     names = dict.fromkeys((stage.name, stage.kind.frame, "base"))
@@ -106,7 +106,7 @@ def _replaced_versions(environment: ShellEnvironment, stage: StagePlan) -> tuple
 def template_context(
     plan: Plan, stage_name: str, sources: Sequence[Path], replaced: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What a template may use: plain values. templates/README.md documents each."""
+    """The plain values that a template can use. templates/README.md documents each."""
     stage = plan.stages[stage_name]
     container, settings = stage.container, stage_settings(plan, stage)
     context: dict[str, Any] = {
@@ -124,7 +124,7 @@ def template_context(
         "preflight": has_preflight(stage),
         "spare_nodes": stage.allocation.spare_nodes,
         "job_files": [{"name": name, "text": text} for name, text in stage.files.items()],
-        # the image stage runs its files, so they are where only the job's user can write
+        # the image stage runs its files, so only the job's user must be able to write there
         "job_files_directory": "scratch" if stage.kind.runs_own_files else "job_dir",
         "libraries": stage_libraries(stage),
     }
@@ -133,7 +133,7 @@ def template_context(
 
 
 def _write_job_files(files: Sequence[Mapping[str, str]], directory: str) -> str:
-    """The function that writes the job's files into a directory, whose variable is given."""
+    """The shell function that writes the job's files into the directory in the variable `directory`."""
     if not files:
         return "write_job_files() { :; }\n"
     commands = "\n".join(
@@ -173,9 +173,13 @@ def _header(
 
 
 def _origin(path: Path) -> str:
-    """The file as a header names it: "shipped:slurm/train.sbatch.j2" for those of hpcgen."""
-    ours = shipped("templates")
-    return f"{SHIPPED}{path.relative_to(ours).as_posix()}" if path.is_relative_to(ours) else str(path)
+    """The name of a file in a header, such as "shipped:slurm/train.sbatch.j2" for a shipped template."""
+    shipped_directory = shipped("templates")
+    return (
+        f"{SHIPPED}{path.relative_to(shipped_directory).as_posix()}"
+        if path.is_relative_to(shipped_directory)
+        else str(path)
+    )
 
 
 def _sha256(content: bytes) -> str:

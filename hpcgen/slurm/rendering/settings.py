@@ -1,4 +1,4 @@
-"""The settings of a batch script: every value of the run that its shell code reads, by the name of its variable."""
+"""Settings of a batch script: the shell variables with every value of the run that its code reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
 
 LIBRARY_PATH = 'export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"; shift; exec "$@"'
-"""Stands after the container's words: only a shell of the task knows the image's LD_LIBRARY_PATH."""
+"""Runs after the container's words, because only a shell in the task knows the image's LD_LIBRARY_PATH."""
 
 Value = str | int | Sequence[str]
 
@@ -25,7 +25,7 @@ class Setting:
 
 
 def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
-    """The settings of one stage's script, in the order in which it has them."""
+    """The settings of a stage's script, in the order of the script."""
     config = plan.config
     values: dict[str, Value] = {
         "run_name": config.name,
@@ -49,7 +49,7 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
 
 
 def has_preflight(stage: StagePlan) -> bool:
-    """Whether the stage checks its nodes before it starts, and leaves out bad ones."""
+    """True if the stage checks its nodes before it starts and excludes bad ones."""
     return stage.kind.trains and stage.checks_nodes
 
 

@@ -1,8 +1,7 @@
-"""What a template may say; everything else that Jinja offers is refused when a template is loaded.
+"""Restricts templates to a subset of Jinja, checked when a template is loaded.
 
-Values enter a script in few places: #SBATCH lines, comments, and the assignments of blocks `settings` and
-`environment`. All other shell code reads them from its variables, so that no value can be lost between two
-languages' rules of quoting.
+Values are written only in #SBATCH lines, comments, and assignments in the blocks `settings` and `environment`. All
+other shell code reads shell variables, so that values are quoted in few places.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from jinja2 import TemplateSyntaxError, nodes
 from jinja2.compiler import CodeGenerator, Frame
 
 WITH_VALUES = frozenset(("settings", "environment"))
-"""Blocks whose words may be values."""
+"""Blocks in which words can be values."""
 INSTEAD = {
     "python": '"${task[@]}"',
     "arguments": '"${task[@]}"',
@@ -26,7 +25,7 @@ INSTEAD = {
     "umask": '"$job_umask"',
     "name": '"$title"',
 }
-"""A variable of earlier templates -> what shell code reads now; others have the same name in both."""
+"""Variable of earlier templates -> shell variable that replaces it, if its name differs."""
 _ARRAYS = frozenset(
     (
         "container",
@@ -49,14 +48,14 @@ _PLAIN = r"[\w@%+:,./=-]"
 _BEFORE_WORD = re.compile(
     rf"(?:(?:export|declare(?: -\w+)*|local) +)?(?:\w+\+?=\((?:{_PLAIN}| )*|(?:\w+\+?=)?{_PLAIN}*)"
 )
-"""Text on a line before a value: of an assignment, or of a word in an array that has a line for each."""
+"""Text on a line before a value: part of an assignment, or of a word in an array with one word per line."""
 
 
 class CheckingCodeGenerator(CodeGenerator):
-    """Jinja's compiler behind the check: every template passes here once, when it is loaded."""
+    """Jinja's compiler with the check, through which every template passes once when it is loaded."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:  # noqa: N802
-        """Check the template, then compile it."""
+        """Checks the template, then compiles it."""
         check = _TemplateCheck(self.name, self.filename)
         if any(isinstance(each, nodes.Extends) for each in node.body):
             check.require_blocks_only(node.body)
@@ -65,7 +64,7 @@ class CheckingCodeGenerator(CodeGenerator):
 
 
 class _TemplateCheck:
-    """Walks one template in the order of its text."""
+    """Checks one template in the order of its text."""
 
     def __init__(self, name: str | None, filename: str | None) -> None:
         self._name = name
@@ -73,23 +72,25 @@ class _TemplateCheck:
         self._before = ""
         """The text since the last newline."""
         self._quote = ""
-        """The quote that is open, across lines."""
+        """The open quote, which can continue across lines; "" if none."""
 
     def require_blocks_only(self, body: Iterable[nodes.Node]) -> None:
-        """Refuses text outside the blocks of a template that extends another: Jinja silently drops it."""
+        """Refuses text outside blocks in a template that extends another. Jinja silently drops it."""
         for node in body:
             is_blank = isinstance(node, nodes.Output) and all(
                 isinstance(child, nodes.TemplateData) and not child.data.strip() for child in node.nodes
             )
             if not is_blank and not isinstance(node, nodes.Extends | nodes.Block | nodes.Assign):
-                self._refuse("never written, as the template extends another: move it into a block", node)
+                self._refuse(
+                    "Jinja drops this text, because the template extends another; move it into a block", node
+                )
 
     def body(self, body: Iterable[nodes.Node], block: str) -> None:
-        """Checks statements; `block` is the innermost block that they are in."""
+        """Checks statements. `block` is the innermost block around them."""
         for node in body:
             if not isinstance(node, _STATEMENTS):
                 self._refuse(
-                    f"{type(node).__name__} is no part of a template: use if, for, set and blocks", node
+                    f"{type(node).__name__} is not allowed in a template; use if, for, set and blocks", node
                 )
             if isinstance(node, nodes.Output):
                 for child in node.nodes:
@@ -113,14 +114,14 @@ class _TemplateCheck:
                 self.body(node.body, node.name)
                 if self._quote and node.name in WITH_VALUES:
                     self._refuse(
-                        f"a quote ({self._quote}) is still open at the end of block {node.name}", node
+                        f"a quote ({self._quote}) is not closed at the end of block {node.name}", node
                     )
             elif isinstance(node, nodes.Assign):
                 self._logic_below(node.node)
             elif isinstance(node, nodes.Extends | nodes.Include) and not isinstance(
                 node.template, nodes.Const
             ):
-                self._refuse("name the template as one literal text", node)
+                self._refuse("write the name of the template as a literal string", node)
 
     def _output(self, node: nodes.Node, block: str) -> None:
         if isinstance(node, nodes.TemplateData):
@@ -143,13 +144,15 @@ class _TemplateCheck:
             if filter_name != "comment":
                 self._refuse("write a value in a comment as {{ value | comment }}", node)
         elif block not in WITH_VALUES:
-            self._refuse(f"a value is outside blocks settings and environment; {_instead(node)}", node)
+            self._refuse(f"a value is outside of blocks settings and environment; {_instead(node)}", node)
         elif self._quote or not _BEFORE_WORD.fullmatch(line):
-            self._refuse("a value is quoted already: write it as a word of its own, NAME={{ value }}", node)
+            self._refuse(
+                "values are quoted automatically; write this one as a separate word, NAME={{ value }}", node
+            )
         elif filter_name not in ("", "variable", "assignment"):
-            self._refuse(f"{filter_name} is for other places; write {{{{ value }}}}", node)
+            self._refuse(f"filter {filter_name} is not allowed here; write {{{{ value }}}}", node)
         elif filter_name == "assignment" and line:
-            self._refuse("an assignment begins its line", node)
+            self._refuse("an assignment must be at the start of its line", node)
 
     def _text(self, text: str) -> None:
         for line in text.splitlines(keepends=True):
@@ -174,7 +177,9 @@ class _TemplateCheck:
 
     def _logic(self, node: nodes.Node) -> None:
         if not isinstance(node, _LOGIC):
-            reason = f"{type(node).__name__} in an expression: what is to be computed is computed by hpcgen"
+            reason = (
+                f"{type(node).__name__} is not allowed in an expression, because templates compute nothing"
+            )
             self._refuse(reason, node)
 
     def _refuse(self, reason: str, node: nodes.Node) -> NoReturn:
@@ -182,7 +187,7 @@ class _TemplateCheck:
 
 
 def _instead(node: nodes.Node) -> str:
-    """What shell code reads in place of a value."""
+    """The advice to read a shell variable instead of a value."""
     found = node if isinstance(node, nodes.Name) else node.find(nodes.Name)
     if found is None:
         return "write it as shell code"

@@ -1,4 +1,4 @@
-"""What goes wrong in a template, as one message with the template's file and line."""
+"""Converts errors in a template to one message with the template's file and line."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _JINJA = Path(jinja2.__file__).parent
 
 @contextmanager
 def template_errors(directories: Sequence[Path], name: str, values: Collection[str] = ()) -> Iterator[None]:
-    """Give mistakes of the template `name`, which lies in one of the directories, as HpcgenError.
+    """Raises mistakes in the template `name` in one of the directories as HpcgenError.
 
-    `values` are the names that it may use. An exception from the code behind a value is a defect of ours and
-    passes through, with its traceback.
+    `values` are the names that it can use. An exception in hpcgen's own code is a bug and keeps its traceback.
     """
     try:
         yield
@@ -31,17 +30,17 @@ def template_errors(directories: Sequence[Path], name: str, values: Collection[s
     except jinja2.TemplateNotFound as error:
         searched = ", ".join(str(directory) for directory in directories)
         where = _where(error, directories)
-        raise HpcgenError(f"{where}there is no template {error.name!r} in {searched}") from error
+        raise HpcgenError(f"{where}template {error.name!r} does not exist in {searched}") from error
     except jinja2.UndefinedError as error:
         undefined = re.match(r"'(\w+)' is undefined", str(error.message))
         hint = undefined and did_you_mean(undefined[1], values)
-        hint = hint or "templates/README.md lists the variables of each stage"
+        hint = hint or "see templates/README.md for the variables of each stage"
         raise HpcgenError(f"{_where(error, directories)}{error.message}", hint) from error
     except UnwritableValue as error:
         raise HpcgenError(f"{_where(error, directories)}{error}") from error
     except RecursionError as error:
-        hint = f'a site\'s {name} extends "hpcgen/{name}", since its plain name means itself'
-        raise HpcgenError(f"{name}: the templates use one another without end", hint) from error
+        hint = f'extend "hpcgen/{name}"; the plain name refers to the site\'s own file'
+        raise HpcgenError(f"{name}: the templates extend or include each other in a loop", hint) from error
     except (TypeError, ValueError) as error:
         if not _is_of_template(error, directories):
             raise
@@ -49,7 +48,7 @@ def template_errors(directories: Sequence[Path], name: str, values: Collection[s
 
 
 def _where(error: BaseException, directories: Sequence[Path]) -> str:
-    """The innermost place of a template that the exception passed, "FILE:LINE: `the line`: ", or nothing."""
+    """The innermost template line in the traceback as "FILE:LINE: `the line`: ", or "" without one."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_template(frame.filename, directories):
             line = f"`{frame.line}`: " if frame.line else ""
@@ -58,7 +57,7 @@ def _where(error: BaseException, directories: Sequence[Path]) -> str:
 
 
 def _is_of_template(error: BaseException, directories: Sequence[Path]) -> bool:
-    """Whether the template, or Jinja for it, raised the exception, and not code of ours behind a value."""
+    """True if the template or Jinja raised the exception, not hpcgen's own code."""
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
     return _is_template(innermost, directories) or Path(innermost).is_relative_to(_JINJA)
 

@@ -8,26 +8,26 @@ from pathlib import Path
 
 _COMMENT = re.compile(r"(?<!\$)\{#.*?#\}", re.DOTALL)
 MOST_COMMON = 3
-"""Characters that a line needs to be told from others: fi, done and } are in every template."""
+"""Lines with at most this many literal characters are not identifiable: fi and } are in every template."""
 
 
 class TemplateLines:
-    """The lines of templates; each file is read once."""
+    """The lines of templates. Each file is read once."""
 
     def __init__(self) -> None:
         self._lines: dict[Path, list[str]] = {}
 
     def find(self, text: str, sources: Iterable[Path]) -> tuple[Path, int] | None:
-        """The file and line that wrote `text`, a stripped line of a script: the most literal match.
+        """The file and line that wrote `text`, a stripped line of a script: the match with most literal characters.
 
-        None when no line can have written it, or several can.
+        None if no line matches, or several match equally well.
         """
         best: list[tuple[Path, int]] = []
         most = MOST_COMMON
         for path in sources:
             if path not in self._lines:
                 text_of_file = path.read_text(encoding="utf-8")
-                # a comment writes no line
+                # comments write no lines
                 code = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text_of_file)
                 self._lines[path] = code.splitlines()
             for number, line in enumerate(self._lines[path], 1):
@@ -40,7 +40,7 @@ class TemplateLines:
 
 
 def _literal(template_line: str, text: str) -> int:
-    """How many characters a template's line gives to a line of a script; 0 when it cannot have written it."""
+    """Number of literal characters of a template line that match a script line; 0 if the line does not match."""
     literals = re.split(r"\{\{.*?\}\}|\{%.*?%\}", template_line)
     could = re.fullmatch(".*".join(re.escape(literal) for literal in literals), text)
     return len("".join(literals)) if could else 0

@@ -1,1 +1,1 @@
-"""The rules, in one module for each part of a script."""
+"""The rules, one module for each part of a script."""

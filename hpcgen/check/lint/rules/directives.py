@@ -1,4 +1,4 @@
-"""What the #SBATCH lines say, and what sbatch makes of it."""
+"""#SBATCH lines, and how sbatch reads them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ from hpcgen.check.lint.sbatch import (
     matching_options,
     stray_words,
 )
-from hpcgen.check.lint.script import Command
 from hpcgen.check.lint.template import ANGLES
-from hpcgen.check.lint.words import PLACEHOLDER
 from hpcgen.text import counted
 
-MIN_SIGNAL_LEAD_S = 60
 MIN_CPUS_PER_GPU = 2
 GOOD_CPUS_PER_GPU = 4
 DEFAULT_MAX_ARRAY_INDEX = 1000
 SIMILARITY = 0.8
-"""Of a misspelt option to the right one, as difflib counts it."""
+"""Minimum similarity of a misspelled option to the right one (difflib ratio)."""
 
 
 @rule(
@@ -38,16 +35,16 @@ SIMILARITY = 0.8
     source="Slurm, man sbatch, DESCRIPTION",
 )
 def directive_after_command(job: Job) -> Iterator[Hit]:
-    """sbatch stops reading at the first line that is neither blank nor a comment: `set -e` or `module load`.
+    """sbatch stops reading at the first line that is neither blank nor a comment, such as `set -e` or `module load`.
 
-    Every directive below it is a comment: the job starts without its nodes, its GPUs or its time limit.
+    Every directive below it is a comment: the job starts without its nodes, GPUs or time limit.
     """
     end = first_command(job.script.lines)
     for directive in job.script.directives:
         if not directive.effective:
             yield Hit(
                 directive.line,
-                f"sbatch stops reading at the first command, on line {end}: --{directive.name} has no effect",
+                f"--{directive.name} has no effect, because sbatch stops reading at the first command, on line {end}",
                 f"move the directives above line {end}",
                 cause="after the first command",
             )
@@ -60,10 +57,10 @@ def directive_after_command(job: Job) -> Iterator[Hit]:
     source="Slurm 22.05 to 25.11, src/common/slurm_opt.c",
 )
 def directive_unknown(job: Job) -> Iterator[Hit]:
-    """sbatch ends with "unrecognized option", and there is no job. Options of srun are none of sbatch's.
+    """sbatch fails with "unrecognized option" and submits no job. sbatch does not have all options of srun.
 
-    The beginning of a name is taken where it can be one option only. A word that belongs to no option ends sbatch
-    with "Invalid directive found in batch script".
+    sbatch accepts an abbreviation that matches one option only. For a word that belongs to no option, it fails with
+    "Invalid directive found in batch script".
     """
     for line, word in stray_words(job.script.lines):
         place = next(
@@ -74,7 +71,7 @@ def directive_unknown(job: Job) -> Iterator[Hit]:
             f"`{place}` is a placeholder: sbatch refuses the directive"
             if place
             else f"{word!r} belongs to no option: sbatch refuses the directive",
-            "replace it" if place else "write the value, in quotes if it has blanks, and # before a comment",
+            "replace it" if place else "quote a value that contains blanks, and put # before a comment",
             cause="stray word",
         )
     for directive in _unknown(job):
@@ -82,16 +79,20 @@ def directive_unknown(job: Job) -> Iterator[Hit]:
         written = f"--{name}" if len(name) > 1 else f"-{name}"
         right = MOVED_OPTIONS.get(name) or _similar(name)
         if name in SRUN_OPTIONS:
-            yield Hit(directive.line, f"{written} is srun's, and sbatch refuses it", "give it to srun")
+            yield Hit(
+                directive.line, f"{written} is an option of srun, which sbatch refuses", "pass it to srun"
+            )
         elif right:
             yield Hit(directive.line, f"sbatch has no {written}", f"did you mean --{right}?")
         elif matching:
             several = ", ".join(f"--{option}" for option in matching)
             yield Hit(
-                directive.line, f"{written} can be {several}: sbatch refuses it", "write the whole name"
+                directive.line,
+                f"{written} is ambiguous ({several}): sbatch refuses it",
+                "write the full name",
             )
         elif len(name) == 1:
-            yield Hit(directive.line, f"sbatch has no {written}", "look it up: man sbatch")
+            yield Hit(directive.line, f"sbatch has no {written}", "see man sbatch")
 
 
 def _unknown(job: Job) -> Iterator[Directive]:
@@ -103,7 +104,7 @@ def _unknown(job: Job) -> Iterator[Directive]:
 
 
 def _similar(name: str) -> str | None:
-    """The option that a misspelt one was meant to be."""
+    """The option closest to a misspelled one; None without one."""
     if len(name) == 1 or matching_options(name):
         return None
     known = SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME
@@ -113,13 +114,13 @@ def _similar(name: str) -> str | None:
 @rule(
     "directive-spelling",
     "warning",
-    "a line looks like a directive and is none",
+    "a line looks like a directive but is a comment",
     source="Slurm, src/sbatch/opt.c, _next_line",
 )
 def directive_spelling(job: Job) -> Iterator[Hit]:
-    """Only `#SBATCH` in capitals at the very beginning of a line is a directive; the rest are comments.
+    """Only `#SBATCH` in upper case at the very beginning of a line is a directive. Other spellings are comments.
 
-    `##SBATCH` and `# SBATCH`, which people write to turn a directive off, are not reported.
+    `##SBATCH` and `# SBATCH`, which are used to disable a directive, are not reported.
     """
     for number, line in enumerate(job.script.lines[: first_command(job.script.lines) - 1], start=1):
         found = re.match(r"(\s*)#(\w+)\s+-{1,2}[A-Za-z]", line)
@@ -139,12 +140,12 @@ def directive_spelling(job: Job) -> Iterator[Hit]:
 
 @rule("directive-cut", "error", "an unquoted # cuts a directive", source="Slurm, src/sbatch/opt.c")
 def directive_cut(job: Job) -> Iterator[Hit]:
-    """In a directive an unquoted `#` begins a comment even within a word: nvcr.io#nvidia/pytorch becomes nvcr.io."""
+    """In a directive, an unquoted `#` begins a comment even within a word: nvcr.io#nvidia/pytorch becomes nvcr.io."""
     for directive in job.script.directives:
-        if directive.cut.strip("#"):  # a lone # begins a comment that is meant as one
+        if directive.cut.strip("#"):  # a lone # is meant as a comment
             yield Hit(
                 directive.line,
-                f"sbatch takes {directive.cut} for a comment: --{directive.name} is only {directive.value}",
+                f"sbatch reads {directive.cut} as a comment, so --{directive.name} is only {directive.value}",
                 "quote the value, or write \\#",
             )
 
@@ -153,7 +154,7 @@ def directive_cut(job: Job) -> Iterator[Hit]:
     "directive-variable", "error", "a variable in a directive", source="Slurm, man sbatch, filename pattern"
 )
 def directive_variable(job: Job) -> Iterator[Hit]:
-    """sbatch reads directives before any shell does: $HOME is five letters. File names have %j, %N and %u instead.
+    """sbatch reads directives without a shell, so it does not expand $HOME. File names can use %j, %N and %u instead.
 
     In sbatch <<EOF, without quotes around EOF, the submitting shell expands them first (man bash, Here Documents).
     """
@@ -164,7 +165,7 @@ def directive_variable(job: Job) -> Iterator[Hit]:
             yield Hit(
                 directive.line,
                 f"sbatch does not expand {found[0]} in --{directive.name}",
-                "write the value, or give the option to sbatch on its command line",
+                "write the value, or pass the option on the command line of sbatch",
                 cause=found[0],
             )
 
@@ -176,9 +177,9 @@ def directive_variable(job: Job) -> Iterator[Hit]:
     source="Slurm, src/common/slurm_opt.c; for --mail-type 24.11 and 25.05",
 )
 def directive_twice(job: Job) -> Iterator[Hit]:
-    """sbatch takes the last one of an option that is given twice. The other misleads whoever reads the script.
+    """If an option is given twice, sbatch uses the last one, and the other misleads readers of the script.
 
-    The components of a heterogeneous job have directives of their own. Up to Slurm 24.11, --mail-type adds up.
+    Not reported: components of a heterogeneous job, and --mail-type, which accumulates up to Slurm 24.11.
     """
     if any(re.match(r"#SBATCH\s+(hetjob|packjob)\b", line) for line in job.script.lines):
         return
@@ -190,7 +191,7 @@ def directive_twice(job: Job) -> Iterator[Hit]:
         if value != directive.value:
             yield Hit(
                 directive.line,
-                f"--{directive.name}={directive.value} overrides --{directive.name}={value} of line {line}",
+                f"--{directive.name}={directive.value} overrides --{directive.name}={value} on line {line}",
                 "remove one of them",
             )
         seen[directive.name] = directive.line, directive.value
@@ -203,14 +204,14 @@ def directive_twice(job: Job) -> Iterator[Hit]:
     source="Slurm, src/sbatch/sbatch.c, _get_script_buffer",
 )
 def empty_script(job: Job) -> Iterator[Hit]:
-    """sbatch refuses a file of nothing but white space: most likely writing it has failed."""
+    """sbatch refuses a file that contains only white space. Most likely, writing the file failed."""
     if not any(line.strip() for line in job.script.lines):
-        yield Hit(1, "there is nothing in the script: sbatch refuses it", "write it again")
+        yield Hit(1, "the script is empty, and sbatch refuses it", "write it again")
 
 
 @rule("no-shebang", "error", "sbatch refuses the script", source="Slurm, src/sbatch/sbatch.c, has_shebang")
 def no_shebang(job: Job) -> Iterator[Hit]:
-    """sbatch only takes a script whose first line is #! and an interpreter."""
+    """sbatch only accepts a script whose first line is #! and an interpreter."""
     if job.script.is_batch and not job.script.lines[0].startswith("#!"):
         yield Hit(
             1,
@@ -226,7 +227,7 @@ def no_shebang(job: Job) -> Iterator[Hit]:
     source="Slurm, src/sbatch/sbatch.c, contains_dos_linebreak",
 )
 def dos_line_ends(job: Job) -> Iterator[Hit]:
-    """sbatch refuses scripts with the line ends of Windows, and bash takes the carriage return for a letter."""
+    """sbatch refuses scripts with Windows line endings, and bash reads the carriage return as part of a word."""
     number = next(
         (index for index, line in enumerate(job.script.lines, start=1) if line.endswith("\r")), None
     )
@@ -241,10 +242,10 @@ def dos_line_ends(job: Job) -> Iterator[Hit]:
     source="Slurm, man sbatch, --time; slurm.conf, DefaultTime",
 )
 def no_time_limit(job: Job) -> Iterator[Hit]:
-    """Without --time a job gets the partition's default: minutes on one cluster, without end on another.
+    """Without --time, a job gets the partition's default: minutes on one cluster, unlimited on another.
 
-    A limit lets Slurm start the job in gaps (backfill), and ends one that hangs. A script with --time in a directive
-    that is commented out (##SBATCH) is not reported: whoever submits it gives the limit.
+    With a limit, Slurm can backfill the job, and ends it if it hangs. A script with a disabled --time directive
+    (##SBATCH) is not reported: the limit is expected on the command line.
     """
     header = job.script.lines[: first_command(job.script.lines) - 1]
     turned_off = any(re.match(r"\s*#[#\s]+SBATCH\s(.*\s)?(-t|--time)", line) for line in header)
@@ -256,215 +257,17 @@ def no_time_limit(job: Job) -> Iterator[Hit]:
         )
 
 
-def signal_of(job: Job) -> tuple[str, str, int] | None:
-    """--signal: its prefix ("B", "R", ""), the name of the signal, and the seconds before the limit."""
-    value = job.script.options.get("signal")
-    if value is None:
-        return None
-    prefix, _, rest = value.rpartition(":")
-    name, _, lead = rest.partition("@")
-    name = {"10": "USR1", "12": "USR2", "15": "TERM"}.get(name, name.upper().removeprefix("SIG"))
-    return prefix.upper(), name, int(lead) if lead.isdigit() else MIN_SIGNAL_LEAD_S
-
-
-@rule(
-    "signal-to-steps",
-    "warning",
-    "the warning kills what it should warn",
-    source="measured on Slurm 22.05; PyTorch, torch/distributed/run.py, --signals-to-handle",
-)
-def signal_to_steps(job: Job) -> Iterator[Hit]:
-    """Without B: the signal goes to every process of every step, and ends those that do not handle it.
-
-    Unless --signals-to-handle says otherwise, torchrun handles TERM, INT, HUP and QUIT only. A shell between srun
-    and the training dies as well, unless the training is its last command: bash replaces itself by that one.
-    """
-    signal = signal_of(job)
-    if signal is None or "B" in signal[0] or signal[1] in ("TERM", "CONT", "INT", "HUP", "QUIT"):
-        return
-    for launch in job.trainings:
-        if launch.launcher != "python":
-            victim = "" if launch.option("signals-to-handle") else launch.launcher
-        else:
-            victim = "" if _replaces_its_shell(job, launch.command) else "the shell of bash -c"
-        if victim:
-            yield Hit(
-                job.script.option_line("signal"),
-                f"--signal without B: sends {signal[1]} to every process of the step: {victim} dies of it",
-                f"--signal=B:{signal[1]}@..., and a trap that writes a file the training looks for",
-            )
-            return
-
-
-def _replaces_its_shell(job: Job, command: Command) -> bool:
-    """Whether no shell of `bash -c` is left while the command runs."""
-    own = [other for other in job.script.commands if other.outer == command.outer]
-    return command.outer is None or own[-1] is command or command.words[0].text == "exec"
-
-
-@rule(
-    "signal-not-trapped",
-    "error",
-    "the warning kills the batch script",
-    source="Slurm, man sbatch, --signal; measured on 22.05",
-)
-def signal_not_trapped(job: Job) -> Iterator[Hit]:
-    """B: sends the signal to the batch shell alone. One without a trap dies of it, and the job ends early.
-
-    Nothing is said of a script that sources others: the trap may be there.
-    """
-    signal = signal_of(job)
-    if not signal or "B" not in signal[0] or job.script.error is not None:
-        return
-    elsewhere = any(
-        command.words[0].text in ("exec", "source", ".")
-        for command in job.script.commands
-        if len(command.words) > 1
-    )
-    if signal[1] not in _trapped(job) and not elsewhere:
-        yield Hit(
-            job.script.option_line("signal"),
-            f"the script has no trap for {signal[1]}, so the batch shell dies {signal[2]} s before the time limit",
-            f"trap '...' {signal[1]}, with srun in the background and a wait after it",
-        )
-
-
-def _trapped(job: Job) -> set[str]:
-    """Signals that the script traps, without SIG."""
-    return {
-        word.text.upper().removeprefix("SIG")
-        for command in job.script.commands
-        if command.name == "trap"
-        for word in command.words[2:]
-    }
-
-
-@rule(
-    "signal-too-late",
-    "warning",
-    "the warning leaves no time for a checkpoint",
-    source="Slurm, man sbatch, --signal; measured on 22.05",
-)
-def signal_too_late(job: Job) -> Iterator[Hit]:
-    """The running step must end and a checkpoint be written between the warning and the limit.
-
-    Sixty seconds and twice the slowest step and save is a good lead; Slurm may send it ten seconds early.
-    """
-    signal = signal_of(job)
-    if signal and job.trainings and signal[2] < MIN_SIGNAL_LEAD_S:
-        yield Hit(
-            job.script.option_line("signal"),
-            f"{signal[2]} s before the time limit leave too little time for a checkpoint",
-            f"at least @{MIN_SIGNAL_LEAD_S}: 60 s + 2 x (slowest step + slowest save)",
-        )
-
-
-@rule("foreground-step", "error", "the trap runs only after the step", source="man bash, SIGNALS")
-def foreground_step(job: Job) -> Iterator[Hit]:
-    """bash runs a trap when the command in the foreground has ended: with srun there, that is too late.
-
-    srun ... & and `wait` let the trap run at once.
-    """
-    signal = signal_of(job)
-    if not signal or "B" not in signal[0] or signal[1] not in _trapped(job):
-        return
-    for step in job.work_steps:
-        if not step.background and step.command.outer is None and step.command.words[0].text != "exec":
-            yield Hit(
-                step.line,
-                f"srun runs in the foreground, so bash runs the trap for {signal[1]} only after it has ended",
-                'srun ... & pid=$!, then: while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done',
-            )
-
-
-@rule(
-    "log-truncated",
-    "warning",
-    "a requeued job loses its log",
-    source="Slurm, man sbatch, --open-mode; slurm.conf, JobFileAppend",
-)
-def log_truncated(job: Job) -> Iterator[Hit]:
-    """A requeued job keeps its number, so %j names the same file again, and Slurm truncates it by default."""
-    if job.requeues and job.script.is_batch and job.script.options.get("open-mode") != "append":
-        yield Hit(
-            job.script.option_line("requeue"),
-            "when the job is requeued, Slurm truncates its log",
-            "#SBATCH --open-mode=append",
-        )
-
-
-@rule(
-    "log-shared",
-    "warning",
-    "jobs overwrite each other's log",
-    source="Slurm, man sbatch, --output and --open-mode",
-)
-def log_shared(job: Job) -> Iterator[Hit]:
-    """An output file without %j (%A for arrays) is the same for every job of the script: the next one truncates it.
-
-    %x, %u and %N are the same again in the next job of that name, user or node.
-    """
-    for name in ("output", "error"):
-        value = job.script.options.get(name, "")
-        appends = job.script.options.get("open-mode") == "append"
-        has_job = re.search(r"%\d*[AJj]", value.replace("%%", ""))
-        is_named = value and not value.startswith("/dev/") and not PLACEHOLDER.search(value)
-        if is_named and not has_job and not appends:
-            yield Hit(
-                job.script.option_line(name),
-                f"every job of this script writes to {value}, and truncates it",
-                "put %j into the name",
-                cause="log",
-            )
-
-
-@rule(
-    "log-directory",
-    "note",
-    "the log's directory may be missing",
-    source="Slurm, man sbatch, --output; CHANGELOG/slurm-23.02.md, which creates the directory",
-    slurm=("", "22.05"),
-)
-def log_directory(job: Job) -> Iterator[Hit]:
-    """Up to 22.05, Slurm opens the log in a directory that must be there before the script runs.
-
-    Otherwise the job ends at once and leaves no log that says why: mkdir in the script comes too late. A script
-    that shows the mkdir, as a comment for whoever submits it, is not reported. Slurm 23.02 makes the directory: nor is
-    a script reported that needs a newer release, as with --gres-flags=allow-task-sharing.
-    """
-    for name in ("output", "error"):
-        value = job.script.options.get(name, "")
-        directory = value.removeprefix("./").rpartition("/")[0]
-        is_relative = directory and not value.startswith("/") and "$" not in value
-        if not is_relative or PLACEHOLDER.search(value) or _is_made(job, directory):
-            continue
-        yield Hit(
-            job.script.option_line(name),
-            f"Slurm up to 22.05 does not make the directory of {value}: without it, the job ends without a log",
-            "Slurm 23.02 or newer makes it; older ones need a directory without %"
-            if "%" in directory
-            else f"mkdir -p {directory} before sbatch",
-            cause="directory",
-        )
-
-
-def _is_made(job: Job, directory: str) -> bool:
-    """Whether a command or a comment of the script makes a directory."""
-    path = rf"\bmkdir\b.*[\s/\"']{re.escape(directory)}(?![\w.-])"
-    return any(re.search(path, line) for line in job.script.lines)
-
-
 @rule(
     "few-cpus",
     "warning",
     "too few CPUs for the GPUs",
-    source="Slurm, man sbatch, --cpus-per-task; the limit of 2 for each GPU is ours",
+    source="Slurm, man sbatch, --cpus-per-task; the minimum of 2 per GPU is a rule of thumb",
 )
 def few_cpus(job: Job) -> Iterator[Hit]:
-    """Each GPU's process launches kernels, and has data loader and NCCL threads: one CPU starves the GPU.
+    """Each GPU's process launches kernels and has data loader and NCCL threads. One CPU is too few for them.
 
-    Nodes of eight GPUs have about a hundred CPUs: four for each GPU are the least that one asks for. Without
-    --cpus-per-task the cluster may have a default per GPU (DefCpuPerGPU), and nothing is said.
+    Nodes with eight GPUs have about a hundred CPUs: request at least four per GPU. A script without --cpus-per-task
+    is not reported, because the cluster may have a default per GPU (DefCpuPerGPU).
     """
     gpus, tasks = job.gpus_per_node, job.ntasks_per_node
     if not job.script.is_batch or not gpus or not tasks or not job.trainings:
@@ -488,13 +291,13 @@ def few_cpus(job: Job) -> Iterator[Hit]:
     source="Slurm, man sbatch, --ntasks-per-node",
 )
 def task_count(job: Job) -> Iterator[Hit]:
-    """With --ntasks, --ntasks-per-node is only an upper limit: the job has as many tasks as --ntasks says."""
+    """With --ntasks, --ntasks-per-node is only an upper limit: the job has --ntasks tasks."""
     tasks, per_node, nodes = job.number("ntasks"), job.number("ntasks-per-node"), job.number("nodes")
     if tasks and per_node and nodes and tasks != per_node * nodes:
         yield Hit(
             job.script.option_line("ntasks"),
             f"--ntasks={tasks} is not {counted(nodes, 'node')} x {counted(per_node, 'task')} = {nodes * per_node}",
-            "leave --ntasks out",
+            "remove --ntasks",
         )
 
 
@@ -505,14 +308,14 @@ def task_count(job: Job) -> Iterator[Hit]:
     source="pyxis, README, Usage; measured on pyxis 0.24",
 )
 def container_directive(job: Job) -> Iterator[Hit]:
-    """A container option on a #SBATCH line puts the batch script into the container, where no srun or scontrol is."""
+    """A container option on a #SBATCH line runs the batch script in the container, which has no srun or scontrol."""
     calls = any(command.name in ("srun", "scontrol") for command in job.script.commands) or bool(job.steps)
     for directive in job.script.directives:
         if directive.effective and directive.name == "container-image" and calls:
             yield Hit(
                 directive.line,
                 "the batch script itself runs in the container, which has no srun",
-                "give the container options to srun",
+                "pass the container options to srun",
             )
 
 
@@ -520,20 +323,20 @@ def container_directive(job: Job) -> Iterator[Hit]:
     "array-index", "note", "an index beyond Slurm's default limit", source="Slurm, slurm.conf, MaxArraySize"
 )
 def array_index(job: Job) -> Iterator[Hit]:
-    """MaxArraySize limits the index, not the number of tasks, and is 1001 by default: 1000 is the last index."""
+    """MaxArraySize limits the index, not the number of tasks. Its default is 1001, so the last index is 1000."""
     value = job.script.options.get("array", "").partition("%")[0]
     indices = [int(number) for number in re.findall(r"\d{1,9}", value.partition(":")[0])]
     if indices and max(indices) > DEFAULT_MAX_ARRAY_INDEX:
         yield Hit(
             job.script.option_line("array"),
-            f"index {max(indices)} is refused where MaxArraySize has its default of 1001",
-            "add an offset to smaller indices, or give each task several files",
+            f"Slurm refuses index {max(indices)} unless MaxArraySize is raised from its default of 1001",
+            "use smaller indices and add an offset, or process several files per task",
         )
 
 
 @rule("export-none", "warning", "steps get an empty environment", source="Slurm, man sbatch, --export")
 def export_none(job: Job) -> Iterator[Hit]:
-    """--export=NONE holds for srun as well (SLURM_EXPORT_ENV): what the script exports does not reach the tasks."""
+    """--export=NONE also applies to srun (SLURM_EXPORT_ENV): exports of the script do not reach the tasks."""
     if job.script.options.get("export", "").upper() not in ("NONE", "NIL"):
         return
     if "SLURM_EXPORT_ENV" in job.script.unset or job.script.settings("SLURM_EXPORT_ENV"):
@@ -542,6 +345,6 @@ def export_none(job: Job) -> Iterator[Hit]:
         if not step.option("export") and not step.is_open:
             yield Hit(
                 step.line,
-                "#SBATCH --export=NONE keeps the script's variables from the tasks",
+                "because of #SBATCH --export=NONE, the script's variables do not reach the tasks",
                 "srun --export=ALL",
             )

@@ -1,4 +1,4 @@
-"""Environment variables: names that nothing reads, values that harm, and secrets."""
+"""Environment variables: unknown names, harmful values, and secrets."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from hpcgen.check.lint.script import Assignment
 from hpcgen.check.lint.words import PLACEHOLDER
 from hpcgen.planning import known_variables as variables
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
+from hpcgen.text import counted
 
 
 def _environment(job: Job) -> Iterator[Assignment]:
-    """Everything that commands get: exports, and NAME=value before a command."""
+    """Every variable that commands get: exports, and NAME=value before a command."""
     yield from job.script.exports
     for command in job.script.commands:
         yield from command.environment
 
 
-def _truth(assignment: Assignment) -> bool:
+def _is_on(assignment: Assignment) -> bool:
     return (
         bool(assignment.value)
         and assignment.value is not None
@@ -35,9 +36,9 @@ def _truth(assignment: Assignment) -> bool:
     source="NCCL user guide, Environment Variables; PyTorch, ProcessGroupNCCL.hpp",
 )
 def misspelt_variable(job: Job) -> Iterator[Hit]:
-    """A misspelt variable is no error to anyone: NCCL never sees it, and the job runs without the setting.
+    """Nothing reports a misspelled variable: NCCL never reads it, and the job runs without the setting.
 
-    Where the right name is set as well, or no other name is meant, it is a warning: some other program may read it.
+    A warning if the right name is also set, or if no other name is meant: another program may read the variable.
     """
     for assignment in _environment(job):
         name, right = assignment.name, variables.right_name(assignment.name)
@@ -48,29 +49,27 @@ def misspelt_variable(job: Job) -> Iterator[Hit]:
             yield Hit(assignment.line, why, "remove it", severity="warning")
         elif advice := variables.UNREAD.get(name):
             why = f"neither NCCL nor PyTorch reads {name}: {advice}"
-            yield Hit(
-                assignment.line, why, "remove it, unless your program reads it by itself", severity="warning"
-            )
+            yield Hit(assignment.line, why, "remove it, unless your program reads it", severity="warning")
 
 
 @rule(
     "renamed-variable",
     "note",
-    "an old name of PyTorch's",
+    "an old name of a PyTorch variable",
     source="PyTorch 2.2, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp",
 )
 def renamed_variable(job: Job) -> Iterator[Hit]:
-    """PyTorch's settings for NCCL begin with TORCH_NCCL_ since 2.2; the old names are read with a warning.
+    """Since 2.2, PyTorch's settings for NCCL begin with TORCH_NCCL_. The old names still work, with a warning.
 
-    Older releases read the old names alone. Nothing is said of a script that exports both, or of
-    NCCL_ASYNC_ERROR_HANDLING: what it turns on is the default since 2.2.
+    Older releases read only the old names. Not reported: a script that exports both names, and
+    NCCL_ASYNC_ERROR_HANDLING, because its effect is the default since 2.2.
     """
     for assignment in _environment(job):
         new = variables.RENAMED.get(assignment.name)
         if new and not job.script.settings(new):
             yield Hit(
                 assignment.line,
-                f"from PyTorch 2.2 on, {assignment.name} is called {new}",
+                f"since PyTorch 2.2, {assignment.name} is called {new}",
                 f"{new}; for older releases, export both",
             )
 
@@ -82,12 +81,12 @@ def renamed_variable(job: Job) -> Iterator[Hit]:
     source="NCCL user guide, NCCL_DEBUG; NCCL, src/debug.cc",
 )
 def nccl_debug_level(job: Job) -> Iterator[Hit]:
-    """The levels are VERSION, WARN, INFO and TRACE. Any other word, such as ERROR, turns all messages off."""
+    """The levels are VERSION, WARN, INFO and TRACE. Any other value, such as ERROR, disables all messages."""
     for assignment in _environment(job):
         word = assignment.value
         is_word = assignment.name == "NCCL_DEBUG" and word is not None and word.known and word.text != ""
         if is_word and word is not None and word.text.upper() not in variables.DEBUG_LEVELS:
-            yield Hit(assignment.line, f"NCCL_DEBUG has no level {word.text}, and prints nothing", "WARN")
+            yield Hit(assignment.line, f"NCCL_DEBUG has no level {word.text}, so NCCL prints nothing", "WARN")
 
 
 @rule(
@@ -97,9 +96,9 @@ def nccl_debug_level(job: Job) -> Iterator[Hit]:
     source="NCCL user guide, NCCL_DEBUG and NCCL_DEBUG_FILE",
 )
 def nccl_debug_flood(job: Job) -> Iterator[Hit]:
-    """With INFO each rank writes hundreds of lines: what matters drowns, and the log's file system has to work.
+    """With INFO, each rank writes hundreds of lines, which hide other messages and load the log's file system.
 
-    With NCCL_DEBUG_FILE they go elsewhere.
+    NCCL_DEBUG_FILE writes them to other files.
     """
     has_ranks = job.trainings or job.parallel_steps or any(map(job.has_many_tasks, job.work_steps))
     if not has_ranks or not job.script.is_batch or job.nodes == 1 or job.script.settings("NCCL_DEBUG_FILE"):
@@ -110,51 +109,50 @@ def nccl_debug_flood(job: Job) -> Iterator[Hit]:
         if assignment.name == "NCCL_DEBUG" and is_verbose and not assignment.conditional:
             yield Hit(
                 assignment.line,
-                "every rank writes hundreds of NCCL's lines into the job's log",
+                "every rank writes hundreds of NCCL lines into the job's log",
                 "NCCL_DEBUG=WARN, or NCCL_DEBUG_FILE=/shared/nccl/%h.%p.log",
             )
 
 
 @rule("few-nics", "warning", "most InfiniBand devices stay idle", source="NCCL user guide, NCCL_IB_HCA")
 def few_nics(job: Job) -> Iterator[Hit]:
-    """NCCL_IB_HCA is a list of the only devices that NCCL may use. ND-series nodes have one for each GPU."""
+    """NCCL uses only the devices in NCCL_IB_HCA. ND-series nodes have one per GPU."""
     for assignment in _environment(job):
         word = assignment.value
         if assignment.name != "NCCL_IB_HCA" or word is None or not word.known:
             continue
         devices = word.text.removeprefix("=").split(",")
-        # mlx5 is where the names of all begin, mlx5_0 is one of them
+        # mlx5 is a prefix of all names; mlx5_0 is one name
         names = [device.partition(":")[0] for device in devices]
         exact = all(re.search(r"(?<!^mlx)\d$", name) for name in names) and not word.text.startswith("^")
         gpus = job.gpus_per_node or 8
         if exact and 2 * len(devices) < gpus:
             yield Hit(
                 assignment.line,
-                f"NCCL may use {len(devices)} InfiniBand devices for {gpus} GPUs",
-                "leave it out, or name a prefix that all of them have (mlx5_ib)",
+                f"NCCL may use {counted(len(devices), 'InfiniBand device')} for {counted(gpus, 'GPU')}",
+                "remove it, or use a prefix of all names (mlx5_ib)",
             )
 
 
 @rule(
     "transport-off",
     "note",
-    "NCCL may not use the fast way",
+    "a fast transport of NCCL is disabled",
     source="NCCL user guide, NCCL_P2P_DISABLE and NCCL_IB_DISABLE",
 )
 def transport_off(job: Job) -> Iterator[Hit]:
-    """NCCL_P2P_DISABLE turns NVLink off, NCCL_IB_DISABLE InfiniBand; both are for finding faults, not for training.
+    """NCCL_P2P_DISABLE disables NVLink and NCCL_IB_DISABLE InfiniBand. Both are for debugging, not for training.
 
-    Where FI_*, NCCL_NET or NCCL_NET_PLUGIN is set, a plugin such as aws-ofi-nccl carries the traffic, and nothing
-    is said.
+    Not reported if FI_*, NCCL_NET or NCCL_NET_PLUGIN is set: a plugin such as aws-ofi-nccl then carries the traffic.
     """
     reasons = {
-        "NCCL_P2P_DISABLE": ("GPUs of a node talk through host memory instead of NVLink", "NVLink"),
-        "NCCL_IB_DISABLE": ("nodes talk through TCP instead of InfiniBand or RoCE", "InfiniBand or RoCE"),
+        "NCCL_P2P_DISABLE": ("GPUs of a node communicate through host memory instead of NVLink", "NVLink"),
+        "NCCL_IB_DISABLE": ("nodes communicate over TCP instead of InfiniBand or RoCE", "InfiniBand or RoCE"),
     }
     if any(re.match(r"FI_|NCCL_NET(_PLUGIN)?$", assignment.name) for assignment in _environment(job)):
         return
     for assignment in _environment(job) if job.trainings else ():
-        if assignment.name in reasons and _truth(assignment) and not assignment.conditional:
+        if assignment.name in reasons and _is_on(assignment) and not assignment.conditional:
             if assignment.name == "NCCL_IB_DISABLE" and job.nodes == 1:
                 continue
             why, hardware = reasons[assignment.name]
@@ -168,9 +166,9 @@ def transport_off(job: Job) -> Iterator[Hit]:
     source="gloo, transport/tcp/device.cc, lookupAddrForIface; measured with PyTorch 2.13",
 )
 def gloo_interface(job: Job) -> Iterator[Hit]:
-    """GLOO_SOCKET_IFNAME takes full names of interfaces. The ^ and = of NCCL_SOCKET_IFNAME are unknown to gloo.
+    """GLOO_SOCKET_IFNAME takes full names of interfaces. gloo does not know the ^ and = of NCCL_SOCKET_IFNAME.
 
-    It ends with "Unable to find address for" that name.
+    It fails with "Unable to find address for" that name.
     """
     for assignment in _environment(job):
         word = assignment.value
@@ -183,35 +181,35 @@ def gloo_interface(job: Job) -> Iterator[Hit]:
 
 
 @rule(
-    "collnet-with-sharp", "error", "more groups use SHARP than may", source="Megatron-Core, parallel_state.py"
+    "collnet-with-sharp", "error", "too many groups request SHARP", source="Megatron-Core, parallel_state.py"
 )
 def collnet_with_sharp(job: Job) -> Iterator[Hit]:
-    """With --use-sharp Megatron-Core sets NCCL_COLLNET_ENABLE while it makes the one group that may use SHARP.
+    """With --use-sharp, Megatron-Core sets NCCL_COLLNET_ENABLE only while it creates the one group that may use SHARP.
 
-    Exported for the whole job, every group asks for the switch's few resources.
+    If the variable is exported for the entire job, every group requests the switch's few resources.
     """
     for launch in job.megatron:
         for assignment in job.script.settings("NCCL_COLLNET_ENABLE") if "use-sharp" in launch.flags else ():
-            if _truth(assignment):
+            if _is_on(assignment):
                 yield Hit(
                     assignment.line,
-                    "NCCL_COLLNET_ENABLE=1 makes every group ask for SHARP, not only the one of --use-sharp",
+                    "NCCL_COLLNET_ENABLE=1 makes every group request SHARP, not only the one for --use-sharp",
                     "remove it",
                 )
 
 
-@rule("flight-recorder", "note", "the record of a hang stays empty", source="PyTorch, FlightRecorder.hpp")
+@rule("flight-recorder", "note", "the flight record of a hang is empty", source="PyTorch, FlightRecorder.hpp")
 def flight_recorder(job: Job) -> Iterator[Hit]:
-    """TORCH_NCCL_DUMP_ON_TIMEOUT writes the collectives that TORCH_NCCL_TRACE_BUFFER_SIZE has kept.
+    """TORCH_NCCL_DUMP_ON_TIMEOUT writes the collectives that TORCH_NCCL_TRACE_BUFFER_SIZE keeps.
 
-    Older releases of PyTorch keep none by default; newer ones call the setting TORCH_FR_BUFFER_SIZE.
+    Older releases of PyTorch keep none by default. Newer ones call the setting TORCH_FR_BUFFER_SIZE.
     """
     sizes = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
     for assignment in job.script.settings("TORCH_NCCL_DUMP_ON_TIMEOUT"):
-        if _truth(assignment) and not any(job.script.settings(name) for name in sizes):
+        if _is_on(assignment) and not any(job.script.settings(name) for name in sizes):
             yield Hit(
                 assignment.line,
-                "older releases of PyTorch keep no collectives that could be dumped",
+                "older releases of PyTorch keep no collectives to dump by default",
                 "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 as well",
             )
 
@@ -219,11 +217,11 @@ def flight_recorder(job: Job) -> Iterator[Hit]:
 @rule(
     "offline-hub",
     "note",
-    "ranks may ask a hub",
+    "ranks contact the hub",
     source="Hugging Face, huggingface_hub, Environment variables, HF_HUB_OFFLINE",
 )
 def offline_hub(job: Job) -> Iterator[Hit]:
-    """A tokenizer by its name is looked up on the hub by every rank: a thousand requests, while GPUs wait."""
+    """Every rank looks up a tokenizer by its name on the hub: a thousand requests while GPUs wait."""
     for launch in job.megatron:
         flag = launch.flags.get("tokenizer-model")
         word = flag.value if flag else None
@@ -233,19 +231,19 @@ def offline_hub(job: Job) -> Iterator[Hit]:
         if flag and is_name and not job.exported("HF_HUB_OFFLINE"):
             yield Hit(
                 flag.line,
-                f"every rank asks the hub for {word.text if word else ''}",
-                "export HF_HUB_OFFLINE=1, and a copy on storage",
+                f"every rank requests {word.text if word else ''} from the hub",
+                "export HF_HUB_OFFLINE=1, and use a copy on storage",
             )
 
 
-# ---- secrets: no message may hold a value ----
+# ---- secrets: no message may contain a value ----
 
 _NAME_OF_SECRET = re.compile(
     r"(?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)(?<!MASK_)(?<!STOP_)(?<!IMAGE_)"
     r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_KEY|ACCESS_KEY)$",
     re.IGNORECASE,
 )
-"""Names of secrets themselves; TOKEN_DISPATCHER, PAD_TOKEN, CREDENTIALS (a file) and PASSWORD_FILE are none."""
+"""Variables that contain a secret. TOKEN_DISPATCHER, PAD_TOKEN, CREDENTIALS (a file) and PASSWORD_FILE do not."""
 
 
 @rule(
@@ -255,7 +253,7 @@ _NAME_OF_SECRET = re.compile(
     source="Slurm, scontrol write batch_script",
 )
 def secret_in_script(job: Job) -> Iterator[Hit]:
-    """Slurm keeps the script and shows it (scontrol write batch_script); copies go to repositories and to mails."""
+    """Slurm keeps the script and shows it (scontrol write batch_script). Copies end up in repositories and mail."""
     for assignment in (*job.script.assignments, *(item for item in _environment(job) if not item.exported)):
         word = assignment.value
         if word is None or not word.known or len(word.text) < 8 or PLACEHOLDER.search(word.text):
@@ -263,15 +261,15 @@ def secret_in_script(job: Job) -> Iterator[Hit]:
         if _NAME_OF_SECRET.search(assignment.name) and not re.search(r"(^|[/.])[\w./-]*/", word.text):
             yield Hit(
                 assignment.line,
-                f"the value of {assignment.name} is written here",
-                "take it from the environment, or read a file of mode 0600",
+                f"the script contains the value of {assignment.name}",
+                "read it from the environment, or from a file with mode 0600",
             )
     for number, line in enumerate(job.script.lines, start=1):
         if SECRET_VALUE.search(line) and not line.lstrip().startswith("#"):
             yield Hit(
                 number,
-                "this line holds an access token or a password",
-                "take it from the environment, or read a file of mode 0600",
+                "this line contains an access token or a password",
+                "read it from the environment, or from a file with mode 0600",
             )
 
 
@@ -279,22 +277,22 @@ _WITHOUT_PROCESS = frozenset((
     "export", "local", "declare", "readonly", "echo", "printf", "test", "[", "unset", "printenv", "source", ".",
     "set", "read", "eval", "grep", "cat", "chmod", "ls", "rm", "cp",
 ))  # fmt: skip
-"""Commands that start no process, and those whose arguments are files."""
+"""Commands that start no process, or whose arguments are files."""
 
 
 @rule("secret-argument", "error", "a secret is a command's argument", source="proc(5)")
 def secret_argument(job: Job) -> Iterator[Hit]:
-    """Every user of a node can read the arguments of a program in ps; Slurm records those of a step.
+    """Every user of a node can see the arguments of a program with ps, and Slurm records those of a step.
 
-    Arguments of a function of the script are not reported, unless it gives all of them ("$@") to a program.
+    Arguments of a function of the script are not reported, unless it passes all of them ("$@") to a program.
     """
-    handing_on = {
+    forwarding = {
         command.function
         for command in job.script.commands
         if command.name not in _WITHOUT_PROCESS
         and any(word.source in ALL_ARGUMENTS for word in command.words)
     }
-    inner = job.script.functions.keys() - handing_on
+    inner = job.script.functions.keys() - forwarding
     for command in job.script.commands:
         if command.name in _WITHOUT_PROCESS or (command.words and command.words[0].text in inner):
             continue
@@ -309,16 +307,16 @@ def secret_argument(job: Job) -> Iterator[Hit]:
             ):
                 yield Hit(
                     word.line,
-                    f"{command.name} gets ${names[0]} as an argument, which ps shows",
+                    f"{command.name} gets ${names[0]} as an argument, which ps shows to every user",
                     "pass it in the environment",
                 )
 
 
 @rule("trace-with-secrets", "error", "set -x writes secrets into the log", source="man bash, set")
 def trace_with_secrets(job: Job) -> Iterator[Hit]:
-    """set -x writes every command with its values expanded: a token that the script touches stands in the log.
+    """set -x writes every command with expanded values, so tokens that the script uses appear in the log.
 
-    In the text of bash -c, it traces that shell alone.
+    In the text of `bash -c`, it applies to that shell only.
     """
     switches = sorted(_trace_switches(job))
     touched = {(item.line, item.name) for item in job.script.assignments}
@@ -335,12 +333,12 @@ def trace_with_secrets(job: Job) -> Iterator[Hit]:
 
 
 def _without_trace(switch: str) -> str:
-    """How a line that turns tracing on gets rid of that."""
-    return f"remove `{switch}`" if switch in ("set -x", "set -o xtrace") else f"take the x out of `{switch}`"
+    """The advice for removing tracing from a line that enables it."""
+    return f"remove `{switch}`" if switch in ("set -x", "set -o xtrace") else f"remove the x from `{switch}`"
 
 
 def _trace_switches(job: Job) -> Iterator[tuple[int, bool, str, int]]:
-    """Lines that turn tracing on or off, what they say, and the last line of the shell that they are for."""
+    """Lines that turn tracing on or off, their text, and the last line of the shell that they apply to."""
     last = len(job.script.lines)
     if re.match(r"#!.*\s-\w*x", job.script.lines[0]):
         yield 1, True, job.script.lines[0].strip(), last
@@ -353,18 +351,18 @@ def _trace_switches(job: Job) -> Iterator[tuple[int, bool, str, int]]:
                     yield command.line, text.startswith("-"), " ".join(texts), end
 
 
-@rule("environment-in-log", "note", "the log shows the whole environment", source="man env")
+@rule("environment-in-log", "note", "the log shows all environment variables", source="man env")
 def environment_in_log(job: Job) -> Iterator[Hit]:
-    """env without a command writes every variable, tokens of the submitting shell among them."""
+    """env without a command prints every variable, including tokens of the submitting shell."""
     for command in job.script.commands:
         texts = [word.text for word in command.words]
-        whole = texts in (["env"], ["printenv"], ["export", "-p"], ["declare", "-x"], ["declare", "-px"])
-        whole = whole or (texts[:1] == ["srun"] and texts[-1:] == ["env"])
-        whole = whole and command.status in ("plain", "ignored")
+        prints_all = texts in (["env"], ["printenv"], ["export", "-p"], ["declare", "-x"], ["declare", "-px"])
+        prints_all = prints_all or (texts[:1] == ["srun"] and texts[-1:] == ["env"])
+        prints_all = prints_all and command.status in ("plain", "ignored")
         echoed = command.name == "echo" and re.search(r"\$\((printenv|env)\)", " ".join(texts))
-        if whole or echoed:
+        if prints_all or echoed:
             yield Hit(
                 command.line,
-                "this writes every variable, the submitting shell's tokens included",
-                "print the names you want: env | grep ^NCCL_",
+                "this prints every variable, including tokens of the submitting shell",
+                "print only the variables you need: env | grep ^NCCL_",
             )

@@ -1,4 +1,4 @@
-"""Megatron-LM's command line: options that do not exist, and values that do not fit together."""
+"""Megatron-LM's command line: unknown options, and values that contradict each other."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hpcgen.check.lint.megatron import (
     REMOVED,
     as_options,
     facts,
+    integer,
     nearest,
     options,
     virtual_stages,
-    whole,
     word_of,
 )
 from hpcgen.check.lint.rule import Hit, rule
@@ -27,9 +27,7 @@ from hpcgen.planning.rules.facts import divisors
 
 ARGUMENTS = "Megatron-LM, megatron/training/arguments.py"
 MAX_MISTAKES = 2
-"""Unknown options in one command line that are taken for mistakes. More of them belong to a fork."""
-MIN_RUN_ITERS, MIN_RUN_SAMPLES = 5000, 1_000_000
-"""Length from which a training is not taken for a benchmark."""
+"""Maximum number of unknown options that are reported. With more, the script is for a fork."""
 
 
 @rule(
@@ -39,9 +37,9 @@ MIN_RUN_ITERS, MIN_RUN_SAMPLES = 5000, 1_000_000
     source=f"{ARGUMENTS}, v2.0 to core 0.19",
 )
 def megatron_option(job: Job) -> Iterator[Hit]:
-    """argparse ends the program at an option it does not know, after the job has waited in the queue.
+    """argparse ends the program at an unknown option, after the job has waited in the queue.
 
-    Nothing is said where several options are unknown: the script is for a fork of Megatron-LM with its own.
+    Not reported if more than two options are unknown: the script is then for a fork of Megatron-LM.
     """
     for launch in job.megatron:
         unknown = launch.flags.keys() - options() - REMOVED.keys() - NOT_MEGATRON.keys()
@@ -57,24 +55,24 @@ def megatron_option(job: Job) -> Iterator[Hit]:
 @rule(
     "megatron-removed-option",
     "note",
-    "an option that ends Megatron-LM",
+    "Megatron-LM has removed an option",
     source=f"{ARGUMENTS}, validate_args",
 )
 def megatron_removed_option(job: Job) -> Iterator[Hit]:
-    """Megatron-LM still knows the option, and stops with a message that names the new one.
+    """Megatron-LM stops at the option with a message that names its replacement.
 
-    Since v2.0 that holds for --batch-size, --warmup and --model-parallel-size, since core 0.4 for those of activation
+    Removed in v2.0: --batch-size, --warmup and --model-parallel-size. Removed in core 0.4: those of activation
     checkpointing.
     """
     for launch in job.megatron:
         for name, flag in launch.flags.items():
             if name in REMOVED:
                 since = "core 0.4" if name.startswith("checkpoint-") else "v2.0"
-                yield Hit(flag.line, f"Megatron-LM since {since} stops at --{name}", REMOVED[name])
+                yield Hit(flag.line, f"since {since}, Megatron-LM stops at --{name}", REMOVED[name])
 
 
 def _broken(job: Job, rules: Sequence[planning.Rule]) -> Iterator[tuple[Launch, Hit]]:
-    """What the rules of planning find in each command line, in the words of its options."""
+    """Violations of planning's rules in each command line, worded with its options."""
     for launch in job.megatron:
         known = facts(job, launch)
         for hit in _hits(launch, known, rules) if known else ():
@@ -82,7 +80,7 @@ def _broken(job: Job, rules: Sequence[planning.Rule]) -> Iterator[tuple[Launch, 
 
 
 def _hits(launch: Launch, known: planning.Facts, rules: Sequence[planning.Rule]) -> Iterator[Hit]:
-    """One for each option, since a mistake in it breaks several rules."""
+    """At most one hit per option, since one mistake violates several rules."""
     found: dict[str, planning.Violation] = {}
     for check in rules:
         for violation in check(known):
@@ -91,14 +89,14 @@ def _hits(launch: Launch, known: planning.Facts, rules: Sequence[planning.Rule])
         name = OPTIONS.get(path, "")
         line = launch.flags[name].line if name in launch.flags else launch.line
         subject = f"--{name} {_text(launch, name)}" if name else "the job"
-        fix = _fix(_keeping(known, rules, violation), name, violation)
+        fix = _fix(_valid_candidates(known, rules, violation), name, violation)
         yield Hit(line, as_options(f"{subject} {violation.reason}"), as_options(fix))
 
 
-def _keeping(
+def _valid_candidates(
     known: planning.Facts, rules: Sequence[planning.Rule], violation: planning.Violation
 ) -> list[object]:
-    """The candidates that keep every rule about the same value."""
+    """The candidates that satisfy every rule about the same value."""
     kept = []
     for value in violation.candidates:
         changed = known.with_value(violation.path, value)
@@ -110,16 +108,16 @@ def _keeping(
 
 
 def _fix(values: Sequence[object], option: str, violation: planning.Violation) -> str:
-    """What to do: "use --OPTION 1, 2 or 4", "use 3 or 6 nodes, or <advice>"."""
+    """The advice: "use --OPTION 1, 2 or 4", "use 3 or 6 nodes, or <advice>"."""
     numbers = [str(value) for value in values if value is not None]
     listed = _listed(numbers)
     use = f"use --{option} {listed}" if option else f"use {listed} nodes"
-    leave = f"leave --{option} out" if None in values else ""
+    leave = f"remove --{option}" if None in values else ""
     return ", or ".join(filter(None, (use if listed else "", leave, violation.advice)))
 
 
 def _listed(texts: Sequence[str]) -> str:
-    """1, 2 or 4."""
+    """The texts as a list such as "1, 2 or 4"."""
     return " or ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
 
 
@@ -128,9 +126,9 @@ def _text(launch: Launch, name: str) -> str:
     return word.text if word else ""
 
 
-@rule("model-shape", "error", "the model's sizes do not fit together", source=f"{ARGUMENTS}, validate_args")
+@rule("model-shape", "error", "the model's sizes contradict each other", source=f"{ARGUMENTS}, validate_args")
 def model_shape(job: Job) -> Iterator[Hit]:
-    """Heads divide the hidden size, query groups the heads, and positions cover the sequence."""
+    """Heads must divide the hidden size, query groups must divide the heads, and positions must cover the sequence."""
     for _, hit in _broken(job, model.RULES):
         yield hit
 
@@ -155,9 +153,9 @@ _SIZES = tuple(
     source=f"{ARGUMENTS}, validate_args; Megatron-Core, parallel_state.py",
 )
 def parallel_sizes(job: Job) -> Iterator[Hit]:
-    """TP divides heads and ffn, PP the layers, TP x PP x CP the ranks, and 2 x CP the sequence.
+    """TP must divide heads and ffn, PP the layers, TP x PP x CP the ranks, and 2 x CP the sequence length.
 
-    Megatron-LM says so on every rank, after the job has waited in the queue and the container has started.
+    Megatron-LM reports it on every rank, after the job has waited in the queue and the container has started.
     """
     for launch in job.megatron:
         known = facts(job, launch)
@@ -166,14 +164,14 @@ def parallel_sizes(job: Job) -> Iterator[Hit]:
         is_even = launch.flags.keys().isdisjoint(LAYOUT_OPTIONS)
         hits = list(_hits(launch, known, (*_SIZES, *_EVEN_LAYERS) if is_even else _SIZES))
         hits += _uneven_virtual_stages(launch, known) if is_even else ()
-        # a size that is wrong by itself makes a wrong product
+        # a wrong size also makes the product wrong
         yield from hits or _hits(launch, known, (parallelism.model_parallel_divides_world,))
 
 
 def _uneven_virtual_stages(launch: Launch, known: planning.Facts) -> Iterator[Hit]:
-    """--num-layers-per-virtual-pipeline-stage, for which a run file has the number of virtual stages."""
+    """--num-layers-per-virtual-pipeline-stage, in place of which a run file has the number of virtual stages."""
     option = "num-layers-per-virtual-pipeline-stage"
-    per_stage, layers = whole(launch, option) or 0, whole(launch, "num-layers") or 0
+    per_stage, layers = integer(launch, option) or 0, integer(launch, "num-layers") or 0
     stages = known.parallelism.pipeline_model_parallel_size
     if min(per_stage, layers) < 1 or layers % stages or virtual_stages(layers, stages, per_stage):
         return
@@ -190,13 +188,13 @@ def _uneven_virtual_stages(launch: Launch, known: planning.Facts) -> Iterator[Hi
 @rule(
     "batch-size",
     "error",
-    "the batch is no whole number of microbatches",
+    "the global batch is not a multiple of the microbatches",
     source="Megatron-Core, num_microbatches_calculator.py",
 )
 def batch_size(job: Job) -> Iterator[Hit]:
-    """The global batch is a multiple of the micro-batch times DP, and with virtual stages of PP microbatches."""
+    """The global batch must be a multiple of micro-batch x DP, and with virtual stages, of micro-batch x DP x PP."""
     for launch, hit in _broken(job, batch.RULES):
-        # a schedule of batches has other sizes for most of the run
+        # a schedule of batch sizes has other sizes for most of the run
         if not {"rampup-batch-size", "step-batch-size-schedule"} & launch.flags.keys():
             yield hit
 
@@ -208,25 +206,25 @@ def batch_size(job: Job) -> Iterator[Hit]:
     source="arXiv 2104.04473, section 3.2",
 )
 def tensor_parallel_across_nodes(job: Job) -> Iterator[Hit]:
-    """Tensor parallelism exchanges activations in every layer: it belongs inside a node, on NVLink.
+    """Tensor parallelism exchanges activations in every layer, so its ranks should share a node's NVLink.
 
-    Only reported for nodes of eight GPUs and more. Those of four may share NVLink with others (GB200 NVL72).
+    Only reported for nodes with at least eight GPUs. Nodes with four may share NVLink with others (GB200 NVL72).
     """
     if (job.gpus_per_node or 0) < 8:
         return
     for launch, hit in _broken(job, (resources.tensor_and_context_parallel_stay_in_node,)):
-        if (whole(launch, "tensor-model-parallel-size") or 1) > (job.gpus_per_node or 0):
+        if (integer(launch, "tensor-model-parallel-size") or 1) > (job.gpus_per_node or 0):
             yield hit
 
 
 @rule(
     "learning-rate",
     "error",
-    "the learning rate's numbers contradict each other",
+    "the learning-rate options contradict each other",
     source=f"{ARGUMENTS}, validate_args; Megatron-Core, optimizer_param_scheduler.py",
 )
 def learning_rate(job: Job) -> Iterator[Hit]:
-    """The smallest rate is not above the peak, the warm-up is given once, and ends before the decay does."""
+    """The minimum must not exceed the peak. The warm-up must be given once, and end before the decay."""
     for launch, hit in _broken(job, (schedule.min_lr_is_not_above_lr, schedule.warmup_is_given_once)):
         if "lr" in launch.flags:
             yield hit
@@ -242,14 +240,14 @@ def learning_rate(job: Job) -> Iterator[Hit]:
     source="Megatron-Core, optimizer_param_scheduler.py",
 )
 def decay_beyond_run(job: Job) -> Iterator[Hit]:
-    """--lr-decay-iters is where the rate is smallest. Far beyond the run's end, it hardly leaves the peak."""
+    """The learning rate reaches its minimum at --lr-decay-iters. Far beyond the end of the run, it hardly decays."""
     for launch in job.megatron:
-        decay, iterations = whole(launch, "lr-decay-iters"), whole(launch, "train-iters")
+        decay, iterations = integer(launch, "lr-decay-iters"), integer(launch, "train-iters")
         if decay and iterations and decay > iterations:
             yield Hit(
                 launch.flags["lr-decay-iters"].line,
                 f"the learning rate decays over {decay} iterations, but the run ends after {iterations}",
-                f"--lr-decay-iters {iterations}, or leave it out",
+                f"use --lr-decay-iters {iterations}, or remove it",
             )
 
 
@@ -260,22 +258,22 @@ def decay_beyond_run(job: Job) -> Iterator[Hit]:
     source=f"{ARGUMENTS}, validate_args, max_position_embeddings",
 )
 def positions_fixed(job: Job) -> Iterator[Hit]:
-    """The sequence length can be changed from outside the script, and the number of positions cannot follow."""
+    """The environment can change the sequence length, but not the number of positions."""
     for launch in job.megatron:
         sequence, positions = word_of(launch, "seq-length"), word_of(launch, "max-position-embeddings")
         if sequence and positions and sequence.assumed and positions.known and not positions.assumed:
             yield Hit(
                 positions.line,
-                f"--max-position-embeddings {positions.text} is fixed, and --seq-length is {sequence.source}",
+                f"--max-position-embeddings {positions.text} is fixed, but --seq-length is {sequence.source}",
                 f"--max-position-embeddings {sequence.source}",
             )
 
 
 @rule("fp16", "note", "fp16 where bf16 is as fast", source="NVIDIA, Train With Mixed Precision, user guide")
 def fp16(job: Job) -> Iterator[Hit]:
-    """Since the A100, bf16 costs the same as fp16, has the range of fp32, and needs no loss scaling.
+    """Since the A100, bf16 is as fast as fp16, has the range of fp32, and needs no loss scaling.
 
-    Only reported where the script names such a GPU.
+    Only reported if the script names such a GPU.
     """
     newer = re.compile(
         r"(?<![a-z0-9])(a100|h100|h200|gh200|b200|gb200|b300|gb300)(?![a-z0-9])", re.IGNORECASE
@@ -298,7 +296,7 @@ def fp16(job: Job) -> Iterator[Hit]:
     source="Hugging Face, GPT2Tokenizer, merges_file",
 )
 def merge_file(job: Job) -> Iterator[Hit]:
-    """--merge-file is merges.txt. With vocab.json the tokenizer reads JSON as merges, and makes other tokens."""
+    """--merge-file expects merges.txt. With vocab.json, the tokenizer reads JSON as merges and yields wrong tokens."""
     for launch in job.megatron:
         merges, vocabulary = word_of(launch, "merge-file"), word_of(launch, "vocab-file")
         if merges is None:
@@ -308,7 +306,7 @@ def merge_file(job: Job) -> Iterator[Hit]:
             yield Hit(
                 merges.line,
                 f"--merge-file names {merges.text.rpartition('/')[2]}, a vocabulary",
-                "the path of merges.txt",
+                "use the path of merges.txt",
             )
 
 
@@ -319,10 +317,10 @@ def merge_file(job: Job) -> Iterator[Hit]:
     source=f"{ARGUMENTS}, validate_args, 23.04 to core 0.19",
 )
 def max_connections(job: Job) -> Iterator[Hit]:
-    """With tensor parallelism, CUDA_DEVICE_MAX_CONNECTIONS=1 keeps communication ahead of computation.
+    """With tensor parallelism, CUDA_DEVICE_MAX_CONNECTIONS=1 schedules communication ahead of computation.
 
-    Megatron-LM since 23.04 refuses to start without it on GPUs before Blackwell. Scripts with options that this
-    release has dropped, and those that source others, are not reported.
+    Since 23.04, Megatron-LM refuses to start without it on GPUs before Blackwell. Not reported: scripts with options
+    that this release removed, and scripts that source others.
     """
     exempt = {
         "use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp", "overlap-moe-expert-parallel-comm",
@@ -333,7 +331,7 @@ def max_connections(job: Job) -> Iterator[Hit]:
         return
     settings = job.script.settings("CUDA_DEVICE_MAX_CONNECTIONS")
     for launch in job.megatron:
-        is_split = (whole(launch, "tensor-model-parallel-size") or 1) > 1
+        is_split = (integer(launch, "tensor-model-parallel-size") or 1) > 1
         if (
             not is_split
             or exempt & launch.flags.keys()
@@ -351,171 +349,19 @@ def max_connections(job: Job) -> Iterator[Hit]:
             if word and word.known and not word.assumed and word.text != "1":
                 yield Hit(
                     setting.line,
-                    f"with tensor parallelism, Megatron-LM does not start with {word.text} here",
-                    "CUDA_DEVICE_MAX_CONNECTIONS=1 (not needed on Blackwell)",
+                    f"with tensor parallelism, Megatron-LM does not start with CUDA_DEVICE_MAX_CONNECTIONS={word.text}",
+                    "use CUDA_DEVICE_MAX_CONNECTIONS=1 (not needed on Blackwell)",
                 )
 
 
 @rule("fsdp-connections", "error", "FSDP cannot overlap", source=f"{ARGUMENTS}, validate_args, core 0.16")
 def fsdp_connections(job: Job) -> Iterator[Hit]:
-    """With one connection FSDP's communication cannot overlap its computation: Megatron-LM refuses to start."""
+    """With one connection, FSDP cannot overlap communication with computation. Megatron-LM refuses to start."""
     for launch in job.megatron:
         sharded = {"use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp"} & launch.flags.keys()
         certain = any(launch.flags[name].word.certain for name in sharded)
         setting = job.exported("CUDA_DEVICE_MAX_CONNECTIONS")
         if certain and setting and job.exported_text("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
             yield Hit(
-                setting.line, "Megatron-LM refuses CUDA_DEVICE_MAX_CONNECTIONS=1 with FSDP", "leave it out"
+                setting.line, "Megatron-LM refuses CUDA_DEVICE_MAX_CONNECTIONS=1 with FSDP", "remove it"
             )
-
-
-@rule(
-    "checkpoint-worker",
-    "warning",
-    "a checkpoint worker without work",
-    source=f"{ARGUMENTS}, --use-persistent-ckpt-worker",
-)
-def checkpoint_worker(job: Job) -> Iterator[Hit]:
-    """--use-persistent-ckpt-worker is for --async-save. Without that, saves block the training as before."""
-    for launch in job.megatron:
-        flag = launch.flags.get("use-persistent-ckpt-worker")
-        if flag and "async-save" not in launch.flags and not launch.is_open:
-            yield Hit(
-                flag.line,
-                "--use-persistent-ckpt-worker has no effect without --async-save",
-                "--async-save as well, or neither",
-            )
-
-
-@rule("save-without-load", "warning", "a restart begins at iteration 0", source=f"{ARGUMENTS}, --load")
-def save_without_load(job: Job) -> Iterator[Hit]:
-    """A job that runs again resumes only when --load names the directory it saves to. Else it overwrites it.
-
-    With --finetune and another directory in --load, a requeued job starts from that directory's weights again.
-    """
-    for launch in job.megatron:
-        flag = launch.flags.get("save")
-        if flag and "load" not in launch.flags and not launch.is_open and job.script.is_batch:
-            yield Hit(
-                flag.line,
-                "without --load, the next run starts from iteration 0 and overwrites what this one saved",
-                "--load with the same directory",
-            )
-        elif job.script.is_batch and "no-requeue" not in job.script.options and _loads_others_again(launch):
-            yield Hit(
-                launch.flags["load"].line,
-                "--finetune takes the weights of --load at every start: a requeued job begins at iteration 0 again",
-                "--load with the directory of --save, without --finetune, once that has a checkpoint",
-            )
-
-
-def _loads_others_again(launch: Launch) -> bool:
-    """Whether --finetune certainly begins with another directory than the one that --save names."""
-    flags = launch.flags
-    if not {"save", "load", "save-interval", "finetune"} <= flags.keys() or launch.is_open:
-        return False
-    save, load = flags["save"].value, flags["load"].value
-    if not (flags["finetune"].word.certain and save and load and save.certain and load.certain):
-        return False
-    if save.assumed or load.assumed or not (save.text.startswith("/") and load.text.startswith("/")):
-        return False
-    # what is known of both, up to the first variable, must differ
-    starts = [re.split(r"[$`{]", word.text.rstrip("/") + "/")[0] for word in (save, load)]
-    return not starts[0].startswith(starts[1]) and not starts[1].startswith(starts[0])
-
-
-@rule(
-    "no-exit-handler",
-    "note",
-    "no checkpoint at the time limit",
-    source=f"{ARGUMENTS}, --exit-duration-in-mins; Slurm, slurm.conf, KillWait",
-)
-def no_exit_handler(job: Job) -> Iterator[Hit]:
-    """At its limit a job gets SIGTERM and, 30 seconds later, SIGKILL: too late for a checkpoint.
-
-    --exit-duration-in-mins saves in time before the limit, --exit-signal-handler at a signal. Only reported of a
-    script with --time.
-    """
-    handlers = {"exit-signal-handler", "exit-duration-in-mins", "exit-interval"}
-    for launch in job.megatron:
-        if (
-            "save" in launch.flags
-            and not handlers & launch.flags.keys()
-            and {"time", "time-min"} & job.script.options.keys()
-            and not launch.is_open
-        ):
-            yield Hit(
-                launch.line,
-                "at the time limit, the work since the last checkpoint is lost",
-                "--exit-duration-in-mins, a few minutes below --time",
-            )
-
-
-@rule("no-save", "warning", "the training keeps nothing", source=f"{ARGUMENTS}, --save")
-def no_save(job: Job) -> Iterator[Hit]:
-    """Without --save, Megatron-LM writes no checkpoint. Short runs, which may be benchmarks, are not reported."""
-    for launch in job.megatron:
-        iterations, samples = whole(launch, "train-iters"), whole(launch, "train-samples")
-        is_long = (iterations or 0) >= MIN_RUN_ITERS or (samples or 0) >= MIN_RUN_SAMPLES
-        if is_long and "save" not in launch.flags and not launch.is_open and job.script.is_batch:
-            length = f"{iterations} iterations" if iterations else f"{samples} samples"
-            yield Hit(
-                launch.line, f"no --save: a training of {length} writes no checkpoint", "--save and --load"
-            )
-
-
-# ---- lists of data files ----
-
-
-@rule(
-    "files-by-count",
-    "warning",
-    "a fixed number of files for validation and test",
-    source="coreutils, head; Azure's GPT-3 175B example",
-)
-def files_by_count(job: Job) -> Iterator[Hit]:
-    """head and tail with fixed counts over the list of data files: with fewer files than that, files of the training
-    are in the test as well, or the training is empty; with a few more, much of the data never trains.
-
-    --split shares the documents out by weight, whatever the files are.
-    """
-    for pipeline in job.script.pipelines:
-        lists = any(
-            command.name in ("find", "ls") and re.search(r"\.(bin|idx|jsonl)\b", _joined(command.words))
-            for command in pipeline
-        )
-        for command in pipeline if lists else ():
-            count = re.search(r"-n\s*(\S+)|--lines=(\S+)|\s-(\d+)", _joined(command.words))
-            if (
-                command.name in ("head", "tail")
-                and count
-                and (count[1] or count[2] or count[3]) not in ("1", "+1", "+2")
-            ):
-                yield Hit(
-                    command.line,
-                    f"{command.name} takes a fixed number of data files, however many there are",
-                    "--split, or files listed by name",
-                )
-                break
-
-
-@rule(
-    "suffix-by-pattern",
-    "error",
-    "a suffix that is cut in the middle of a path",
-    source="sed, Overview of basic regular expression syntax",
-)
-def suffix_by_pattern(job: Job) -> Iterator[Hit]:
-    """In sed's pattern a dot is any character: s/.bin//g turns /mnt/robin/x.bin into /mnt/r/x."""
-    for command in job.script.commands:
-        for word in command.words[1:] if command.name == "sed" else ():
-            if found := re.fullmatch(r"s([/|#,:])(\.\w{2,5})\1\1g?", word.text):
-                yield Hit(
-                    word.line,
-                    f"{word.text} deletes {found[2][1:]} and the character before it, anywhere in the path",
-                    f"s/\\{found[2]}$//",
-                )
-
-
-def _joined(words: Sequence[object]) -> str:
-    return " ".join(str(getattr(word, "text", "")) for word in words)

@@ -1,4 +1,4 @@
-"""What bash makes of the script; shellcheck finds much more of this kind."""
+"""Shell mistakes. shellcheck finds many more of this kind."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.script import Command
 
 
-@rule("syntax", "error", "bash does not take the script", source="man bash")
+@rule("syntax", "error", "bash rejects the script", source="man bash")
 def syntax(job: Job) -> Iterator[Hit]:
-    """bash stops at the line, in the middle of the job. Until it is corrected, no rule can look at the commands.
+    """bash stops at this line, in the middle of the job. Until it is corrected, no rule can check the commands.
 
-    The rest of a script with a placeholder such as <name> is read as if the value was there.
+    A script with a placeholder such as <name> is read as if it contained the value.
     """
     error = job.script.error
     if error and error.is_placeholder:
@@ -23,35 +23,35 @@ def syntax(job: Job) -> Iterator[Hit]:
         yield Hit(
             error.line,
             f"bash stops here: {error.reason}",
-            "correct this line, or the quote or the block before it that is not closed",
+            "correct this line, or an earlier quote or block that is not closed",
         )
 
 
 @rule("unreadable", "note", "hpcgen cannot read the script")
 def unreadable(job: Job) -> Iterator[Hit]:
-    """bash takes the script, and hpcgen's reader does not: only the directives were looked at."""
+    """bash accepts the script, but hpcgen's parser does not: only the directives were checked."""
     if job.script.error and job.script.error.is_ours:
         yield Hit(
             job.script.error.line,
             f"hpcgen cannot read this: {job.script.error.reason}",
-            "write it in a plainer way",
+            "write it in a simpler way",
         )
 
 
 @rule("not-a-shell-script", "note", "only the directives were read")
 def not_a_shell_script(job: Job) -> Iterator[Hit]:
-    """sbatch takes a script for any interpreter. hpcgen reads the commands of shells alone."""
+    """sbatch accepts scripts for any interpreter. hpcgen reads only shell commands."""
     if not job.script.is_shell:
         yield Hit(
             1,
             f"{job.script.interpreter} runs this script, not a shell: only its directives were read",
-            "nothing, or start the program from a shell script",
+            "no action needed, or start the program from a shell script",
         )
 
 
-@rule("export-words", "error", "an export of more than one word", source="man bash, export")
+@rule("export-words", "error", "export of an unquoted value with blanks", source="man bash, export")
 def export_words(job: Job) -> Iterator[Hit]:
-    """export OPTS=--a --b sets OPTS to --a, and fails on --b; export K=a b exports b as well."""
+    """export OPTS=--a --b sets OPTS to --a and fails on --b. export K=a b also exports b."""
     set_here = {item.name for item in job.script.assignments} | {use.name for use in job.script.uses}
     for command in job.script.commands:
         if command.name != "export" or not any("=" in word.text for word in command.words):
@@ -66,37 +66,37 @@ def export_words(job: Job) -> Iterator[Hit]:
 
 
 @rule(
-    "similar-name", "warning", "a variable that is never set, and one like it", source="man bash, PARAMETERS"
+    "similar-name", "warning", "a variable is never set, but a similar name is", source="man bash, PARAMETERS"
 )
 def similar_name(job: Job) -> Iterator[Hit]:
-    """$exit_code is empty where exitcode was set: the difference of an underscore hides a failure."""
+    """$exit_code is empty if exitcode was set: a missing underscore can hide a failure."""
     set_here = {item.name for item in job.script.assignments}
     for command in job.script.commands:
         if command.name in ("read", "mapfile", "readarray", "getopts", "local", "declare", "printf"):
             set_here |= {re.split(r"[=\[]", word.text)[0] for word in command.words[1:]}
     alike = {name.replace("_", ""): name for name in set_here if name}
-    said = set()
+    reported = set()
     for use in job.script.uses:
         other = alike.get(use.name.replace("_", ""))
         if (
             other
             and not use.guarded
             and use.name not in set_here
-            and use.name not in said
+            and use.name not in reported
             and len(use.name) > 3
         ):
-            said.add(use.name)
+            reported.add(use.name)
             yield Hit(use.line, f"nothing sets {use.name}; {other} is set", f"${other}")
 
 
 @rule(
     "setting-overwritten",
     "warning",
-    "a setting that can be given is overwritten",
+    "a setting from the environment is overwritten",
     source="man bash, Parameter Expansion",
 )
 def setting_overwritten(job: Job) -> Iterator[Hit]:
-    """IMAGE=${IMAGE:-default} lets whoever submits choose. A later IMAGE=... takes that away."""
+    """IMAGE=${IMAGE:-default} allows a choice at submission. A later IMAGE=... overrides it."""
     choices: dict[str, int] = {}
     for assignment in job.script.assignments:
         word = assignment.value
@@ -118,7 +118,7 @@ def setting_overwritten(job: Job) -> Iterator[Hit]:
 
 @rule("default-model", "warning", "an unknown size trains another model", source="man bash, case")
 def default_model(job: Job) -> Iterator[Hit]:
-    """A case whose *) sets a model's sizes takes a misspelt name for that model: the job trains the wrong one."""
+    """If the *) branch of a case sets a model's sizes, a misspelled name trains the wrong model."""
     for branches in job.script.cases:
         sizes = {
             "NUM_LAYERS",
@@ -137,7 +137,7 @@ def default_model(job: Job) -> Iterator[Hit]:
         ].assigned:
             yield Hit(
                 branches[-1].line,
-                "any name that is not listed trains this model",
+                "any unknown name trains this model",
                 '*) echo "unknown size" >&2; exit 1 ;;',
             )
 
@@ -145,11 +145,11 @@ def default_model(job: Job) -> Iterator[Hit]:
 @rule(
     "subprocess-unchecked",
     "warning",
-    "a failed command goes unseen",
+    "a failed command is not noticed",
     source="Python, subprocess.run, check and shell",
 )
 def subprocess_unchecked(job: Job) -> Iterator[Hit]:
-    """subprocess.run(..., shell=True) without check=True goes on after a failure, and takes blanks in a path apart."""
+    """subprocess.run(..., shell=True) without check=True continues after a failure, and splits paths at blanks."""
     for command in job.script.commands:
         for number, line in enumerate(command.here_document.split("\n"), start=command.here_line):
             if re.search(r"subprocess\.(run|call)\(.*shell=True", line) and "check=True" not in line:
@@ -158,9 +158,11 @@ def subprocess_unchecked(job: Job) -> Iterator[Hit]:
                 )
 
 
-@rule("marker-after-failure", "warning", "a marker of success after a failure", source="man bash, Lists")
+@rule(
+    "marker-after-failure", "warning", "a success marker is written after a failure", source="man bash, Lists"
+)
 def marker_after_failure(job: Job) -> Iterator[Hit]:
-    """A marker that is written whatever came before makes the next run skip work that was never done."""
+    """A marker that is written even after a failure makes the next run skip work that was never done."""
     if "errexit" in job.script.shell_options:
         return
     before: Command | None = None
@@ -188,7 +190,7 @@ def marker_after_failure(job: Job) -> Iterator[Hit]:
         ):
             yield Hit(
                 command.line,
-                f"this is written even when {before.name} on line {before.line} has failed",
+                f"this is written even if {before.name} on line {before.line} failed",
                 f"{before.name} ... && touch ...",
             )
         before = command

@@ -1,4 +1,4 @@
-"""Signals that the batch shell keeps to itself."""
+"""Signals and traps: what reaches the training, and what they interrupt."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.reader import read
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.check.lint.rules.directives import signal_of
 from hpcgen.check.lint.script import Command, Script
 
 _ONLY_SAYS = frozenset((
     "echo", "printf", "date", "sleep", "true", ":", "wait", "sync", "hostname", "nvidia-smi", "squeue", "sacct", "[",
     "test", "return", "free", "df",
 ))  # fmt: skip
-"""Commands that neither signal a process, nor leave a file, nor change the rest of the script."""
+"""Commands that send no signal, write no file and do not change the rest of the script."""
 _FORWARDS = frozenset((
     "kill", "pkill", "killall", "scancel", "scontrol", "sbatch", "touch", "source", ".", "eval", "ssh", "xargs",
 ))  # fmt: skip
-"""Commands elsewhere in the script that may tell the training after the trap has run."""
+"""Commands elsewhere in the script that may notify the training after the trap has run."""
 
 
 @rule(
@@ -29,10 +28,10 @@ _FORWARDS = frozenset((
     source="Slurm, man sbatch, --signal: with B: no other process is signaled",
 )
 def signal_not_forwarded(job: Job) -> Iterator[Hit]:
-    """B: sends the signal to the batch shell alone. A trap that only prints leaves the training without a warning.
+    """B: sends the signal to the batch shell only. If the trap only prints, the training gets no warning.
 
-    Its own signal handler never runs. Only reported where everything that the trap runs is known and harmless. A trap
-    that sends a signal, requeues the job, writes a file, sets a variable or exits is not reported.
+    Its own signal handler never runs. Only reported if every command of the trap is known to have no other effect. A
+    trap that sends a signal, requeues the job, writes a file, sets a variable or exits is not reported.
     """
     signal = signal_of(job)
     if not signal or "B" not in signal[0]:
@@ -53,13 +52,13 @@ def signal_not_forwarded(job: Job) -> Iterator[Hit]:
     if traps and runs_on:
         yield Hit(
             traps[0].line,
-            f"the trap for {signal[1]} sends nothing on: only the batch shell gets the signal, not the training",
+            f"the trap for {signal[1]} forwards nothing: the batch shell gets the signal, and the training does not",
             f"srun ... & pid=$!, and trap 'kill -{signal[1]} \"$pid\"' {signal[1]}",
         )
 
 
 def _goes_on(job: Job) -> bool:
-    """Whether the script works on after its last training, as it does when the trap has ended a wait."""
+    """True if the script does more work after its last training, as when a trap interrupts a wait."""
     last = max((job.outermost(launch.command).end for launch in job.trainings), default=0)
     usual = _ONLY_SAYS | {"exit", "kill", "trap"}
     commands = job.script.commands
@@ -75,7 +74,7 @@ def _forwards(command: Command) -> bool:
 
 
 def _only_says(script: Script, text: str) -> bool:
-    """Whether the text of a trap does nothing but print and wait, its functions included."""
+    """True if the text of a trap, including the functions it calls, only prints and waits."""
     handler = read(f"{text}\n")
     if not handler.commands or handler.assignments or handler.error or _writes(text):
         return False
@@ -95,5 +94,203 @@ def _function_only_says(script: Script, name: str) -> bool:
 
 
 def _writes(text: str) -> bool:
-    """Whether a redirection goes to a file."""
+    """True if a redirection goes to a file."""
     return bool(re.search(r">(?!\s*(&\s*[12]|/dev/(null|stderr|stdout)))", text))
+
+
+@rule("kill-srun", "warning", "killing srun kills the tasks at once", source="measured on Slurm 22.05")
+def kill_srun(job: Job) -> Iterator[Hit]:
+    """On SIGTERM, SIGHUP or SIGINT, srun kills every task with SIGKILL: a training saves no checkpoint.
+
+    srun forwards SIGUSR1 and SIGUSR2 to the tasks of all nodes. Other programs, such as servers, are not reported.
+    """
+    pids = _pids_of_trainings(job)
+    handlers = {
+        command.words[1].text: command.words[2:]
+        for command in job.script.commands
+        if command.name == "trap" and len(command.words) > 2
+    }
+    for command in job.script.commands:
+        at_exit = all(word.text in ("EXIT", "0") for word in handlers.get(command.function, ()))
+        if command.name == "kill" and not (command.function and at_exit):
+            options = [word.text for word in command.words[1:] if word.text.startswith("-")]
+            kills = _is_deadly(options) and any(pids & set(word.variables) for word in command.words)
+        else:
+            at_exit = all(word.text in ("EXIT", "0") for word in command.words[2:])
+            kills = command.name == "trap" and not at_exit and _kills_in_trap(command, pids)
+        if kills:
+            yield Hit(
+                command.line,
+                "this signal makes srun kill the training with SIGKILL before it can save a checkpoint",
+                "send srun -USR2, which it forwards",
+            )
+
+
+def _pids_of_trainings(job: Job) -> set[str]:
+    """Variables that contain the process ID of an srun that runs a training."""
+    training = {id(launch.step.command) for launch in job.trainings if launch.step}
+    starts = {(command.line, False) for command in job.script.commands if command.background}
+    for step in job.steps:
+        if step.background:
+            starts -= {(step.line, False)}
+            starts.add((step.line, id(step.command) in training))
+    pids = set()
+    for assignment in job.script.assignments:
+        before = sorted(start for start in starts if start[0] <= assignment.line)
+        is_pid = assignment.value and assignment.value.source.strip('"') in ("$!", "${!}")
+        if is_pid and before and before[-1][1]:
+            pids.add(assignment.name)
+    return pids
+
+
+def _kills_in_trap(command: Command, pids: set[str]) -> bool:
+    return any(
+        found[2] in pids and _is_deadly(found[1].split())
+        for found in re.finditer(r"\bkill\s+((?:-\S+\s+)*)[\"']?\$\{?(\w+|!)", command.words[1].text)
+    )
+
+
+def _is_deadly(options: list[str]) -> bool:
+    """True if kill with these options sends TERM (the default), HUP or INT."""
+    text = " ".join(options).upper().replace("SIG", "")
+    return not options or bool(re.fullmatch(r"-(S )?(TERM|HUP|INT|15|1|2)( --)?", text))
+
+
+@rule("wait-interrupted", "warning", "the trap ends the wait", source="man bash, SIGNALS")
+def wait_interrupted(job: Job) -> Iterator[Hit]:
+    """A trap interrupts `wait`, which returns at once: the script continues while the step is still saving."""
+    traps = [command for command in job.script.commands if command.name == "trap" and len(command.words) > 2]
+    in_trap = any(re.search(r"\bwait\b", command.words[1].text) for command in traps)
+    waits = [command for command in job.script.commands if command.name == "wait"]
+    signals = {word.text for command in traps for word in command.words[2:]} - {"EXIT", "ERR", "0"}
+    background = any(step.background for step in job.work_steps)
+    if background and signals and len(waits) == 1 and not waits[0].in_loop and not in_trap:
+        yield Hit(
+            waits[0].line,
+            "when the trap runs, this wait returns, and the script ends while the step is still saving",
+            'while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done',
+        )
+
+
+MIN_SIGNAL_LEAD_S = 60
+
+
+def signal_of(job: Job) -> tuple[str, str, int] | None:
+    """--signal: its prefix ("B", "R" or ""), the name of the signal, and the seconds before the limit."""
+    value = job.script.options.get("signal")
+    if value is None:
+        return None
+    prefix, _, rest = value.rpartition(":")
+    name, _, lead = rest.partition("@")
+    name = {"10": "USR1", "12": "USR2", "15": "TERM"}.get(name, name.upper().removeprefix("SIG"))
+    return prefix.upper(), name, int(lead) if lead.isdigit() else MIN_SIGNAL_LEAD_S
+
+
+@rule(
+    "signal-to-steps",
+    "warning",
+    "the signal before the time limit kills the training",
+    source="measured on Slurm 22.05; PyTorch, torch/distributed/run.py, --signals-to-handle",
+)
+def signal_to_steps(job: Job) -> Iterator[Hit]:
+    """Without B:, the signal goes to every process of every step and kills those that do not handle it.
+
+    By default, torchrun handles only TERM, INT, HUP and QUIT (--signals-to-handle). A shell between srun and the
+    training dies as well, unless the training is its last command, which bash executes in place of itself.
+    """
+    signal = signal_of(job)
+    if signal is None or "B" in signal[0] or signal[1] in ("TERM", "CONT", "INT", "HUP", "QUIT"):
+        return
+    for launch in job.trainings:
+        if launch.launcher != "python":
+            victim = "" if launch.option("signals-to-handle") else launch.launcher
+        else:
+            victim = "" if _replaces_its_shell(job, launch.command) else "the shell of bash -c"
+        if victim:
+            yield Hit(
+                job.script.option_line("signal"),
+                f"--signal without B: sends {signal[1]} to every process of the step, which kills {victim}",
+                f"--signal=B:{signal[1]}@..., and a trap that writes a file the training looks for",
+            )
+            return
+
+
+def _replaces_its_shell(job: Job, command: Command) -> bool:
+    """True if the shell of a `bash -c` is replaced by the command."""
+    own = [other for other in job.script.commands if other.outer == command.outer]
+    return command.outer is None or own[-1] is command or command.words[0].text == "exec"
+
+
+@rule(
+    "signal-not-trapped",
+    "error",
+    "the signal before the time limit kills the batch script",
+    source="Slurm, man sbatch, --signal; measured on 22.05",
+)
+def signal_not_trapped(job: Job) -> Iterator[Hit]:
+    """B: sends the signal to the batch shell only. Without a trap, the shell dies, and the job ends early.
+
+    A script that sources others is not reported: the trap may be there.
+    """
+    signal = signal_of(job)
+    if not signal or "B" not in signal[0] or job.script.error is not None:
+        return
+    elsewhere = any(
+        command.words[0].text in ("exec", "source", ".")
+        for command in job.script.commands
+        if len(command.words) > 1
+    )
+    if signal[1] not in _trapped(job) and not elsewhere:
+        yield Hit(
+            job.script.option_line("signal"),
+            f"the script has no trap for {signal[1]}, so the batch shell dies {signal[2]} s before the time limit",
+            f"trap '...' {signal[1]}, with srun in the background and a wait after it",
+        )
+
+
+def _trapped(job: Job) -> set[str]:
+    """Signals that the script traps, without SIG."""
+    return {
+        word.text.upper().removeprefix("SIG")
+        for command in job.script.commands
+        if command.name == "trap"
+        for word in command.words[2:]
+    }
+
+
+@rule(
+    "signal-too-late",
+    "warning",
+    "the signal leaves no time for a checkpoint",
+    source="Slurm, man sbatch, --signal; measured on 22.05",
+)
+def signal_too_late(job: Job) -> Iterator[Hit]:
+    """Between the signal and the time limit, the running step must end and a checkpoint must be written.
+
+    A good lead is 60 s plus twice the slowest step and save. Slurm may send the signal up to ten seconds early.
+    """
+    signal = signal_of(job)
+    if signal and job.trainings and signal[2] < MIN_SIGNAL_LEAD_S:
+        yield Hit(
+            job.script.option_line("signal"),
+            f"{signal[2]} s before the time limit is too late for a checkpoint",
+            f"at least @{MIN_SIGNAL_LEAD_S}: 60 s + 2 x (slowest step + slowest save)",
+        )
+
+
+@rule("foreground-step", "error", "the trap does not run before the step ends", source="man bash, SIGNALS")
+def foreground_step(job: Job) -> Iterator[Hit]:
+    """bash runs a trap only after the foreground command ends: with srun there, that is too late.
+
+    With srun in the background and `wait`, the trap runs at once.
+    """
+    signal = signal_of(job)
+    if not signal or "B" not in signal[0] or signal[1] not in _trapped(job):
+        return
+    for step in job.work_steps:
+        if not step.background and step.command.outer is None and step.command.words[0].text != "exec":
+            yield Hit(
+                step.line,
+                f"srun runs in the foreground, so bash runs the trap for {signal[1]} only after srun ends",
+                'srun ... & pid=$!, then: while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done',
+            )

@@ -1,0 +1,63 @@
+"""Shell code that selects or renames data files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.rule import Hit, rule
+
+
+@rule(
+    "files-by-count",
+    "warning",
+    "a fixed number of data files for validation and test",
+    source="coreutils, head; Azure's GPT-3 175B example",
+)
+def files_by_count(job: Job) -> Iterator[Hit]:
+    """head and tail with fixed counts select data files for training and test.
+
+    With fewer files, the same files are used for both, or none remain for training. With more, some are never used.
+    --split distributes the documents by weight, independent of files.
+    """
+    for pipeline in job.script.pipelines:
+        lists = any(
+            command.name in ("find", "ls") and re.search(r"\.(bin|idx|jsonl)\b", _joined(command.words))
+            for command in pipeline
+        )
+        for command in pipeline if lists else ():
+            count = re.search(r"-n\s*(\S+)|--lines=(\S+)|\s-(\d+)", _joined(command.words))
+            if (
+                command.name in ("head", "tail")
+                and count
+                and (count[1] or count[2] or count[3]) not in ("1", "+1", "+2")
+            ):
+                yield Hit(
+                    command.line,
+                    f"{command.name} selects a fixed number of data files, however many there are",
+                    "use --split, or list the files by name",
+                )
+                break
+
+
+@rule(
+    "suffix-by-pattern",
+    "error",
+    "a suffix is also removed in the middle of a path",
+    source="sed, Overview of basic regular expression syntax",
+)
+def suffix_by_pattern(job: Job) -> Iterator[Hit]:
+    """In sed's pattern, a dot matches any character: s/.bin//g turns /mnt/robin/x.bin into /mnt/r/x."""
+    for command in job.script.commands:
+        for word in command.words[1:] if command.name == "sed" else ():
+            if found := re.fullmatch(r"s([/|#,:])(\.\w{2,5})\1\1g?", word.text):
+                yield Hit(
+                    word.line,
+                    f"{word.text} deletes {found[2][1:]} and the character before it, anywhere in the path",
+                    f"s/\\{found[2]}$//",
+                )
+
+
+def _joined(words: Sequence[object]) -> str:
+    return " ".join(str(getattr(word, "text", "")) for word in words)

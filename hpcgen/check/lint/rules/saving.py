@@ -1,0 +1,112 @@
+"""Megatron-LM's checkpoint options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.launch import Launch
+from hpcgen.check.lint.megatron import integer
+from hpcgen.check.lint.rule import Hit, rule
+from hpcgen.check.lint.rules.megatron import ARGUMENTS
+
+MIN_RUN_ITERS, MIN_RUN_SAMPLES = 5000, 1_000_000
+"""Minimum length of a run that is not a benchmark."""
+
+
+@rule(
+    "checkpoint-worker",
+    "warning",
+    "the persistent checkpoint worker is unused",
+    source=f"{ARGUMENTS}, --use-persistent-ckpt-worker",
+)
+def checkpoint_worker(job: Job) -> Iterator[Hit]:
+    """--use-persistent-ckpt-worker only works with --async-save. Otherwise, saves still block the training."""
+    for launch in job.megatron:
+        flag = launch.flags.get("use-persistent-ckpt-worker")
+        if flag and "async-save" not in launch.flags and not launch.is_open:
+            yield Hit(
+                flag.line,
+                "--use-persistent-ckpt-worker has no effect without --async-save",
+                "add --async-save, or remove it",
+            )
+
+
+@rule("save-without-load", "warning", "a restart begins at iteration 0", source=f"{ARGUMENTS}, --load")
+def save_without_load(job: Job) -> Iterator[Hit]:
+    """A restarted job resumes only if --load names the directory of --save. Otherwise, it overwrites the checkpoints.
+
+    With --finetune and another directory in --load, a requeued job starts again from the weights in that directory.
+    """
+    for launch in job.megatron:
+        flag = launch.flags.get("save")
+        if flag and "load" not in launch.flags and not launch.is_open and job.script.is_batch:
+            yield Hit(
+                flag.line,
+                "without --load, the next run starts from iteration 0 and overwrites the checkpoints of this one",
+                "add --load with the same directory",
+            )
+        elif job.script.is_batch and "no-requeue" not in job.script.options and _loads_others_again(launch):
+            yield Hit(
+                launch.flags["load"].line,
+                "--finetune loads the weights of --load at every start: a requeued job begins again at iteration 0",
+                "once --save has a checkpoint, use its directory in --load, without --finetune",
+            )
+
+
+def _loads_others_again(launch: Launch) -> bool:
+    """True if --finetune certainly loads from another directory than that of --save."""
+    flags = launch.flags
+    if not {"save", "load", "save-interval", "finetune"} <= flags.keys() or launch.is_open:
+        return False
+    save, load = flags["save"].value, flags["load"].value
+    if not (flags["finetune"].word.certain and save and load and save.certain and load.certain):
+        return False
+    if save.assumed or load.assumed or not (save.text.startswith("/") and load.text.startswith("/")):
+        return False
+    # the known parts of both paths, up to the first variable, must differ
+    starts = [re.split(r"[$`{]", word.text.rstrip("/") + "/")[0] for word in (save, load)]
+    return not starts[0].startswith(starts[1]) and not starts[1].startswith(starts[0])
+
+
+@rule(
+    "no-exit-handler",
+    "note",
+    "no checkpoint at the time limit",
+    source=f"{ARGUMENTS}, --exit-duration-in-mins; Slurm, slurm.conf, KillWait",
+)
+def no_exit_handler(job: Job) -> Iterator[Hit]:
+    """At its time limit, a job gets SIGTERM and, 30 seconds later, SIGKILL: too late for a checkpoint.
+
+    --exit-duration-in-mins saves before the limit, and --exit-signal-handler at a signal. Only reported if the script
+    has --time.
+    """
+    handlers = {"exit-signal-handler", "exit-duration-in-mins", "exit-interval"}
+    for launch in job.megatron:
+        if (
+            "save" in launch.flags
+            and not handlers & launch.flags.keys()
+            and {"time", "time-min"} & job.script.options.keys()
+            and not launch.is_open
+        ):
+            yield Hit(
+                launch.line,
+                "at the time limit, the training since the last checkpoint is lost",
+                "add --exit-duration-in-mins, a few minutes below --time",
+            )
+
+
+@rule("no-save", "warning", "the training saves no checkpoint", source=f"{ARGUMENTS}, --save")
+def no_save(job: Job) -> Iterator[Hit]:
+    """Without --save, Megatron-LM writes no checkpoint. Short runs, which can be benchmarks, are not reported."""
+    for launch in job.megatron:
+        iterations, samples = integer(launch, "train-iters"), integer(launch, "train-samples")
+        is_long = (iterations or 0) >= MIN_RUN_ITERS or (samples or 0) >= MIN_RUN_SAMPLES
+        if is_long and "save" not in launch.flags and not launch.is_open and job.script.is_batch:
+            length = f"{iterations} iterations" if iterations else f"{samples} samples"
+            yield Hit(
+                launch.line,
+                f"no --save: a training of {length} writes no checkpoint",
+                "add --save and --load",
+            )
