@@ -109,7 +109,7 @@ def poison(training: Training) -> None:
             result = step_or_error(training)
         if isinstance(result, NonFiniteError):
             assert f"at iteration {iteration + 1} " in str(result)
-            assert re.search(r"(on|in the share of) rank \d", str(result))
+            assert re.search(r"(on|in the shard of) ranks? \d", str(result))
             assert training.state.iteration == iteration
         else:  # to a scaled loss, a gradient that is not finite says no more than that the scale is too large
             assert training.config.training.precision == "fp16", f"{kind} on rank {rank} was not noticed"

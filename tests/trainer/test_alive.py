@@ -47,7 +47,7 @@ def test_a_stopped_rank_ends_the_others_with_their_stacks(two_ranks: dict[str, A
     result = ranks.wait()
     [line] = [line for line in result.log.splitlines() if line.startswith("trainer: ")]
     assert re.match(
-        r"trainer: hung: nothing moved for [34](\.\d)? s; look first at rank 1 on \S+, which did not report",
+        r"trainer: hung: no progress for [34](\.\d)? s\. Look first at rank 1 on \S+, which did not report",
         line,
     )
     assert "Traceback" not in result.log
@@ -91,8 +91,8 @@ def test_a_store_that_is_silent_for_ever_keeps_no_watch_from_its_end(tmp_path: P
         [sys.executable, "-c", SILENT_STORE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == Exit.HUNG, done.stderr
-    assert "trainer: hung: nothing moved for" in done.stderr
-    assert "look first at rank 0, which did not report" in done.stderr
+    assert "trainer: hung: no progress for" in done.stderr
+    assert "Look first at rank 0, which did not report" in done.stderr
 
 
 def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
@@ -107,7 +107,7 @@ def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
     result = run(two_ranks)
     assert result.statuses == (Exit.HUNG, Exit.HUNG), result.log
     assert result.steps[-1][0] == 8
-    assert "every rank waits after iteration 8 at" in result.log
+    assert "Every rank waits after iteration 8 at" in result.log
     assert_nothing_saved(result)
 
 
@@ -175,29 +175,29 @@ def report(rank: int, iteration: int = 8, at: str = "step.py:150 _agree") -> Rep
     [
         (
             [report(0), report(1), report(3)],
-            "look first at rank 2 on n2, which did not report; rank 0-1,3 waits after iteration 8 at step.py:150 _agr",
+            "Look first at rank 2 on n2, which did not report. Ranks 0-1,3 wait after iteration 8 at step.py:150 ",
         ),
         (
             [report(0), report(1, at="data.py:88 micro_batches"), report(2), report(3)],
-            "look first at rank 1 on n1, which stands after iteration 8 at data.py:88 micro_batches; rank 0,2-3 waits",
+            "Look first at rank 1 on n1, waiting after iteration 8 at data.py:88 micro_batches. Ranks 0,2-3 wait ",
         ),
         (
             [report(0), report(1), report(2, 7, "loop.py:70 run_steps"), report(3, 9)],
-            "look first at rank 2 on n2, which stands after iteration 7 at loop.py:70 run_steps, then at rank 3 on n3",
+            "Look first at rank 2 on n2, waiting after iteration 7 at loop.py:70 run_steps, then at rank 3 on n3",
         ),
         (
             [report(rank) for rank in range(4)],
-            "600 s; every rank waits after iteration 8 at step.py:150 _agree;",
+            "600 s. Every rank waits after iteration 8 at step.py:150 _agree.",
         ),
     ],
 )
-def test_the_line_of_a_hang_names_those_that_stand_apart(reports: list[Report], expected: str) -> None:
+def test_the_line_of_a_hang_names_ranks_that_wait_elsewhere(reports: list[Report], expected: str) -> None:
     line = verdict(
         {each.rank: each for each in reports}, 4, {rank: f"n{rank}" for rank in range(4)}, Path("/run/stacks")
     )
-    assert line.startswith("hung: nothing moved for 600 s; ")
+    assert line.startswith("hung: no progress for 600 s. ")
     assert expected in line
-    assert line.endswith("stacks and flight records are in /run/stacks")
+    assert line.endswith("Stacks and flight records are in /run/stacks")
 
 
 def place(rank: int, world_size: int = 3) -> Place:
@@ -287,7 +287,7 @@ roll.join(60)
 print(stop.reason())
 """
 
-NOTHING = "SIGTERM; all ranks leave before the first step: there is nothing to save\n"
+NOTHING = "SIGTERM; all ranks leave before the first step, so there is nothing to save\n"
 
 
 @pytest.mark.parametrize(
@@ -336,4 +336,4 @@ def test_a_rank_that_dies_after_all_were_told_to_save_is_not_waited_for(tmp_path
         [sys.executable, "-c", DYING, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )
     assert result.returncode == Exit.TERMINATED, result
-    assert "look first at rank 1, which did not report; rank 0 waits after iteration 7" in result.stderr
+    assert "Look first at rank 1, which did not report. Rank 0 waits after iteration 7" in result.stderr

@@ -158,11 +158,11 @@ def test_one_process_holds_a_directory_where_the_file_system_has_no_locks(tmp_pa
     owner_file.write_text(json.dumps(killed | {"host": "elsewhere"}))
     after = start()
     assert after.stdout is not None
-    assert after.stdout.readline() == "here\n", "no sign of life from another host"
+    assert after.stdout.readline() == "here\n", "no renewal from another host"
     while after.poll() is None:
         owner_file.write_text(json.dumps(killed | {"host": "elsewhere"}))
         time.sleep(0.1)
-    assert "busy (this process showed no sign of life" in after.communicate()[1]
+    assert "busy (this process had not renewed its claim" in after.communicate()[1]
     assert after.returncode == Exit.FAULT
 
 

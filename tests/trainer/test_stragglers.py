@@ -43,7 +43,8 @@ def test_a_rank_is_compared_with_those_of_its_pipeline_stage() -> None:
     assert slow.ranks == (2,)
     assert slow.slowdown == pytest.approx(1.3 / 1.05)
     assert str(slow) == (
-        "rank 2 (node-1, local rank 0) computes 1.300 s a step, 1.24 times the median of pipeline stage 0 (1.050 s)"
+        "rank 2 (node-1, local rank 0) computes for 1.300 s per step, "
+        "1.24 times the median of pipeline stage 0 (1.050 s)"
     )
 
 
@@ -68,7 +69,7 @@ def test_a_slow_gpu_makes_one_line_of_all_that_wait_for_it_and_hides_no_other_no
         "rank 16-23 (node-2), which wait for each other in tensor parallelism, compute 1.310 s"
     )
     assert str(second) == (
-        "rank 40-47 (node-5), which wait for each other in tensor parallelism, compute 1.250 s a step, "
+        "ranks 40-47 (node-5), which wait for each other in tensor parallelism, compute for 1.250 s per step, "
         "1.25 times the median of pipeline stage 0 (1.000 s)"
     )
 
