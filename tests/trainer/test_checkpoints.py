@@ -167,7 +167,7 @@ def test_a_run_that_ever_saved_does_not_start_from_the_beginning(saved: Saved, t
     for iteration in (2, 4, 6):
         cut(directory / f"iter_{iteration:07d}" / "__0_0.distcp", random.Random(0))
     for _ in range(2):  # the second time, only renamed directories are left
-        with pytest.raises(TrainerError, match=r"iter_0000006.broken was a checkpoint|latest.* tells of one"):
+        with pytest.raises(TrainerError, match=r"iter_0000006.broken was a checkpoint|latest.* names one"):
             saved.find(directory)
         (directory / TRACKER).unlink(missing_ok=True)
 
@@ -270,7 +270,7 @@ def test_a_run_killed_inside_saves_trains_as_if_undisturbed(
         assert list_checkpoints(ranks.directory / "checkpoints")[0].is_cut_off
     monkeypatch.delenv("HOLD_SAVE")
     result = finished(config)
-    assert result.log.count("Its save was cut off; it was removed") == kills
+    assert result.log.count("Its save was interrupted, so it was removed") == kills
     assert result.steps == undisturbed.steps
     last = f"iter_{train_iters:07d}"
     assert_same_checkpoint(result.checkpoints / last, undisturbed.checkpoints / last)
@@ -363,7 +363,7 @@ def test_a_save_that_fails_for_a_moment_is_tried_once_more(
     monkeypatch.setenv("FAIL_RANK", "1")
     monkeypatch.setenv("FAIL_SAVES", str(failures))
     result = run(small_config(corpus, tmp_path / "run", save_interval=2) | {"world_size": 2})
-    [line] = [line for line in result.log.splitlines() if line.endswith("it is tried once more")]
+    [line] = [line for line in result.log.splitlines() if line.endswith("The save is repeated once")]
     assert re.search(r"could not be saved: rank 1 on \S+: .*/iter_0000002/.* \(errno 5\)", line)
     complete = [
         checkpoint.iteration for checkpoint in list_checkpoints(result.checkpoints) if checkpoint.flaw is None
@@ -537,7 +537,7 @@ def test_the_tracker_is_not_what_a_run_depends_on(
     source = checkpoint.find(directory, saved.config, Log(is_rank_0=True, progress=False), no_beat)
     assert source is not None
     assert source.path == directory / "iter_0000006"
-    assert f"{TRACKER} does not name iter_0000006" in capsys.readouterr().out
+    assert f"{TRACKER} was not updated to iter_0000006" in capsys.readouterr().out
 
 
 def test_a_large_checkpoint_is_read_with_signs_of_attempt(

@@ -238,13 +238,13 @@ def test_a_blend_of_theirs_is_read() -> None:
 @pytest.mark.parametrize(
     ("args", "changes", "message"),
     [
-        ({"num_experts": 8}, {}, "does not have: num_experts = 8"),
+        ({"num_experts": 8}, {}, "does not support: num_experts = 8"),
         ({"mtp_num_layers": 1, "use_rope_scaling": True}, {}, "use_rope_scaling = True, mtp_num_layers = 1"),
         ({"add_bias_linear": False}, {}, "add_qkv_bias without add_bias_linear"),
         ({"eod_mask_loss": True}, {}, "eod_mask_loss = True"),
         ({"use_distributed_optimizer": False}, {}, "--use-distributed-optimizer"),
-        ({}, {"optimizer": None}, "without the optimizer's state"),
-        ({}, {"content_metadata": None}, "does not say how its optimizer state is cut up"),
+        ({}, {"optimizer": None}, "without the optimizer state"),
+        ({}, {"content_metadata": None}, "does not say how its optimizer state is sharded"),
         (
             {"tensor_model_parallel_size": 2},
             {"content_metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
@@ -382,7 +382,7 @@ def test_what_cannot_be_read_is_said_with_what_to_do(
     [old] = list_checkpoints(tmp_path / "theirs")
     assert old.flaw is not None
     assert "--ckpt-convert-format torch_dist" in old.flaw
-    with pytest.raises(TrainerError, match="holds no checkpoint that is whole"):
+    with pytest.raises(TrainerError, match="holds no valid checkpoint"):
         checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False), lambda: None)
 
 

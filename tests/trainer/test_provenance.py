@@ -54,23 +54,23 @@ def test_edited_code_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_p
     assert first.read_text() == SCHEDULE.format(rate="1e-3")
     (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="5e-2"))
     log = refused(stopped)
-    assert f"differ from the checkpoint's: optimizer.lr_schedule: {tmp_path}/rates.py (SHA-256 " in log
-    assert "write checkpoint.changed: [optimizer.lr_schedule]; else put the files back as they were" in log
+    assert f"differ from the checkpoint: optimizer.lr_schedule: {tmp_path}/rates.py (SHA-256 " in log
+    assert "set checkpoint.changed: [optimizer.lr_schedule]; otherwise restore the original files" in log
     assert list(copies.iterdir()) == [first]
     stopped["checkpoint"] = {"changed": ["optimizer.lr_schedule"]}
     assert [lr for *_, lr in finished(stopped).steps] == [1e-3, 5e-2, 5e-2]
     assert len(list(copies.iterdir())) == 2
     (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1e-1"))
     log = refused(stopped)  # the finished run, which a named change does not continue
-    assert "is finished, and this configuration asks for another run: optimizer.lr_schedule" in log
+    assert "is finished, but this configuration differs from it: optimizer.lr_schedule" in log
 
 
 def test_an_overwritten_pair_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_path: Path) -> None:
     overwrite(f"{tmp_path}/own")
     log = refused(stopped)
     assert f"data.datasets: {tmp_path}/own.bin (" in log
-    assert "its SHA-256 is not known, so the content may be another" in log
-    assert "write checkpoint.changed: [data.datasets]" in log
+    assert "its SHA-256 is unknown, so the content may differ" in log
+    assert "set checkpoint.changed: [data.datasets]" in log
     stopped["checkpoint"] = {"changed": ["data.datasets"]}
     assert "with data.datasets: " in finished(stopped).log
 
@@ -122,10 +122,13 @@ def test_a_copied_corpus_is_read_by_all_ranks_and_goes_on(tmp_path: Path) -> Non
     (copied / "own.bin").write_bytes(intact[:-2] + b"\7\0")
     log = refused_by_all(config)
     assert f"data.datasets: {copied}/own.bin (SHA-256 " in log
-    assert ") -> another content" in log
+    assert ") -> different content" in log
     (copied / "own.bin").write_bytes(intact)
     second = finished(config)
-    assert "data: reading 1 pairs (0.00 GB): their times differ" in second.log
+    assert (
+        "data: reading 1 pair (0.00 GB) to compare SHA-256 hashes, since modification times differ"
+        in second.log
+    )
     third = provenance.examine(trainer_config(config), newest_record(second))
     assert (third.to_hash, third.changes) == (
         {},

@@ -114,7 +114,7 @@ def test_ctrl_c_saves_and_leaves(config: dict[str, Any]) -> None:
     ranks.send(signal.SIGINT)
     result = ranks.wait()
     assert result.statuses == (0,), result.log
-    assert "interrupted: saves at the end of this step" in result.log
+    assert "interrupted; saving at the end of this step" in result.log
     assert (result.directory / "STOPPED").read_text() == result.saved_iteration + "\n"
 
 
@@ -124,7 +124,7 @@ def test_a_finished_run_refuses_another_experiment(config: dict[str, Any], singl
     config["checkpoint"] = {"changed": ["optimizer.lr"]}
     other = run(config)
     assert other.statuses == (2,)
-    assert "is finished, and this configuration asks for another run: optimizer.lr: 0.01 -> 0.05" in other.log
+    assert "is finished, but this configuration differs from it: optimizer.lr: 0.01 -> 0.05" in other.log
     assert "set a larger train_iters and checkpoint.changed: [optimizer.lr, optimizer.min_lr]" in other.log
     config["model"]["num_layers"] = 2
     assert "Name another run_dir for another experiment\n" in run(config).log
@@ -138,7 +138,7 @@ def test_fewer_steps_than_are_done_are_refused(config: dict[str, Any], single_gp
     config["optimizer"]["lr_decay_iters"] = 6
     shorter = run(config)
     assert shorter.statuses == (2,)
-    assert "it is of iteration 6, and training.train_iters = 4 ends before it" in shorter.log
+    assert "it is at iteration 6, but training.train_iters = 4 is smaller" in shorter.log
     assert (shorter.directory / "DONE").exists()
 
 
@@ -172,7 +172,7 @@ def test_a_save_that_was_cut_off_is_not_loaded_and_is_made_again(
     (torn / "STARTED").touch()
     (torn / "__0_0.distcp").write_bytes(b"half")
     result = finished(config)
-    assert f"{torn}: COMPLETE is missing. Its save was cut off; it was removed" in result.log
+    assert f"{torn}: COMPLETE is missing. Its save was interrupted, so it was removed" in result.log
     assert result.steps == single_gpt.steps
     assert_same_checkpoint(torn, single_gpt.checkpoints / "iter_0000006")
 
@@ -195,7 +195,7 @@ def test_a_run_that_saved_once_never_starts_from_zero(config: dict[str, Any], st
     second = run(config)
     assert second.statuses == (2,)
     assert "iter_0000001" in second.log
-    assert "write checkpoint.discard_up_to: 1, or name another run_dir" in second.log
+    assert "set checkpoint.discard_up_to: 1, or name another run_dir" in second.log
     assert second.steps == first.steps
     assert not (second.directory / "DONE").exists()
 
@@ -205,7 +205,7 @@ def test_a_checkpoint_of_another_shape_is_refused(config: dict[str, Any], stoppe
     config["model"]["hidden_size"] = 32
     result = run(config)
     assert result.statuses == (2,)
-    assert "is of another model: model.hidden_size: 64 -> 32" in result.log
+    assert "belongs to another model: model.hidden_size: 64 -> 32" in result.log
 
 
 def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(
@@ -251,7 +251,7 @@ def test_a_directory_to_start_from_must_hold_a_checkpoint(config: dict[str, Any]
     config["checkpoint"] = {"load": str(tmp_path)}
     result = run(config)
     assert result.statuses == (2,)
-    assert f"checkpoint.load = {str(tmp_path)!r} holds no checkpoint that is whole" in result.log
+    assert f"checkpoint.load = {str(tmp_path)!r} holds no valid checkpoint" in result.log
     assert not list(result.checkpoints.glob("iter_*"))
 
 
@@ -294,6 +294,6 @@ def test_a_longer_run_that_shuffles_anew_says_so(
         assert "ANOTHER ORDER" not in finished(config, "--stop-file", stopped_at_once).log
     config["training"]["train_iters"] = 60
     assert (
-        "ANOTHER ORDER: 240 samples are asked for, and the attempt before asked for 24"
+        "NEW SAMPLE ORDER: this attempt plans 240 samples, the previous one 24"
         in finished(config, "--stop-file", stopped_at_once).log
     )

@@ -73,7 +73,7 @@ def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramet
         )
 
 
-def give_rates(saved: Iterable[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
+def copy_rates(saved: Iterable[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
     """Gives a checkpoint's groups the configured rates, which may be others: Core 0.19 pairs groups by these too."""
     configured = {_multipliers(group): group for group in groups}
     for group in saved:
