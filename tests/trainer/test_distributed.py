@@ -53,7 +53,7 @@ def test_ranks_come_from_the_launcher(environ: dict[str, str], expected: tuple[i
 
 
 def test_a_launcher_that_sets_nonsense_is_named() -> None:
-    with pytest.raises(TrainerError, match=r"srun should set .*SLURM_PROCID=x"):
+    with pytest.raises(TrainerError, match=r"srun must set .*SLURM_PROCID=x"):
         find_ranks(STEP | {"SLURM_PROCID": "x"})
 
 
@@ -111,13 +111,15 @@ def test_ranks_pass_over_the_ports_of_others(config: dict[str, Any]) -> None:
         another = open_store(Ranks(0, 0, 2, "a test"), of_another, timeout, waits=False)
         found = runs.Ranks(config, port=str(first)).wait()
     assert found.statuses == (0, 0), found.log
-    assert f"rank 0: port {first} is taken; the ranks meet at port {ports[4]}" in found.log
+    assert f"rank 0: port {first} is in use; the ranks meet at port {ports[4]}" in found.log
     assert store.num_keys() + another.num_keys() <= 2, "nothing was said at the stores of others"
 
 
 def test_a_rank_that_does_not_come_is_named_in_time() -> None:
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": runs.free_port(), "TRAINER_RENDEZVOUS_ID": "one"}
-    with pytest.raises(DistStoreError, match="1 of 2 ranks did not come within 0:00:01, rank 1 among them"):
+    with pytest.raises(
+        DistStoreError, match="1 of 2 ranks did not connect within 0:00:01, rank 1 among them"
+    ):
         open_store(Ranks(0, 0, 2, "a test"), environ, datetime.timedelta(seconds=1))
     environ["TRAINER_RENDEZVOUS_ID"] = "two"
     with pytest.raises(DistStoreError, match="rank 0 did not answer within 0:00:01 at"):

@@ -276,7 +276,7 @@ def test_another_corpus_under_the_same_name_is_noticed(wanted: TrainerConfig, tm
     assert not Start(wanted, cache).has_built
     write_corpus(tmp_path / "a", documents=40, first_token=500)
     start = Start(wanted, cache)
-    assert f"train of {tmp_path}/a was made of another {tmp_path}/a.idx" in start.text
+    assert f"train of {tmp_path}/a was made from another version of {tmp_path}/a.idx" in start.text
     assert start.samples != before.samples
     assert start.samples == Start(wanted, tmp_path / "new").samples
 

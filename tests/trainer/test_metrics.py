@@ -28,7 +28,7 @@ from trainer.contract.errors import Exit, TrainerError
 from trainer.contract.flops import flops_per_iteration
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory
-from trainer.distributed.peers import within
+from trainer.distributed.peers import call_with_timeout
 from trainer.metrics import json_lines, tensorboard
 from trainer.metrics.console import Log
 from trainer.metrics.json_lines import JsonLines, drop_after
@@ -156,8 +156,8 @@ def test_storage_that_hangs_holds_up_no_step_and_the_end_only_for_a_moment(
     reader = hanging_file(tmp_path / "lines")
     lines = JsonLines(tmp_path / "lines", complaints.append)
     entries = [{"event": "step", "iteration": iteration} for iteration in range(1000, 2000)]
-    within(10, lambda: [lines.write(entry) for entry in entries])
-    within(10, lines.close)
+    call_with_timeout(10, lambda: [lines.write(entry) for entry in entries])
+    call_with_timeout(10, lines.close)
     [taken] = struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, bytes(4)))
     left = len(entries) - taken // len(json.dumps(entries[0]) + "\n")
     assert 0 < left < len(entries)
@@ -176,8 +176,10 @@ def test_tensorboard_s_files_on_storage_that_hangs_hold_up_no_step_either(
     assert board is not None
     [path] = tmp_path.iterdir()
     reader = hanging_file(path)
-    within(10, lambda: [board.scalars(iteration, {"train/loss": 1.0}) for iteration in range(1, 1001)])
-    within(10, board.close)
+    call_with_timeout(
+        10, lambda: [board.scalars(iteration, {"train/loss": 1.0}) for iteration in range(1, 1001)]
+    )
+    call_with_timeout(10, board.close)
     assert "TensorBoard: the last points may be missing: not written within 0.5 s" in capsys.readouterr().out
     written, end = b"", time.monotonic() + 10
     while written.count(b"train/loss") < 1000:  # it goes on

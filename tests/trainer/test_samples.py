@@ -73,7 +73,7 @@ def tokens_of(config: dict[str, Any], sample: int) -> list[int]:
 def test_samples_that_the_run_does_not_read_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
     found = samples(config, tmp_path / "config.json", "3", "24")
     assert found.returncode == 2
-    assert "3 to 24 is not within 0 to 23" in found.stderr
+    assert "3 to 24 is outside of the run's samples, 0 to 23" in found.stderr
 
 
 def test_a_run_that_changed_its_batch_is_asked_as_it_reads(config: dict[str, Any], tmp_path: Path) -> None:
@@ -81,7 +81,10 @@ def test_a_run_that_changed_its_batch_is_asked_as_it_reads(config: dict[str, Any
     write_checkpoint(tmp_path / "run/checkpoints", 3, consumed_samples=24)
     assert "35: " in samples(config, tmp_path / "config.json", "35").stdout
     refused = samples(config, tmp_path / "config.json", "36")
-    assert (refused.returncode, "36 to 36 is not within 0 to 35" in refused.stderr) == (2, True)
+    assert (refused.returncode, "36 to 36 is outside of the run's samples, 0 to 35" in refused.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_where_only_megatron_lm_knows_the_samples_none_is_named(
