@@ -9,7 +9,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroup, destroy_process_group, init_process_group, new_group
 
 from trainer.contract.errors import TrainerError
-from trainer.distributed.rendezvous import take_gpu
+from trainer.distributed.rendezvous import select_gpu
 from trainer.health.diagnosis import Group
 from trainer.health.meeting import Meeting
 
@@ -21,7 +21,7 @@ class Fabric:
         if device == "cuda":
             if not torch.cuda.is_available():
                 raise TrainerError(f"{meeting.ranks}: torch {torch.__version__} sees no GPU")
-            take_gpu(meeting.ranks)
+            select_gpu(meeting.ranks)
             self.device = torch.device("cuda", torch.cuda.current_device())
             version = ".".join(map(str, torch.cuda.nccl.version()))
             self.software = f"NCCL {version}, torch {torch.__version__}"

@@ -24,7 +24,7 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.health import NodeHealthConfig, read
 from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
-from trainer.distributed.rendezvous import Ranks, find_ranks, take_gpu
+from trainer.distributed.rendezvous import Ranks, find_ranks, select_gpu
 from trainer.health.bandwidth import measure_all_reduce
 from trainer.health.fabric import Fabric
 from trainer.health.judgement import make_layout, select
@@ -172,7 +172,7 @@ class NodeCheck:
         if self._config.device == "cuda":
             if not torch.cuda.is_available():
                 raise TrainerError(f"torch {torch.__version__} sees no GPU")
-            take_gpu(self._meeting.ranks)
+            select_gpu(self._meeting.ranks)
             self._device = Device(name=torch.cuda.get_device_name())
         else:
             torch.set_num_threads(1)  # the ranks of a machine share its cores
