@@ -94,7 +94,7 @@ def test_without_the_library_a_line_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "wandb", None)
     log = Log(is_rank_0=True, progress=False)
     assert open_experiment(config, RunDirectory.of(config), log) is None
-    assert "install wandb (the extra hpcgen[wandb])" in capsys.readouterr().out
+    assert "Install wandb (the extra hpcgen[wandb])" in capsys.readouterr().out
 
 
 class LostRun:

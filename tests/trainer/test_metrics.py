@@ -60,7 +60,7 @@ def test_the_first_line_says_what_the_attempt_is_and_each_step_has_its_numbers(s
     start, *steps = [event for event in single_gpt.events if event["event"] in ("start", "step")]
     assert start["event"] == "start"
     assert "megatron-lm" in start["flop_formula"]
-    assert f"model FLOPs as {start['flop_formula']}" in single_gpt.log
+    assert f"model FLOPs by {start['flop_formula']}" in single_gpt.log
     assert start["tokens_per_sample"] == GPT["seq_length"]
     assert start["hosts"] == [socket.gethostname()]
     assert (start["tp"], start["pp"], start["cp"], start["dp"], start["vpp"]) == (1, 1, 1, 1, 1)
@@ -199,7 +199,7 @@ def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
     config["logging"] = {"log_interval": 4, "tensorboard": True, "profile_step_start": 2}
     config["peak_tflops"] = 0.5
     result = finished(config)
-    assert "MFU of 0.5 TFLOP/s (fp32)" in result.log
+    assert "MFU relative to 0.5 TFLOP/s (fp32)" in result.log
     steps = [event for event in result.events if event["event"] == "step"]
     assert [step["iteration"] for step in steps] == [4, 6]
     for step in steps:
@@ -228,7 +228,7 @@ def test_no_room_for_tensorboard_ends_no_training(tmp_path: Path, capsys: pytest
     (tmp_path / "tensorboard").touch()
     log = Log(is_rank_0=True, progress=False)
     assert open_tensorboard(tmp_path / "tensorboard", 0, log) is None
-    assert "no TensorBoard files, training goes on: " in capsys.readouterr().out
+    assert "no TensorBoard files; training continues: " in capsys.readouterr().out
 
 
 def test_tensorboard_forgets_the_steps_that_an_attempt_walks_back_over(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_spike_is_told_at_once_with_its_samples(
         "skipped": True,
     }
     assert "iteration 1: LOSS SPIKE" in (shown := capsys.readouterr().out)
-    assert "samples 0 to 3 were left out of training" in shown
+    assert "samples 0 to 3 were excluded from training" in shown
     metrics.step(2, step_result(4, 3.0))
     step = read_events(tmp_path, 2)[-1]
     assert (step["loss"], step["skipped"], step["consumed_samples"]) == (6.0, True, 8)
@@ -342,7 +342,7 @@ def test_an_overflow_has_no_norm(
     [step] = read_events(tmp_path, 1)
     assert (step["grad_norm"], step["loss_scale"], step["loss"]) == (None, 4096.0, 5.0)
     shown = capsys.readouterr().out
-    assert "iteration 1: OVERFLOW: no update, the gradients are not finite at loss scale 4096" in shown
+    assert "iteration 1: OVERFLOW: no update, since the gradients are not finite at loss scale 4096" in shown
     assert "grad norm overflow" in shown
 
 

@@ -125,5 +125,5 @@ def test_hpcgen_knows_the_names_of_the_parameters(shape: dict[str, Any], corpus:
     config["optimizer"]["parameter_groups"] = [{"match": "nothing"}]
     ended = run(config)
     assert ended.statuses == (2,)
-    [listed] = re.findall("the model has (.*)", ended.log)
+    [listed] = re.findall("The model has (.*)", ended.log)
     assert listed.split(", ") == sorted(parameter_names(resolve_model(ModelConfig(**shape))))

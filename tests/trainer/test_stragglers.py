@@ -66,7 +66,7 @@ def test_a_slow_gpu_makes_one_line_of_all_that_wait_for_it_and_hides_no_other_no
     first, second = find_stragglers(seconds, places_of_groups(8, 8, "tensor parallelism"))
     assert (first.ranks, second.ranks) == (tuple(range(16, 24)), tuple(range(40, 48)))
     assert str(first).startswith(
-        "rank 16-23 (node-2), which wait for each other in tensor parallelism, compute 1.310 s"
+        "ranks 16-23 (node-2), which wait for each other in tensor parallelism, compute for 1.310 s"
     )
     assert str(second) == (
         "ranks 40-47 (node-5), which wait for each other in tensor parallelism, compute for 1.250 s per step, "
@@ -78,7 +78,7 @@ def test_a_group_is_named_with_all_of_its_nodes() -> None:
     [slow] = find_stragglers(
         [2.0] * 16 + [1.0] * 32, places_of_groups(3, 16, "tensor and context parallelism")
     )
-    assert "rank 0-15 (node-0, node-1), which wait for each other in tensor and context" in str(slow)
+    assert "ranks 0-15 (node-0, node-1), which wait for each other in tensor and context" in str(slow)
 
 
 def slow_run(

@@ -125,7 +125,7 @@ def as_bytes(state: Any) -> torch.Tensor:
 def test_the_index_names_files_of_its_own_directory(saved: Run) -> None:
     metadata = pickle.loads((saved.checkpoints / "iter_0000002/.metadata").read_bytes())
     next(iter(metadata.storage_data.values())).relative_path = "../elsewhere"
-    with pytest.raises(ValueError, match=r"'\.\./elsewhere' is no name of a file in the checkpoint"):
+    with pytest.raises(ValueError, match=r"'\.\./elsewhere' is not the name of a file in the checkpoint"):
         checkpoint_index.parse(pickle.dumps(metadata))
 
 
