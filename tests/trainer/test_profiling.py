@@ -58,7 +58,10 @@ def test_other_ranks_and_steps_are_left_alone(
     [
         ({"profile_step_start": 4, "profile_step_end": 4}, "profile_step_end = 4 must be greater than"),
         ({"profile_step_end": 4}, "logging.profile_step_end requires logging.profile_step_start"),
-        ({"record_memory_history": True}, "logging.record_memory_history requires logging.profile_step_start"),
+        (
+            {"record_memory_history": True},
+            "logging.record_memory_history requires logging.profile_step_start",
+        ),
     ],
 )
 def test_a_range_without_steps_is_refused(

@@ -53,7 +53,7 @@ def test_one_node_that_is_slow_by_itself(size: int) -> None:
         cluster.alone[cluster.nodes[index]] = 180.0
         found = cluster.diagnose()
         assert weak(found) == [cluster.nodes[index]]
-        assert found.weak[0].reason.startswith("alone 1")
+        assert " GB/s alone" in found.weak[0].reason
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 9, 16, 33])
@@ -106,7 +106,7 @@ def test_one_slow_node_is_told_apart_from_what_slows_all() -> None:
     one.alone["n000"] = 200.0
     limits = Limits(together_gb_s=460.0, alone_gb_s=460.0, deficit=0.25)
     assert one.diagnose(limits=limits).remarks == [
-        "n000 is slow by itself: no link to another node is part of it"
+        "n000 is slow alone, so the problem is not a link to another node"
     ]
     every = Cluster(6)
     every.alone = dict.fromkeys(every.nodes, 60.0)
@@ -130,7 +130,9 @@ def test_the_links_between_two_switches() -> None:
     cluster.many = lambda group: 200.0 if 0 < len(left & set(group)) < len(group) else 1000.0
     found = cluster.diagnose()
     assert weak(found) == []
-    assert found.remarks[0].endswith("are slow together and good in halves: the links between the halves")
+    assert found.remarks[0].endswith(
+        "are slow together but good in halves: check the links between the halves"
+    )
 
 
 def test_a_switch_that_is_slow_only_when_many_talk() -> None:
@@ -139,12 +141,12 @@ def test_a_switch_that_is_slow_only_when_many_talk() -> None:
     cluster.many = lambda group: 200.0 if len(crowded & set(group)) > 2 else 1000.0
     found = cluster.diagnose()
     assert found.remarks == [
-        "n004, n005, n006, n007 are slow together and good in halves: the links between the halves"
+        "n004, n005, n006, n007 are slow together but good in halves: check the links between the halves"
     ]
 
 
 def test_what_came_and_went_is_called_so() -> None:
-    assert "came and went" in Cluster(3).diagnose().remarks[0]
+    assert "temporary" in Cluster(3).diagnose().remarks[0]
 
 
 def test_one_rank_a_node_has_nothing_to_measure_alone() -> None:
