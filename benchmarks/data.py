@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("files", nargs="*", type=Path)
     options.add_argument(
-        "--text", action="append", type=Path, help="directory of texts, in place of the usual ones"
+        "--text", action="append", type=Path, help="directory of texts, instead of the default ones"
     )
     options.add_argument("--max-mb", type=float, default=1200, help="most text to collect without FILES")
     options.add_argument(

@@ -441,7 +441,7 @@ def line(result: dict[str, Any]) -> str:
         words.append(f"goal {result['goal_tflops']:g}")
     if "save_stall_s" in result:
         words.append(
-            f"save of {result['save_gb']:.1f} GB: {result['save_cost_share']:.1%} of the steps beside it, "
+            f"save of {result['save_gb']:.1f} GB: {result['save_cost_share']:.1%} of the steps during it, "
             f"stall {result['save_stall_s']:.2f} s, written in {result['save_write_s']:.1f} s"
         )
     errors = [f"\n{peer}: {result[f'{peer}_error']}" for peer in PEERS if f"{peer}_error" in result]

@@ -1,4 +1,4 @@
-"""One rank of a training whose steps are poisoned from outside: run by test_poison.py, checks what each step does.
+"""One rank of a training run with poisoned steps. test_poison.py runs it; it checks the result of each step.
 
 Every poison is put in by a hook of torch on this rank alone, at a place that a seeded generator chooses.
 """
@@ -39,7 +39,7 @@ KINDS = {"activation": math.nan, "gradient": math.nan, "infinite gradient": math
 
 
 class Training:
-    """What the loop would hold, one step at a time."""
+    """The state of the loop, advanced one step at a time."""
 
     def __init__(self, path: Path) -> None:
         self.config = resolve(configuration.read(path))
@@ -88,7 +88,7 @@ class Training:
 
     @contextlib.contextmanager
     def scaled_loss(self, factor: float) -> Iterator[None]:
-        """As a batch of garbage would do, on all ranks."""
+        """Scale the loss on all ranks, as a batch of garbage would."""
         handles = [
             chunk.register_forward_hook(lambda m, i, output: output * factor) for chunk in self.state.model
         ]

@@ -1,4 +1,4 @@
-"""Hung and lost ranks end the job soon, and say where to look."""
+"""Hung and lost ranks end the job quickly and say where to look."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.distributed.rendezvous import Ranks as Place
 from trainer.faults.hang import Report, verdict
 
 ENOUGH_S = 60
-"""Well above what any of this takes on a busy machine, and below the timeouts that would end a run otherwise."""
+"""Longer than these tests take on a busy machine, and shorter than the timeouts that would otherwise end a run."""
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_store_that_is_silent_for_ever_keeps_no_watch_from_its_end(tmp_path: P
 def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
     two_ranks: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on beside a save, however long it takes; what waits for it does so for the timeout."""
+    """Training continues during a background save of any length. Waiting for a save is limited by the timeout."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "trainer" / "snapshot_hook"))
     monkeypatch.setenv("HOLD_SAVE", "1")
     monkeypatch.setenv("HELD", str(tmp_path / "held"))
@@ -113,7 +113,7 @@ def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
 
 @pytest.mark.parametrize("silent", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_sigterm_while_a_rank_is_silent_does_not_wait_for_it(silent: int, two_ranks: dict[str, Any]) -> None:
-    """Stopped, it neither answers nor closes its connections: nothing tells the other that it will not come."""
+    """A stopped rank neither answers nor closes its connections, so the other rank cannot see that it will not come."""
     ranks = Ranks(two_ranks)
     ranks.wait_for_step()
     ranks.send(signal.SIGSTOP, rank=silent)
@@ -219,7 +219,7 @@ def test_a_roll_has_the_answers_of_those_that_gave_one() -> None:
 
 
 class SlowStore:
-    """As one whose process is stopped until `goes_on` is set: the connection stays, and nothing comes back."""
+    """Acts like a stopped process until `goes_on` is set: the connection stays open without answers."""
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()

@@ -1,4 +1,4 @@
-"""Blends, splits, sample order and what a rank of the layout reads."""
+"""Blends, splits, sample order and the samples of each rank."""
 
 from __future__ import annotations
 

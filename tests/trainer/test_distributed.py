@@ -1,4 +1,4 @@
-"""Who launched this process, from its environment."""
+"""Detection of the launcher from the environment, and the rendezvous of ranks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_attempt_that_torchrun_starts_again_hears_nothing_of_the_one_before()
 
 @contextlib.contextmanager
 def taken(port: int, *, hangs_up: bool) -> Iterator[None]:
-    """A service that says nothing, or that ends each connection at once."""
+    """A service that sends nothing, or that closes each connection at once."""
 
     def hang_up() -> None:
         with contextlib.suppress(OSError):  # closed
@@ -98,7 +98,7 @@ def taken(port: int, *, hangs_up: bool) -> Iterator[None]:
 
 
 def test_ranks_pass_over_the_ports_of_others(config: dict[str, Any]) -> None:
-    """Another job of the same number of ranks, which began at the same port, has two of them."""
+    """Another job with the same number of ranks and the same first port uses two of the ports."""
     ports = candidate_ports(int(runs.free_port()))
     first = ports[0]
     config["world_size"] = 2

@@ -1,4 +1,4 @@
-"""A run that has saved training never begins before it, unless its configuration says so."""
+"""A run never discards saved training, unless its configuration allows it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def only_done(directory: Path) -> None:
 
 
 def lost_records(directory: Path) -> None:
-    """As after a restore that left them out."""
+    """As after a restore without checkpoints."""
     (directory / "metrics.jsonl").unlink()
     (directory / "DONE").unlink()
     (directory / "checkpoints" / TRACKER).unlink()

@@ -1,4 +1,4 @@
-"""What may differ from a checkpoint, and what a user reads when it does and was not named."""
+"""Hyperparameters that may differ from a checkpoint, and the messages if they differ without being named."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_every_hyperparameter_may_be_named() -> None:
 
 
 def test_what_an_attempt_read_is_known_from_its_checkpoint() -> None:
-    """Its own run asks for the same; another batch size from there on asks for more in all."""
+    """The total is consumed samples plus remaining steps, so smaller batches before mean a smaller total."""
     record = {**SAVED, "iteration": 40, "consumed_samples": 160}
     reading = planned_training(record)
     assert reading is not None

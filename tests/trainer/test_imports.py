@@ -1,4 +1,4 @@
-"""Functions of users: what is found, and what a user reads when it is not."""
+"""Loading of users' functions, and the messages if it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels refuse before anything is built."""
+"""Configurations that the choice of kernels refuses before anything is built."""
 
 from __future__ import annotations
 

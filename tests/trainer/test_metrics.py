@@ -1,4 +1,4 @@
-"""What metrics.jsonl, TensorBoard and the log say, and the formulas behind it."""
+"""Contents of metrics.jsonl, TensorBoard and the log, and their formulas."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_full_disk_costs_lines_and_not_the_training() -> None:
 
 
 def hanging_file(path: Path) -> int:
-    """Makes `path` a file that takes a page and then nothing, as storage that hangs, until what is returned is read."""
+    """Makes `path` a pipe that blocks after a page, like hanging storage, until the returned end is read."""
     pipe = path.with_name("pipe")
     os.mkfifo(pipe)
     pipe.replace(path)
@@ -215,7 +215,7 @@ def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
 
 
 def test_each_step_is_in_a_line_whatever_the_interval(config: dict[str, Any], tmp_path: Path) -> None:
-    """An attempt that goes on from a checkpoint has not seen the steps before it that no line holds yet."""
+    """An attempt that resumes from a checkpoint has not seen earlier steps that are in no line yet."""
     each = finished(copy.deepcopy(config))
     config |= {"run_dir": str(tmp_path / "seldom"), "checkpoint": {"save_interval": 3}}
     config["logging"] |= {"log_interval": 4}
@@ -301,7 +301,7 @@ def step_result(first: int, loss: float, **changes: Any) -> StepResult:
 
 
 def read_events(tmp_path: Path, count: int) -> list[dict[str, Any]]:
-    """The events while the run goes on, once there are so many: they are written soon, not at once."""
+    """Events during a run, once there are enough of them. They are written soon, but not at once."""
     end = time.monotonic() + 10
     while True:
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)

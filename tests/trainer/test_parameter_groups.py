@@ -1,4 +1,4 @@
-"""Which parameters decay and which have a rate of their own, whatever stage of the pipeline holds them."""
+"""Weight decay and learning rates of parameters, independent of their pipeline stage."""
 
 from __future__ import annotations
 

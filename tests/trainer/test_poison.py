@@ -1,4 +1,4 @@
-"""Numbers that are not finite, and losses that stand out: no weight changes, on any rank."""
+"""Values that are not finite and loss spikes change no weight on any rank."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 class Layer(TransformerLayer):
-    """A mask among its buffers is infinite on purpose."""
+    """A mask in the module's buffers contains infinities on purpose."""
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
         self.register_buffer("mask", torch.full((4, 4), -math.inf))
@@ -128,7 +128,7 @@ class Layer(TransformerLayer):
 updates = itertools.count(1)
 
 def poison(optimizer, *_):
-    """The update of step 4 leaves one number that is none, in the share of rank 1."""
+    """The update of step 4 produces one NaN in the shard of rank 1."""
     if next(updates) == 4 and os.environ["RANK"] == "1":
         optimizer.param_groups[0]["params"][0].data.view(-1)[0] = math.nan
 

@@ -1,4 +1,4 @@
-"""Which steps are profiled; what a trace holds is tested with a run, in test_metrics.py."""
+"""Choice of the steps to profile. test_metrics.py tests the contents of traces."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SCHEDULE = "def rate(iteration, optimizer):\n    return {rate}\n"
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> dict[str, Any]:
-    """A run with a corpus and a schedule of its own, which has stopped after one step."""
+    """A run with its own corpus and schedule that stopped after one step."""
     config = gpt_config(write_corpus(tmp_path / "own", documents=60), tmp_path / "run")
     (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1e-3"))
     config["optimizer"] |= {"lr_schedule": f"{tmp_path}/rates.py:rate", "lr_warmup_iters": 0}
@@ -76,7 +76,7 @@ def test_an_overwritten_pair_is_refused_until_it_is_named(stopped: dict[str, Any
 
 
 def test_a_rebuilt_pair_is_refused(stopped: dict[str, Any], tmp_path: Path) -> None:
-    """The same documents in another order: the .bin is as long as it was, and so is the .idx."""
+    """The same documents in another order, so that the sizes of .bin and .idx are unchanged."""
     rebuild_backwards(tmp_path / "own")
     assert f"data.datasets: {tmp_path}/own.idx (" in refused(stopped)
 
@@ -156,7 +156,7 @@ def newest_record(ended: Run) -> dict[str, Any]:
 
 @pytest.fixture
 def own(tmp_path: Path) -> dict[str, Any]:
-    """The configuration of a run with a corpus and a schedule of its own, which is not trained."""
+    """The configuration of a run with its own corpus and schedule. The run is not trained."""
     config = gpt_config(write_corpus(tmp_path / "own", documents=9), tmp_path / "run")
     (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1e-3"))
     config["optimizer"]["lr_schedule"] = f"{tmp_path}/rates.py:rate"
@@ -164,13 +164,13 @@ def own(tmp_path: Path) -> dict[str, Any]:
 
 
 def recorded(config: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint of the configuration records."""
+    """The record of a checkpoint with this configuration."""
     trainer = trainer_config(config)
     return {**sections(trainer), "origins": provenance.examine(trainer).origins}
 
 
 def accepted(config: dict[str, Any], record: dict[str, Any]) -> bool:
-    """Whether a run with such a checkpoint goes on, without reading a .bin."""
+    """Whether a run may resume from such a checkpoint without reading a .bin."""
     trainer = trainer_config(config)
     files = provenance.examine(trainer, record)
     assert not files.to_hash

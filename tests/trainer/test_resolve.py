@@ -1,4 +1,4 @@
-"""What null means."""
+"""Values that replace nulls."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_checkpoints_are_saved_by_the_clock_unless_it_is_said_when():
 def test_every_batch_of_a_ramp_up_must_fit(
     parallelism: dict[str, int], training: dict[str, Any], message: str, config: dict[str, Any]
 ):
-    """A batch that does not fit would end the run when it comes, days after the start."""
+    """A batch size that does not fit would otherwise end the run days after the start."""
     document = config | {"parallelism": parallelism, "training": config["training"] | training}
     document["world_size"] = parallelism.get("pipeline_model_parallel_size", 1)
     with pytest.raises(ConfigError, match=message):

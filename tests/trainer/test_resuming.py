@@ -1,4 +1,4 @@
-"""Stopping and going on: the same curve to the last bit, at the same layout or at another."""
+"""A run that stops and resumes has a bitwise identical curve with the same layout, and the same curve with another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.contract.errors import Exit
 
 @pytest.fixture(scope="module")
 def dropout_config(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """With dropout, whose random numbers a resume must find again, and evaluations."""
+    """A run with evaluations and dropout, whose random numbers a resumed run must reproduce."""
     config = gpt_config(corpus, tmp_path_factory.mktemp("undisturbed"))
     config["model"] |= {"attention_dropout": 0.1, "hidden_dropout": 0.1}
     config["training"] |= {"eval_iters": 1, "eval_interval": 2}
@@ -32,7 +32,7 @@ def undisturbed(dropout_config: dict[str, Any]) -> Run:
 
 @pytest.fixture
 def stopped_at_once(tmp_path: Path) -> str:
-    """A stop file that is there from the start: the run leaves after one step."""
+    """A stop file that exists from the start, so that the run leaves after one step."""
     (tmp_path / "stop").touch()
     return str(tmp_path / "stop")
 

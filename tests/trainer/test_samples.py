@@ -1,4 +1,4 @@
-"""Which documents a sample comes from."""
+"""Documents of training samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def samples(config: dict[str, Any], path: Path, *arguments: str) -> subprocess.C
 def test_the_documents_of_a_batch_hold_the_tokens_that_it_trains_on(
     config: dict[str, Any], corpus: str, other_corpus: str, tmp_path: Path
 ) -> None:
-    """The second corpus has no token of the first: a document of the wrong pair would not do."""
+    """The corpora have no common tokens, so a document of the wrong pair would fail the test."""
     config["data"]["datasets"] = [{"prefix": corpus, "weight": 1.0}, {"prefix": other_corpus, "weight": 1.0}]
     config["model"]["vocab_size"] = 1100
     found = samples(config, tmp_path / "config.json", "4", "11")
@@ -53,7 +53,7 @@ def holds(prefix: str, documents: list[int], tokens: list[int]) -> bool:
 
 
 def tokens_of(config: dict[str, Any], sample: int) -> list[int]:
-    """What Megatron-Core itself gives for a sample."""
+    """A sample from Megatron-Core itself."""
     import torch
 
     from trainer.contract import config as configuration

@@ -1,4 +1,4 @@
-"""Learning rates against Megatron-LM's formulas, written out, and functions of the user's."""
+"""Learning rates compared with Megatron-LM's formulas, and users' functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rates(steps: int = 130, **changes: Any) -> list[float]:
 
 
 def decay(coefficient: Callable[[float], float], start: int = WARMUP) -> Callable[[int], float]:
-    """From the peak to the least between `start` and END, by the fraction of it that is done."""
+    """Decay from the peak to the minimum between `start` and END, by the fraction of completed steps."""
     return lambda n: LEAST + (PEAK - LEAST) * (coefficient((n - start) / (END - start)) if n >= start else 1)
 
 
@@ -100,7 +100,7 @@ def test_groups_have_multiples_of_rate_and_weight_decay() -> None:
 
 
 def test_the_example_restarts_its_cosine() -> None:
-    """Four cosines of 25 steps between the warm-up, which stays Core's, and the end."""
+    """Four cosines of 25 steps between Core's warm-up and the end."""
     found = rates(lr_schedule=f"{ROOT}/examples/cosine_restarts.py:rate")
     assert found[:WARMUP] == rates(WARMUP)
     cosine = [LEAST + (PEAK - LEAST) * 0.5 * (1 + math.cos(math.pi * n / 25)) for n in range(25)]

@@ -1,4 +1,4 @@
-"""Which documents each split reads, and with what weights: through Megatron-Core's own datasets."""
+"""Documents and weights of each split, tested with Megatron-Core's own datasets."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_pair_in_two_splits_is_refused_under_any_name(config: dict[str, Any], 
 def test_weights_default_to_the_tokens_that_each_pair_has_in_the_split(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Few long documents beside many short ones; the long pair grows shorter towards its validation documents."""
+    """A pair with few long documents and one with many short ones. Long documents get shorter towards validation."""
     for name, lengths in {"long": [300] * 36 + [50] * 4, "short": [10] * 400}.items():
         builder = IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", dtype=numpy.uint16)
         for length in lengths:

@@ -1,4 +1,4 @@
-"""Ranks that compute more slowly than their like are named."""
+"""Ranks that compute more slowly than others with the same work are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint from elsewhere is data: whatever its files name, loading it runs nothing."""
+"""Loading an untrusted checkpoint never runs code that its files name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.contract.errors import Exit
 
 
 class Planted:
-    """A pickle that makes a directory where it is unpickled."""
+    """A pickle that creates a directory when it is unpickled."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

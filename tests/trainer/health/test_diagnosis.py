@@ -1,4 +1,4 @@
-"""The weak node is named from bandwidths of groups, whatever the number of nodes and wherever it sits."""
+"""The diagnosis finds the weak node from bandwidths of groups, for any number of nodes and any position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMITS = Limits(together_gb_s=350.0, deficit=0.25)
 
 
 class Cluster:
-    """Nodes whose bandwidths are made up: `alone` within a node, `links` of one to the fabric, `pairs` of two."""
+    """Nodes with simulated bandwidths: `alone` within a node, `links` to the fabric, `pairs` of two nodes."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.nodes = [f"n{index:03}" for index in range(size)]
@@ -173,7 +173,7 @@ def test_no_two_nodes_are_paired_twice(size: int) -> None:
 
 
 def test_without_any_figure_to_compare_with_the_nodes_are_compared_with_each_other() -> None:
-    """A first test must not make the bandwidth of a weak node what is expected from then on."""
+    """A first test must not record the bandwidth of a weak node as baseline."""
     nobody_knows = Limits(together_gb_s=None, deficit=0.25)
     healthy = Cluster(4)
     found = healthy.diagnose(limits=nobody_knows)

@@ -1,4 +1,4 @@
-"""Who is named when ranks hang."""
+"""Messages on the ranks that cause a hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What in a task's surroundings is named as the cause of a low bandwidth."""
+"""Settings and host states that are reported as possible causes of a low bandwidth."""
 
 from __future__ import annotations
 
