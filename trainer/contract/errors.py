@@ -86,7 +86,7 @@ class LostPeersError(TrainerError):
 
 
 class NotSavedError(TrainerError):
-    """A checkpoint could not be written. Older ones are unchanged. A full disk is not worth a retry."""
+    """A checkpoint could not be written. Older ones are unchanged. A full disk is not retried."""
 
     def __init__(self, message: str, *, scope: Scope = Scope.ONE_RANK, retry: bool = False) -> None:
         super().__init__(message, scope=scope, retry=retry, exit_code=Exit.NOT_SAVED)

@@ -21,7 +21,7 @@ CLOSE_S = 5.0
 
 
 class JsonLines:
-    """Appends lines atomically: on a full disk, a partial line is one that readers skip.
+    """Appends lines. On a full disk a line may be incomplete; readers skip such lines.
 
     A thread writes the lines in order, so that a step never waits for the storage.
     """
@@ -38,7 +38,7 @@ class JsonLines:
         except OSError as error:
             raise storage_error(error, path, "written") from error
         self._is_torn = self._has_warned = False
-        # Unbounded: a kilobyte per step is little until a watch ends the run because the storage hangs.
+        # Unbounded, since a kilobyte per step stays little until the watch ends a run whose storage hangs.
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name=path.name, daemon=True)
         self._thread.start()
