@@ -81,7 +81,9 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
         Heartbeat(run.heartbeat, watch) if is_rank_0 else contextlib.nullcontext(),
         groups.reporting_lost_peers(ranks, lambda: str(watch)),
     ):
-        stop.answer_sigterm(ranks, peers, is_worth_saving=lambda: watch.has_stepped, hurry=watch.hurry)
+        stop.answer_sigterm(
+            ranks, peers, is_worth_saving=lambda: watch.has_stepped, shorten_timeout=watch.shorten_timeout
+        )
         try:
             _train(config, ranks, process_groups, run, stop, watch, log)
         except TrainerError as error:
@@ -213,7 +215,8 @@ def _record_start(run: RunDirectory, config: TrainerConfig) -> None:
         content = file.read_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
         publish(
-            run.code / f"{sha256[: provenance.SHOWN]}-{file.name}", content.decode("utf-8", errors="replace")
+            run.code / f"{sha256[: provenance.SHA256_DIGITS]}-{file.name}",
+            content.decode("utf-8", errors="replace"),
         )
 
 

@@ -27,7 +27,7 @@ from trainer.contract.resolve import resolve  # noqa: E402
 from trainer.data.datasets import build_datasets  # noqa: E402
 from trainer.data.loader import data_iterators  # noqa: E402
 from trainer.distributed import groups, rendezvous  # noqa: E402
-from trainer.faults.spikes import FEWEST, SpikeWatch  # noqa: E402
+from trainer.faults.spikes import MIN_LOSSES, SpikeWatch  # noqa: E402
 from trainer.model import kernels  # noqa: E402
 from trainer.model.build import build_model  # noqa: E402
 from trainer.optimizer.build import build_optimizer  # noqa: E402
@@ -125,7 +125,7 @@ def step_or_error(training: Training) -> StepResult | NonFiniteError:
 
 
 def spike(training: Training) -> None:
-    for _ in range(FEWEST):
+    for _ in range(MIN_LOSSES):
         assert training.step().spike is None
     before = training.frozen()
     for is_left_out in (True, False):  # skip_loss_spikes is 1

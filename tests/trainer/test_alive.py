@@ -276,7 +276,7 @@ store = Store({"terminated": f"1 {other}\\n".encode()})
 ranks = Ranks(0, 0, 2, "a test")
 stop = StopRequest(None)
 stop.answer_sigterm(
-    ranks, Peers(ranks, store), is_worth_saving=lambda: worth == "yes", hurry=lambda: print("hurries")
+    ranks, Peers(ranks, store), is_worth_saving=lambda: worth == "yes", shorten_timeout=lambda: print("shortens")
 )
 if agreed == "agreed":
     stop.agreed()
@@ -293,7 +293,7 @@ NOTHING = "SIGTERM; all ranks leave before the first step, so there is nothing t
 @pytest.mark.parametrize(
     ("worth", "other", "agreed", "status", "said"),
     [
-        pytest.param("yes", "yes", "", 0, "hurries\nSIGTERM\n", id="each has stepped"),
+        pytest.param("yes", "yes", "", 0, "shortens\nSIGTERM\n", id="each has stepped"),
         pytest.param("no", "no", "", Exit.TERMINATED, NOTHING, id="none has stepped"),
         pytest.param("yes", "no", "", Exit.TERMINATED, NOTHING, id="the other has not stepped yet"),
         pytest.param("no", "yes", "", Exit.TERMINATED, NOTHING, id="only the other has stepped"),
@@ -321,12 +321,12 @@ from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks
 from trainer.contract.run_directory import RunDirectory
 
-watch.HURRIED_S = watch.OTHERS_S = 0.5
+watch.SHORT_TIMEOUT_S = watch.OTHERS_S = 0.5
 ranks, root = Ranks(0, 0, 2, "a test"), Path(sys.argv[1])
 training = TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1)
 with watch.Watch(RunDirectory(root, root, root), ranks, Peers(ranks, HashStore()), training) as running:
     running.beat(watch.Phase.TRAIN, 7)
-    running.hurry()
+    running.shorten_timeout()
     threading.Event().wait()  # for a rank that is gone
 """
 

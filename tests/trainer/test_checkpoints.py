@@ -544,7 +544,7 @@ def test_a_large_checkpoint_is_read_with_signs_of_attempt(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is a beat for each turn with progress in reading, so there is none if the storage hangs."""
-    monkeypatch.setattr(reading, "TURN_S", 0.0)
+    monkeypatch.setattr(reading, "EXCHANGE_INTERVAL_S", 0.0)
     directory = saved.copy(tmp_path / "checkpoints")
     cut(directory / "iter_0000006" / "__0_0.distcp", random.Random(0))
     beats: list[None] = []

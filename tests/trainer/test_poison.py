@@ -17,7 +17,7 @@ import torch
 from tests.trainer.runs import ROOT, environment, finished, free_port, run
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import COMPLETE, list_checkpoints
-from trainer.faults.spikes import FEWEST, WINDOW, SpikeWatch
+from trainer.faults.spikes import MIN_LOSSES, WINDOW, SpikeWatch
 
 LAYERS = '''
 import dataclasses, os, torch
@@ -201,11 +201,11 @@ def watch(*losses: float, factor: float | None = 2.0, allowance: int = 0) -> Spi
 
 
 def test_a_spike_is_measured_against_the_median_of_enough_steps() -> None:
-    assert watch(*[2.0] * (FEWEST - 1)).spike_ratio(1000) is None
-    assert watch(*[2.0] * FEWEST).spike_ratio(4.0) is None
-    assert watch(*[2.0] * FEWEST).spike_ratio(4.1) == pytest.approx(2.05)
-    assert watch(*[2.0] * FEWEST, 1000, 1000).spike_ratio(4.1) == pytest.approx(2.05)
-    assert watch(*[2.0] * FEWEST, factor=None).spike_ratio(1000) is None
+    assert watch(*[2.0] * (MIN_LOSSES - 1)).spike_ratio(1000) is None
+    assert watch(*[2.0] * MIN_LOSSES).spike_ratio(4.0) is None
+    assert watch(*[2.0] * MIN_LOSSES).spike_ratio(4.1) == pytest.approx(2.05)
+    assert watch(*[2.0] * MIN_LOSSES, 1000, 1000).spike_ratio(4.1) == pytest.approx(2.05)
+    assert watch(*[2.0] * MIN_LOSSES, factor=None).spike_ratio(1000) is None
 
 
 def test_a_loss_that_stays_where_it_went_is_no_spike_any_more() -> None:
@@ -214,7 +214,7 @@ def test_a_loss_that_stays_where_it_went_is_no_spike_any_more() -> None:
 
 
 def test_a_resumed_watch_judges_and_skips_as_the_undisturbed_one() -> None:
-    undisturbed = watch(*[2.0] * FEWEST, allowance=2)
+    undisturbed = watch(*[2.0] * MIN_LOSSES, allowance=2)
     assert undisturbed.skip()
     resumed = watch(allowance=2)
     resumed.load_state_dict(json.loads(json.dumps(undisturbed.state_dict())))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import Run, finished
-from trainer.faults.stragglers import CHECK_INTERVAL, SHOWN, Place, find_stragglers
+from trainer.faults.stragglers import CHECK_INTERVAL, MAX_REPORTED, Place, find_stragglers
 
 SLOW_LAYERS = """
 import dataclasses, os, time
@@ -51,7 +51,7 @@ def test_a_rank_is_compared_with_those_of_its_pipeline_stage() -> None:
 def test_of_two_the_slower_one_is_named_slowest_first_and_not_all_of_a_crowd() -> None:
     assert [s.ranks for s in find_stragglers([1.0, 3.0, 1.0, 2.0], places(0, 0, 1, 1))] == [(1,), (3,)]
     crowd = find_stragglers([1.0] * 40 + [1.2] * 30, places(*[0] * 70))
-    assert len(crowd) == SHOWN
+    assert len(crowd) == MAX_REPORTED
 
 
 @pytest.mark.parametrize("seconds", [[1.0, 1.0], [0.0, 0.0], [1.0, 1.09]])

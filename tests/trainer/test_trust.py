@@ -82,7 +82,7 @@ def test_a_checkpoint_runs_nothing_where_it_is_loaded(
         (path / STARTED).unlink()
         common = (path / "common.pt").read_bytes()
         (path / "common.pt").write_bytes(
-            common.replace(checkpoint_files.MARK.encode(), b"x" * len(checkpoint_files.MARK))
+            common.replace(checkpoint_files.TRAINER_MARK.encode(), b"x" * len(checkpoint_files.TRAINER_MARK))
         )
     else:
         record["files"] = {name: checkpoint_files.describe_file(path / name) for name in record["files"]}

@@ -59,7 +59,7 @@ class Source:
         return self.checkpoint.path
 
 
-SHOWN = 5
+MAX_PROBLEMS = 5
 """Maximum number of problems in the log line of a broken checkpoint."""
 
 
@@ -204,8 +204,8 @@ def _newest_valid(
         if not problems:
             return checkpoint, tuple(passed_over)
         done = at_rank_0(partial(_move_away, checkpoint), path, "renamed") if is_own else "It was skipped"
-        shown = "; ".join(problems[:SHOWN]) + (
-            f"; and {len(problems) - SHOWN} more" if problems[SHOWN:] else ""
+        shown = "; ".join(problems[:MAX_PROBLEMS]) + (
+            f"; and {len(problems) - MAX_PROBLEMS} more" if problems[MAX_PROBLEMS:] else ""
         )
         passed_over.append(f"{checkpoint.path}: {shown}. {done}")
         log.line(f"BROKEN CHECKPOINT {passed_over[-1]}")
@@ -271,7 +271,7 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
         ) from error
     if absent:
         raise TrainerError(
-            f"{source.path} belongs to another model: it has no {', '.join(sorted(absent)[:SHOWN])}",
+            f"{source.path} belongs to another model: it has no {', '.join(sorted(absent)[:MAX_PROBLEMS])}",
             scope=Scope.ALL_RANKS,
         )
     contents.check_loaded(state, source.path)

@@ -14,7 +14,7 @@ from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.errors import Scope
 from trainer.faults import storage
 
-TURN_S = 2.0
+EXCHANGE_INTERVAL_S = 2.0
 """Interval at which the ranks exchange their progress (seconds)."""
 
 
@@ -80,7 +80,7 @@ def _gather_problems(reading: _Reading, beat: Callable[[], None]) -> dict[str, s
     num_bytes = -1.0
     is_reading = True
     while is_reading:  # in short turns, so that no collective waits for long
-        is_done = reading.is_done_after(TURN_S)
+        is_done = reading.is_done_after(EXCHANGE_INTERVAL_S)
         is_reading, num_bytes_now = _sum(not is_done, reading.num_bytes)
         if num_bytes_now != num_bytes:
             beat()

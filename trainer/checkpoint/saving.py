@@ -39,7 +39,7 @@ from trainer.step import TrainingState, Vote
 
 T = TypeVar("T")
 
-TURN_S = 5.0
+EXCHANGE_INTERVAL_S = 5.0
 """Interval at which the ranks exchange their progress while they wait for a save (seconds)."""
 
 REMOVAL_S = 30.0
@@ -217,7 +217,7 @@ class Checkpoints:
         is_writing = True
         while is_writing:  # in short turns, so that no collective waits for long
             before = save.writing.bytes
-            save.writing.wait(TURN_S)
+            save.writing.wait(EXCHANGE_INTERVAL_S)
             is_writing = self._is_any_writing()
             if save.writing.is_done or save.writing.bytes > before:  # no beat if the storage hangs
                 self._beat()

@@ -15,7 +15,7 @@ from megatron.core.utils import unwrap_model
 from trainer.checkpoint import optimizer_state
 from trainer.checkpoint.unpickling import checked_extra_state
 from trainer.checkpoint.writer import Bucket, not_finite
-from trainer.contract.checkpoint_files import MARK
+from trainer.contract.checkpoint_files import TRAINER_MARK
 from trainer.contract.errors import NonFiniteError
 from trainer.contract.wording import counted
 from trainer.optimizer import parameter_groups
@@ -70,7 +70,7 @@ def sharded_optimizer(
 def common_state(state: TrainingState, metadata: dict[str, Any]) -> dict[str, Any]:
     """The values that are the same on all ranks."""
     return {
-        MARK: True,
+        TRAINER_MARK: True,
         "content_metadata": {name: value for name, value in metadata.items() if name != "dp_cp_group"},
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,

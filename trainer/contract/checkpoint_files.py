@@ -37,7 +37,7 @@ METADATA = "metadata.json"
 COMMON = "common.pt"
 """Values that are the same on all ranks. Megatron-Core reads this file, and versions up to 0.18 also write it."""
 
-MARK = "saved_by_this_trainer"
+TRAINER_MARK = "saved_by_this_trainer"
 """Key of COMMON that marks this trainer's checkpoints.
 
 A checkpoint of this trainer that has lost its record must not be taken for one of Megatron-LM, which has no record.
@@ -163,7 +163,7 @@ def _is_tracked(directory: Path, iteration: int) -> bool:
 def _is_marked(common: Path) -> bool:
     """Whether this trainer wrote a COMMON. Searches its bytes, since loading an untrusted pickle could run code."""
     try:
-        return MARK.encode() in common.read_bytes()
+        return TRAINER_MARK.encode() in common.read_bytes()
     except FileNotFoundError:
         return False
 

@@ -16,7 +16,7 @@ from typing import Any
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import COMPLETE, METADATA, STARTED, TRACKER
 
-KEY = "checkpoint.discard_up_to"
+DISCARD_KEY = "checkpoint.discard_up_to"
 
 _NAME = re.compile(r"iter_(\d{7,})(\.broken(-\d+)?)?")
 
@@ -60,12 +60,12 @@ def refusal(
     last = max(later, key=lambda evidence: evidence.iteration)
     if discard_up_to is not None and last.iteration <= discard_up_to:
         return None
-    allowed = "" if discard_up_to is None else f"; {KEY} = {discard_up_to} does not allow that"
+    allowed = "" if discard_up_to is None else f"; {DISCARD_KEY} = {discard_up_to} does not allow that"
     return Refusal(
         f"{checkpoints} holds no valid checkpoint, but {last.text}. The run would begin at iteration {begins_at} and "
         f"discard that training{allowed}",
-        f"mount or correct checkpoint.save, or restore a checkpoint; to start over, set {KEY}: {last.iteration}, or "
-        "name another run_dir",
+        "mount or correct checkpoint.save, or restore a checkpoint; to start over, set "
+        f"{DISCARD_KEY}: {last.iteration}, or name another run_dir",
     )
 
 

@@ -31,7 +31,7 @@ PAIRS = ("data.datasets", "data.train")
 RECORD_FILE = ".record.json"
 """Suffix of the record that hpcgen writes next to the pairs that it makes (hpcgen/data/record.py)."""
 
-SHOWN = 12
+SHA256_DIGITS = 12
 """Digits of a SHA-256 in messages."""
 
 _CHUNK = 2**23
@@ -60,7 +60,7 @@ class Examination:
             sha256 = self.to_hash[paths[0]]["sha256"]
             after = f"different content{_and_more(len(paths))}"
             self.changes.append(
-                Change(name, f"{paths[0]} (SHA-256 {sha256[:SHOWN]})", after, is_content=True)
+                Change(name, f"{paths[0]} (SHA-256 {sha256[:SHA256_DIGITS]})", after, is_content=True)
             )
 
 
@@ -146,7 +146,7 @@ def _examine_code(
         if saved.rpartition(":")[2] == path.rpartition(":")[2]:
             found.saved[section][key] = path
     elif saved == path:
-        was, now = (f"{file} (SHA-256 {digest[:SHOWN]})" for digest in (before["sha256"], sha256))
+        was, now = (f"{file} (SHA-256 {digest[:SHA256_DIGITS]})" for digest in (before["sha256"], sha256))
         found.changes.append(Change(name, was, now, is_content=True))
 
 
@@ -216,7 +216,7 @@ def _describe_change(before: Mapping[str, Identity], now: Mapping[str, Identity]
     texts = []
     for identity in (before[suffix], now[suffix]):
         modified = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(identity["modified_ns"] / _SECOND))
-        sha256 = f", SHA-256 {identity['sha256'][:SHOWN]}" if identity["sha256"] else ""
+        sha256 = f", SHA-256 {identity['sha256'][:SHA256_DIGITS]}" if identity["sha256"] else ""
         texts.append(f"{now['prefix']}.{suffix} ({identity['size']:,} bytes, modified {modified}{sha256})")
     return texts[0], texts[1]
 

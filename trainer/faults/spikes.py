@@ -9,7 +9,7 @@ from typing import Any
 WINDOW = 100
 """Number of previous steps whose median a loss is compared with."""
 
-FEWEST = 20
+MIN_LOSSES = 20
 """Minimum number of previous steps for the comparison."""
 
 
@@ -24,7 +24,7 @@ class SpikeWatch:
 
     def spike_ratio(self, loss: float) -> float | None:
         """Ratio of `loss` to the median if it is a spike, else None."""
-        if self._factor is None or len(self._losses) < FEWEST:
+        if self._factor is None or len(self._losses) < MIN_LOSSES:
             return None
         median = statistics.median(self._losses)
         return loss / median if loss > self._factor * median else None

@@ -66,15 +66,15 @@ class StopRequest:
         ranks: Ranks,
         peers: Peers,
         is_worth_saving: Callable[[], bool],
-        hurry: Callable[[], None],
+        shorten_timeout: Callable[[], None],
     ) -> None:
         """Treat SIGTERM as a stop request from now on, if all ranks receive it. Before, it ends the process.
 
         Slurm sends SIGTERM to every rank when it ends a job, but also to the remaining ranks when one is gone. In the
         first case the ranks can finish their step. In the second they would wait for the dead rank in a collective
         until they are killed. So a rank that receives SIGTERM starts a roll call through the store, and answers whether
-        `is_worth_saving`. Unless all ranks answer yes, it leaves at once with status 143. If they do, it calls `hurry`,
-        which shortens the timeout in case a rank dies after its answer.
+        `is_worth_saving`. Unless all ranks answer yes, it leaves at once with status 143. If they do, it calls
+        `shorten_timeout`, in case a rank dies after its answer.
         """
         receiver, sender = socket.socketpair()
         sender.setblocking(False)
@@ -82,7 +82,7 @@ class StopRequest:
         # written immediately.
         signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         self._sockets = (receiver, sender)
-        arguments = (receiver, ranks, peers, is_worth_saving, hurry)
+        arguments = (receiver, ranks, peers, is_worth_saving, shorten_timeout)
         threading.Thread(target=self._call_roll, args=arguments, name="roll call", daemon=True).start()
         signal.signal(signal.SIGTERM, self._remember)
 
@@ -111,7 +111,7 @@ class StopRequest:
         ranks: Ranks,
         peers: Peers,
         is_worth_saving: Callable[[], bool],
-        hurry: Callable[[], None],
+        shorten_timeout: Callable[[], None],
     ) -> None:
         while receiver.recv(1) != bytes([signal.SIGTERM]):
             pass
@@ -122,7 +122,7 @@ class StopRequest:
         if self._agreed.is_set():
             return
         if not missing and NO not in answers.values():
-            hurry()
+            shorten_timeout()
             return
         if not answers:
             line = "rank 0 does not answer, so this rank leaves without saving"

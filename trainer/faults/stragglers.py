@@ -29,7 +29,7 @@ WARMUP_STEPS = 5
 SLOW = 1.1
 """Multiple of the median above which a rank, or a group of ranks that wait for each other, counts as slow."""
 
-SHOWN = 8
+MAX_REPORTED = 8
 """Maximum number of stragglers to report. More than that do not point to a single machine."""
 
 
@@ -99,7 +99,7 @@ def find_stragglers(seconds: Sequence[float], places: Sequence[Place]) -> list[S
         for ranks, own in slowest.items()
         if own > SLOW * (median := medians[places[ranks[0]].pipeline_stage]) > 0
     ]
-    return sorted(found, key=lambda straggler: -straggler.slowdown)[:SHOWN]
+    return sorted(found, key=lambda straggler: -straggler.slowdown)[:MAX_REPORTED]
 
 
 def gather_places(ranks: Ranks, groups: ProcessGroupCollection) -> list[Place]:

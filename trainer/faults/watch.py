@@ -35,7 +35,7 @@ OTHERS_S = 3.0
 END_S = 30.0
 """Timeout for all of this, since a pipe or a driver may block anything (seconds)."""
 
-HURRIED_S = 60.0
+SHORT_TIMEOUT_S = 60.0
 """Minimum timeout while all ranks save and leave (seconds)."""
 
 SLOWEST_STEPS = 3
@@ -81,7 +81,7 @@ class Watch:
         self.has_stepped = False
         """Whether this attempt has completed a step."""
         self._slowest_s = 0.0
-        self._is_hurried = False
+        self._has_short_timeout = False
         self._is_alarmed = self._is_asking = False
         self.last = Beat(Phase.START, 0, time.time(), time.monotonic())
         self._closed = threading.Event()
@@ -113,12 +113,12 @@ class Watch:
             self._timeout_s = self._later_timeout_s
             set_group_timeouts(self._later_timeout_s)
 
-    def hurry(self) -> None:
+    def shorten_timeout(self) -> None:
         """Use a shorter timeout, since all ranks were told to save and leave and one may die meanwhile.
 
         A rank that reaches this timeout leaves with the status of SIGTERM.
         """
-        self._is_hurried = True
+        self._has_short_timeout = True
 
     def __str__(self) -> str:
         return f"after iteration {self.last.iteration} ({self.last.phase.value})"
@@ -126,8 +126,8 @@ class Watch:
     def _monitor(self) -> None:
         while True:
             timeout_s, quiet_s = self._timeout_s, time.monotonic() - self.last.clock
-            if self._is_hurried and self.last.phase is not Phase.END:  # at END everything is saved
-                timeout_s = min(timeout_s, max(HURRIED_S, SLOWEST_STEPS * self._slowest_s))
+            if self._has_short_timeout and self.last.phase is not Phase.END:  # at END everything is saved
+                timeout_s = min(timeout_s, max(SHORT_TIMEOUT_S, SLOWEST_STEPS * self._slowest_s))
             # A fallback for C code that never releases the GIL and so blocks this thread: faulthandler needs no GIL.
             faulthandler.dump_traceback_later(timeout_s + REPORT_S + OTHERS_S, exit=True, file=2)
             if quiet_s > timeout_s or (self._is_alarmed and quiet_s > timeout_s / 2):
@@ -157,7 +157,7 @@ class Watch:
         with contextlib.suppress(TimeoutError):
             call_with_timeout(REPORT_S, lambda: hang.write(self._run, report))
         time.sleep(OTHERS_S)
-        leave(Exit.TERMINATED if self._is_hurried else Exit.HUNG, self._verdict(report, hosts))
+        leave(Exit.TERMINATED if self._has_short_timeout else Exit.HUNG, self._verdict(report, hosts))
 
     def _alarm_and_fetch_hosts(self, hosts: dict[int, str]) -> None:
         """Alert the other ranks, and add their hosts to `hosts`."""

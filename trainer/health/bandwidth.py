@@ -17,9 +17,9 @@ from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
 WARM_UP = 3
 """All-reduces before the measurement. The first ones open connections and choose algorithms."""
-LONGEST_S = 10.0
+MAX_DURATION_S = 10.0
 """Maximum total time of the iterations of one size (seconds)."""
-FEWEST = 3
+MIN_ITERATIONS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def measure_all_reduce(group: ProcessGroup, size_bytes: int, device: torch.devic
     buffer = torch.empty(max(size_bytes // 4, 1), dtype=torch.float32, device=device)
     correct = _sums_are_correct(buffer, group)
     warm_up = _maximum(statistics.median(_times(buffer, group, WARM_UP)), group, device)
-    count = max(FEWEST, min(iterations, int(LONGEST_S / warm_up)))
+    count = max(MIN_ITERATIONS, min(iterations, int(MAX_DURATION_S / warm_up)))
     median = _maximum(statistics.median(_times(buffer, group, count)), group, device)
     wrong = _maximum(0.0 if correct else 1.0, group, device)
     return make_sample(buffer.numel() * 4, median, group.size(), correct=wrong == 0.0)

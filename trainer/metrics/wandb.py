@@ -18,7 +18,7 @@ from trainer.contract.config import TrainerConfig, to_dict
 from trainer.contract.run_directory import RunDirectory, publish
 from trainer.metrics.console import Log
 
-KEY = "WANDB_API_KEY"
+API_KEY_VARIABLE = "WANDB_API_KEY"
 
 INIT_TIMEOUT_S = 60
 """Timeout at the start, during which the other ranks wait (seconds)."""
@@ -72,7 +72,7 @@ def open_experiment(config: TrainerConfig, run: RunDirectory, log: Log) -> Exper
             "or set logging.wandb_project = null"
         )
         return None
-    requested = os.environ.get("WANDB_MODE") or ("online" if os.environ.get(KEY) else "offline")
+    requested = os.environ.get("WANDB_MODE") or ("online" if os.environ.get(API_KEY_VARIABLE) else "offline")
     for mode in dict.fromkeys((requested, "offline")):
         try:
             if mode != requested:
@@ -118,7 +118,7 @@ def _start(wandb: Any, config: TrainerConfig, run: RunDirectory, log: Log, mode:
     if mode != "offline":
         log.line(f"Weights & Biases: {started.url or mode}")
         return Experiment(started, log, sync_command=None)
-    reason = "" if os.environ.get(KEY) else f" ({KEY} is not set)"
+    reason = "" if os.environ.get(API_KEY_VARIABLE) else f" ({API_KEY_VARIABLE} is not set)"
     sync_command = f"wandb sync {shlex.quote(str(run.root / 'wandb'))}"
     log.line(f"Weights & Biases: offline{reason}; to upload this run: {sync_command}")
     return Experiment(started, log, sync_command)
@@ -126,5 +126,5 @@ def _start(wandb: Any, config: TrainerConfig, run: RunDirectory, log: Log, mode:
 
 def _message(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    key = os.environ.get(KEY)
+    key = os.environ.get(API_KEY_VARIABLE)
     return text.replace(key, "***") if key else text
