@@ -1,11 +1,11 @@
-"""The least that trains a GPT with Megatron-Core: one constant batch, no data, log, schedule, guard or checkpoint.
+"""Minimal GPT training loop with Megatron-Core: one constant batch, no data, log, schedule, checks or checkpoints.
 
-What benchmarks.train compares the trainer with. Run by it with the trainer's configuration, one process per GPU, whose
-ranks and meeting point are in the environment:
+benchmarks.train compares the trainer with this loop. It runs it with the trainer's configuration, with one process per
+GPU, and passes ranks and rendezvous address in the environment:
 
     python -m benchmarks.bare_loop CONFIG.json WARM_STEPS STEPS
 
-Prints the seconds of each timed step as JSON on rank 0.
+Rank 0 prints the times of the timed steps as JSON (seconds).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from trainer.contract.config import TrainingConfig
 
 
 def main() -> None:
-    """Trains on one batch over and over."""
+    """Train repeatedly on one batch."""
     config, warm, steps = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), int(sys.argv[3])
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def core_config(config: dict[str, Any]) -> TransformerConfig:
-    """Megatron-Core's fastest settings that need no more than Transformer Engine."""
+    """Megatron-Core's fastest settings that only require Transformer Engine."""
     model, layout, training = config["model"], config["parallelism"], TrainingConfig(**config["training"])
     swiglu, bias = model.get("swiglu", False), model.get("add_bias_linear", True)
     return TransformerConfig(
@@ -102,7 +102,7 @@ def core_config(config: dict[str, Any]) -> TransformerConfig:
 
 
 def has_weight_gradient_kernel() -> bool:
-    """Whether Core found the kernel of NVIDIA's apex; without it the trainer's own stand-in is used here too."""
+    """Whether Core found the kernel of NVIDIA's apex. Without it, the trainer's replacement is used here too."""
     from megatron.core.tensor_parallel import layers
 
     from trainer.model import kernels
@@ -111,7 +111,7 @@ def has_weight_gradient_kernel() -> bool:
 
 
 def step_function(config: dict[str, Any]) -> Any:
-    """One optimizer step on random tokens."""
+    """Return a function that runs one optimizer step on random tokens."""
     model, training = config["model"], config["training"]
     core = core_config(config)
     chunk = GPTModel(

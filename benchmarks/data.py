@@ -1,15 +1,15 @@
-"""How fast `hpcgen data prepare` makes .bin/.idx pairs, beside what its parts cost and beside Megatron-LM's way.
+"""Measures how fast `hpcgen data prepare` makes .bin/.idx pairs, compared with its parts and with Megatron-LM's tools.
 
     python -m benchmarks.data [FILES...] [--megatron-lm DIRECTORY] [--json]
 
-FILES are .jsonl, .jsonl.zst or .jsonl.gz, best at least one for each core; without any, real text that is on this
-machine (documentation, headers, sources) is packed into .jsonl.zst. All of it is measured in one run, since only
-ratios mean something on a machine that does other things too: the CPU time of each part and the rate that they
-allow, the real command on 1, 2, 4 ... cores with its memory, and the work of Megatron-LM's preprocess_data.py as
-a portable program of our own; with a checkout of Megatron-LM its two scripts as well.
+FILES are .jsonl, .jsonl.zst or .jsonl.gz, ideally at least one per core. Without FILES, text from this machine
+(documentation, headers, sources) is packed into .jsonl.zst. Everything is measured in one run, since only ratios are
+meaningful on a machine with other load: the CPU time of each part and the rate that they allow, the real command on
+1, 2, 4 ... cores with its memory, and a portable program that does the work of Megatron-LM's preprocess_data.py. With a
+checkout of Megatron-LM, its two scripts are measured too.
 
-Rates are MB (10^6 bytes) of uncompressed JSON Lines a second, without the seconds that starting takes. Each program
-gets enough text to run four times as long as it takes to start, as far as there is text.
+Rates are in MB (10^6 bytes) of uncompressed JSON Lines per second, without the start-up time. Each program gets enough
+text to run four times as long as its start-up, if there is enough text.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SUFFIXES = {
 }
 LONGEST_TEXT = 2_000_000
 STARTS = 4
-"""A program is to run so many times as long as it takes to start."""
+"""Minimum run time of a program, as a multiple of its start-up time."""
 LINE = b'{"text": "a tiny document"}\n'
 
 
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("files", nargs="*", type=Path)
     options.add_argument(
-        "--text", action="append", type=Path, help="directory of texts, in place of the usual ones"
+        "--text", action="append", type=Path, help="directory of texts, instead of the default ones"
     )
     options.add_argument("--max-mb", type=float, default=1200, help="most text to collect without FILES")
     options.add_argument(
@@ -153,7 +153,7 @@ def default_roots() -> list[Path]:
 
 
 def texts(roots: list[Path]) -> Iterator[str]:
-    """Every text below `roots` once, in an order that does not change."""
+    """Every text below `roots` once, in a fixed order."""
     seen = set()
     for root in roots:
         for path in sorted(root.rglob("*")):
@@ -169,7 +169,7 @@ def texts(roots: list[Path]) -> Iterator[str]:
 
 
 def collect(roots: list[Path], folder: Path, most_bytes: int, num_files: int) -> list[Path]:
-    """Packs texts into `num_files` .jsonl.zst of about the same size and mixture."""
+    """Pack texts into `num_files` .jsonl.zst files of similar size and mixture."""
     folder.mkdir()
     paths = [folder / f"part-{number:04d}.jsonl.zst" for number in range(num_files)]
     writers = [
@@ -188,7 +188,7 @@ def collect(roots: list[Path], folder: Path, most_bytes: int, num_files: int) ->
 
 
 def write_portion(files: list[Path], target: Path, most_bytes: int) -> Path:
-    """The first documents of every file, uncompressed."""
+    """Write the first documents of every file, uncompressed."""
     with target.open("wb") as portion:
         for path in files:
             left = most_bytes // len(files)
@@ -207,20 +207,20 @@ def write_portion(files: list[Path], target: Path, most_bytes: int) -> Path:
 
 
 def without_start(whole: float, start: float) -> float:
-    """What the work itself took of `whole`. Never less than half: a start that varies must not seem to be all."""
+    """Time of the work without the start-up, but at least half of `whole`, since the start-up time varies."""
     return whole - min(start, whole / 2)
 
 
 def rate_of(run: Callable[[Path], float], files: list[Path], scratch: Path, most_bytes: int) -> float:
-    """MB/s of a program that takes `run(path)` seconds; twice as much text or more while starting takes a quarter."""
+    """MB/s of a program that takes `run(path)` seconds. Doubles the text until the start-up is at most a quarter."""
     tiny = scratch / "tiny.jsonl"
     tiny.write_bytes(LINE)
-    run(tiny)  # byte code and page cache
+    run(tiny)  # fills byte code and page caches
     start = run(tiny)
     while True:
         portion = write_portion(files, scratch / "portion.jsonl", most_bytes)
         size, seconds = portion.stat().st_size, run(portion)
-        if seconds >= STARTS * start or size < most_bytes:  # there is no more
+        if seconds >= STARTS * start or size < most_bytes:  # no more text
             return size / 1e6 / without_start(seconds, start)
         most_bytes = int(most_bytes * max(2, STARTS * start / seconds))
 
@@ -229,7 +229,7 @@ def rate_of(run: Callable[[Path], float], files: list[Path], scratch: Path, most
 
 
 def parts_cost(files: list[Path], scratch: Path) -> dict[str, float]:
-    """CPU seconds per GB of JSON Lines of each part, all cores at work at once as in the real command."""
+    """CPU seconds of each part per GB of JSON Lines, with all cores in use as in the real command."""
     with multiprocessing.get_context("spawn").Pool(cores()) as pool:
         shares = [(files[n :: cores()], scratch / f"parts{n}.bin") for n in range(cores())]
         costs = pool.starmap(cost_of_parts, [share for share in shares if share[0]])
@@ -239,7 +239,7 @@ def parts_cost(files: list[Path], scratch: Path) -> dict[str, float]:
 
 
 def cost_of_parts(files: list[Path], target: Path) -> Counter[str]:
-    """CPU seconds of the libraries' calls alone, and the bytes of JSON Lines. What joins them is not counted."""
+    """CPU seconds of the library calls only, and the size of the JSON Lines in bytes."""
     import msgspec
 
     limit_threads(1)
@@ -277,13 +277,13 @@ def cost_of_parts(files: list[Path], target: Path) -> Counter[str]:
                     costs["bytes"] += len(block.data)
             timed("write", os.fsync, output.fileno())
     target.unlink()
-    costs["decompress"] -= costs["hash while decompressing"]  # it reads what it uncompresses
+    costs["decompress"] -= costs["hash while decompressing"]  # decompression includes reading
     costs["hash"] += costs.pop("hash while decompressing")
     return costs
 
 
 class _Hashed:
-    """A file whose bytes are hashed as they are read."""
+    """A file that is hashed while it is read."""
 
     def __init__(self, file: Any, update: Callable[[bytes], None]) -> None:
         self._file = file
@@ -300,13 +300,13 @@ class _Hashed:
 
 @dataclass(frozen=True)
 class Run:
-    """What `hpcgen data prepare` did."""
+    """A run of `hpcgen data prepare`."""
 
     text_mb: float
     seconds: float
-    """Of the task, start of its workers included."""
+    """Time of the task, including the start of its workers."""
     start_seconds: float
-    """The same with a corpus of tiny files."""
+    """Time of the task with a corpus of tiny files."""
     rate: float
     cpu_s_per_gb: float
     peak_mib: float
@@ -314,7 +314,7 @@ class Run:
 
 
 def run_prepare(files: list[Path], directory: Path, num_cores: int) -> Run:
-    """The command on `num_cores` cores; fresh each time."""
+    """Run the command on `num_cores` cores, in a new directory."""
     tiny = directory / "tiny"
     tiny.mkdir(parents=True)
     for number in range(num_cores):
@@ -333,7 +333,7 @@ def run_prepare(files: list[Path], directory: Path, num_cores: int) -> Run:
 
 
 def prepare_once(files: list[Path], directory: Path, num_cores: int) -> tuple[float, int, Any]:
-    """Seconds, bytes of JSON Lines, and what the system counted of all its processes."""
+    """Time in seconds, bytes of JSON Lines, and the resource usage of all processes."""
     directory.mkdir()
     corpus = CorpusConfig(directory=str(directory), num_output_files=len(files), verify_fraction=0)
     listed = [
@@ -367,7 +367,7 @@ def prepare_once(files: list[Path], directory: Path, num_cores: int) -> tuple[fl
 
 
 def baseline(files: list[Path], scratch: Path, most_bytes: int) -> float:
-    """What preprocess_data.py does: a pool, json.loads and tokenizers for each document, one writer. MB/s."""
+    """MB/s of the work of preprocess_data.py: a pool, json.loads and tokenizers for each document, one writer."""
 
     def run(path: Path) -> float:
         return seconds_of(lambda: encode_documents(path, scratch / f"baseline-{path.stem}"))
@@ -391,7 +391,7 @@ def encode_documents(portion: Path, prefix: Path) -> None:
 
 
 def write_documents(documents: Iterator[list[int]], eod: int, prefix: Path) -> None:
-    """With Megatron-Core's builder where it is installed, else with ours."""
+    """Write with Megatron-Core's builder if it is installed, else with hpcgen's."""
     dtype = token_dtype(load_tokenizer(TOKENIZER, "tokenizers").vocab_size)
     try:
         from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
@@ -426,7 +426,7 @@ def encode_document(line: str) -> list[int]:
 
 
 def megatron_lm(checkout: Path, files: list[Path], scratch: Path, most_bytes: int) -> dict[str, float]:
-    """MB/s of the two scripts; what they need (transformers, for one) must be installed."""
+    """MB/s of the two scripts. Their requirements, such as transformers, must be installed."""
     folder = scratch / "gpt2"
     folder.mkdir()
     (folder / "tokenizer.json").write_text(json.dumps(read_definition(TOKENIZER)))

@@ -1,12 +1,12 @@
-"""One checkpoint, our trainer and Megatron-LM's pretrain_gpt.py: the losses of both, and back again.
+"""Compares losses after checkpoints change hands between the trainer and Megatron-LM's pretrain_gpt.py, both ways.
 
     python -m benchmarks.exchange CORPUS MEGATRON_LM DIRECTORY [--device cpu|cuda] [--precision bf16|fp32] [--json]
 
-Ours trains and saves at step 20. From there pretrain_gpt.py trains to step 125 and saves at 120; from there ours goes
-on; and from 20 ours trains again, which shows the noise of the precision; on a second GPU where there is one, beside
-Megatron-LM. CORPUS is the path of a .bin/.idx pair without its extension, MEGATRON_LM a checkout of the version of the
-installed megatron-core, DIRECTORY an empty place for the runs (about 15 GB on a GPU, whose model is larger). Exit
-status 1 when a first step after a change of hands differs by more than 1e-3.
+The trainer trains and saves at step 20. From there, pretrain_gpt.py trains to step 125 and saves at 120; the trainer
+resumes from that. The trainer also resumes from step 20, which shows the noise of the precision. With a second GPU,
+this runs at the same time as Megatron-LM. CORPUS is the path of a .bin/.idx pair without its extension. MEGATRON_LM is
+a checkout of the version of the installed megatron-core. DIRECTORY is an empty directory for the runs (about 15 GB on a
+GPU, whose model is larger). Exit status 1 if the first step after an exchange differs by more than 1e-3.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ DRIVERS = {
     "cpu": [str(Path(__file__).parents[1] / "tests" / "trainer" / "megatron_lm_driver.py")],
     "cuda": ["-m", "benchmarks.megatron_lm"],
 }
-"""What runs pretrain_gpt.py."""
+"""Arguments of Python that run pretrain_gpt.py."""
 
 Losses = dict[int, float]
-"""By step."""
+"""Loss by step."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ SIZES = {"cpu": Size(4, 64, 4, 64, 1000, 1, 4), "cuda": Size(12, 768, 12, 1024, 
 
 
 def main() -> int:
-    """Runs both and prints how far apart they are."""
+    """Run both programs and print their differences."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -62,7 +62,7 @@ def main() -> int:
     options.add_argument("directory", type=Path)
     options.add_argument("--device", choices=sorted(SIZES), default="cuda")
     options.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
-    options.add_argument("--json", action="store_true", help="the losses as JSON")
+    options.add_argument("--json", action="store_true", help="print the losses as JSON")
     arguments = options.parse_args()
     runs.end_like_ctrl_c()
     places = 1 if arguments.device == "cpu" else min(2, runs.count_gpus(options))
@@ -85,12 +85,12 @@ def main() -> int:
         lambda gpu: train(arguments, "ours-again", source, gpu),
     ]
     theirs, again = runs.side_by_side(lambda losses, gpu: losses(gpu), from_source, places)
-    print_row(f"Megatron-LM from {START}, and ours straight", theirs, straight, table)
-    print_row(f"ours from {START}, and ours straight: the noise", again, straight, table)
+    print_row(f"Megatron-LM from {START} vs. trainer without interruption", theirs, straight, table)
+    print_row(f"trainer from {START} vs. trainer without interruption (noise)", again, straight, table)
     back = train(
         arguments, "ours-back", alone(directory / "megatron-lm", BACK, directory / "from-megatron-lm")
     )
-    print_row(f"ours from Megatron-LM's {BACK}, and Megatron-LM going on", back, theirs, table)
+    print_row(f"trainer from Megatron-LM's {BACK} vs. Megatron-LM without interruption", back, theirs, table)
     if arguments.json:
         print(json.dumps({"ours": straight, "megatron-lm": theirs, "ours-back": back, "ours-again": again}))
     there, here = differences(theirs, straight)[0], differences(back, theirs)[0]
@@ -98,7 +98,7 @@ def main() -> int:
 
 
 def train(arguments: argparse.Namespace, name: str, load: Path | None = None, gpu: int = 0) -> Losses:
-    """Our losses to LAST, from random weights or from `load`."""
+    """Losses of the trainer up to step LAST, from random weights or from `load`."""
     size = SIZES[arguments.device]
     config = runs.configuration(
         name,
@@ -128,7 +128,7 @@ def train(arguments: argparse.Namespace, name: str, load: Path | None = None, gp
 
 
 def pretrain_gpt(arguments: argparse.Namespace, load: Path, gpu: int = 0) -> Losses:
-    """Megatron-LM's losses from `load` to LAST; saves at BACK."""
+    """Losses of Megatron-LM from `load` up to step LAST. Saves at BACK."""
     directory = arguments.directory.resolve()
     words = [*DRIVERS[arguments.device], str(arguments.megatron_lm.resolve()), *flags(arguments, load)]
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} | place(arguments, gpu)
@@ -137,13 +137,13 @@ def pretrain_gpt(arguments: argparse.Namespace, load: Path, gpu: int = 0) -> Los
     found = [
         (int(step), float(loss)) for step, loss in re.findall(r"iteration +(\d+)/.* lm loss: (\S+) ", text)
     ]
-    # The second line of a process is the mean of its first two steps.
+    # The second line that a process prints is the mean of its first two steps.
     (_, first), (second, mean) = found[:2]
     return dict(found) | {second: 2 * mean - first}
 
 
 def flags(arguments: argparse.Namespace, load: Path) -> list[str]:
-    """The same run in Megatron-LM's words."""
+    """Megatron-LM's flags for the same run."""
     size, directory = SIZES[arguments.device], arguments.directory.resolve()
     values: dict[str, Any] = {
         "load": load,
@@ -197,12 +197,12 @@ def flags(arguments: argparse.Namespace, load: Path) -> list[str]:
 
 
 def place(arguments: argparse.Namespace, gpu: int) -> dict[str, str]:
-    """The environment of a run on this GPU."""
+    """Environment of a run on this GPU."""
     return {} if arguments.device == "cpu" else runs.one_gpu(gpu)
 
 
 def alone(checkpoints: Path, iteration: int, target: Path) -> Path:
-    """A directory of checkpoints that holds this one alone."""
+    """Make a checkpoint directory that contains only this checkpoint."""
     name = f"iter_{iteration:07d}"
     target.mkdir()
     (target / name).symlink_to(checkpoints / name)
@@ -211,12 +211,12 @@ def alone(checkpoints: Path, iteration: int, target: Path) -> Path:
 
 
 def differences(one: Losses, other: Losses) -> list[float]:
-    """Of the steps that both have, in order."""
+    """Absolute differences in the steps that both have, in order."""
     return [abs(one[step] - other[step]) for step in sorted(one.keys() & other.keys())]
 
 
 def print_row(title: str, one: Losses, other: Losses, table: TextIO) -> None:
-    """A row of the table, as soon as it is known."""
+    """Print a row of the table and flush it."""
     found = differences(one, other)
     figures = f"{found[0]:.1e} | {max(found):.1e} | {statistics.fmean(found):.1e}"
     print(f"| {title} | {figures} | {len(found)} |", file=table, flush=True)

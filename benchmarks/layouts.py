@@ -1,10 +1,10 @@
-"""Trains one small model at every layout and compares losses and gradient norms with the single process.
+"""Trains one small model with every layout, and compares losses and gradient norms with a single process.
 
     python -m benchmarks.layouts [--device cpu|cuda] [--precision fp32|bf16] [--shape gpt|llama] [--iterations N]
                                  [--at-once N] [--json]
 
-Prints a Markdown table. Exit status 1 when a difference exceeds the tolerance of the precision. On GPUs the model is
-larger, and layouts that need more of them than there are are left out.
+Prints a Markdown table. Exit status 1 if a difference exceeds the tolerance of the precision. On GPUs the model is
+larger, and layouts that need more GPUs than are available are left out.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import runs
+from trainer.contract.wording import counted
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
-"""Largest difference of a loss or a gradient norm, as a share of it; in bf16 each layout sums in another order."""
+"""Maximum relative difference of a loss or a gradient norm. In bf16, the order of sums depends on the layout."""
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {},
@@ -41,7 +42,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """A name, how many ranks it takes, and the keys of the parallelism section."""
+    """A layout: its name, number of ranks and parallelism section."""
 
     name: str
     world_size: int
@@ -72,14 +73,14 @@ LAYOUTS = (
 
 
 def main() -> int:
-    """Runs the layouts one after another."""
+    """Train with each layout and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=sorted(SIZES), default="cpu")
     parser.add_argument("--precision", choices=sorted(TOLERANCE), default="fp32")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="gpt")
-    parser.add_argument("--at-once", type=int, default=1, help="layouts that train at the same time")
+    parser.add_argument("--at-once", type=int, default=1, help="number of layouts to train at the same time")
     parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     arguments = parser.parse_args()
     runs.end_like_ctrl_c()
     most_ranks = runs.count_gpus(parser) if arguments.device == "cuda" else float("inf")
@@ -101,14 +102,14 @@ def main() -> int:
 
 def train(layout: Layout, scratch: Path, arguments: argparse.Namespace) -> list[tuple[float, float]]:
     """Loss and gradient norm of each iteration."""
-    print(f"{layout.name}: {layout.world_size} ranks", file=sys.stderr)
+    print(f"{layout.name}: {counted(layout.world_size, 'rank')}", file=sys.stderr)
     run_dir = scratch / layout.name.replace(" ", "")
     steps = runs.train(configuration(layout, run_dir, arguments))
     return [(step["loss"], step["grad_norm"]) for step in steps]
 
 
 def configuration(layout: Layout, run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """A small model on made-up samples."""
+    """Configuration of a small model on mock samples."""
     return runs.configuration(
         layout.name,
         run_dir,
@@ -122,14 +123,14 @@ def configuration(layout: Layout, run_dir: Path, arguments: argparse.Namespace) 
             "train_iters": arguments.iterations,
             "precision": arguments.precision,
         },
-        # Steps that overshoot would make a large difference of each small one.
+        # Steps that overshoot would amplify small differences.
         optimizer={"lr": 3e-4, "lr_warmup_iters": 5},
         data={"mock": True, "num_workers": 0},
     )
 
 
 def largest_difference(curve: list[tuple[float, float]], reference: list[tuple[float, float]]) -> float:
-    """Over all iterations, in loss and in gradient norm, as a share; a curve that is cut short is infinitely far."""
+    """Maximum relative difference of loss and gradient norm over all iterations. Infinite for incomplete curves."""
     if len(curve) != len(reference):
         return float("inf")
     pairs = (pair for steps in zip(curve, reference, strict=True) for pair in zip(*steps, strict=True))
@@ -137,7 +138,7 @@ def largest_difference(curve: list[tuple[float, float]], reference: list[tuple[f
 
 
 def print_table(curves: dict[str, list[tuple[float, float]]], differences: dict[str, float]) -> None:
-    """First and last iteration of each layout, and its largest difference from the single process."""
+    """Print the first and last iteration of each layout, and its largest difference from the single process."""
     print("| layout | loss, first | grad norm, first | loss, last | grad norm, last | largest difference |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name, curve in curves.items():

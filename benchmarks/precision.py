@@ -1,10 +1,10 @@
-"""Trains one GPT in bf16 and in FP8 on the same text and compares the losses step by step.
+"""Trains one GPT in bf16 and in FP8 on the same text, and compares the losses step by step.
 
     python -m benchmarks.precision CORPUS [--steps N] [--only RECIPE ...] [--directory DIR] [--json]
 
-CORPUS is the path of a .bin/.idx pair without its extension. Needs GPUs with FP8 and Transformer Engine; the runs
-go side by side where there are several GPUs. Exit status 1 when the mean loss of the last steps of an FP8 run is
-further from bf16's than TOLERANCE.
+CORPUS is the path of a .bin/.idx pair without its extension. Requires GPUs with FP8 and Transformer Engine. With
+several GPUs, runs are parallel. Exit status 1 if the mean loss of the last steps of an FP8 run differs from bf16's by
+more than TOLERANCE.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import runs
 
 TOLERANCE = 0.03
-"""Nats, mean over the last LAST steps: what FP8 may cost a model of this size on so few steps."""
+"""Maximum difference of the mean loss over the last LAST steps (nats), for a model of this size and so few steps."""
 
 LAST = 20
 RECIPES: dict[str, dict[str, Any]] = {
@@ -32,17 +32,17 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def main() -> int:
-    """Runs the recipes and prints a Markdown table."""
+    """Train with each recipe and print a Markdown table."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("corpus", type=Path)
     options.add_argument("--steps", type=int, default=200)
     options.add_argument(
-        "--only", nargs="+", choices=list(RECIPES), default=list(RECIPES), help="beside bf16"
+        "--only", nargs="+", choices=list(RECIPES), default=list(RECIPES), help="recipes to compare with bf16"
     )
-    options.add_argument("--directory", type=Path, help="where runs are written")
-    options.add_argument("--json", action="store_true", help="the losses as JSON")
+    options.add_argument("--directory", type=Path, help="directory for the runs")
+    options.add_argument("--json", action="store_true", help="print the losses as JSON")
     arguments = options.parse_args()
     runs.end_like_ctrl_c()
     gpus = runs.count_gpus(options)
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def configuration(name: str, arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
-    """GPT-3's shape of 345M, sequences of 1024, batches of 32."""
+    """Configuration: a GPT with 345M parameters, sequences of 1024 tokens, batches of 32."""
     return runs.configuration(
         name,
         run_dir,
@@ -81,14 +81,15 @@ def configuration(name: str, arguments: argparse.Namespace, run_dir: Path) -> di
         },
         training={"micro_batch_size": 32, "global_batch_size": 32, "train_iters": arguments.steps}
         | RECIPES[name],
-        # With 3e-4 after 20 steps this model jumps near step 50, and what it comes to is chance: 0.2 apart in bf16 too.
+        # With 3e-4 after 20 steps, the loss of this model jumps near step 50, and the outcome is random: bf16 runs
+        # then also differ by 0.2.
         optimizer={"lr": 1e-4, "lr_warmup_iters": 100},
         data=runs.corpus_section(arguments.corpus),
     )
 
 
 def print_table(curves: dict[str, list[float]]) -> None:
-    """The losses at some steps, and how far each is from bf16's."""
+    """Print the losses at some steps, and their largest differences from bf16."""
     print("| step | " + " | ".join(curves) + " |")
     print("| --- " * (len(curves) + 1) + "|")
     count = len(curves["bf16"])

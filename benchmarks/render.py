@@ -1,8 +1,8 @@
-"""How long `hpcgen render train` takes for 175B on 16 nodes, beside the floor: importing what it is built on.
+"""Measures `hpcgen render train` for 175B on 16 nodes, compared with a floor: importing the libraries that it needs.
 
     python -m benchmarks.render [--runs 15] [--json]
 
-Both are whole processes, taken in turn in one run, so that a busy machine slows both; compare the ratio.
+Both are complete processes and run alternately, so that a busy machine slows down both. Compare the ratio.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 FLOOR = (sys.executable, "-c", "import click, jinja2; from pydantic import TypeAdapter")
 HPCGEN = (sys.executable, "-c", "from hpcgen.cli.main import main; main()")
-"""What the installed script `hpcgen` does."""
+"""The same as the installed script `hpcgen`."""
 RUN = """\
 name: gpt-175b
 cluster: azure-ndv5
@@ -32,7 +32,7 @@ training: {train_iters: 100000}
 
 
 def seconds(command: tuple[str, ...], byte_code: Path) -> float:
-    """How long a process takes that keeps its byte code in a directory, whatever this environment says."""
+    """Run time of a process with its byte code in the given directory, independent of this environment (seconds)."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(byte_code)
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a run's configuration, its processes, and the record that they write."""
+"""Code that the benchmarks share: configurations, processes and metrics of runs."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[1]
 TAIL = 4000
-"""Characters of a failed program's output that are shown, from its end."""
+"""Number of characters to show from the end of a failed program's output."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _over = threading.Event()
-"""The benchmark has failed or is being ended, and what it runs in threads is to end, too."""
+"""Set when the benchmark has failed or is ending, so that its threads end too."""
 
 
 class RunError(SystemExit):
-    """A program failed; where nobody catches it, the message is what the benchmark ends with."""
+    """A program failed. If not caught, the benchmark ends with this message."""
 
 
 # Before
 
 
 def end_like_ctrl_c() -> None:
-    """A signal ends this program as Ctrl-C does, and so with all that it started."""
+    """Make SIGTERM and SIGHUP end this program like Ctrl-C, including the processes that it started."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def count_gpus(options: argparse.ArgumentParser) -> int:
-    """GPUs that torch sees; without any the program ends here and says so."""
+    """Number of GPUs that torch sees. Exits with a message if there are none."""
     import torch
 
     count = torch.cuda.device_count()
     if not count:
-        options.exit(2, f"{options.prog}: needs a GPU, and torch sees none here\n")
+        options.exit(2, f"{options.prog}: needs a GPU, but torch sees none\n")
     return count
 
 
 def one_gpu(index: int) -> dict[str, str]:
-    """The environment in which this GPU, counted among those that are seen here, is the only one."""
+    """Environment in which only this GPU is visible. `index` counts the GPUs that are visible here."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     return {"CUDA_VISIBLE_DEVICES": seen.split(",")[index] if seen else str(index)}
 
@@ -61,7 +61,7 @@ def one_gpu(index: int) -> dict[str, str]:
 def configuration(
     name: str, run_dir: Path, device: str, world_size: int = 1, **sections: dict[str, Any]
 ) -> dict[str, Any]:
-    """What `python -m trainer` is given: these sections, without evaluation and TensorBoard unless they say so."""
+    """Configuration for `python -m trainer` with these sections. By default without evaluation and TensorBoard."""
     base: dict[str, dict[str, Any]] = {
         "parallelism": {},
         "training": {"eval_iters": 0},
@@ -78,7 +78,7 @@ def corpus_section(prefix: Path, split: str = "1,0,0") -> dict[str, Any]:
 
 
 def write_config(config: dict[str, Any]) -> Path:
-    """Makes the run directory, with the configuration in it."""
+    """Create the run directory and write the configuration to it."""
     file = Path(config["run_dir"]) / "config.json"
     file.parent.mkdir()
     file.write_text(json.dumps(config))
@@ -89,10 +89,10 @@ def write_config(config: dict[str, Any]) -> Path:
 
 
 def train(config: dict[str, Any], environment: dict[str, str] | None = None) -> list[dict[str, Any]]:
-    """Runs the trainer to its end, one process per rank; returns its steps.
+    """Run the trainer with one process per rank until it ends. Returns its steps.
 
     Raises:
-        RunError: it failed.
+        RunError: the trainer failed.
     """
     file = write_config(config)
     command = ["-m", "trainer", "--config", str(file)]
@@ -106,15 +106,15 @@ def run(
     ranks: int = 1,
     environment: dict[str, str] | None = None,
 ) -> str:
-    """Runs `python COMMAND` as so many ranks to its end; returns what they printed.
+    """Run `python COMMAND` on all ranks until it ends. Returns their output.
 
     Raises:
-        RunError: one failed, which ends the others; with the end of their output.
+        RunError: a rank failed, which ends the others. The message has the end of their output.
     """
     with started(command, log, ranks, environment) as processes:
         while (status := status_of(processes)) is None:
             if _over.wait(0.1):
-                raise RunError(f"{log.parent.name}: ended, since the benchmark ends")
+                raise RunError(f"{log.parent.name}: stopped because the benchmark is ending")
     if status:
         raise failure(log, status)
     return log.read_text(errors="replace")
@@ -127,9 +127,9 @@ def started(
     ranks: int = 1,
     environment: dict[str, str] | None = None,
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes of `python COMMAND`, one per rank; at the end they and their children are killed.
+    """Start `python COMMAND` with one process per rank. On exit, kill them and their children.
 
-    In place of torchrun, whose ranks have sessions of their own and go on when it is killed.
+    This does not use torchrun, whose ranks have separate sessions and continue when it is killed.
     """
     common = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
@@ -163,25 +163,25 @@ def started(
 
 
 def free_port() -> int:
-    """A port of this host that nothing listens at."""
+    """A free port of this host."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def status_of(processes: list[subprocess.Popen[bytes]]) -> int | None:
-    """None while all go on, the status of one that failed, or 0 when all are done."""
+    """Status of a failed process, 0 if all have ended, or None while they run."""
     statuses = [process.poll() for process in processes]
     return next((status for status in statuses if status), None if None in statuses else 0)
 
 
 def failure(log: Path, status: int) -> RunError:
-    """What is said of a program that ended with `status`."""
+    """The error for a program that ended with `status`."""
     return RunError(f"status {status}, and the end of {log}:\n{log.read_text(errors='replace')[-TAIL:]}")
 
 
 def side_by_side(work: Callable[[Item, int], Result], items: Iterable[Item], places: int) -> list[Result]:
-    """`work(item, place)` of all, one at a time on each of so many places; when one fails, all end."""
+    """Call `work(item, place)` for all items, one at a time on each place. If one fails, all end."""
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for place in range(places):
         free.put(place)
@@ -209,12 +209,12 @@ def side_by_side(work: Callable[[Item, int], Result], items: Iterable[Item], pla
 
 
 def read_record(run_dir: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run's metrics.jsonl, which may still be written."""
+    """The complete lines of a run's metrics.jsonl, which may still be growing."""
     metrics = run_dir / "metrics.jsonl"
     text = metrics.read_text() if metrics.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def steps(record: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The optimizer steps among the events of a record."""
+    """The step events of a record."""
     return [event for event in record if event["event"] == "step"]

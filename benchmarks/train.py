@@ -1,12 +1,12 @@
-"""Training speed on the GPUs of this machine: the trainer as users run it, beside what it is built on.
+"""Measures training speed on the GPUs of this machine, compared with a bare Megatron-Core loop and Megatron-LM.
 
     python -m benchmarks.train CORPUS [--only PATTERN ...] [--megatron-lm CHECKOUT] [--steps N] [--json]
 
-CORPUS is the path of a .bin/.idx pair without its extension (hpcgen data prepare makes one). Each case trains for
-some warm-up steps and some timed ones, with data, schedule, guard and metrics on; then the same shape runs in a bare
-Megatron-Core loop (benchmarks.bare_loop), which has none of these, and with --megatron-lm in pretrain_gpt.py. Figures
-are medians over the timed steps; compare the ratios, which were taken in one run. Cases that need more GPUs than are
-here are left out. Exit status 1 when a run failed, 2 when there is nothing to run.
+CORPUS is the path of a .bin/.idx pair without its extension (hpcgen data prepare makes one). Each case trains for some
+warm-up steps and some timed steps, with data, schedule, checks and metrics as for users. Then the same shape runs in a
+bare Megatron-Core loop (benchmarks.bare_loop), which has none of these, and with --megatron-lm in pretrain_gpt.py.
+Results are medians over the timed steps. Compare the ratios, which are from one run. Cases that need more GPUs than are
+available are left out. Exit status 1 if a run failed, 2 if there is nothing to run.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from trainer.contract.resolve import resolve
 WARM_STEPS = 8
 PEERS = ("bare", "megatron_lm")
 LONG_RUN = 10_000
-"""Steps of the schedule; a run is ended after the timed ones, so that none waits for its last checkpoint."""
+"""Steps of the schedule. Runs are stopped after the timed steps, so that none waits for its last checkpoint."""
 
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "4"}
-"""What a job script sets beside the user's own variables."""
+"""Variables that a job script sets in addition to the user's."""
 
 FAILURES = (runs.RunError, OSError, ValueError)
-"""A program failed, or what it left cannot be read or has no figures; the cases that follow go on."""
+"""Errors after which the next case runs: a program failed, or its results are unreadable or missing."""
 
 PEAK_TFLOPS = 989.0
-"""Dense bf16 of an H100 or H200 (NVIDIA's data sheet); FP8 is counted against it too, to compare tokens/s."""
+"""Dense bf16 peak of an H100 or H200 (NVIDIA's data sheet). FP8 uses it too, so that MFU is comparable."""
 
 GPT_1_3B = {
     "num_layers": 24,
@@ -87,11 +87,11 @@ class Case:
     training: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
     goal_tflops: float | None = None
-    """TFLOP/s per GPU on an H200 that the project holds itself to."""
+    """Target of the project on an H200 (TFLOP/s per GPU)."""
     has_peers: bool = True
-    """Whether the bare loop and Megatron-LM have this case too."""
+    """Whether the bare loop and Megatron-LM support this case."""
     single: str | None = None
-    """The case of the same micro-batch on one GPU, whose throughput is the most that each GPU can have."""
+    """Case with the same micro-batch on one GPU. Its throughput is the maximum for each GPU."""
 
 
 FP8 = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
@@ -165,7 +165,7 @@ CASES = (
 
 
 def main() -> int:
-    """Runs the cases one after another."""
+    """Run the cases one after another."""
     options = parser()
     arguments = options.parse_args()
     runs.end_like_ctrl_c()
@@ -192,17 +192,19 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("corpus", type=Path, help="prefix of a .bin/.idx pair")
-    options.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="names of cases")
-    options.add_argument("--steps", type=int, default=20, help="timed steps of each case")
-    options.add_argument("--no-peers", action="store_true", help="the trainer alone")
+    options.add_argument(
+        "--only", nargs="+", default=["*"], metavar="PATTERN", help="patterns for names of cases"
+    )
+    options.add_argument("--steps", type=int, default=20, help="number of timed steps per case")
+    options.add_argument("--no-peers", action="store_true", help="measure only the trainer")
     options.add_argument("--megatron-lm", type=Path, metavar="CHECKOUT", help="compare with pretrain_gpt.py")
-    options.add_argument("--directory", type=Path, help="where runs are written")
-    options.add_argument("--json", action="store_true", help="one JSON object per case")
+    options.add_argument("--directory", type=Path, help="directory for the runs")
+    options.add_argument("--json", action="store_true", help="print one JSON object per case")
     return options
 
 
 def measure(case: Case, arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """The trainer's figures of a case, and those of its peers; in place of those of one that failed, its error."""
+    """Results of a case for the trainer and its peers. For a program that failed, its error."""
     config = configuration(case, arguments.corpus, scratch / "run")
     flops = flops_per_sample(resolve(from_dict(TrainerConfig, config, where=case.name)))
     result: dict[str, Any] = {"case": case.name, "gpus": case.gpus, "goal_tflops": case.goal_tflops}
@@ -230,18 +232,18 @@ def measure(case: Case, arguments: argparse.Namespace, scratch: Path) -> dict[st
 
 
 def described(error: BaseException) -> str:
-    """An error of a run; one that is not the run's own says little without its type."""
+    """Text of an error, with the type of the exception unless it is a RunError."""
     return str(error) if isinstance(error, runs.RunError) else f"{type(error).__name__}: {error}"
 
 
 def share_of_one_gpu(case: Case, results: list[dict[str, Any]]) -> dict[str, float]:
-    """The throughput of each GPU of the last result against that of its single case, when that ran too."""
+    """Throughput per GPU of the last result, relative to its single-GPU case if that ran too."""
     single = next((result.get("tflops") for result in results if result["case"] == case.single), None)
     return {"of_one_gpu": results[-1]["tflops"] / single} if single and "tflops" in results[-1] else {}
 
 
 def configuration(case: Case, corpus: Path, run_dir: Path) -> dict[str, Any]:
-    """What `python -m trainer` is given: everything that a user has on is on."""
+    """Configuration for `python -m trainer`, with the defaults of a user's run."""
     return runs.configuration(
         case.name,
         run_dir,
@@ -290,7 +292,7 @@ def run_trainer(case: Case, config: dict[str, Any], steps: int) -> dict[str, Any
 
 
 def is_measured(lines: list[dict[str, Any]], case: Case, steps: int) -> bool:
-    """Whether the record holds all that a case needs."""
+    """Whether the record has all data that a case needs."""
     all_steps = runs.steps(lines)
     if "save_interval" in case.checkpoint:
         saves = background_saves(lines)
@@ -301,10 +303,10 @@ def is_measured(lines: list[dict[str, Any]], case: Case, steps: int) -> bool:
 def run_until(
     config: dict[str, Any], is_enough: Callable[[list[dict[str, Any]]], bool]
 ) -> list[dict[str, Any]]:
-    """Runs the trainer until its record is enough, and ends it there; returns the record.
+    """Run the trainer until its record is sufficient, then stop it. Returns the record.
 
     Raises:
-        RunError: it ended before.
+        RunError: the trainer ended before that.
     """
     file = runs.write_config(config)
     log = file.with_name("log")
@@ -319,15 +321,12 @@ def run_until(
 
 
 def background_saves(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The saves that became complete while training went on."""
+    """Saves that were completed while training continued."""
     return [each for each in lines if each["event"] == "checkpoint" and each["asynchronous"]]
 
 
 def save_cost(lines: list[dict[str, Any]], steps: list[dict[str, Any]], step_s: float) -> dict[str, Any]:
-    """What a background save adds to the steps from its start until it is complete, as a share of them.
-
-    Of the saves the median; the stall is the longest.
-    """
+    """Relative slowdown of the steps during a background save: the median of all saves. The stall is the longest."""
     saves = background_saves(lines)
     if not saves:
         return {}
@@ -345,7 +344,7 @@ def save_cost(lines: list[dict[str, Any]], steps: list[dict[str, Any]], step_s: 
 
 
 def run_bare_loop(case: Case, scratch: Path, steps: int) -> float:
-    """The median step of the bare loop in seconds, which takes the trainer's configuration."""
+    """Median step time of the bare loop with the trainer's configuration (seconds)."""
     config = scratch / "run" / "config.json"
     command = ["-m", "benchmarks.bare_loop", str(config), str(WARM_STEPS), str(steps)]
     output = runs.run(command, scratch / "bare.log", case.gpus, ENVIRONMENT)
@@ -354,7 +353,7 @@ def run_bare_loop(case: Case, scratch: Path, steps: int) -> float:
 
 
 def run_megatron_lm(case: Case, arguments: argparse.Namespace, scratch: Path) -> float:
-    """The median step of pretrain_gpt.py in seconds, from its log."""
+    """Median step time of pretrain_gpt.py, from its log (seconds)."""
     program = ["-m", "benchmarks.megatron_lm", str(arguments.megatron_lm.resolve())]
     command = [*program, *megatron_lm_flags(case, arguments, scratch)]
     log = runs.run(command, scratch / "megatron-lm.log", case.gpus, ENVIRONMENT)
@@ -363,7 +362,7 @@ def run_megatron_lm(case: Case, arguments: argparse.Namespace, scratch: Path) ->
 
 
 def megatron_lm_flags(case: Case, arguments: argparse.Namespace, scratch: Path) -> list[str]:
-    """The same shape, layout and batch in Megatron-LM's words, with what makes it fast."""
+    """Megatron-LM's flags for the same shape, layout and batch, with its fastest options."""
     model, layout = case.model, case.parallelism
     flags: dict[str, Any] = {
         "num-layers": model["num_layers"],
@@ -420,7 +419,7 @@ def megatron_lm_flags(case: Case, arguments: argparse.Namespace, scratch: Path) 
 
 
 def line(result: dict[str, Any]) -> str:
-    """One case for a reader."""
+    """Results of one case as a line of text."""
     if "error" in result:
         return f"{result['case']}: {result['error']}"
     words = [
@@ -442,7 +441,7 @@ def line(result: dict[str, Any]) -> str:
         words.append(f"goal {result['goal_tflops']:g}")
     if "save_stall_s" in result:
         words.append(
-            f"save of {result['save_gb']:.1f} GB: {result['save_cost_share']:.1%} of the steps beside it, "
+            f"save of {result['save_gb']:.1f} GB: {result['save_cost_share']:.1%} of the steps during it, "
             f"stall {result['save_stall_s']:.2f} s, written in {result['save_write_s']:.1f} s"
         )
     errors = [f"\n{peer}: {result[f'{peer}_error']}" for peer in PEERS if f"{peer}_error" in result]

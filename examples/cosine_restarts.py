@@ -1,4 +1,4 @@
-"""Your own learning rate: a cosine that starts again from the peak (SGDR, arXiv 1608.03983).
+"""Custom learning-rate schedule: cosine decay with restarts at the peak (SGDR, arXiv 1608.03983).
 
 optimizer: {lr_schedule: cosine_restarts.py:rate}
 """
@@ -13,7 +13,7 @@ CYCLES = 4
 
 
 def rate(iteration: int, optimizer: OptimizerConfig) -> float:
-    """Four cosines from lr to min_lr between the warm-up, which the trainer does itself, and lr_decay_iters."""
+    """Four cosine decays from lr to min_lr, between the warm-up (which the trainer handles) and lr_decay_iters."""
     length = (optimizer.lr_decay_iters - optimizer.lr_warmup_iters) / CYCLES
     done = (iteration - optimizer.lr_warmup_iters) / length
     if done >= CYCLES:

@@ -1,8 +1,8 @@
-"""Your own transformer layers: attention and MLP side by side, as in GPT-NeoX (arXiv 2204.06745, section 2.1).
+"""Custom transformer layers: attention and MLP in parallel, as in GPT-NeoX (arXiv 2204.06745, section 2.1).
 
     model: {layer_spec: custom_layers.py:parallel_layers}
 
-Both branches of a layer read the layer's input, so that neither waits for the other's result:
+Both branches of a layer read the layer's input, so neither waits for the result of the other:
 y = x + attention(norm1(x)) + mlp(norm2(x)).
 """
 
@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 
 class ParallelLayer(TransformerLayer):
-    """Megatron-Core's layer, its parts connected in another way: checkpoints and every layout work as they did."""
+    """Megatron-Core's layer with its parts connected differently. Checkpoints and all layouts work as before."""
 
     def forward(
         self,
@@ -27,8 +27,8 @@ class ParallelLayer(TransformerLayer):
         rotary_pos_emb: torch.Tensor | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
-        """[s, b, h] -> [s, b, h]; the second value is of cross-attention, which a GPT has none of."""
-        # With Transformer Engine the norms are part of the matrix products, and these two do nothing.
+        """[s, b, h] -> [s, b, h]. The second value is for cross-attention, which a GPT does not have."""
+        # With Transformer Engine, the norms are fused into the matrix products, and these two do nothing.
         attention = self.self_attention(
             self.input_layernorm(hidden_states), attention_mask, rotary_pos_emb=rotary_pos_emb
         )
@@ -44,6 +44,6 @@ class ParallelLayer(TransformerLayer):
 def parallel_layers(
     core: TransformerConfig, vp_stage: int | None, usual: TransformerBlockSubmodules
 ) -> TransformerBlockSubmodules:
-    """The usual layers of this rank's chunk of the model, each as a ParallelLayer."""
+    """Return the default layers of this rank's chunk, each as a ParallelLayer."""
     layers = [dataclasses.replace(layer, module=ParallelLayer) for layer in usual.layer_specs]
     return dataclasses.replace(usual, layer_specs=layers)

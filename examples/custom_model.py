@@ -1,8 +1,8 @@
-"""Your own model: scaled embeddings and capped logits, as in Gemma 2 (arXiv 2408.00118, section 2).
+"""Custom model: scaled embeddings and capped logits, as in Gemma 2 (arXiv 2408.00118, section 2).
 
     model: {model_provider: custom_model.py:CappedGPT}
 
-Embeddings are multiplied by the root of the hidden size, logits kept within 30 by a hyperbolic tangent.
+Embeddings are multiplied by the root of the hidden size. A hyperbolic tangent limits logits to +-30.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOGIT_CAP = 30.0
 
 
 class CappedGPT(GPTModel):
-    """Megatron-Core's GPT with both; the first pipeline stage has the embedding, the last one the logits."""
+    """Megatron-Core's GPT with both changes. The first pipeline stage has the embedding, the last has the logits."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -30,5 +30,5 @@ class CappedGPT(GPTModel):
         return embeddings * math.sqrt(self.config.hidden_size)
 
     def _cap(self, module: torch.nn.Module, inputs: Any, output: tuple[torch.Tensor, Any]) -> Any:
-        logits, bias = output  # [s, b, vocabulary / TP]: each rank caps its own
+        logits, bias = output  # [s, b, vocabulary / TP]: each rank caps its own shard
         return LOGIT_CAP * torch.tanh(logits / LOGIT_CAP), bias

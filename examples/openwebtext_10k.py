@@ -1,9 +1,9 @@
-"""Makes JSON Lines of the archive that stas/openwebtext-10k loads: a .tar.xz that holds a .tar.xz of text files.
+"""Converts the archive of stas/openwebtext-10k, a .tar.xz with .tar.xz archives of text files, to JSON Lines.
 
     python examples/openwebtext_10k.py openwebtext-10k.tar.xz openwebtext-10k.jsonl
 
-Needs Python alone. Documents come in the order of their names, cleaned as the loading script of the repository does:
-no more than one empty line in a row, none at the ends.
+Requires only Python. Documents are in the order of their names, and cleaned like in the loading script of the
+repository: at most one consecutive empty line, and none at the ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def documents(archive: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of each text file in the archives inside `archive`."""
+    """Name and text of each text file in the archives within `archive`."""
     with tarfile.open(archive) as outer:
         for member in sorted(outer.getmembers(), key=lambda member: member.name):
             if member.isfile() and member.name.endswith(".xz"):
@@ -26,7 +26,7 @@ def documents(archive: Path) -> Iterator[tuple[str, str]]:
 
 
 def texts(archive: tarfile.TarFile) -> Iterator[tuple[str, str]]:
-    """The same of one inner archive, in its own order."""
+    """Name and text of each text file in one inner archive, in the archive's order."""
     for member in archive:
         file = archive.extractfile(member) if member.name.endswith(".txt") else None
         if file is not None:
@@ -34,7 +34,7 @@ def texts(archive: tarfile.TarFile) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Writes one line for each document."""
+    """Write one line for each document."""
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     source, target = map(Path, sys.argv[1:])

@@ -19,10 +19,10 @@ from trainer.metrics.versions import print_versions
 
 
 def main() -> int:
-    """Reads the arguments and trains. Returns the exit status."""
+    """Parse the arguments and train. Returns the exit status."""
     arguments = _parser().parse_args()
     quiet_libraries()
-    gc.disable()  # what imports make stays, and to look through it again and again is a fifth of their time
+    gc.disable()  # imported objects are never garbage; collecting among them takes a fifth of the import time
     if arguments.versions:
         return print_versions()
     config = None
@@ -31,7 +31,7 @@ def main() -> int:
         device.prepare(config.device)
         if config.training.deterministic_mode:
             device.make_deterministic()
-        from trainer.train import train  # imports megatron.core, which the stand-ins must precede
+        from trainer.train import train  # imports megatron.core, so it must come after `device.prepare`
 
         gc.freeze()
         gc.enable()
@@ -45,7 +45,7 @@ def main() -> int:
         traceback.print_exc()
         leave(Exit.FAULT)
     finally:
-        # Loader workers outlive SIGTERM, which is all that the interpreter would send them before it waits for them.
+        # At exit the interpreter sends SIGTERM to loader workers, which ignore it, and then waits for them.
         for child in multiprocessing.active_children():
             child.kill()
     return Exit.DONE
@@ -53,19 +53,19 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Trains a GPT with Megatron-Core.")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", type=Path, metavar="FILE", help="the resolved configuration (JSON)")
-    what.add_argument("--versions", action="store_true", help="print the versions of what is imported")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--config", type=Path, metavar="FILE", help="resolved configuration (JSON)")
+    mode.add_argument("--versions", action="store_true", help="print the versions of the libraries and exit")
     parser.add_argument(
         "--stop-file",
         type=Path,
         metavar="FILE",
         help="when this file appears, save at the next step boundary and exit with status 0",
     )
-    parser.add_argument("--progress", action="store_true", help="a progress bar, when stderr is a terminal")
+    parser.add_argument("--progress", action="store_true", help="show a progress bar if stderr is a terminal")
     return parser
 
 
-# Nothing may run at import: a process that is spawned would import this module again.
+# Nothing may run at import, since spawned processes import this module again.
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The loss on samples that are not trained on."""
+"""Evaluation: the loss on validation and test samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evaluate(
     groups: ProcessGroupCollection,
     beat: Callable[[], None],
 ) -> float:
-    """The mean loss over the first eval_iters global batches of the dataset: the same samples each time.
+    """Mean loss over the first eval_iters global batches of the dataset, the same samples each time.
 
     Calls `beat` before each batch.
     """

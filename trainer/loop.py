@@ -1,4 +1,4 @@
-"""The training loop: step, record, save, evaluate, until the last iteration or a request to stop."""
+"""The training loop: step, record, save and evaluate until the last iteration or a stop request."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from trainer.step import DataIterators, StepResult, TrainingState, Vote, train_s
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    """The steps of one attempt and what is due between them. Every rank runs the same."""
+    """The steps of one attempt, with saves and evaluations between them. Every rank runs the same loop."""
 
     state: TrainingState
     datasets: dict[str, torch.utils.data.Dataset | None]
-    """By split; a split that is not evaluated is left out."""
+    """Datasets by split. Splits without data are left out."""
     config: TrainerConfig
     groups: ProcessGroupCollection
     checkpoints: Checkpoints
@@ -38,30 +38,29 @@ class TrainingLoop:
     log: Log
 
     def run(self) -> None:
-        """Trains from state.iteration on; returns after the last iteration, or earlier when asked to stop, saved.
+        """Train from state.iteration to the last iteration or until asked to stop. The last step is always saved.
 
         Raises:
             NonFiniteError: see `train_step`.
         """
         batches = self._batches()
         self.watch.beat(Phase.TRAIN, self.state.iteration)
-        if (
-            self.state.iteration > 0
-        ):  # the attempt that saved this iteration may have stopped before it evaluated
+        if self.state.iteration > 0:
+            # The attempt that saved this iteration may have stopped before the evaluation.
             self._evaluate_due_splits()
         is_stopping = False
-        while not self._is_over() and not is_stopping:
+        while not self._is_finished() and not is_stopping:
             if self.instruments.before(self.state.iteration + 1):
                 self.metrics.skip_time()
             result = train_step(self.state, batches, self.config, self.groups, self._vote)
             is_stopping = result.vote.stop
             self._record(result)
             self._save_if_due(result.vote)
-            if not is_stopping or self._is_over():
+            if not is_stopping or self._is_finished():
                 self._evaluate_due_splits()
         self.instruments.close(self.state.iteration + 1)
 
-    def _is_over(self) -> bool:
+    def _is_finished(self) -> bool:
         return self.state.iteration >= self.config.training.train_iters
 
     def _batches(self) -> DataIterators:
@@ -86,7 +85,7 @@ class TrainingLoop:
 
     def _save_if_due(self, vote: Vote) -> None:
         interval = self.config.checkpoint.save_interval
-        is_leaving = vote.stop or self._is_over()
+        is_leaving = vote.stop or self._is_finished()
         if is_leaving:
             self.stop.agreed()
         is_due = interval is not None and self.state.iteration % interval == 0
@@ -114,7 +113,7 @@ class TrainingLoop:
 
 
 def due_evaluations(iteration: int, training: TrainingConfig) -> list[str]:
-    """The splits to evaluate after an iteration: valid at each interval and at the end, test at the end."""
+    """Splits to evaluate after an iteration: valid at each interval and at the end, test only at the end."""
     if training.eval_iters == 0:
         return []
     if iteration == training.train_iters:

@@ -1,4 +1,4 @@
-"""One optimizer step: forward and backward over the pipeline's micro-batches, a guard, then the update."""
+"""One optimizer step: forward and backward over the micro-batches, a check for finite values, then the update."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from trainer.contract.batch_size import Batch, batch_size_at
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import NonFiniteError
-from trainer.contract.wording import ranges
+from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
 from trainer.faults.spikes import SpikeWatch
 from trainer.optimizer.schedule import Schedule
@@ -29,49 +29,49 @@ DataIterators = list[Iterator[MicroBatch] | None]
 
 @dataclass
 class TrainingState:
-    """What a step changes and a checkpoint holds."""
+    """State that a step changes and a checkpoint contains."""
 
     model: list[DistributedDataParallel]
     optimizer: MegatronOptimizer
     scheduler: Schedule
     spikes: SpikeWatch
     iteration: int = 0
-    """Steps done."""
+    """Number of completed steps."""
     consumed_samples: int = 0
-    """Samples of the training set that they read."""
+    """Number of training samples that these steps have read."""
 
 
 @dataclass(frozen=True)
 class Vote:
-    """What a rank has to say at the end of a step; what any rank says holds for all."""
+    """Flags of a rank at the end of a step. They are combined with "or" over all ranks."""
 
     stop: bool = False
-    """It was asked to stop."""
+    """The rank was asked to stop."""
     save: bool = False
-    """It is time for a checkpoint."""
+    """A checkpoint is due."""
     writing: bool = False
-    """Its part of a background save is not on disk yet."""
+    """The rank's part of a background save is not on disk yet."""
     failed: bool = False
-    """Its part of a background save could not be written."""
+    """The rank's part of a background save could not be written."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step measured, equal on all ranks."""
+    """Results of one step. They are equal on all ranks."""
 
     batch: Batch
     loss: float
     """Mean over the tokens of the global batch (nats)."""
     grad_norm: float | None
-    """Global norm before clipping; None when fp16 gradients overflowed, and the loss scale is lowered."""
+    """Global norm before clipping; None if fp16 gradients overflowed, which lowers the loss scale."""
     lr: float
-    """The learning rate that the update used, but for groups with a multiple of it."""
+    """Learning rate of the update, before the lr_mult of a parameter group."""
     loss_scale: float
-    """What the loss was multiplied by; 1 but for fp16."""
+    """Factor of the loss; always 1 without fp16."""
     spike: float | None
-    """How many times the median of the steps before the loss is, when it is a spike."""
+    """Ratio of the loss to the median of the previous steps if the loss is a spike, else None."""
     skipped: bool
-    """Whether the update was left out, for an overflow or a spike."""
+    """Whether the update was skipped because of an overflow or a spike."""
     vote: Vote
 
 
@@ -82,12 +82,12 @@ def train_step(
     groups: ProcessGroupCollection,
     vote: Callable[[], Vote],
 ) -> StepResult:
-    """Does the next step. The loss and the gradient norm are known to be finite before a weight changes.
+    """Run the next step. It checks that loss and gradient norm are finite before it changes any weight.
 
-    Reading them is the only time that a step waits for the GPU, between the backward pass and the update.
+    Reading these two numbers, between the backward pass and the update, is the only time that a step waits for the GPU.
 
     Raises:
-        NonFiniteError: on all ranks, when the loss or the gradient norm is not finite; nothing is updated.
+        NonFiniteError: on all ranks, if the loss or the gradient norm is not finite. Nothing is updated.
     """
     seed_dropout(config.training.seed, state.iteration, groups)
     for chunk in state.model:
@@ -104,15 +104,15 @@ def train_step(
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         where = f"iteration {state.iteration + 1} (samples {batch.first} to {batch.first + batch.size - 1}"
         raise NonFiniteError(
-            f"{_what_is_not_finite(loss, grad_norm, where, totals, optimizer)}); nothing of this step is saved"
+            f"{_describe_non_finite(loss, grad_norm, where, totals, optimizer)}); nothing of this step is saved"
         )
     if overflowed and loss_scale <= (config.optimizer.loss_scale or config.optimizer.min_loss_scale):
         raise NonFiniteError(
             f"fp16 gradients overflow at the smallest loss scale allowed, {loss_scale:g}, at iteration "
             f"{state.iteration + 1}; nothing of this step is saved"
         )
-    # An overflow is the scale's, whatever the loss: it is no spike, and uses up nothing of what spikes may.
-    spike = None if overflowed else state.spikes.height(loss)
+    # An overflow is due to the loss scale: it is not a spike and does not count against skip_loss_spikes.
+    spike = None if overflowed else state.spikes.spike_ratio(loss)
     skipped = overflowed or (spike is not None and state.spikes.skip())
     if not skipped:
         state.spikes.remember(loss)
@@ -143,9 +143,9 @@ def forward_backward(
     *,
     forward_only: bool = False,
 ) -> torch.Tensor:
-    """One global batch of `batch_size` samples: this rank's [sum of losses, tokens], fp64 on its device.
+    """Run one global batch of `batch_size` samples. Returns this rank's [sum of losses, tokens] in fp64 on its device.
 
-    Zeros on ranks that do not compute the loss, and on all but one of those that compute the same.
+    The result is zero on ranks that do not compute the loss, and on all but one of those that compute the same loss.
     """
     results: list[torch.Tensor] = get_forward_backward_func()(
         forward_step_func=_forward_step,
@@ -156,29 +156,29 @@ def forward_backward(
         micro_batch_size=config.training.micro_batch_size,
         forward_only=forward_only,
     )
-    if results and groups.tp.rank() == 0:  # the last stage; its tensor-parallel ranks hold the same numbers
+    if results and groups.tp.rank() == 0:  # last stage; all its tensor-parallel ranks have the same numbers
         return torch.stack(results).sum(0).double()
     return torch.zeros(2, dtype=torch.float64, device="cuda" if config.device == "cuda" else "cpu")
 
 
 def _agree(totals: torch.Tensor, norm: torch.Tensor, vote: Vote) -> tuple[float, float, Vote]:
-    """Mean loss, gradient norm and what any rank votes, by one small all-reduce; fp64 counts exactly."""
+    """Combine losses and votes of all ranks in one small all-reduce. fp64 keeps the token count exact."""
     votes = torch.tensor([vote.stop, vote.save, vote.writing, vote.failed], dtype=torch.float64)
     numbers = torch.cat([totals, votes.to(totals.device, non_blocking=True)])
     torch.distributed.all_reduce(numbers)
-    loss_sum, tokens, *said, grad_norm = torch.cat([numbers, norm]).tolist()
-    return loss_sum / max(tokens, 1), grad_norm, Vote(*(count > 0 for count in said))
+    loss_sum, tokens, *counts, grad_norm = torch.cat([numbers, norm]).tolist()
+    return loss_sum / max(tokens, 1), grad_norm, Vote(*(count > 0 for count in counts))
 
 
 def _as_tensor(norm: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[1]; a number on megatron-core 0.16, a tensor on the GPU since 0.17."""
+    """The norm as a tensor of shape [1]. megatron-core 0.16 returns a number; since 0.17 it is a tensor on the GPU."""
     return torch.as_tensor(norm, dtype=like.dtype, device=like.device).reshape(1)
 
 
-def _what_is_not_finite(
+def _describe_non_finite(
     loss: float, grad_norm: float, where: str, totals: torch.Tensor, optimizer: MegatronOptimizer
 ) -> str:
-    """Names what is not a number, and the ranks. Every rank calls this, for all know the loss and the norm of all."""
+    """Describe the value that is not finite and name the ranks that have it. Every rank must call this."""
     if math.isfinite(loss):
         gradients = (gradient for part in _parts(optimizer) for gradient in _gradients_of_the_norm(part))
         is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
@@ -187,15 +187,17 @@ def _what_is_not_finite(
     flags = torch.zeros(torch.distributed.get_world_size(), device=totals.device)
     flags[torch.distributed.get_rank()] = not is_finite
     torch.distributed.all_reduce(flags)
-    named = ranges(rank for rank, flag in enumerate(flags.tolist()) if flag) or "none (the sum overflows)"
+    affected = [rank for rank, flag in enumerate(flags.tolist()) if flag]
+    named = rank_list(affected) if affected else "no single rank (the sum overflows)"
     if math.isfinite(loss):
-        # A data-parallel group has summed them, and each of its ranks holds a share, whoever computed it.
-        return f"the gradient norm is {grad_norm} at {where}; loss {loss}; in the share of rank {named}"
-    return f"the loss is {loss} at {where}; on rank {named}"
+        # The gradients are already summed and sharded over data-parallel ranks, so the rank that has the
+        # non-finite value is not necessarily the one that computed it.
+        return f"the gradient norm is {grad_norm} at {where}; loss {loss}; in the shard of {named}"
+    return f"the loss is {loss} at {where}; on {named}"
 
 
 def _gradients_of_the_norm(part: MegatronOptimizer) -> list[torch.Tensor]:
-    """This rank's share of the gradients; megatron-core 0.19 has another name for it."""
+    """This rank's shard of the gradients. megatron-core 0.19 renamed the method."""
     names = ("get_grads_for_grad_norm", "get_main_grads_for_grad_norm")
     gradients: list[torch.Tensor] = next(getattr(part, name) for name in names if hasattr(part, name))()
     return gradients
@@ -206,8 +208,8 @@ def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
 
 
 def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) -> None:
-    """What Core's `optimizer.step` does once the gradients are ready and their norm is known."""
-    # Of few parameters and many ranks, a rank may have none.
+    """The part of Core's `optimizer.step` that follows once the gradients are ready and their norm is known."""
+    # With few parameters and many ranks, a rank may have none.
     if clip_grad > 0 and (parameters := optimizer.get_parameters()):
         clip_grad_by_total_norm_fp32(parameters, clip_grad, grad_norm)
     optimizer.step_with_ready_grads()
@@ -216,7 +218,7 @@ def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) ->
 def _forward_step(
     batches: Iterator[MicroBatch] | None, chunk: torch.nn.Module
 ) -> tuple[torch.Tensor, Callable[..., tuple[torch.Tensor, ...]] | None]:
-    """Runs one chunk on one micro-batch, as the pipeline schedule asks for it."""
+    """Run one chunk on one micro-batch, in the form that the pipeline schedule expects."""
     if batches is None:
         return chunk(input_ids=None, position_ids=None, attention_mask=None), None
     batch = next(batches)
@@ -225,21 +227,22 @@ def _forward_step(
     )
 
     def loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[b, s] -> the sum to differentiate, the tokens in it, and both for the log."""
+        """[b, s] -> the sum to differentiate, its number of tokens, and both for the log."""
         total, tokens = (token_losses.float() * batch.loss_mask).sum(), batch.loss_mask.sum()
-        # The schedule scales by all tokens of the global batch, and by the context-parallel size: not here.
+        # No scaling here: the schedule divides by the tokens of the global batch, and handles context parallelism.
         return total, tokens.int(), torch.stack([total.detach(), tokens])
 
     return output, loss
 
 
 def seed_dropout(seed: int, iteration: int, groups: ProcessGroupCollection) -> None:
-    """Starts the generators of a step from the run's seed, the iteration and this rank's place.
+    """Seed the random generators of a step from the run's seed, the iteration and this rank's position.
 
-    So a resumed run draws what the undisturbed one would have, and checkpoints need no generator state.
-    Ranks of one tensor-parallel group must draw alike outside its regions: Core offsets the rest by rank.
+    A resumed run then draws the same numbers as an uninterrupted one, and checkpoints need no generator state.
+    Ranks of one tensor-parallel group must draw the same numbers outside tensor-parallel regions; inside of them, Core
+    adds an offset by rank.
     """
-    place = f"{seed} {iteration} {groups.pp.rank()} {groups.dp_cp.rank()}"
-    step_seed = int.from_bytes(hashlib.sha256(place.encode()).digest()[:6], "big")
+    position = f"{seed} {iteration} {groups.pp.rank()} {groups.dp_cp.rank()}"
+    step_seed = int.from_bytes(hashlib.sha256(position.encode()).digest()[:6], "big")
     torch.manual_seed(step_seed)
     model_parallel_cuda_manual_seed(step_seed)

@@ -1,4 +1,4 @@
-"""A training run from its configuration to its last checkpoint, top to bottom."""
+"""A training run, from its configuration to its last checkpoint."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ from trainer.optimizer.schedule import Schedule
 from trainer.step import TrainingState
 
 PEERS_TIMEOUT = datetime.timedelta(minutes=5)
-"""For the ranks' second connection to the store, once all are there."""
+"""Timeout of the ranks' second connection to the store, after all of them have met."""
 
 
 def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool = False) -> None:
-    """Trains from the newest checkpoint, or from the seed, to train_iters, or until asked to stop.
+    """Train from the newest checkpoint, or from random weights, to train_iters or until asked to stop.
 
-    Leaves DONE in the run directory when the last iteration is saved, STOPPED when an earlier one is.
+    Writes DONE to the run directory when the last iteration is saved, and STOPPED when an earlier one is.
 
     Raises:
-        ConfigError: the configuration does not fit itself or the data.
-        TrainerError: the ranks, the device or a checkpoint are not what the configuration needs.
-        NonFiniteError: the loss or the gradient norm is not a number.
+        ConfigError: the configuration contradicts itself or the data.
+        TrainerError: the ranks, the device or a checkpoint do not match the configuration.
+        NonFiniteError: the loss or the gradient norm is not finite.
         LostPeersError: another rank is gone.
     """
     config = resolve(config)
@@ -73,15 +73,17 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     keep_flight_records(run)
     cuda_graphs.prepare_nccl(config)
     process_groups = groups.initialize(config, ranks, os.environ)
-    with groups.lost_peers_named(ranks, lambda: "while the ranks met"):
+    with groups.reporting_lost_peers(ranks, lambda: "while the ranks met"):
         store = rendezvous.open_store(ranks, os.environ, PEERS_TIMEOUT, hosts=False, waits=False)
     peers = Peers(ranks, store)
     with (
         Watch(run, ranks, peers, config.training) as watch,
         Heartbeat(run.heartbeat, watch) if is_rank_0 else contextlib.nullcontext(),
-        groups.lost_peers_named(ranks, lambda: str(watch)),
+        groups.reporting_lost_peers(ranks, lambda: str(watch)),
     ):
-        stop.answer_sigterm(ranks, peers, is_worth_saving=lambda: watch.has_stepped, hurry=watch.hurry)
+        stop.answer_sigterm(
+            ranks, peers, is_worth_saving=lambda: watch.has_stepped, shorten_timeout=watch.shorten_timeout
+        )
         try:
             _train(config, ranks, process_groups, run, stop, watch, log)
         except TrainerError as error:
@@ -99,7 +101,7 @@ def _train(
     watch: Watch,
     log: Log,
 ) -> None:
-    """What `train` does once the ranks have met."""
+    """The part of `train` that follows once the ranks have met."""
     last = config.training.train_iters
     if at_rank_0(lambda: _open_run_directory(run, config), run.root, "written"):
         log.line(f"{config.name}: iteration {last} is done, nothing to do")
@@ -132,7 +134,7 @@ def _train(
     instruments = Instruments(timers, Profiler(config, run, ranks.rank), graphs, stragglers)
     loop = TrainingLoop(state, datasets, config, groups, checkpoints, stop, watch, instruments, metrics, log)
     gc.collect()
-    gc.freeze()  # what lives as long as the run is not looked through again, which takes longer than launching a layer
+    gc.freeze()  # a collection over these permanent objects would take longer than launching a layer
     try:
         loop.run()
     except TrainerError as error:
@@ -144,7 +146,7 @@ def _train(
         metrics.close()
         raise
     except Exception:
-        metrics.close()  # its lines are written by a thread
+        metrics.close()  # waits for the thread that writes the lines
         raise
     watch.beat(Phase.END)
     metrics.close()
@@ -153,7 +155,7 @@ def _train(
 
 
 def _build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log) -> TrainingState:
-    """The model with weights from the seed, and its optimizer."""
+    """Build the model with random weights, and its optimizer."""
     chosen = kernels.choose(config)
     log.line(f"kernels: {chosen}")
     model = build_model(config, groups, chosen)
@@ -167,20 +169,20 @@ def _build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log
 def _open_datasets(
     config: TrainerConfig, run: RunDirectory, state: TrainingState, source: checkpoint.Source | None
 ) -> dict[str, torch.utils.data.Dataset | None]:
-    """The splits, of which the training set goes on where the checkpoint `source` stopped reading."""
-    reading = covering(config.training, state.iteration, state.consumed_samples)
-    goes_on = source is not None and not source.weights_only
+    """Open the datasets of all splits. The training set covers the samples that are read and those still to read."""
+    training = covering(config.training, state.iteration, state.consumed_samples)
+    resumes = source is not None and not source.weights_only
     return build_datasets(
-        dataclasses.replace(config, training=reading),
+        dataclasses.replace(config, training=training),
         run.index_cache,
         config.model.padded_vocab_size,
         is_needed=any(reads_samples(chunk) for chunk in state.model),
-        earlier=hyperparameters.earlier_reading(source.checkpoint.record) if goes_on else None,
+        earlier=hyperparameters.planned_training(source.checkpoint.record) if resumes else None,
     )
 
 
 def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:
-    """Completes what was being saved when the run failed; should that fail too, the first failure is the reason."""
+    """Complete the save that was in progress when the run failed. An error here is only logged."""
     try:
         checkpoints.finish()
     except TrainerError as error:
@@ -188,14 +190,14 @@ def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:
 
 
 def _open_run_directory(run: RunDirectory, config: TrainerConfig) -> bool:
-    """Makes the run directory and removes the markers of earlier attempts, but not DONE. Returns whether it is done.
+    """Create the run directory and remove the markers of earlier attempts except DONE. Returns whether the run is done.
 
     Raises:
-        TrainerError: the run is finished, and `config` asks for another one.
-        RunDirectoryBusyError: another process is training in it.
+        TrainerError: the run is finished, and `config` differs from it.
+        RunDirectoryBusyError: another process is training in the run directory.
     """
     run.root.mkdir(parents=True, exist_ok=True)
-    busy = f"another process is training in {run.root}; wait for it, or name another run_dir"
+    busy = f"another process is training in {run.root}. Wait for it to end, or name another run_dir"
     lock.hold(run.root / lock.RUN, busy)
     for marker in (run.stopped, run.failed):
         marker.unlink(missing_ok=True)
@@ -205,7 +207,7 @@ def _open_run_directory(run: RunDirectory, config: TrainerConfig) -> bool:
 
 
 def _record_start(run: RunDirectory, config: TrainerConfig) -> None:
-    """Records that this attempt trains: nothing can refuse its configuration any more."""
+    """Record the configuration and code of this attempt, once all checks have passed."""
     run.done.unlink(missing_ok=True)
     publish(run.trained_with, json.dumps(to_dict(config), indent=1) + "\n")
     for file in provenance.code_files(config).values():
@@ -213,12 +215,13 @@ def _record_start(run: RunDirectory, config: TrainerConfig) -> None:
         content = file.read_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
         publish(
-            run.code / f"{sha256[: provenance.SHOWN]}-{file.name}", content.decode("utf-8", errors="replace")
+            run.code / f"{sha256[: provenance.SHA256_DIGITS]}-{file.name}",
+            content.decode("utf-8", errors="replace"),
         )
 
 
 def _mark_end(run: RunDirectory, iteration: int, config: TrainerConfig) -> None:
-    """Writes DONE or STOPPED, then waits for all ranks."""
+    """Write DONE or STOPPED, then wait for all ranks."""
     if iteration >= config.training.train_iters:
         marker, text = run.done, f"{iteration}\n{fingerprint(config)}\n"
     else:

@@ -86,7 +86,7 @@ def test_list_shows_what_is_not_whole(run: Path) -> None:
     said = hpcgen("checkpoint", "list", run).stdout
     assert "    its save was cut off, or goes on: begun 2026-01-01 10:00:00+0000 on ndv5-001\n" in said
     assert "    __0_0.distcp has 3 bytes, not 7\n" in said
-    assert "    COMPLETE is not as it was written: its checksum differs\n" in said
+    assert "    COMPLETE was changed after it was written: its checksum differs\n" in said
     assert "iter_0000600.broken" in said
 
 
@@ -119,12 +119,12 @@ def test_verify_reads_every_byte(run: Path) -> None:
     assert hpcgen("checkpoint", "inspect", checkpoint).status == 0
     ended = hpcgen("checkpoint", "inspect", checkpoint, "--verify")
     assert ended.status == 1
-    assert ended.stdout.endswith("__0_0.distcp is not as it was written: its SHA-256 differs\n")
+    assert ended.stdout.endswith("__0_0.distcp was changed after it was written: its SHA-256 differs\n")
     (checkpoint / "metadata.json").unlink()
     ended = hpcgen("checkpoint", "inspect", checkpoint, "--verify", "--json")
     assert ended.status == 1
     assert sorted(json.loads(ended.stdout)["problems"]) == [
-        "__0_0.distcp is not as it was written: its SHA-256 differs",
+        "__0_0.distcp was changed after it was written: its SHA-256 differs",
         "metadata.json is missing",
     ]
 
@@ -154,20 +154,20 @@ CONFIGURED = {"seq_length": 8, "train_iters": 8, "global_batch_size": 8, "micro_
         ({"files": None}, "files is None, not an object"),
         ({"files": []}, "files is [], not an object"),
         ({"files": {"x": 3}}, "files['x'] is 3, not an object"),
-        ({"files": {"x": {}}}, "files['x'].bytes is None, not a whole number of at least 0"),
-        ({"files": {"x": FILE | {"bytes": -1}}}, "files['x'].bytes is -1, not a whole number of at least 0"),
-        ({"files": {"../x": FILE}}, "files names '../x', which is no file of a checkpoint"),
+        ({"files": {"x": {}}}, "files['x'].bytes is None, not a non-negative integer"),
+        ({"files": {"x": FILE | {"bytes": -1}}}, "files['x'].bytes is -1, not a non-negative integer"),
+        ({"files": {"../x": FILE}}, "files names '../x', which is not a valid file name in a checkpoint"),
         ({"time": "x"}, "time is 'x', not a time in Unix seconds"),
         ({"time": 1e300}, "time is 1e+300, not a time in Unix seconds"),
         ({"time": float("nan")}, "time is nan, not a time in Unix seconds"),
-        ({"world_size": True}, "world_size is True, not a whole number of at least 0"),
-        ({"format": None}, "format is None, not a whole number of at least 0"),
+        ({"world_size": True}, "world_size is True, not a non-negative integer"),
+        ({"format": None}, "format is None, not a non-negative integer"),
         ({"model": None}, "model is None, not an object"),
-        ({"model": {}}, "model.seq_length is None, not a whole number of at least 0"),
+        ({"model": {}}, "model.seq_length is None, not a non-negative integer"),
         ({"training": CONFIGURED | {"rampup_batch_size": 3}}, "training.rampup_batch_size is 3, not a list"),
         ({"layout": 3}, "layout is 3, not an object"),
-        ({"consumed_samples": 10**4000}, f"consumed_samples is {str(10**4000)[:37]}..., not a whole"),
-        ({"versions": {"torch": []}}, "versions.torch is [], not text"),
+        ({"consumed_samples": 10**4000}, f"consumed_samples is {str(10**4000)[:37]}..., not a non-negative"),
+        ({"versions": {"torch": []}}, "versions.torch is [], not a string"),
         ({"data": {"datasets": [3]}}, "data.datasets[...] is 3, not an object"),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_record_of_odd_values_is_damaged_and_the_others_are_as_they_are(
     odd = write_checkpoint(tmp_path, 800, **record)
     assert states(tmp_path) == {800: ("damaged", "not complete"), 700: ("complete", "the newest")}
     assert (
-        f"    COMPLETE is no record of this trainer: {reason}"
+        f"    COMPLETE is not a record of this trainer: {reason}"
         in hpcgen("checkpoint", "list", tmp_path).stdout
     )
     for options in ((), ("--json",), ("--verify",)):
@@ -200,7 +200,7 @@ def test_an_index_from_anywhere_runs_nothing(run: Path) -> None:
         index.write_bytes(content)
         ended = hpcgen("checkpoint", "inspect", run, "--tensors")
         assert (ended.status, ended.stdout) == (2, "")
-        reason = "names posix.system" if b"system" in content else "not an index of torch_dist"
+        reason = "names posix.system" if b"system" in content else "not a torch_dist index"
         assert reason in ended.stderr
     assert not Path("planted").exists()
 

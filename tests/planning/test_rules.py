@@ -338,7 +338,7 @@ REFUSED = {
     ),
     "a change of nothing": (
         {"checkpoint__changed": ("optimizer.lr", "training.lr")},
-        "checkpoint.changed[1] is no hyperparameter; did you mean optimizer.lr?",
+        "checkpoint.changed[1] is not a hyperparameter; did you mean optimizer.lr?",
     ),
     "a profile that ends before it starts": (
         {"logging__profile_step_start": 10, "logging__profile_step_end": 10},

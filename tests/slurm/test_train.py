@@ -35,7 +35,7 @@ def test_the_piped_script_trains_on_both_nodes_and_computes_what_one_process_doe
         state = slurm_cluster.wait(job_id, timeout_s=JOB_S)
     log = log_of(tiny_run, job_id)
     assert state == "COMPLETED", log
-    assert f"rank 0: port {port} is taken; the ranks meet at port" in log
+    assert f"rank 0: port {port} is in use; the ranks meet at port" in log
     assert "on ndv5-[1-2]" in log
     assert "TP 2 x PP 2" in log
     found = curve(tiny_run)
@@ -119,6 +119,6 @@ def test_a_done_run_does_not_answer_for_a_script_of_another_experiment(
     job_id = slurm_cluster.sbatch(script.replace(f"{tmp_path}/new", f"{directory}/run"), cwd=directory)
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
     log = log_of(single_process_run, job_id)
-    assert "asks for another run: optimizer.lr: 0.001 -> 0.002" in log
+    assert "this configuration differs from it: optimizer.lr: 0.001 -> 0.002" in log
     assert "not requeued, since it would fail again" in log
     assert "hpcgen: done" not in log

@@ -1,4 +1,4 @@
-"""Corpora, configurations and undisturbed runs that the tests of the trainer share."""
+"""Corpora, configurations and uninterrupted runs that the trainer's tests share."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def config(corpus: str, tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def single_gpt(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The undisturbed run of one process that layouts, resumes and stops are compared with."""
+    """An uninterrupted run of one process, with which layouts, resumes and stops are compared."""
     return finished(gpt_config(corpus, tmp_path_factory.mktemp("gpt")))
 
 
 @pytest.fixture(scope="session")
 def single_llama(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The same with rotary embeddings, RMSNorm, SwiGLU, grouped queries and a separate output matrix."""
+    """A configuration with rotary embeddings, RMSNorm, SwiGLU, grouped queries and a separate output matrix."""
     return finished(gpt_config(corpus, tmp_path_factory.mktemp("llama"), LLAMA))

@@ -1,4 +1,4 @@
-"""Ranks that begin as forks of a process that has imported the trainer: importing takes most of a short run.
+"""Starts ranks as forks of a process that has imported the trainer, since imports take most of a short run.
 
 From `main` on nothing differs from `python -m trainer`, which tests/slurm and the commands of the documentation run.
 """
@@ -20,7 +20,7 @@ class ForkedRank:
     """The part of a subprocess.Popen that tests use."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
-        """Calls the trainer with `arguments`; what it prints is appended to `log`."""
+        """Calls the trainer with `arguments` and appends its output to `log`."""
         self._process = CONTEXT.Process(target=_be_the_trainer, args=(arguments, environment, log))
         self._process.start()
 

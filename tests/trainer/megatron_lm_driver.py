@@ -36,7 +36,7 @@ TENSOR_TYPES = {
 
 
 class Anything:
-    """A decorator, type or function of Triton that is named at import and never called."""
+    """A decorator, type or function of Triton that is used at import but never called."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -67,7 +67,7 @@ def main(checkout: Path, arguments: list[str]) -> None:
 
 
 def import_triton_kernels() -> None:
-    """Imports Core's kernels with a made-up Triton, that torch must not see."""
+    """Imports Core's kernels with a fake Triton, which torch must not see."""
     triton, language = (types.ModuleType(name) for name in ("triton", "triton.language"))
     for module in (triton, language):
         module.__getattr__ = Anything().__getattr__  # type: ignore[method-assign]
@@ -80,7 +80,7 @@ def import_triton_kernels() -> None:
 
 
 def stand_in_for_gpus() -> None:
-    """What megatron.training asks of torch.cuda."""
+    """The functions of torch.cuda that megatron.training uses."""
     import torch
 
     def tensor(dtype: torch.dtype, values: Any = ()) -> torch.Tensor:
@@ -110,7 +110,7 @@ def stand_in_for_gpus() -> None:
 
 
 def stand_in_for_core() -> None:
-    """What in Core needs a compiler, a GPU, or a process beside this one."""
+    """The parts of Core that need a compiler, a GPU or another process."""
     import megatron.core.optimizer as core_optimizer
     from megatron.core.datasets import utils
     from megatron.core.dist_checkpointing.strategies import filesystem_async

@@ -1,4 +1,4 @@
-"""One rank of a training whose steps are poisoned from outside: run by test_poison.py, checks what each step does.
+"""One rank of a training run with poisoned steps. test_poison.py runs it; it checks the result of each step.
 
 Every poison is put in by a hook of torch on this rank alone, at a place that a seeded generator chooses.
 """
@@ -27,7 +27,7 @@ from trainer.contract.resolve import resolve  # noqa: E402
 from trainer.data.datasets import build_datasets  # noqa: E402
 from trainer.data.loader import data_iterators  # noqa: E402
 from trainer.distributed import groups, rendezvous  # noqa: E402
-from trainer.faults.spikes import FEWEST, SpikeWatch  # noqa: E402
+from trainer.faults.spikes import MIN_LOSSES, SpikeWatch  # noqa: E402
 from trainer.model import kernels  # noqa: E402
 from trainer.model.build import build_model  # noqa: E402
 from trainer.optimizer.build import build_optimizer  # noqa: E402
@@ -39,7 +39,7 @@ KINDS = {"activation": math.nan, "gradient": math.nan, "infinite gradient": math
 
 
 class Training:
-    """What the loop would hold, one step at a time."""
+    """The state of the loop, advanced one step at a time."""
 
     def __init__(self, path: Path) -> None:
         self.config = resolve(configuration.read(path))
@@ -88,7 +88,7 @@ class Training:
 
     @contextlib.contextmanager
     def scaled_loss(self, factor: float) -> Iterator[None]:
-        """As a batch of garbage would do, on all ranks."""
+        """Scale the loss on all ranks, as a batch of garbage would."""
         handles = [
             chunk.register_forward_hook(lambda m, i, output: output * factor) for chunk in self.state.model
         ]
@@ -109,7 +109,7 @@ def poison(training: Training) -> None:
             result = step_or_error(training)
         if isinstance(result, NonFiniteError):
             assert f"at iteration {iteration + 1} " in str(result)
-            assert re.search(r"(on|in the share of) rank \d", str(result))
+            assert re.search(r"(on|in the shard of) ranks? \d", str(result))
             assert training.state.iteration == iteration
         else:  # to a scaled loss, a gradient that is not finite says no more than that the scale is too large
             assert training.config.training.precision == "fp16", f"{kind} on rank {rank} was not noticed"
@@ -125,7 +125,7 @@ def step_or_error(training: Training) -> StepResult | NonFiniteError:
 
 
 def spike(training: Training) -> None:
-    for _ in range(FEWEST):
+    for _ in range(MIN_LOSSES):
         assert training.step().spike is None
     before = training.frozen()
     for is_left_out in (True, False):  # skip_loss_spikes is 1

@@ -1,4 +1,4 @@
-"""What a fork server of tests has imported: all that the trainer imports for a CPU."""
+"""Modules that the fork server of tests imports: all that the trainer imports on a CPU."""
 
 import gc
 import os

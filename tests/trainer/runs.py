@@ -40,7 +40,7 @@ LLAMA = GPT | {
 
 @dataclass(frozen=True)
 class Run:
-    """A run's directory and what its ranks ended with."""
+    """A run's directory, and the exit statuses of its ranks."""
 
     directory: Path
     statuses: tuple[int, ...]
@@ -111,7 +111,7 @@ class Ranks:
 
 
 def new_process(arguments: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """`python -m trainer ARGUMENTS`; what it prints is appended to `log`."""
+    """Runs `python -m trainer ARGUMENTS` and appends its output to `log`."""
     command = [sys.executable, "-m", "trainer", *arguments]
     with log.open("a") as output:
         return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment)

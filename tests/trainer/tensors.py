@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, read whole, without the trainer."""
+"""Reads the complete tensors of a checkpoint without the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hung and lost ranks end the job soon, and say where to look."""
+"""Hung and lost ranks end the job quickly and say where to look."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.distributed.rendezvous import Ranks as Place
 from trainer.faults.hang import Report, verdict
 
 ENOUGH_S = 60
-"""Well above what any of this takes on a busy machine, and below the timeouts that would end a run otherwise."""
+"""Longer than these tests take on a busy machine, and shorter than the timeouts that would otherwise end a run."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_stopped_rank_ends_the_others_with_their_stacks(two_ranks: dict[str, A
     result = ranks.wait()
     [line] = [line for line in result.log.splitlines() if line.startswith("trainer: ")]
     assert re.match(
-        r"trainer: hung: nothing moved for [34](\.\d)? s; look first at rank 1 on \S+, which did not report",
+        r"trainer: hung: no progress for [34](\.\d)? s\. Look first at rank 1 on \S+, which did not report",
         line,
     )
     assert "Traceback" not in result.log
@@ -93,15 +93,15 @@ def test_a_store_that_is_silent_for_ever_keeps_no_watch_from_its_end(tmp_path: P
         [sys.executable, "-c", SILENT_STORE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == Exit.HUNG, done.stderr
-    assert "trainer: hung: nothing moved for" in done.stderr
-    assert "look first at rank 0, which did not report" in done.stderr
+    assert "trainer: hung: no progress for" in done.stderr
+    assert "Look first at rank 0, which did not report" in done.stderr
 
 
 @pytest.mark.process
 def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
     two_ranks: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on beside a save, however long it takes; what waits for it does so for the timeout."""
+    """Training continues during a background save of any length. Waiting for a save is limited by the timeout."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "trainer" / "snapshot_hook"))
     monkeypatch.setenv("HOLD_SAVE", "1")
     monkeypatch.setenv("HELD", str(tmp_path / "held"))
@@ -110,14 +110,14 @@ def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
     result = run(two_ranks)
     assert result.statuses == (Exit.HUNG, Exit.HUNG), result.log
     assert result.steps[-1][0] == 8
-    assert "every rank waits after iteration 8 at" in result.log
+    assert "Every rank waits after iteration 8 at" in result.log
     assert_nothing_saved(result)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("silent", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_sigterm_while_a_rank_is_silent_does_not_wait_for_it(silent: int, two_ranks: dict[str, Any]) -> None:
-    """Stopped, it neither answers nor closes its connections: nothing tells the other that it will not come."""
+    """A stopped rank neither answers nor closes its connections, so the other rank cannot see that it will not come."""
     ranks = Ranks(two_ranks)
     ranks.wait_for_step()
     ranks.send(signal.SIGSTOP, rank=silent)
@@ -182,29 +182,29 @@ def report(rank: int, iteration: int = 8, at: str = "step.py:150 _agree") -> Rep
     [
         (
             [report(0), report(1), report(3)],
-            "look first at rank 2 on n2, which did not report; rank 0-1,3 waits after iteration 8 at step.py:150 _agr",
+            "Look first at rank 2 on n2, which did not report. Ranks 0-1,3 wait after iteration 8 at step.py:150 ",
         ),
         (
             [report(0), report(1, at="data.py:88 micro_batches"), report(2), report(3)],
-            "look first at rank 1 on n1, which stands after iteration 8 at data.py:88 micro_batches; rank 0,2-3 waits",
+            "Look first at rank 1 on n1, waiting after iteration 8 at data.py:88 micro_batches. Ranks 0,2-3 wait ",
         ),
         (
             [report(0), report(1), report(2, 7, "loop.py:70 run_steps"), report(3, 9)],
-            "look first at rank 2 on n2, which stands after iteration 7 at loop.py:70 run_steps, then at rank 3 on n3",
+            "Look first at rank 2 on n2, waiting after iteration 7 at loop.py:70 run_steps, then at rank 3 on n3",
         ),
         (
             [report(rank) for rank in range(4)],
-            "600 s; every rank waits after iteration 8 at step.py:150 _agree;",
+            "600 s. Every rank waits after iteration 8 at step.py:150 _agree.",
         ),
     ],
 )
-def test_the_line_of_a_hang_names_those_that_stand_apart(reports: list[Report], expected: str) -> None:
+def test_the_line_of_a_hang_names_ranks_that_wait_elsewhere(reports: list[Report], expected: str) -> None:
     line = verdict(
         {each.rank: each for each in reports}, 4, {rank: f"n{rank}" for rank in range(4)}, Path("/run/stacks")
     )
-    assert line.startswith("hung: nothing moved for 600 s; ")
+    assert line.startswith("hung: no progress for 600 s. ")
     assert expected in line
-    assert line.endswith("stacks and flight records are in /run/stacks")
+    assert line.endswith("Stacks and flight records are in /run/stacks")
 
 
 def place(rank: int, world_size: int = 3) -> Place:
@@ -226,7 +226,7 @@ def test_a_roll_has_the_answers_of_those_that_gave_one() -> None:
 
 
 class SlowStore:
-    """As one whose process is stopped until `goes_on` is set: the connection stays, and nothing comes back."""
+    """Acts like a stopped process until `goes_on` is set: the connection stays open without answers."""
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()
@@ -283,7 +283,7 @@ store = Store({"terminated": f"1 {other}\\n".encode()})
 ranks = Ranks(0, 0, 2, "a test")
 stop = StopRequest(None)
 stop.answer_sigterm(
-    ranks, Peers(ranks, store), is_worth_saving=lambda: worth == "yes", hurry=lambda: print("hurries")
+    ranks, Peers(ranks, store), is_worth_saving=lambda: worth == "yes", shorten_timeout=lambda: print("shortens")
 )
 if agreed == "agreed":
     stop.agreed()
@@ -294,14 +294,14 @@ roll.join(60)
 print(stop.reason())
 """
 
-NOTHING = "SIGTERM; all ranks leave before the first step: there is nothing to save\n"
+NOTHING = "SIGTERM; all ranks leave before the first step, so there is nothing to save\n"
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("worth", "other", "agreed", "status", "said"),
     [
-        pytest.param("yes", "yes", "", 0, "hurries\nSIGTERM\n", id="each has stepped"),
+        pytest.param("yes", "yes", "", 0, "shortens\nSIGTERM\n", id="each has stepped"),
         pytest.param("no", "no", "", Exit.TERMINATED, NOTHING, id="none has stepped"),
         pytest.param("yes", "no", "", Exit.TERMINATED, NOTHING, id="the other has not stepped yet"),
         pytest.param("no", "yes", "", Exit.TERMINATED, NOTHING, id="only the other has stepped"),
@@ -329,12 +329,12 @@ from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks
 from trainer.contract.run_directory import RunDirectory
 
-watch.HURRIED_S = watch.OTHERS_S = 0.5
+watch.SHORT_TIMEOUT_S = watch.OTHERS_S = 0.5
 ranks, root = Ranks(0, 0, 2, "a test"), Path(sys.argv[1])
 training = TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1)
 with watch.Watch(RunDirectory(root, root, root), ranks, Peers(ranks, HashStore()), training) as running:
     running.beat(watch.Phase.TRAIN, 7)
-    running.hurry()
+    running.shorten_timeout()
     threading.Event().wait()  # for a rank that is gone
 """
 
@@ -345,4 +345,4 @@ def test_a_rank_that_dies_after_all_were_told_to_save_is_not_waited_for(tmp_path
         [sys.executable, "-c", DYING, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )
     assert result.returncode == Exit.TERMINATED, result
-    assert "look first at rank 1, which did not report; rank 0 waits after iteration 7" in result.stderr
+    assert "Look first at rank 1, which did not report. Rank 0 waits after iteration 7" in result.stderr

@@ -1,4 +1,4 @@
-"""The batch of each step against Megatron-LM's calculator, and where a resumed run goes on."""
+"""Batch sizes compared with Megatron-LM's calculator, and the position at which a resumed run continues."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_resumed_run_asks_for_the_samples_of_the_undisturbed_one(rampup: tuple
 
 @pytest.mark.parametrize(("consumed", "train_iters"), [(1000 * 8, 232), (10, 201), (0, 200)])
 def test_after_other_batches_a_run_asks_for_what_it_still_reads(consumed: int, train_iters: int) -> None:
-    """200 of 400 steps are left, of 256 samples each; samples are asked for from the first on."""
+    """200 of 400 steps are left, with 256 samples each. The plan counts samples from the first one."""
     training = ramp()
     asked = total_samples(covering(training, 200, consumed))
     assert asked == train_iters * 256

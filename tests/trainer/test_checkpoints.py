@@ -1,4 +1,4 @@
-"""Checkpoints: written beside training, whole or not at all, and the newest whole one is what a run goes on from."""
+"""Checkpoints are written during training, completely or not at all, and a run resumes from the newest valid one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from trainer.metrics.console import Log
 
 
 def no_beat() -> None:
-    """Nobody watches."""
+    """A beat that does nothing."""
 
 
 HOOK = str(Path(__file__).parent / "snapshot_hook")
@@ -68,7 +68,7 @@ class Saved:
         return target
 
     def find(self, directory: Path) -> checkpoint.Source | None:
-        """What a run with these checkpoints goes on from."""
+        """The checkpoint that a run with these checkpoints resumes from."""
         config = dataclasses.replace(self.config, run_dir=str(directory.parent))
         return checkpoint.find(directory, config, Log(is_rank_0=False, progress=False), no_beat)
 
@@ -83,7 +83,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def one_rank() -> Iterator[None]:
-    """A world of this process alone, for what ranks agree on."""
+    """A process group with only this process, for functions that use collectives."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
@@ -170,7 +170,7 @@ def test_a_run_that_ever_saved_does_not_start_from_the_beginning(saved: Saved, t
     for iteration in (2, 4, 6):
         cut(directory / f"iter_{iteration:07d}" / "__0_0.distcp", random.Random(0))
     for _ in range(2):  # the second time, only renamed directories are left
-        with pytest.raises(TrainerError, match=r"iter_0000006.broken was a checkpoint|latest.* tells of one"):
+        with pytest.raises(TrainerError, match=r"iter_0000006.broken was a checkpoint|latest.* names one"):
             saved.find(directory)
         (directory / TRACKER).unlink(missing_ok=True)
 
@@ -280,14 +280,14 @@ def test_a_run_killed_inside_saves_trains_as_if_undisturbed(
         assert list_checkpoints(ranks.directory / "checkpoints")[0].is_cut_off
     monkeypatch.delenv("HOLD_SAVE")
     result = finished(config)
-    assert result.log.count("Its save was cut off; it was removed") == kills
+    assert result.log.count("Its save was interrupted, so it was removed") == kills
     assert result.steps == undisturbed.steps
     last = f"iter_{train_iters:07d}"
     assert_same_checkpoint(result.checkpoints / last, undisturbed.checkpoints / last)
 
 
 def going_on(corpus: str, saved: Saved, directory: Path, **keys: Any) -> dict[str, Any]:
-    """A run that has the checkpoints of iterations 2 and 4, and goes on."""
+    """A run that has the checkpoints of iterations 2 and 4, and resumes."""
     saved.copy(directory / "checkpoints")
     shutil.rmtree(directory / "checkpoints" / "iter_0000006")
     return small_config(corpus, directory) | keys
@@ -339,7 +339,7 @@ def test_storage_that_fails_during_a_load_is_no_fault_of_the_checkpoint(
 
 @pytest.mark.process
 def test_training_goes_on_while_a_checkpoint_is_written(corpus: str, saved: Saved, tmp_path: Path) -> None:
-    """The same bytes as when training waits: what is written is the state of that step, not of a later one."""
+    """The bytes are the same as when training waits, so the saved state is that of the step, not of a later one."""
     waiting = finished(small_config(corpus, tmp_path / "waiting", async_save=False))
     assert waiting.steps == saved.run.steps
     for name in ("iter_0000002", "iter_0000004", "iter_0000006"):
@@ -373,12 +373,12 @@ def test_slow_storage_makes_saves_wait_for_each_other(
 def test_a_save_that_fails_for_a_moment_is_tried_once_more(
     failures: int, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one rank of two, in the background: the GPUs hold a good state, so no step need be lost for it."""
+    """A background save fails on one of two ranks. The GPUs still have a valid state, so no step is lost."""
     monkeypatch.setenv("PYTHONPATH", HOOK)
     monkeypatch.setenv("FAIL_RANK", "1")
     monkeypatch.setenv("FAIL_SAVES", str(failures))
     result = run(small_config(corpus, tmp_path / "run", save_interval=2) | {"world_size": 2})
-    [line] = [line for line in result.log.splitlines() if line.endswith("it is tried once more")]
+    [line] = [line for line in result.log.splitlines() if line.endswith("The save is repeated once")]
     assert re.search(r"could not be saved: rank 1 on \S+: .*/iter_0000002/.* \(errno 5\)", line)
     complete = [
         checkpoint.iteration for checkpoint in list_checkpoints(result.checkpoints) if checkpoint.flaw is None
@@ -423,7 +423,7 @@ def on_a_small_disk(size: str, config: dict[str, Any], tmp_path: Path) -> tuple[
 
 @pytest.mark.process
 def test_a_full_disk_fails_the_save_and_leaves_the_one_before(corpus: str, tmp_path: Path) -> None:
-    """On a file system that one checkpoint fits on, and not two."""
+    """The file system has space for one checkpoint but not for two."""
     disk = tmp_path / "disk"
     config = gpt_config(corpus, tmp_path / "run") | {"world_size": 2}
     config["checkpoint"] = {"save_interval": 2, "save": str(disk), "keep_last": 1}
@@ -441,7 +441,7 @@ def test_a_full_disk_fails_the_save_and_leaves_the_one_before(corpus: str, tmp_p
 
 @pytest.mark.process
 def test_a_full_disk_that_holds_the_run_directory_too_is_marked_as_final(corpus: str, tmp_path: Path) -> None:
-    """What the failed save wrote goes, so that there is room to say why."""
+    """The files of the failed save are removed, so that there is space to record the reason."""
     config = gpt_config(corpus, tmp_path / "disk" / "run") | {"world_size": 2}
     config["checkpoint"] = {"save_interval": 2, "keep_last": 1}
     statuses, log = on_a_small_disk("7m", config, tmp_path)
@@ -560,15 +560,15 @@ def test_the_tracker_is_not_what_a_run_depends_on(
     source = checkpoint.find(directory, saved.config, Log(is_rank_0=True, progress=False), no_beat)
     assert source is not None
     assert source.path == directory / "iter_0000006"
-    assert f"{TRACKER} does not name iter_0000006" in capsys.readouterr().out
+    assert f"{TRACKER} was not updated to iter_0000006" in capsys.readouterr().out
 
 
 @pytest.mark.process
 def test_a_large_checkpoint_is_read_with_signs_of_attempt(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A beat for each turn in which something was read, so none when the storage hangs."""
-    monkeypatch.setattr(reading, "TURN_S", 0.0)
+    """There is a beat for each turn with progress in reading, so there is none if the storage hangs."""
+    monkeypatch.setattr(reading, "EXCHANGE_INTERVAL_S", 0.0)
     directory = saved.copy(tmp_path / "checkpoints")
     cut(directory / "iter_0000006" / "__0_0.distcp", random.Random(0))
     beats: list[None] = []

@@ -1,4 +1,4 @@
-"""Layers, a model and a schedule of one's own: the examples, at several layouts and across a resume."""
+"""Custom layers, model and schedule from the examples, with several layouts and a resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = ("custom_layers.py", "custom_model.py", "cosine_restarts.py")
 
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of one's own with the examples in it."""
+    """A user's directory with the examples."""
     directory = tmp_path_factory.mktemp("mine")
     for name in EXAMPLES:
         shutil.copy(ROOT / "examples" / name, directory)

@@ -1,4 +1,4 @@
-"""Blends, splits, sample order and what a rank of the layout reads."""
+"""Blends, splits, sample order and the samples of each rank."""
 
 from __future__ import annotations
 
@@ -101,7 +101,10 @@ def test_an_empty_test_split_is_left_out(config: dict[str, Any], corpus: str, tm
         ({"mock": True, "train": [{"prefix": "CORPUS"}]}, "exactly one of"),
         ({"datasets": [{"prefix": "/absent/corpus"}]}, "/absent/corpus.bin is not a file"),
         ({"datasets": [{"prefix": "CORPUS.bin"}]}, "is not a file"),
-        ({"datasets": [{"prefix": "CORPUS", "weight": 1.0}, {"prefix": "CORPUS"}]}, "all or none"),
+        (
+            {"datasets": [{"prefix": "CORPUS", "weight": 1.0}, {"prefix": "CORPUS"}]},
+            "Give all of them one, or none",
+        ),
         ({"datasets": [{"prefix": "CORPUS"}], "split": "99990,8,2"}, "no document .* for valid"),
     ],
 )
@@ -115,7 +118,7 @@ def test_data_that_cannot_be_read_is_an_error(
 
 def test_a_corpus_without_a_token_is_an_error(config: dict[str, Any], tmp_path: Path) -> None:
     data = {"train": [{"prefix": write_corpus(tmp_path / "empty", documents=0)}]}
-    with pytest.raises(ConfigError, match=r"empty\.bin holds no token"):
+    with pytest.raises(ConfigError, match=r"empty\.bin is empty"):
         build(trainer_config(config, data), tmp_path)
 
 
@@ -123,7 +126,7 @@ def test_a_corpus_of_another_tokenizer_is_an_error(
     config: dict[str, Any], other_corpus: str, tmp_path: Path
 ) -> None:
     wanted = trainer_config(config, {"datasets": [{"prefix": other_corpus}], "split": "8,2,0"})
-    with pytest.raises(ConfigError, match=r"token id .* the embedding has 128 rows; name the tokenizer"):
+    with pytest.raises(ConfigError, match=r"token ID .* the embedding has 128 rows. Name the tokenizer"):
         build_datasets(wanted, tmp_path / "cache", vocab_size=128, is_needed=True)
 
 
@@ -162,12 +165,12 @@ def test_the_chunks_of_a_sequence_pair_early_with_late() -> None:
 
 @pytest.mark.process
 def test_an_id_without_a_row_beyond_the_beginning_of_a_corpus_ends_the_run_in_a_line(tmp_path: Path) -> None:
-    """The look at the start of a job goes no further than LOOKED_AT; a GPU would say it in an assertion of a kernel."""
+    """The check at the start only reads CHECKED_TOKENS. On a GPU, later tokens would fail in a kernel."""
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
     builder = IndexedDatasetBuilder(f"{tmp_path}/c.bin", dtype=numpy.uint16)
     for token in (7, 60_000):
-        builder.add_document(numpy.full(blend.LOOKED_AT, token), [blend.LOOKED_AT])
+        builder.add_document(numpy.full(blend.CHECKED_TOKENS, token), [blend.CHECKED_TOKENS])
     builder.finalize(f"{tmp_path}/c.idx")
     config = gpt_config(f"{tmp_path}/c", tmp_path / "run")
     config["data"]["split"] = "1,0,0"
@@ -175,5 +178,5 @@ def test_an_id_without_a_row_beyond_the_beginning_of_a_corpus_ends_the_run_in_a_
     assert result.statuses == (Exit.REFUSED,), result.log
     assert "Traceback" not in result.log
     [line] = [line for line in result.log.splitlines() if line.startswith("trainer: ")]
-    assert "the data holds the token id 60000, and the embedding has 1024 rows" in line
+    assert "the data contains the token ID 60000, but the embedding has 1024 rows" in line
     assert "60000" in (result.directory / "FAILED").read_text()

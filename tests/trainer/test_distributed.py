@@ -1,4 +1,4 @@
-"""Who launched this process, from its environment."""
+"""Detection of the launcher from the environment, and the rendezvous of ranks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_ranks_come_from_the_launcher(environ: dict[str, str], expected: tuple[i
 
 
 def test_a_launcher_that_sets_nonsense_is_named() -> None:
-    with pytest.raises(TrainerError, match=r"srun should set .*SLURM_PROCID=x"):
+    with pytest.raises(TrainerError, match=r"srun must set .*SLURM_PROCID=x"):
         find_ranks(STEP | {"SLURM_PROCID": "x"})
 
 
@@ -85,7 +85,7 @@ def test_an_attempt_that_torchrun_starts_again_hears_nothing_of_the_one_before()
 
 @contextlib.contextmanager
 def taken(port: int, *, hangs_up: bool) -> Iterator[None]:
-    """A service that says nothing, or that ends each connection at once."""
+    """A service that sends nothing, or that closes each connection at once."""
 
     def hang_up() -> None:
         with contextlib.suppress(OSError):  # closed
@@ -101,7 +101,7 @@ def taken(port: int, *, hangs_up: bool) -> Iterator[None]:
 
 @pytest.mark.process
 def test_ranks_pass_over_the_ports_of_others(config: dict[str, Any]) -> None:
-    """Another job of the same number of ranks, which began at the same port, has two of them."""
+    """Another job with the same number of ranks and the same first port uses two of the ports."""
     ports = candidate_ports(int(runs.free_port()))
     first = ports[0]
     config["world_size"] = 2
@@ -114,14 +114,16 @@ def test_ranks_pass_over_the_ports_of_others(config: dict[str, Any]) -> None:
         another = open_store(Ranks(0, 0, 2, "a test"), of_another, timeout, waits=False)
         found = runs.Ranks(config, port=str(first)).wait()
     assert found.statuses == (0, 0), found.log
-    assert f"rank 0: port {first} is taken; the ranks meet at port {ports[4]}" in found.log
+    assert f"rank 0: port {first} is in use; the ranks meet at port {ports[4]}" in found.log
     assert store.num_keys() + another.num_keys() <= 2, "nothing was said at the stores of others"
 
 
 @pytest.mark.process
 def test_a_rank_that_does_not_come_is_named_in_time() -> None:
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": runs.free_port(), "TRAINER_RENDEZVOUS_ID": "one"}
-    with pytest.raises(DistStoreError, match="1 of 2 ranks did not come within 0:00:01, rank 1 among them"):
+    with pytest.raises(
+        DistStoreError, match="1 of 2 ranks did not connect within 0:00:01, rank 1 among them"
+    ):
         open_store(Ranks(0, 0, 2, "a test"), environ, datetime.timedelta(seconds=1))
     environ["TRAINER_RENDEZVOUS_ID"] = "two"
     with pytest.raises(DistStoreError, match="rank 0 did not answer within 0:00:01 at"):

@@ -1,4 +1,4 @@
-"""A run that has saved training never begins before it, unless its configuration says so."""
+"""A run never discards saved training, unless its configuration allows it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def only_done(directory: Path) -> None:
 
 
 def lost_records(directory: Path) -> None:
-    """As after a restore that left them out."""
+    """As after a restore without checkpoints."""
     (directory / "metrics.jsonl").unlink()
     (directory / "DONE").unlink()
     (directory / "checkpoints" / TRACKER).unlink()
@@ -79,7 +79,7 @@ def test_each_trace_of_saved_training_is_evidence(
     lose(directory)
     reason = refusal(directory)
     assert named in reason
-    assert reason.endswith(f"write checkpoint.discard_up_to: {iteration}, or name another run_dir")
+    assert reason.endswith(f"set checkpoint.discard_up_to: {iteration}, or name another run_dir")
     assert refusal(directory, discard_up_to=iteration) == ""
     too_late = refusal(directory, discard_up_to=iteration - 1)
     assert f"checkpoint.discard_up_to = {iteration - 1} does not allow that" in too_late

@@ -1,4 +1,4 @@
-"""Checkpoints of Megatron-LM's pretrain_gpt.py go on here, and ours there.
+"""The trainer resumes checkpoints of Megatron-LM's pretrain_gpt.py, and pretrain_gpt.py the trainer's.
 
 Its training code is not installed, so what it reads and writes is written down here, with the places it is from. With
 the environment variable MEGATRON_LM naming a checkout, the slow tests run the program itself, on the CPU.
@@ -122,7 +122,7 @@ ARGS: dict[str, Any] = {
     "pipeline_model_parallel_size": 1,
     "virtual_pipeline_model_parallel_size": None,
 }
-"""Of the 680 arguments in a checkpoint that pretrain_gpt.py of 0.16.1 saved at step 3, for the model of these tests."""
+"""Some of the 680 arguments in a checkpoint that pretrain_gpt.py 0.16.1 saved at step 3 with the same model."""
 
 SCHEDULE: dict[str, Any] = {
     "max_lr": 1e-2,
@@ -147,7 +147,7 @@ CONTENT = {
 
 
 def common_state(corpus: str = "/corpus", **args: Any) -> dict[str, Any]:
-    """What lies beside the tensors in a checkpoint of Megatron-LM."""
+    """The common state of a checkpoint of Megatron-LM."""
     return {
         "args": argparse.Namespace(**ARGS | {"data_path": [corpus]} | args),
         "checkpoint_version": 3.0,
@@ -238,13 +238,13 @@ def test_a_blend_of_theirs_is_read() -> None:
 @pytest.mark.parametrize(
     ("args", "changes", "message"),
     [
-        ({"num_experts": 8}, {}, "does not have: num_experts = 8"),
+        ({"num_experts": 8}, {}, "does not support: num_experts = 8"),
         ({"mtp_num_layers": 1, "use_rope_scaling": True}, {}, "use_rope_scaling = True, mtp_num_layers = 1"),
         ({"add_bias_linear": False}, {}, "add_qkv_bias without add_bias_linear"),
         ({"eod_mask_loss": True}, {}, "eod_mask_loss = True"),
         ({"use_distributed_optimizer": False}, {}, "--use-distributed-optimizer"),
-        ({}, {"optimizer": None}, "without the optimizer's state"),
-        ({}, {"content_metadata": None}, "does not say how its optimizer state is cut up"),
+        ({}, {"optimizer": None}, "without the optimizer state"),
+        ({}, {"content_metadata": None}, "does not say how its optimizer state is sharded"),
         (
             {"tensor_model_parallel_size": 2},
             {"content_metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
@@ -271,7 +271,7 @@ def test_weights_alone_need_neither_their_optimizer_nor_their_arguments() -> Non
 
 
 class OneGroup:
-    """An optimizer as far as schedules look at it."""
+    """The part of an optimizer that schedules use."""
 
     def __init__(self) -> None:
         self.param_groups = [{"wd_mult": 1.0, "lr_mult": 1.0}]
@@ -279,7 +279,7 @@ class OneGroup:
 
 @pytest.mark.process
 def test_after_their_ramp_up_the_rates_are_theirs() -> None:
-    """Theirs follow the samples, ours the iterations: 8 steps of a smaller batch, 20 samples in all."""
+    """Megatron-LM's schedule follows samples, the trainer's iterations: 8 steps of a smaller batch have 20 samples."""
     theirs = OptimizerParamScheduler(
         OneGroup(),
         init_lr=0.0,
@@ -331,7 +331,7 @@ def ours(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def only(run_or_directory: Path, iteration: int, target: Path) -> Path:
-    """A directory of checkpoints with one of those in another."""
+    """A checkpoint directory with one checkpoint of another directory."""
     name = f"iter_{iteration:07d}"
     shutil.copytree(run_or_directory / name, target / name)
     (target / TRACKER).write_text(str(iteration))
@@ -339,7 +339,7 @@ def only(run_or_directory: Path, iteration: int, target: Path) -> Path:
 
 
 def as_megatron_lm_writes(ours: Run, corpus: str, target: Path) -> Path:
-    """The checkpoint of `ours` with the common state that Megatron-LM would have given it."""
+    """The checkpoint of `ours` with the common state that Megatron-LM would have written."""
     [path] = only(ours.checkpoints, SAVED_AT, target).glob("iter_*")
     for name in (COMPLETE, STARTED):
         (path / name).unlink()
@@ -362,7 +362,7 @@ def test_a_run_of_megatron_lms_goes_on_as_if_it_were_ours(ours: Run, corpus: str
 
 @pytest.fixture
 def one_rank() -> Iterator[None]:
-    """A world of this process alone, for what ranks agree on."""
+    """A process group with only this process, for functions that use collectives."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
@@ -385,7 +385,7 @@ def test_what_cannot_be_read_is_said_with_what_to_do(
     [old] = list_checkpoints(tmp_path / "theirs")
     assert old.flaw is not None
     assert "--ckpt-convert-format torch_dist" in old.flaw
-    with pytest.raises(TrainerError, match="holds no checkpoint that is whole"):
+    with pytest.raises(TrainerError, match="holds no valid checkpoint"):
         checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False), lambda: None)
 
 
@@ -443,7 +443,7 @@ RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
 
 
 def pretrain_gpt(corpus: str, save: Path, *flags: str, ranks: int = 1) -> list[tuple[int, float]]:
-    """Runs it; iterations and losses, as its log has them."""
+    """Runs pretrain_gpt.py and returns the iterations and losses in its log."""
     assert MEGATRON_LM
     paths = {"data-path": corpus, "data-cache-path": save / "cache", "save": save}
     done = subprocess.run(
@@ -474,7 +474,7 @@ def unmixed(logged: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class Case:
-    """A way to go there and back."""
+    """A way to exchange checkpoints in both directions."""
 
     flags: tuple[str, ...] = (RESHARDABLE,)
     model: dict[str, Any] = field(default_factory=dict)
@@ -504,7 +504,7 @@ CASES = {
 @needs_megatron_lm
 @pytest.mark.parametrize("name", CASES)
 def test_pretrain_gpt_goes_on_from_ours_and_we_from_its(name: str, corpus: str, tmp_path: Path) -> None:
-    """Ours saves at 3; it goes on from there and saves at 5; ours goes on from there."""
+    """The trainer saves at step 3, Megatron-LM resumes from that and saves at 5, and the trainer resumes from that."""
     case = CASES[name]
     config = gpt_config(corpus, tmp_path / "ours")
     config["model"] |= case.model

@@ -1,4 +1,4 @@
-"""Weights & Biases, as far as it goes without its service. What needs the library is skipped where it is missing."""
+"""Weights & Biases without its service. Tests that need the library are skipped if it is missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config(tmp_path: Path) -> TrainerConfig:
 
 
 def attempt(config: TrainerConfig, **environ: str) -> str:
-    """One attempt of a run, with the library as it is; returns what it printed."""
+    """Runs one attempt with the real library and returns its output."""
     config_file = Path(config.run_dir) / "config.json"
     config_file.write_text(json.dumps(configuration.to_dict(config)))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
@@ -96,7 +96,7 @@ def test_without_the_library_a_line_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "wandb", None)
     log = Log(is_rank_0=True, progress=False)
     assert open_experiment(config, RunDirectory.of(config), log) is None
-    assert "install wandb (the extra hpcgen[wandb])" in capsys.readouterr().out
+    assert "Install wandb (the extra hpcgen[wandb])" in capsys.readouterr().out
 
 
 class LostRun:

@@ -1,4 +1,4 @@
-"""What a run does with what it cannot go on from."""
+"""Reactions of a run to problems that it cannot continue with."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Run:
     def log(self, values): pass
 
     def finish(self):
-        """The service is slow: SIGTERM comes, because the other ranks are gone, and has been looked at."""
+        """The service is slow, and SIGTERM arrives because the other ranks are gone."""
         Path(os.environ["FINISHING"]).touch()
         [roll] = [thread for thread in threading.enumerate() if thread.name == "roll call"]
         roll.join(60)
@@ -162,11 +162,11 @@ def test_one_process_holds_a_directory_where_the_file_system_has_no_locks(tmp_pa
     owner_file.write_text(json.dumps(killed | {"host": "elsewhere"}))
     after = start()
     assert after.stdout is not None
-    assert after.stdout.readline() == "here\n", "no sign of life from another host"
+    assert after.stdout.readline() == "here\n", "no renewal from another host"
     while after.poll() is None:
         owner_file.write_text(json.dumps(killed | {"host": "elsewhere"}))
         time.sleep(0.1)
-    assert "busy (this process showed no sign of life" in after.communicate()[1]
+    assert "busy (this process had not renewed its claim" in after.communicate()[1]
     assert after.returncode == Exit.FAULT
 
 
@@ -195,7 +195,7 @@ def test_a_run_directory_that_cannot_be_written_is_refused_in_one_line(
 
 @pytest.mark.process
 def test_links_that_others_have_put_in_place_of_files_are_not_followed(tmp_path: Path) -> None:
-    """In a directory of a group its members can make them, under every name that can be foreseen."""
+    """In a group's directory, its members can create links under every predictable name."""
     precious = tmp_path / "precious"
     precious.write_text("data")
     run = RunDirectory(tmp_path, tmp_path / "checkpoints", tmp_path / "index-cache")

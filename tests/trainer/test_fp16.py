@@ -1,4 +1,4 @@
-"""fp16: gradients that overflow are left out, and the scale that follows survives a stop and another layout."""
+"""fp16: updates with overflows are skipped, and the loss scale survives a stop and a change of layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fp16(corpus: str, run_dir: Path, **training: Any) -> dict[str, Any]:
 
 
 def scaling(run: Run) -> list[tuple[int, float, bool, bool]]:
-    """Iteration, loss scale, whether the update was left out and whether there is a gradient norm, of each step."""
+    """Iteration, loss scale, whether the update was skipped and whether there is a gradient norm, for each step."""
     return [
         (e["iteration"], e["loss_scale"], e["skipped"], e["grad_norm"] is not None)
         for e in run.events
@@ -50,7 +50,7 @@ def test_the_scale_halves_until_gradients_fit_and_then_grows(undisturbed: Run) -
 def test_a_stop_amid_overflows_and_another_layout_change_nothing(
     undisturbed: Run, corpus: str, tmp_path: Path
 ) -> None:
-    """The first attempt has no update at all: its checkpoint holds an optimizer state all the same."""
+    """The first attempt has no update, but its checkpoint still contains an optimizer state."""
     first = fp16(corpus, tmp_path / "run", train_iters=3)
     first["world_size"] = 2
     first["parallelism"] = {"overlap_grad_reduce": True, "overlap_param_gather": True}

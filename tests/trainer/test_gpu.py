@@ -27,7 +27,7 @@ SHAPES = {"gpt": GPT, "llama": LLAMA}
 WIDE = {"hidden_size": 256, "seq_length": 128}
 
 LOSS_TOLERANCE = 0.05
-"""bf16 sums in another order; 0.025 was the most over 20 steps of a GPT of 150M parameters."""
+"""In bf16 the order of sums differs. The largest difference was 0.025 in 20 steps of a GPT with 150M parameters."""
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,7 +56,7 @@ def assert_alike(found: Run, reference: Run) -> None:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Enough for one epoch: so the order of samples does not depend on train_iters."""
+    """Enough documents for one epoch, so that the order of samples does not depend on train_iters."""
     return write_corpus(tmp_path_factory.mktemp("corpus") / "long", documents=400)
 
 

@@ -1,4 +1,4 @@
-"""What may differ from a checkpoint, and what a user reads when it does and was not named."""
+"""Hyperparameters that may differ from a checkpoint, and the messages if they differ without being named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.contract.hyperparameters import (
     NAMES,
     Change,
     check_changes,
-    earlier_reading,
+    planned_training,
     sections,
 )
 from trainer.contract.resolve import resolve
@@ -69,9 +69,9 @@ def test_all_unnamed_differences_are_one_error_that_says_what_to_write() -> None
             SAVED, run(("optimizer.lr",), training__seed=7, optimizer__lr=2e-2, optimizer__clip_grad=0.5)
         )
     assert str(error.value) == (
-        "these differ from the checkpoint's: training.seed: 1234 -> 7; optimizer.min_lr: 0.001 -> 0.002; "
-        "optimizer.clip_grad: 1.0 -> 0.5. If that is meant, write checkpoint.changed: [optimizer.lr, training.seed, "
-        "optimizer.min_lr, optimizer.clip_grad]; else set training.seed = 1234, optimizer.min_lr = 0.001, "
+        "these hyperparameters differ from the checkpoint: training.seed: 1234 -> 7; optimizer.min_lr: 0.001 -> 0.002; "
+        "optimizer.clip_grad: 1.0 -> 0.5. If this is intended, set checkpoint.changed: [optimizer.lr, training.seed, "
+        "optimizer.min_lr, optimizer.clip_grad]; otherwise set training.seed = 1234, optimizer.min_lr = 0.001, "
         "optimizer.clip_grad = 1.0"
     )
 
@@ -85,7 +85,7 @@ def test_named_differences_are_returned() -> None:
 
 def test_a_longer_run_says_that_its_schedule_moves() -> None:
     with pytest.raises(
-        TrainerError, match=r"lr_decay_iters: 100 -> 200.*else set optimizer.lr_decay_iters = 100"
+        TrainerError, match=r"lr_decay_iters: 100 -> 200.*otherwise set optimizer.lr_decay_iters = 100"
     ):
         check_changes(SAVED, run(training__train_iters=200))
     kept = run(training__train_iters=200, optimizer__lr_decay_iters=100, optimizer__lr_warmup_iters=10)
@@ -124,7 +124,7 @@ def test_weights_alone_fit_whatever_they_are_trained_with() -> None:
 
 
 def test_groups_of_the_optimizer_need_a_new_state() -> None:
-    with pytest.raises(TrainerError, match=r"grouped in another way.*finetune: true"):
+    with pytest.raises(TrainerError, match=r"grouped differently.*finetune: true"):
         check_changes(SAVED, run(optimizer__parameter_groups=[{"match": "*"}]))
 
 
@@ -136,13 +136,13 @@ def test_keys_that_one_side_does_not_know_are_not_compared() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("lr", "'lr' is no hyperparameter; did you mean optimizer.lr?"),
-        ("training.lr", "'training.lr' is no hyperparameter; did you mean optimizer.lr?"),
+        ("lr", "'lr' is not a hyperparameter; did you mean optimizer.lr?"),
+        ("training.lr", "'training.lr' is not a hyperparameter; did you mean optimizer.lr?"),
         ("optimizer.weight_deca", "did you mean optimizer.weight_decay?"),
         ("training.train_iters", "may change without being named; remove it"),
-        ("model.num_layers", "decides the shape of the weights and cannot change; remove it"),
-        ("optimizer.parameter_groups", "decides how the optimizer's state is grouped"),
-        ("zzz", "is no hyperparameter; write as optimizer.lr"),
+        ("model.num_layers", "determines the shape of the weights and cannot change; remove it"),
+        ("optimizer.parameter_groups", "determines the grouping of the optimizer state"),
+        ("zzz", "is not a hyperparameter; write section and key, such as optimizer.lr"),
     ],
 )
 def test_names_that_are_no_hyperparameters(name: str, reason: str) -> None:
@@ -158,12 +158,12 @@ def test_every_hyperparameter_may_be_named() -> None:
 
 
 def test_what_an_attempt_read_is_known_from_its_checkpoint() -> None:
-    """Its own run asks for the same; another batch size from there on asks for more in all."""
+    """The total is consumed samples plus remaining steps, so smaller batches before mean a smaller total."""
     record = {**SAVED, "iteration": 40, "consumed_samples": 160}
-    reading = earlier_reading(record)
+    reading = planned_training(record)
     assert reading is not None
     assert total_samples(reading) == 400
-    after_small_batches = earlier_reading({**record, "consumed_samples": 80})
+    after_small_batches = planned_training({**record, "consumed_samples": 80})
     assert after_small_batches is not None
     assert total_samples(after_small_batches) == 80 + 60 * 4
-    assert earlier_reading(None) is None
+    assert planned_training(None) is None

@@ -1,4 +1,4 @@
-"""Functions of users: what is found, and what a user reads when it is not."""
+"""Loading of users' functions, and the messages if it fails."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def test_a_file_and_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("layers", "is no import path: write package.module:function, or file.py:function"),
-        ("my layers:spec", "is no import path"),
-        ("os.path:", "is no import path"),
-        ("no_such_module:f", r"there is no module no_such_module\. It must be installed .* PYTHONPATH"),
+        ("layers", "is not an import path. Write package.module:function or file.py:function"),
+        ("my layers:spec", "is not an import path"),
+        ("os.path:", "is not an import path"),
+        ("no_such_module:f", r"there is no module no_such_module\. Install it for .* PYTHONPATH"),
         ("os.no_such_module:f", r"there is no module os\.no_such_module"),
-        ("/no/such/file.py:f", r"there is no file /no/such/file\.py; every node"),
+        ("/no/such/file.py:f", r"there is no file /no/such/file\.py\. Every node"),
         ("os.path:joint", "has no function joint; did you mean join?"),
-        ("os.path:zzzzz", "has no function zzzzz; it has "),
-        ("os.path:sep", "sep is a str there, not a function"),
+        ("os.path:zzzzz", "has no function zzzzz; it defines "),
+        ("os.path:sep", "sep is a str, not a function"),
     ],
 )
 def test_what_cannot_be_found(path: str, reason: str) -> None:
@@ -82,7 +82,9 @@ def test_a_file_that_fails_is_named_with_its_line(text: str, reason: str, tmp_pa
 def test_a_file_does_not_take_the_name_of_another_module(tmp_path: Path) -> None:
     for name in ("json", "wave"):  # one that is imported already, and one that could be
         file = write(tmp_path / f"{name}.py", "def f(): ...\n")
-        with pytest.raises(ConfigError, match=f"{name} is no name for a module, or another module's; rename"):
+        with pytest.raises(
+            ConfigError, match=f"{name} is not a valid module name, or another module has this name"
+        ):
             imports.load(f"{file}:f", "model.layer_spec")
 
 

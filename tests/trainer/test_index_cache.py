@@ -1,4 +1,4 @@
-"""Megatron-Core's index files: built ahead, killed anywhere, damaged in any way, and never wrong."""
+"""Megatron-Core's index files are correct after builds in advance, kills at any point and any damage."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def wanted(document: dict[str, Any]) -> TrainerConfig:
 
 
 class Start:
-    """A run's start: what it said, and the samples that it would train on."""
+    """The start of a run: its output, and the samples that it would train on."""
 
     def __init__(self, config: TrainerConfig, cache: Path) -> None:
         self.said: list[str] = []
@@ -86,7 +86,7 @@ def child(work: Callable[[], object]) -> int:
 
 
 def status_of(process: int) -> int:
-    """Its exit status; negative for the signal that ended it."""
+    """Exit status of the process; negative for the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
@@ -226,7 +226,7 @@ def test_a_damaged_file_is_named_and_built_again(
 
 
 class Planted:
-    """A pickle that makes a directory where it is unpickled."""
+    """A pickle that creates a directory when it is unpickled."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -239,7 +239,7 @@ class Planted:
 def test_an_index_with_code_in_it_is_never_loaded(
     is_array: bool, wanted: TrainerConfig, tmp_path: Path
 ) -> None:
-    """Whoever writes to a shared cache can write its record as well; Core loads pickled objects."""
+    """Anyone who can write to a shared cache can also write its record, and Core loads pickled objects."""
     undisturbed = Start(wanted, tmp_path / "cache")
     path = next((tmp_path / "cache").glob("*GPTDataset-train-document_index.npy"))
     planted = Planted(tmp_path / "planted")
@@ -260,7 +260,7 @@ def test_an_index_with_code_in_it_is_never_loaded(
 
 
 def test_what_megatron_left_half_written_is_not_believed(wanted: TrainerConfig, tmp_path: Path) -> None:
-    """Core writes under the final names, and then looks only whether these exist."""
+    """Core writes files in place, and later only checks that they exist."""
     undisturbed = Start(wanted, tmp_path / "undisturbed")
     expected = contents(tmp_path / "undisturbed")
     cache = tmp_path / "cache"
@@ -281,7 +281,7 @@ def test_another_corpus_under_the_same_name_is_noticed(wanted: TrainerConfig, tm
     assert not Start(wanted, cache).has_built
     write_corpus(tmp_path / "a", documents=40, first_token=500)
     start = Start(wanted, cache)
-    assert f"train of {tmp_path}/a was made of another {tmp_path}/a.idx" in start.text
+    assert f"train of {tmp_path}/a was made from another version of {tmp_path}/a.idx" in start.text
     assert start.samples != before.samples
     assert start.samples == Start(wanted, tmp_path / "new").samples
 

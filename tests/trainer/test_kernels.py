@@ -1,4 +1,4 @@
-"""What the kernels refuse before anything is built."""
+"""Configurations that the choice of kernels refuses before anything is built."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_what_other_layers_pass_over_is_refused(
     config = on_a_gpu(tmp_path, section, values, transformer_impl="torch")
     [key] = values
     monkeypatch.setattr(kernels, "transformer_engine_version", lambda: "2.16.1")
-    with pytest.raises(TrainerError, match=rf"{section}.{key} = \S+ needs Transformer Engine's layers"):
+    with pytest.raises(TrainerError, match=rf"{section}.{key} = \S+ requires Transformer Engine's layers"):
         kernels.choose(config)
     monkeypatch.setattr(kernels, "transformer_engine_version", lambda: None)
-    with pytest.raises(TrainerError, match=rf"{section}.{key} = \S+ needs a GPU and Transformer Engine"):
+    with pytest.raises(TrainerError, match=rf"{section}.{key} = \S+ requires a GPU and Transformer Engine"):
         kernels.choose(config)

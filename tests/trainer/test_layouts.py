@@ -1,4 +1,4 @@
-"""Every layout trains the same model: losses and gradient norms of the single process, from the same seed."""
+"""Every layout trains the same model, with the losses and gradient norms of a single process from the same seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What metrics.jsonl, TensorBoard and the log say, and the formulas behind it."""
+"""Contents of metrics.jsonl, TensorBoard and the log, and their formulas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trainer.contract.errors import Exit, TrainerError
 from trainer.contract.flops import flops_per_iteration
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory
-from trainer.distributed.peers import within
+from trainer.distributed.peers import call_with_timeout
 from trainer.metrics import json_lines, tensorboard
 from trainer.metrics.console import Log
 from trainer.metrics.json_lines import JsonLines, drop_after
@@ -61,7 +61,7 @@ def test_the_first_line_says_what_the_attempt_is_and_each_step_has_its_numbers(s
     start, *steps = [event for event in single_gpt.events if event["event"] in ("start", "step")]
     assert start["event"] == "start"
     assert "megatron-lm" in start["flop_formula"]
-    assert f"model FLOPs as {start['flop_formula']}" in single_gpt.log
+    assert f"model FLOPs by {start['flop_formula']}" in single_gpt.log
     assert start["tokens_per_sample"] == GPT["seq_length"]
     assert start["hosts"] == [socket.gethostname()]
     assert (start["tp"], start["pp"], start["cp"], start["dp"], start["vpp"]) == (1, 1, 1, 1, 1)
@@ -140,7 +140,7 @@ def test_a_full_disk_costs_lines_and_not_the_training() -> None:
 
 
 def hanging_file(path: Path) -> int:
-    """Makes `path` a file that takes a page and then nothing, as storage that hangs, until what is returned is read."""
+    """Makes `path` a pipe that blocks after a page, like hanging storage, until the returned end is read."""
     pipe = path.with_name("pipe")
     os.mkfifo(pipe)
     pipe.replace(path)
@@ -158,8 +158,8 @@ def test_storage_that_hangs_holds_up_no_step_and_the_end_only_for_a_moment(
     reader = hanging_file(tmp_path / "lines")
     lines = JsonLines(tmp_path / "lines", complaints.append)
     entries = [{"event": "step", "iteration": iteration} for iteration in range(1000, 2000)]
-    within(10, lambda: [lines.write(entry) for entry in entries])
-    within(10, lines.close)
+    call_with_timeout(10, lambda: [lines.write(entry) for entry in entries])
+    call_with_timeout(10, lines.close)
     [taken] = struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, bytes(4)))
     left = len(entries) - taken // len(json.dumps(entries[0]) + "\n")
     assert 0 < left < len(entries)
@@ -178,8 +178,10 @@ def test_tensorboard_s_files_on_storage_that_hangs_hold_up_no_step_either(
     assert board is not None
     [path] = tmp_path.iterdir()
     reader = hanging_file(path)
-    within(10, lambda: [board.scalars(iteration, {"train/loss": 1.0}) for iteration in range(1, 1001)])
-    within(10, board.close)
+    call_with_timeout(
+        10, lambda: [board.scalars(iteration, {"train/loss": 1.0}) for iteration in range(1, 1001)]
+    )
+    call_with_timeout(10, board.close)
     assert "TensorBoard: the last points may be missing: not written within 0.5 s" in capsys.readouterr().out
     written, end = b"", time.monotonic() + 10
     while written.count(b"train/loss") < 1000:  # it goes on
@@ -200,7 +202,7 @@ def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
     config["logging"] = {"log_interval": 4, "tensorboard": True, "profile_step_start": 2}
     config["peak_tflops"] = 0.5
     result = finished(config)
-    assert "MFU of 0.5 TFLOP/s (fp32)" in result.log
+    assert "MFU relative to 0.5 TFLOP/s (fp32)" in result.log
     steps = [event for event in result.events if event["event"] == "step"]
     assert [step["iteration"] for step in steps] == [4, 6]
     for step in steps:
@@ -217,7 +219,7 @@ def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
 
 @pytest.mark.process
 def test_each_step_is_in_a_line_whatever_the_interval(config: dict[str, Any], tmp_path: Path) -> None:
-    """An attempt that goes on from a checkpoint has not seen the steps before it that no line holds yet."""
+    """An attempt that resumes from a checkpoint has not seen earlier steps that are in no line yet."""
     each = finished(copy.deepcopy(config))
     config |= {"run_dir": str(tmp_path / "seldom"), "checkpoint": {"save_interval": 3}}
     config["logging"] |= {"log_interval": 4}
@@ -230,7 +232,7 @@ def test_no_room_for_tensorboard_ends_no_training(tmp_path: Path, capsys: pytest
     (tmp_path / "tensorboard").touch()
     log = Log(is_rank_0=True, progress=False)
     assert open_tensorboard(tmp_path / "tensorboard", 0, log) is None
-    assert "no TensorBoard files, training goes on: " in capsys.readouterr().out
+    assert "no TensorBoard files; training continues: " in capsys.readouterr().out
 
 
 def test_tensorboard_forgets_the_steps_that_an_attempt_walks_back_over(tmp_path: Path) -> None:
@@ -304,7 +306,7 @@ def step_result(first: int, loss: float, **changes: Any) -> StepResult:
 
 
 def read_events(tmp_path: Path, count: int) -> list[dict[str, Any]]:
-    """The events while the run goes on, once there are so many: they are written soon, not at once."""
+    """Events during a run, once there are enough of them. They are written soon, but not at once."""
     end = time.monotonic() + 10
     while True:
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -330,7 +332,7 @@ def test_a_spike_is_told_at_once_with_its_samples(
         "skipped": True,
     }
     assert "iteration 1: LOSS SPIKE" in (shown := capsys.readouterr().out)
-    assert "samples 0 to 3 were left out of training" in shown
+    assert "samples 0 to 3 were excluded from training" in shown
     metrics.step(2, step_result(4, 3.0))
     step = read_events(tmp_path, 2)[-1]
     assert (step["loss"], step["skipped"], step["consumed_samples"]) == (6.0, True, 8)
@@ -345,7 +347,7 @@ def test_an_overflow_has_no_norm(
     [step] = read_events(tmp_path, 1)
     assert (step["grad_norm"], step["loss_scale"], step["loss"]) == (None, 4096.0, 5.0)
     shown = capsys.readouterr().out
-    assert "iteration 1: OVERFLOW: no update, the gradients are not finite at loss scale 4096" in shown
+    assert "iteration 1: OVERFLOW: no update, since the gradients are not finite at loss scale 4096" in shown
     assert "grad norm overflow" in shown
 
 

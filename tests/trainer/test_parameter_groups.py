@@ -1,4 +1,4 @@
-"""Which parameters decay and which have a rate of their own, whatever stage of the pipeline holds them."""
+"""Weight decay and learning rates of parameters, independent of their pipeline stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcgen.planning.model_size import parameter_names
 from tests.trainer.runs import GPT, LLAMA, gpt_config, run
 from trainer.contract.config import ConfigError, ModelConfig, ParameterGroup
 from trainer.contract.resolve import resolve_model
-from trainer.optimizer.parameter_groups import give_rates, global_names, overrides
+from trainer.optimizer.parameter_groups import copy_rates, global_names, overrides
 
 
 class Layer(torch.nn.Module):
@@ -109,13 +109,13 @@ def test_a_checkpoints_groups_take_the_configured_rates_of_their_multipliers() -
         slow | {"max_lr": 1e-2, "min_lr": 1e-3, "step": 7},
         usual | {"max_lr": 1e-2, "min_lr": 1e-3, "step": 7},
     ]
-    give_rates(saved, [usual | {"max_lr": 5e-3, "min_lr": 0.0}, slow | {"max_lr": 5e-3, "min_lr": 0.0}])
+    copy_rates(saved, [usual | {"max_lr": 5e-3, "min_lr": 0.0}, slow | {"max_lr": 5e-3, "min_lr": 0.0}])
     assert [(g["lr_mult"], g["max_lr"], g["min_lr"], g["step"]) for g in saved] == [
         (0.1, 5e-3, 0.0, 7),
         (1.0, 5e-3, 0.0, 7),
     ]
     unknown = [usual | {"wd_mult": 0.5, "max_lr": 1e-2}]
-    give_rates(unknown, [usual | {"max_lr": 5e-3}])
+    copy_rates(unknown, [usual | {"max_lr": 5e-3}])
     assert unknown[0]["max_lr"] == 1e-2
 
 
@@ -126,5 +126,5 @@ def test_hpcgen_knows_the_names_of_the_parameters(shape: dict[str, Any], corpus:
     config["optimizer"]["parameter_groups"] = [{"match": "nothing"}]
     ended = run(config)
     assert ended.statuses == (2,)
-    [listed] = re.findall("the model has (.*)", ended.log)
+    [listed] = re.findall("The model has (.*)", ended.log)
     assert listed.split(", ") == sorted(parameter_names(resolve_model(ModelConfig(**shape))))

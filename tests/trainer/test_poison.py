@@ -1,4 +1,4 @@
-"""Numbers that are not finite, and losses that stand out: no weight changes, on any rank."""
+"""Values that are not finite and loss spikes change no weight on any rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from tests.trainer.runs import ROOT, environment, finished, free_port, run
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import COMPLETE, list_checkpoints
-from trainer.faults.spikes import FEWEST, WINDOW, SpikeWatch
+from trainer.faults.spikes import MIN_LOSSES, WINDOW, SpikeWatch
 
 LAYERS = '''
 import dataclasses, os, torch
@@ -93,8 +93,8 @@ def test_poison_in_20_steps_on_random_ranks_changes_no_weight(
         ),
         pytest.param(
             'hidden.register_hook(lambda gradient: gradient * float("nan"))',
-            # each rank has a share of what both have summed
-            r"the gradient norm is nan at iteration 4 \(samples 12 to 15; loss \d.*; in the share of rank 0-1\)",
+            # each rank has a shard of the sum
+            r"the gradient norm is nan at iteration 4 \(samples 12 to 15; loss \d.*; in the shard of ranks 0-1\)",
             id="gradient",
         ),
     ],
@@ -122,7 +122,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 class Layer(TransformerLayer):
-    """A mask among its buffers is infinite on purpose."""
+    """A mask in the module's buffers contains infinities on purpose."""
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
         self.register_buffer("mask", torch.full((4, 4), -math.inf))
@@ -130,7 +130,7 @@ class Layer(TransformerLayer):
 updates = itertools.count(1)
 
 def poison(optimizer, *_):
-    """The update of step 4 leaves one number that is none, in the share of rank 1."""
+    """The update of step 4 produces one NaN in the shard of rank 1."""
     if next(updates) == 4 and os.environ["RANK"] == "1":
         optimizer.param_groups[0]["params"][0].data.view(-1)[0] = math.nan
 
@@ -156,7 +156,7 @@ def test_a_checkpoint_with_nan_is_never_complete(
     monkeypatch.setenv("POISONED", "1")
     result = run(config)
     assert result.statuses == (3, 3), result.log
-    said = r"a checkpoint would hold numbers that are not finite: rank \d on \S+: 1 of [\d,]+ numbers of \S+ are not"
+    said = r"a checkpoint would contain numbers that are not finite: rank \d on \S+: 1 of [\d,]+ numbers of \S+ are not"
     assert re.search(said, result.log), result.log
     if train_iters == 4:  # else the loss of the next step comes first
         assert re.search(said, (result.directory / "FAILED").read_text())
@@ -187,9 +187,12 @@ def test_a_checkpoint_that_holds_nan_is_named_when_it_is_loaded(config: dict[str
     config["training"]["train_iters"] = 8
     result = run(config)
     assert result.statuses == (3,), result.log
-    assert f"{path} is as it was written, and holds numbers that are not finite: rank 0 on " in result.log
     assert (
-        "the optimizer's exp_avg; rename it, for example to iter_0000006.bad, to go on from the one before"
+        f"{path} contains numbers that are not finite, although its files are unchanged: rank 0 on "
+        in result.log
+    )
+    assert (
+        "the optimizer's exp_avg. Rename it, for example to iter_0000006.bad, to resume from the one before"
         in result.log
     )
 
@@ -202,24 +205,24 @@ def watch(*losses: float, factor: float | None = 2.0, allowance: int = 0) -> Spi
 
 
 def test_a_spike_is_measured_against_the_median_of_enough_steps() -> None:
-    assert watch(*[2.0] * (FEWEST - 1)).height(1000) is None
-    assert watch(*[2.0] * FEWEST).height(4.0) is None
-    assert watch(*[2.0] * FEWEST).height(4.1) == pytest.approx(2.05)
-    assert watch(*[2.0] * FEWEST, 1000, 1000).height(4.1) == pytest.approx(2.05)
-    assert watch(*[2.0] * FEWEST, factor=None).height(1000) is None
+    assert watch(*[2.0] * (MIN_LOSSES - 1)).spike_ratio(1000) is None
+    assert watch(*[2.0] * MIN_LOSSES).spike_ratio(4.0) is None
+    assert watch(*[2.0] * MIN_LOSSES).spike_ratio(4.1) == pytest.approx(2.05)
+    assert watch(*[2.0] * MIN_LOSSES, 1000, 1000).spike_ratio(4.1) == pytest.approx(2.05)
+    assert watch(*[2.0] * MIN_LOSSES, factor=None).spike_ratio(1000) is None
 
 
 def test_a_loss_that_stays_where_it_went_is_no_spike_any_more() -> None:
-    assert watch(*[2.0] * WINDOW, *[6.0] * (WINDOW // 2 - 1)).height(6.0) is not None
-    assert watch(*[2.0] * WINDOW, *[6.0] * (WINDOW // 2 + 1)).height(6.0) is None
+    assert watch(*[2.0] * WINDOW, *[6.0] * (WINDOW // 2 - 1)).spike_ratio(6.0) is not None
+    assert watch(*[2.0] * WINDOW, *[6.0] * (WINDOW // 2 + 1)).spike_ratio(6.0) is None
 
 
 def test_a_resumed_watch_judges_and_skips_as_the_undisturbed_one() -> None:
-    undisturbed = watch(*[2.0] * FEWEST, allowance=2)
+    undisturbed = watch(*[2.0] * MIN_LOSSES, allowance=2)
     assert undisturbed.skip()
     resumed = watch(allowance=2)
     resumed.load_state_dict(json.loads(json.dumps(undisturbed.state_dict())))
-    assert resumed.height(5.0) == undisturbed.height(5.0) == 2.5
+    assert resumed.spike_ratio(5.0) == undisturbed.spike_ratio(5.0) == 2.5
     assert resumed.skip()
     assert not resumed.skip()
     assert resumed.skipped == 2

@@ -1,4 +1,4 @@
-"""Which steps are profiled; what a trace holds is tested with a run, in test_metrics.py."""
+"""Choice of the steps to profile. test_metrics.py tests the contents of traces."""
 
 from __future__ import annotations
 
@@ -56,9 +56,12 @@ def test_other_ranks_and_steps_are_left_alone(
 @pytest.mark.parametrize(
     ("logging", "message"),
     [
-        ({"profile_step_start": 4, "profile_step_end": 4}, "profile_step_end = 4 does not come after"),
-        ({"profile_step_end": 4}, "logging.profile_step_end needs logging.profile_step_start"),
-        ({"record_memory_history": True}, "logging.record_memory_history needs logging.profile_step_start"),
+        ({"profile_step_start": 4, "profile_step_end": 4}, "profile_step_end = 4 must be greater than"),
+        ({"profile_step_end": 4}, "logging.profile_step_end requires logging.profile_step_start"),
+        (
+            {"record_memory_history": True},
+            "logging.record_memory_history requires logging.profile_step_start",
+        ),
     ],
 )
 def test_a_range_without_steps_is_refused(

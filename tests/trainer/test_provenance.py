@@ -26,7 +26,7 @@ SCHEDULE = "def rate(iteration, optimizer):\n    return {rate}\n"
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> dict[str, Any]:
-    """A run with a corpus and a schedule of its own, which has stopped after one step."""
+    """A run with its own corpus and schedule that stopped after one step."""
     config = gpt_config(write_corpus(tmp_path / "own", documents=60), tmp_path / "run")
     (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1e-3"))
     config["optimizer"] |= {"lr_schedule": f"{tmp_path}/rates.py:rate", "lr_warmup_iters": 0}
@@ -55,15 +55,15 @@ def test_edited_code_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_p
     assert first.read_text() == SCHEDULE.format(rate="1e-3")
     (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="5e-2"))
     log = refused(stopped)
-    assert f"differ from the checkpoint's: optimizer.lr_schedule: {tmp_path}/rates.py (SHA-256 " in log
-    assert "write checkpoint.changed: [optimizer.lr_schedule]; else put the files back as they were" in log
+    assert f"differ from the checkpoint: optimizer.lr_schedule: {tmp_path}/rates.py (SHA-256 " in log
+    assert "set checkpoint.changed: [optimizer.lr_schedule]; otherwise restore the original files" in log
     assert list(copies.iterdir()) == [first]
     stopped["checkpoint"] = {"changed": ["optimizer.lr_schedule"]}
     assert [lr for *_, lr in finished(stopped).steps] == [1e-3, 5e-2, 5e-2]
     assert len(list(copies.iterdir())) == 2
     (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1e-1"))
     log = refused(stopped)  # the finished run, which a named change does not continue
-    assert "is finished, and this configuration asks for another run: optimizer.lr_schedule" in log
+    assert "is finished, but this configuration differs from it: optimizer.lr_schedule" in log
 
 
 @pytest.mark.process
@@ -71,15 +71,15 @@ def test_an_overwritten_pair_is_refused_until_it_is_named(stopped: dict[str, Any
     overwrite(f"{tmp_path}/own")
     log = refused(stopped)
     assert f"data.datasets: {tmp_path}/own.bin (" in log
-    assert "its SHA-256 is not known, so the content may be another" in log
-    assert "write checkpoint.changed: [data.datasets]" in log
+    assert "its SHA-256 is unknown, so the content may differ" in log
+    assert "set checkpoint.changed: [data.datasets]" in log
     stopped["checkpoint"] = {"changed": ["data.datasets"]}
     assert "with data.datasets: " in finished(stopped).log
 
 
 @pytest.mark.process
 def test_a_rebuilt_pair_is_refused(stopped: dict[str, Any], tmp_path: Path) -> None:
-    """The same documents in another order: the .bin is as long as it was, and so is the .idx."""
+    """The same documents in another order, so that the sizes of .bin and .idx are unchanged."""
     rebuild_backwards(tmp_path / "own")
     assert f"data.datasets: {tmp_path}/own.idx (" in refused(stopped)
 
@@ -126,10 +126,13 @@ def test_a_copied_corpus_is_read_by_all_ranks_and_goes_on(tmp_path: Path) -> Non
     (copied / "own.bin").write_bytes(intact[:-2] + b"\7\0")
     log = refused_by_all(config)
     assert f"data.datasets: {copied}/own.bin (SHA-256 " in log
-    assert ") -> another content" in log
+    assert ") -> different content" in log
     (copied / "own.bin").write_bytes(intact)
     second = finished(config)
-    assert "data: reading 1 pairs (0.00 GB): their times differ" in second.log
+    assert (
+        "data: reading 1 pair (0.00 GB) to compare SHA-256 hashes, since modification times differ"
+        in second.log
+    )
     third = provenance.examine(trainer_config(config), newest_record(second))
     assert (third.to_hash, third.changes) == (
         {},
@@ -157,7 +160,7 @@ def newest_record(ended: Run) -> dict[str, Any]:
 
 @pytest.fixture
 def own(tmp_path: Path) -> dict[str, Any]:
-    """The configuration of a run with a corpus and a schedule of its own, which is not trained."""
+    """The configuration of a run with its own corpus and schedule. The run is not trained."""
     config = gpt_config(write_corpus(tmp_path / "own", documents=9), tmp_path / "run")
     (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1e-3"))
     config["optimizer"]["lr_schedule"] = f"{tmp_path}/rates.py:rate"
@@ -165,13 +168,13 @@ def own(tmp_path: Path) -> dict[str, Any]:
 
 
 def recorded(config: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint of the configuration records."""
+    """The record of a checkpoint with this configuration."""
     trainer = trainer_config(config)
     return {**sections(trainer), "origins": provenance.examine(trainer).origins}
 
 
 def accepted(config: dict[str, Any], record: dict[str, Any]) -> bool:
-    """Whether a run with such a checkpoint goes on, without reading a .bin."""
+    """Whether a run may resume from such a checkpoint without reading a .bin."""
     trainer = trainer_config(config)
     files = provenance.examine(trainer, record)
     assert not files.to_hash

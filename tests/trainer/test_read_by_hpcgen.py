@@ -1,4 +1,4 @@
-"""What the trainer writes is what `hpcgen report` and `hpcgen checkpoint` read, without torch."""
+"""`hpcgen report` and `hpcgen checkpoint` read the trainer's files without torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_report_of_a_real_run(single_gpt: Run, tmp_path: Path) -> None:
 
 
 def test_a_report_shows_the_configuration_that_trained(single_gpt: Run, tmp_path: Path) -> None:
-    """In the second copy a job came later that asked for another model, and was refused."""
+    """In the second copy, a later job with another model was refused."""
     copies = [tmp_path / name / "run" for name in ("first", "second")]
     for copy in copies:
         shutil.copytree(single_gpt.directory, copy)

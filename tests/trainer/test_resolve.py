@@ -1,4 +1,4 @@
-"""What null means."""
+"""Values that replace nulls."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_checkpoints_are_saved_by_the_clock_unless_it_is_said_when():
 def test_every_batch_of_a_ramp_up_must_fit(
     parallelism: dict[str, int], training: dict[str, Any], message: str, config: dict[str, Any]
 ):
-    """A batch that does not fit would end the run when it comes, days after the start."""
+    """A batch size that does not fit would otherwise end the run days after the start."""
     document = config | {"parallelism": parallelism, "training": config["training"] | training}
     document["world_size"] = parallelism.get("pipeline_model_parallel_size", 1)
     with pytest.raises(ConfigError, match=message):
@@ -154,7 +154,9 @@ def test_what_a_graph_would_get_wrong_is_refused(
     document["training"] = config["training"] | {"cuda_graph_impl": "transformer_engine", "precision": "bf16"}
     document[section] = document[section] | values
     parsed = resolve(configuration.from_dict(TrainerConfig, document | {"world_size": 2}, "test"))
-    with pytest.raises(ConfigError, match=f"cuda_graph_impl = transformer_engine does not go with {message}"):
+    with pytest.raises(
+        ConfigError, match=f"cuda_graph_impl = transformer_engine does not work with {message}"
+    ):
         check_layout(parsed)
 
 
@@ -184,8 +186,12 @@ def test_what_is_resolved_stays(config: dict[str, Any]):
     [
         ("model", {"vocab_size": None}, "vocab_size is null"),
         ("model", {"padded_vocab_size": 999}, "999 is below model.vocab_size = 1000"),
-        ("optimizer", {"lr_warmup_iters": 6}, "warm-up of 6 steps does not end before the decay, at 6"),
-        ("optimizer", {"lr_warmup_iters": 3, "lr_decay_iters": 3}, "warm-up of 3 steps .* at 3"),
+        (
+            "optimizer",
+            {"lr_warmup_iters": 6},
+            "warm-up of 6 steps does not end before the decay ends at step 6",
+        ),
+        ("optimizer", {"lr_warmup_iters": 3, "lr_decay_iters": 3}, "warm-up of 3 steps .* at step 3"),
         ("optimizer", {"min_lr": 1.0}, r"optimizer.min_lr = 1 is greater than optimizer.lr = 0.01"),
         ("optimizer", {"lr_warmup_init": 1.0}, r"optimizer.lr_warmup_init = 1 is greater"),
         ("optimizer", {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 6}, r"= 6 is more than the 5 steps"),

@@ -1,4 +1,4 @@
-"""Stopping and going on: the same curve to the last bit, at the same layout or at another."""
+"""A run that stops and resumes has a bitwise identical curve with the same layout, and the same curve with another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def dropout_config(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """With dropout, whose random numbers a resume must find again, and evaluations."""
+    """A run with evaluations and dropout, whose random numbers a resumed run must reproduce."""
     config = gpt_config(corpus, tmp_path_factory.mktemp("undisturbed"))
     config["model"] |= {"attention_dropout": 0.1, "hidden_dropout": 0.1}
     config["training"] |= {"eval_iters": 1, "eval_interval": 2}
@@ -34,7 +34,7 @@ def undisturbed(dropout_config: dict[str, Any]) -> Run:
 
 @pytest.fixture
 def stopped_at_once(tmp_path: Path) -> str:
-    """A stop file that is there from the start: the run leaves after one step."""
+    """A stop file that exists from the start, so that the run leaves after one step."""
     (tmp_path / "stop").touch()
     return str(tmp_path / "stop")
 
@@ -116,7 +116,7 @@ def test_ctrl_c_saves_and_leaves(config: dict[str, Any]) -> None:
     ranks.send(signal.SIGINT)
     result = ranks.wait()
     assert result.statuses == (0,), result.log
-    assert "interrupted: saves at the end of this step" in result.log
+    assert "interrupted; saving at the end of this step" in result.log
     assert (result.directory / "STOPPED").read_text() == result.saved_iteration + "\n"
 
 
@@ -126,7 +126,7 @@ def test_a_finished_run_refuses_another_experiment(config: dict[str, Any], singl
     config["checkpoint"] = {"changed": ["optimizer.lr"]}
     other = run(config)
     assert other.statuses == (2,)
-    assert "is finished, and this configuration asks for another run: optimizer.lr: 0.01 -> 0.05" in other.log
+    assert "is finished, but this configuration differs from it: optimizer.lr: 0.01 -> 0.05" in other.log
     assert "set a larger train_iters and checkpoint.changed: [optimizer.lr, optimizer.min_lr]" in other.log
     config["model"]["num_layers"] = 2
     assert "Name another run_dir for another experiment\n" in run(config).log
@@ -140,7 +140,7 @@ def test_fewer_steps_than_are_done_are_refused(config: dict[str, Any], single_gp
     config["optimizer"]["lr_decay_iters"] = 6
     shorter = run(config)
     assert shorter.statuses == (2,)
-    assert "it is of iteration 6, and training.train_iters = 4 ends before it" in shorter.log
+    assert "it is at iteration 6, but training.train_iters = 4 is smaller" in shorter.log
     assert (shorter.directory / "DONE").exists()
 
 
@@ -174,7 +174,7 @@ def test_a_save_that_was_cut_off_is_not_loaded_and_is_made_again(
     (torn / "STARTED").touch()
     (torn / "__0_0.distcp").write_bytes(b"half")
     result = finished(config)
-    assert f"{torn}: COMPLETE is missing. Its save was cut off; it was removed" in result.log
+    assert f"{torn}: COMPLETE is missing. Its save was interrupted, so it was removed" in result.log
     assert result.steps == single_gpt.steps
     assert_same_checkpoint(torn, single_gpt.checkpoints / "iter_0000006")
 
@@ -197,7 +197,7 @@ def test_a_run_that_saved_once_never_starts_from_zero(config: dict[str, Any], st
     second = run(config)
     assert second.statuses == (2,)
     assert "iter_0000001" in second.log
-    assert "write checkpoint.discard_up_to: 1, or name another run_dir" in second.log
+    assert "set checkpoint.discard_up_to: 1, or name another run_dir" in second.log
     assert second.steps == first.steps
     assert not (second.directory / "DONE").exists()
 
@@ -207,7 +207,7 @@ def test_a_checkpoint_of_another_shape_is_refused(config: dict[str, Any], stoppe
     config["model"]["hidden_size"] = 32
     result = run(config)
     assert result.statuses == (2,)
-    assert "is of another model: model.hidden_size: 64 -> 32" in result.log
+    assert "belongs to another model: model.hidden_size: 64 -> 32" in result.log
 
 
 def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(
@@ -253,7 +253,7 @@ def test_a_directory_to_start_from_must_hold_a_checkpoint(config: dict[str, Any]
     config["checkpoint"] = {"load": str(tmp_path)}
     result = run(config)
     assert result.statuses == (2,)
-    assert f"checkpoint.load = {str(tmp_path)!r} holds no checkpoint that is whole" in result.log
+    assert f"checkpoint.load = {str(tmp_path)!r} holds no valid checkpoint" in result.log
     assert not list(result.checkpoints.glob("iter_*"))
 
 
@@ -296,6 +296,6 @@ def test_a_longer_run_that_shuffles_anew_says_so(
         assert "ANOTHER ORDER" not in finished(config, "--stop-file", stopped_at_once).log
     config["training"]["train_iters"] = 60
     assert (
-        "ANOTHER ORDER: 240 samples are asked for, and the attempt before asked for 24"
+        "NEW SAMPLE ORDER: this attempt plans 240 samples, the previous one 24"
         in finished(config, "--stop-file", stopped_at_once).log
     )

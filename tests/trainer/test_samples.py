@@ -1,4 +1,4 @@
-"""Which documents a sample comes from."""
+"""Documents of training samples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def samples(config: dict[str, Any], path: Path, *arguments: str) -> subprocess.C
 def test_the_documents_of_a_batch_hold_the_tokens_that_it_trains_on(
     config: dict[str, Any], corpus: str, other_corpus: str, tmp_path: Path
 ) -> None:
-    """The second corpus has no token of the first: a document of the wrong pair would not do."""
+    """The corpora have no common tokens, so a document of the wrong pair would fail the test."""
     config["data"]["datasets"] = [{"prefix": corpus, "weight": 1.0}, {"prefix": other_corpus, "weight": 1.0}]
     config["model"]["vocab_size"] = 1100
     found = samples(config, tmp_path / "config.json", "4", "11")
@@ -56,7 +56,7 @@ def holds(prefix: str, documents: list[int], tokens: list[int]) -> bool:
 
 
 def tokens_of(config: dict[str, Any], sample: int) -> list[int]:
-    """What Megatron-Core itself gives for a sample."""
+    """A sample from Megatron-Core itself."""
     import torch
 
     from trainer.contract import config as configuration
@@ -76,7 +76,7 @@ def tokens_of(config: dict[str, Any], sample: int) -> list[int]:
 def test_samples_that_the_run_does_not_read_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
     found = samples(config, tmp_path / "config.json", "3", "24")
     assert found.returncode == 2
-    assert "3 to 24 is not within 0 to 23" in found.stderr
+    assert "3 to 24 is outside of the run's samples, 0 to 23" in found.stderr
 
 
 def test_a_run_that_changed_its_batch_is_asked_as_it_reads(config: dict[str, Any], tmp_path: Path) -> None:
@@ -84,7 +84,10 @@ def test_a_run_that_changed_its_batch_is_asked_as_it_reads(config: dict[str, Any
     write_checkpoint(tmp_path / "run/checkpoints", 3, consumed_samples=24)
     assert "35: " in samples(config, tmp_path / "config.json", "35").stdout
     refused = samples(config, tmp_path / "config.json", "36")
-    assert (refused.returncode, "36 to 36 is not within 0 to 35" in refused.stderr) == (2, True)
+    assert (refused.returncode, "36 to 36 is outside of the run's samples, 0 to 35" in refused.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_where_only_megatron_lm_knows_the_samples_none_is_named(

@@ -1,4 +1,4 @@
-"""Learning rates against Megatron-LM's formulas, written out, and functions of the user's."""
+"""Learning rates compared with Megatron-LM's formulas, and users' functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rates(steps: int = 130, **changes: Any) -> list[float]:
 
 
 def decay(coefficient: Callable[[float], float], start: int = WARMUP) -> Callable[[int], float]:
-    """From the peak to the least between `start` and END, by the fraction of it that is done."""
+    """Decay from the peak to the minimum between `start` and END, by the fraction of completed steps."""
     return lambda n: LEAST + (PEAK - LEAST) * (coefficient((n - start) / (END - start)) if n >= start else 1)
 
 
@@ -100,7 +100,7 @@ def test_groups_have_multiples_of_rate_and_weight_decay() -> None:
 
 
 def test_the_example_restarts_its_cosine() -> None:
-    """Four cosines of 25 steps between the warm-up, which stays Core's, and the end."""
+    """Four cosines of 25 steps between Core's warm-up and the end."""
     found = rates(lr_schedule=f"{ROOT}/examples/cosine_restarts.py:rate")
     assert found[:WARMUP] == rates(WARMUP)
     cosine = [LEAST + (PEAK - LEAST) * 0.5 * (1 + math.cos(math.pi * n / 25)) for n in range(25)]
@@ -112,7 +112,9 @@ def test_the_example_restarts_its_cosine() -> None:
 def test_what_is_no_rate_is_refused_before_the_first_step(returned: str, tmp_path: Path) -> None:
     file = tmp_path / f"wrong_rate_{abs(hash(returned))}.py"
     file.write_text(f"def rate(iteration, optimizer):\n    return {returned} if iteration == 12 else 1e-3\n")
-    with pytest.raises(TrainerError, match=r"gives .* for iteration 12: a rate is a number of at least 0"):
+    with pytest.raises(
+        TrainerError, match=r"returns .* for iteration 12. It must return a non-negative number"
+    ):
         schedule(lr_schedule=f"{file}:rate")
 
 
@@ -139,5 +141,5 @@ def test_a_schedule_need_not_know_a_step_that_does_not_come(
     made.step(last)
     assert made.rate() == 0
     made.step(1)
-    with pytest.raises(TrainerError, match=rf"gives -\S+ for iteration {train_iters}: a rate is a number"):
+    with pytest.raises(TrainerError, match=rf"returns -\S+ for iteration {train_iters}. It must return"):
         schedule(train_iters=train_iters + 1, **own)

@@ -1,4 +1,4 @@
-"""Which documents each split reads, and with what weights: through Megatron-Core's own datasets."""
+"""Documents and weights of each split, tested with Megatron-Core's own datasets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 from tests.trainer.runs import write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
-from trainer.data.blend import Blend, cut, draws, order_of, plan_blends, split_shares
+from trainer.data.blend import Blend, cut, draws, plan_blends, shuffle_key, split_shares
 from trainer.data.datasets import Vocabulary, build_datasets
 
 SPLITS = ("99990,8,2", "949,50,1", "8,1,1", "1,1,1", "0.7,0.2,0.1", "1,0,0", "9,0,1", "98,2,0")
@@ -162,14 +162,16 @@ def test_a_pair_in_two_splits_is_refused_under_any_name(config: dict[str, Any], 
     for suffix in (".bin", ".idx"):
         (tmp_path / f"link{suffix}").symlink_to(f"{train['prefix']}{suffix}")
     link = {"prefix": str(tmp_path / "link")}
-    with pytest.raises(ConfigError, match=r"data\.valid: .*/link is .*/pair-0 of data\.train"):
+    with pytest.raises(
+        ConfigError, match=r"data\.valid: .*/link is the same pair as .*/pair-0 in data\.train"
+    ):
         planned(trainer_config(config, {"train": [train], "valid": [other, link]}))
 
 
 def test_weights_default_to_the_tokens_that_each_pair_has_in_the_split(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Few long documents beside many short ones; the long pair grows shorter towards its validation documents."""
+    """A pair with few long documents and one with many short ones. Long documents get shorter towards validation."""
     for name, lengths in {"long": [300] * 36 + [50] * 4, "short": [10] * 400}.items():
         builder = IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", dtype=numpy.uint16)
         for length in lengths:
@@ -214,12 +216,13 @@ def test_a_pair_that_does_not_fit_together_is_refused(config: dict[str, Any], tm
     for damaged in (content[:-8], content[:20], b"", b"\0" * 100, content[:40] + b"\1\1" + content[42:]):
         index.write_bytes(damaged)
         with pytest.raises(
-            ConfigError, match=r"pair-0\.(idx is (cut off|not an index)|bin has [\d,]+ bytes, and its \.idx)"
+            ConfigError,
+            match=r"pair-0\.(idx is (truncated|not a Megatron index)|bin has [\d,]+ bytes, but its \.idx)",
         ):
             planned(wanted)
     index.write_bytes(content)
     tokens.write_bytes(tokens.read_bytes()[:-2])
-    with pytest.raises(ConfigError, match="make the pair again"):
+    with pytest.raises(ConfigError, match=r"[mM]ake the pair again"):
         planned(wanted)
 
 
@@ -230,7 +233,7 @@ def test_tokens_that_would_be_read_for_ever_are_refused(config: dict[str, Any], 
         b"MMIDIDX\0\0" + struct.pack("<QBQQiqqq", 1, 8, 1, 2, 3, 0, 0, 1)  # one document of 3 tokens
     )
     wanted = trainer_config(config, {"train": [{"prefix": prefix}]}, train_iters=1_000_000)
-    with pytest.raises(ConfigError, match=r"would read .*three-tokens 85,333,333 times"):
+    with pytest.raises(ConfigError, match=r"would read .*three-tokens for 85,333,333 epochs"):
         planned(wanted)
 
 
@@ -257,7 +260,7 @@ def test_a_longer_run_keeps_the_order_where_it_is_said_to(config: dict[str, Any]
         lengthened = trainer_config(config, data, train_iters=train_iters, global_batch_size=1, eval_iters=0)
         dataset = build_datasets(lengthened, tmp_path / "cache", 1000, True, lambda line: None)["train"]
         assert isinstance(dataset, GPTDataset)
-        orders.append(order_of(train_iters, tokens, seq_length))
+        orders.append(shuffle_key(train_iters, tokens, seq_length))
         firsts.append((dataset.document_index.tolist(), dataset.shuffle_index.tolist()))
     assert {1, 2, 3} == {epochs for epochs, _ in orders}
     assert {False, True} == {is_apart for _, is_apart in orders}
@@ -276,11 +279,11 @@ def test_another_order_is_said_of_the_corpora_that_have_one(config: dict[str, An
             for iters in (train_iters, earlier)
         )
         build_datasets(now, tmp_path / "cache", 1000, True, said.append, before.training)
-        return [line for line in said if "ANOTHER ORDER" in line]
+        return [line for line in said if "NEW SAMPLE ORDER" in line]
 
     once = num_tokens(data["train"][0]["prefix"]) // config["model"]["seq_length"]
     assert build(once, once) == []
     assert build(once, once + 2) == []  # half of it comes from either pair
     [line] = build(4 * once, once)
-    assert f"{4 * once:,} samples are asked for, and the attempt before asked for {once:,}" in line
-    assert f"shuffles {data['train'][0]['prefix']} anew" in line
+    assert f"this attempt plans {4 * once:,} samples, the previous one {once:,}" in line
+    assert f"reshuffles {data['train'][0]['prefix']}." in line

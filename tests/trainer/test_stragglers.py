@@ -1,4 +1,4 @@
-"""Ranks that compute more slowly than their like are named."""
+"""Ranks that compute more slowly than others with the same work are reported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import Run, finished
-from trainer.faults.stragglers import CHECK_INTERVAL, SHOWN, Place, find_stragglers
+from trainer.faults.stragglers import CHECK_INTERVAL, MAX_REPORTED, Place, find_stragglers
 
 SLOW_LAYERS = """
 import dataclasses, os, time
@@ -43,14 +43,15 @@ def test_a_rank_is_compared_with_those_of_its_pipeline_stage() -> None:
     assert slow.ranks == (2,)
     assert slow.slowdown == pytest.approx(1.3 / 1.05)
     assert str(slow) == (
-        "rank 2 (node-1, local rank 0) computes 1.300 s a step, 1.24 times the median of pipeline stage 0 (1.050 s)"
+        "rank 2 (node-1, local rank 0) computes for 1.300 s per step, "
+        "1.24 times the median of pipeline stage 0 (1.050 s)"
     )
 
 
 def test_of_two_the_slower_one_is_named_slowest_first_and_not_all_of_a_crowd() -> None:
     assert [s.ranks for s in find_stragglers([1.0, 3.0, 1.0, 2.0], places(0, 0, 1, 1))] == [(1,), (3,)]
     crowd = find_stragglers([1.0] * 40 + [1.2] * 30, places(*[0] * 70))
-    assert len(crowd) == SHOWN
+    assert len(crowd) == MAX_REPORTED
 
 
 @pytest.mark.parametrize("seconds", [[1.0, 1.0], [0.0, 0.0], [1.0, 1.09]])
@@ -65,10 +66,10 @@ def test_a_slow_gpu_makes_one_line_of_all_that_wait_for_it_and_hides_no_other_no
     first, second = find_stragglers(seconds, places_of_groups(8, 8, "tensor parallelism"))
     assert (first.ranks, second.ranks) == (tuple(range(16, 24)), tuple(range(40, 48)))
     assert str(first).startswith(
-        "rank 16-23 (node-2), which wait for each other in tensor parallelism, compute 1.310 s"
+        "ranks 16-23 (node-2), which wait for each other in tensor parallelism, compute for 1.310 s"
     )
     assert str(second) == (
-        "rank 40-47 (node-5), which wait for each other in tensor parallelism, compute 1.250 s a step, "
+        "ranks 40-47 (node-5), which wait for each other in tensor parallelism, compute for 1.250 s per step, "
         "1.25 times the median of pipeline stage 0 (1.000 s)"
     )
 
@@ -77,7 +78,7 @@ def test_a_group_is_named_with_all_of_its_nodes() -> None:
     [slow] = find_stragglers(
         [2.0] * 16 + [1.0] * 32, places_of_groups(3, 16, "tensor and context parallelism")
     )
-    assert "rank 0-15 (node-0, node-1), which wait for each other in tensor and context" in str(slow)
+    assert "ranks 0-15 (node-0, node-1), which wait for each other in tensor and context" in str(slow)
 
 
 def slow_run(

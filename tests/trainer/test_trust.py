@@ -1,4 +1,4 @@
-"""A checkpoint from elsewhere is data: whatever its files name, loading it runs nothing."""
+"""Loading an untrusted checkpoint never runs code that its files name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.contract.errors import Exit
 
 
 class Planted:
-    """A pickle that makes a directory where it is unpickled."""
+    """A pickle that creates a directory when it is unpickled."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -83,7 +83,7 @@ def test_a_checkpoint_runs_nothing_where_it_is_loaded(
         (path / STARTED).unlink()
         common = (path / "common.pt").read_bytes()
         (path / "common.pt").write_bytes(
-            common.replace(checkpoint_files.MARK.encode(), b"x" * len(checkpoint_files.MARK))
+            common.replace(checkpoint_files.TRAINER_MARK.encode(), b"x" * len(checkpoint_files.TRAINER_MARK))
         )
     else:
         record["files"] = {name: checkpoint_files.describe_file(path / name) for name in record["files"]}
@@ -127,7 +127,7 @@ def as_bytes(state: Any) -> torch.Tensor:
 def test_the_index_names_files_of_its_own_directory(saved: Run) -> None:
     metadata = pickle.loads((saved.checkpoints / "iter_0000002/.metadata").read_bytes())
     next(iter(metadata.storage_data.values())).relative_path = "../elsewhere"
-    with pytest.raises(ValueError, match=r"'\.\./elsewhere' is no name of a file in the checkpoint"):
+    with pytest.raises(ValueError, match=r"'\.\./elsewhere' is not the name of a file in the checkpoint"):
         checkpoint_index.parse(pickle.dumps(metadata))
 
 

@@ -1,7 +1,7 @@
 """Checkpoints in Megatron-LM's directory layout (torch_dist), loadable at another TP, PP, VPP or DP.
 
-`saving` writes them, while training goes on; `loading` finds the newest that is whole and fills the state
-from it; `state` is what is in one. What they are as files is in `trainer.contract.checkpoint_files`.
+`saving` writes them while training continues; `loading` finds the newest valid one and loads the state from it; `state`
+defines their contents. `trainer.contract.checkpoint_files` handles them as files.
 """
 
 from trainer.checkpoint.loading import Source, find, load

@@ -1,7 +1,7 @@
-"""Finds the newest checkpoint that is whole, and fills the state of all ranks from it.
+"""Finds the newest valid checkpoint and loads the state of all ranks from it.
 
-Broken ones are passed over, one line each, back to the newest that is as it was written. A run that has saved training
-never begins before it: when no checkpoint of it is left, the run does not start (`trainer.contract.evidence`).
+Broken checkpoints are skipped, with a line in the log for each. A run never discards saved training by itself: if none
+of its checkpoints is valid, it does not start (`trainer.contract.evidence`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.hyperparameters import Change
 from trainer.contract.run_directory import publish
+from trainer.contract.wording import counted
 from trainer.distributed.groups import GLOO_ERRORS
 from trainer.faults import lock, storage
 from trainer.faults.storage import at_rank_0
@@ -38,19 +39,19 @@ from trainer.step import TrainingState
 
 @dataclass(frozen=True)
 class Source:
-    """What an attempt of the run starts from."""
+    """The checkpoint that an attempt starts from."""
 
     checkpoint: Checkpoint
     weights_only: bool
-    """Whether nothing but the weights is taken, at iteration 0: checkpoint.finetune."""
+    """Whether only the weights are loaded and the run starts at iteration 0 (checkpoint.finetune)."""
     changes: tuple[Change, ...]
-    """The hyperparameters that differ from the checkpoint's, all of them allowed to."""
+    """Hyperparameters that differ from the checkpoint's, as checkpoint.changed allows."""
     passed_over: tuple[str, ...]
-    """The newer ones that are not whole, each with what is wrong and what was done with it."""
+    """Newer checkpoints that are broken, each with its problems and what was done with it."""
     origins: dict[str, Any]
-    """The files that this attempt is made of, as its own checkpoints record them (`trainer.contract.provenance`)."""
+    """Files that this attempt depends on, for the records of its own checkpoints (`trainer.contract.provenance`)."""
     foreign: megatron_lm.Resumed | None = None
-    """What Megatron-LM's checkpoint says; None when it is this trainer's."""
+    """Values from a checkpoint of Megatron-LM; None for one of this trainer."""
 
     @property
     def path(self) -> Path:
@@ -58,36 +59,36 @@ class Source:
         return self.checkpoint.path
 
 
-SHOWN = 5
-"""Problems of a broken checkpoint that its line in the log names."""
+MAX_PROBLEMS = 5
+"""Maximum number of problems in the log line of a broken checkpoint."""
 
 
 def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -> Source | None:
-    """The newest whole checkpoint in `own`, else in checkpoint.load; None to start from random weights.
+    """The newest valid checkpoint in `own`, else in checkpoint.load; None to start from random weights.
 
-    Every rank calls this, and reads a part of the files; `beat` is called as long as that gets on. `own`, which this
-    run writes, is locked for the life of this process; what a save left behind there is removed, and broken
-    checkpoints are renamed. In checkpoint.load nothing is touched.
+    Every rank must call this and reads a share of the files; `beat` is called while the reading makes progress. `own`
+    is the directory that this run writes to. It is locked until this process ends, leftovers of interrupted saves are
+    removed from it, and broken checkpoints in it are renamed. Nothing in checkpoint.load is changed.
 
     Raises:
-        TrainerError: the run has saved training, and no checkpoint of it is whole; the storage refuses what is needed;
-            or the newest is of another model or of other hyperparameters.
+        TrainerError: the run has saved training but no checkpoint is valid; the storage fails; or the newest checkpoint
+            has another model or other hyperparameters.
         RunDirectoryBusyError: another process saves in `own`.
     """
-    at_rank_0(lambda: _take_possession(own), own, "locked")
-    at_rank_0(lambda: checkpoint_files.sweep(own), own, "swept")
-    found, passed_over = _newest_whole(own, log, beat, is_own=True)
+    at_rank_0(lambda: _create_and_lock(own), own, "locked")
+    at_rank_0(lambda: checkpoint_files.sweep(own), own, "cleaned up")
+    found, passed_over = _newest_valid(own, log, beat, is_own=True)
     if found is not None:
-        if refused := at_rank_0(lambda: _correct_tracker(found), own):
-            log.line(refused)
+        if warning := at_rank_0(lambda: _correct_tracker(found), own):
+            log.line(warning)
         return _source(found, config, passed_over, log, beat, weights_only=False)
     if config.checkpoint.load is None:
         _check_evidence(own, config, begins_at=0)
         return None
-    found, passed_over = _newest_whole(Path(config.checkpoint.load), log, beat, is_own=False)
+    found, passed_over = _newest_valid(Path(config.checkpoint.load), log, beat, is_own=False)
     if found is None:
         raise TrainerError(
-            f"checkpoint.load = {config.checkpoint.load!r} holds no checkpoint that is whole: name a directory of "
+            f"checkpoint.load = {config.checkpoint.load!r} holds no valid checkpoint. Name a directory of "
             "checkpoints, or leave it out to start from random weights",
             scope=Scope.ALL_RANKS,
         )
@@ -97,7 +98,7 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
 
 
 def _check_evidence(own: Path, config: TrainerConfig, *, begins_at: int) -> None:
-    """Raises TrainerError on all ranks when the run would begin before training that it has saved."""
+    """Raise TrainerError on all ranks if the run would discard saved training."""
 
     def refusal() -> evidence.Refusal | None:
         keys = config.checkpoint
@@ -118,11 +119,11 @@ def _source(
     *,
     weights_only: bool,
 ) -> Source:
-    """`found`, if `config` may go on from it; known before the model is built, which takes minutes when large."""
+    """Check that `config` may resume from `found`. This comes before building the model, which can take minutes."""
     record = found.record or {}
     if record.get("format", FORMAT) > FORMAT:
         raise TrainerError(
-            f"{found.path} was written by a later trainer (format {record['format']}): use that one",
+            f"{found.path} was written by a later version of the trainer (format {record['format']}). Use that version",
             scope=Scope.ALL_RANKS,
         )
     files = _examine(found, config, log, beat, weights_only)
@@ -146,29 +147,29 @@ def _source(
 def _examine(
     found: Checkpoint, config: TrainerConfig, log: Log, beat: Callable[[], None], weights_only: bool
 ) -> provenance.Examination:
-    """Compares the files of `config` with those that `found` was trained with; all ranks read what must be read.
+    """Compare the files of `config` with those that `found` was trained with. All ranks share the reading.
 
-    Only weights may come from a run of any data and code, and Megatron-LM's checkpoints say nothing about theirs.
+    There is no comparison if only weights are loaded, or for a checkpoint of Megatron-LM, which does not record files.
     """
     record = None if weights_only or found.is_foreign else found.record
     files = at_rank_0(lambda: provenance.examine(config, record), found.path)
     if files.to_hash:
         size = sum(file["bytes"] for file in files.to_hash.values())
         log.line(
-            f"data: reading {len(files.to_hash)} pairs ({size / 1e9:,.2f} GB): their times differ from those that "
-            f"{found.path} was trained with; their SHA-256 tells whether they are the same"
+            f"data: reading {counted(len(files.to_hash), 'pair')} ({size / 1e9:,.2f} GB) to compare SHA-256 hashes, "
+            f"since modification times differ from those that {found.path} was trained with"
         )
         differing = reading.file_problems(Path("/"), files.to_hash, beat)
-        files.refute(list(differing), provenance.pairs_key(config))
+        files.add_changed_pairs(list(differing), provenance.pairs_key(config))
     return files
 
 
 def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> megatron_lm.Resumed:
-    """What Megatron-LM's checkpoint says beside its tensors.
+    """Read the values of Megatron-LM's checkpoint that are not in its tensors.
 
     Raises:
-        TrainerError: it cannot be read by these versions, or gone on from.
-        OSError: the storage refuses it.
+        TrainerError: these versions cannot read it, or the run cannot resume from it.
+        OSError: the storage fails.
     """
     try:
         common = dist_checkpointing.load_common_state_dict(str(path))
@@ -176,39 +177,35 @@ def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> mega
         _refuse_code(error, path)
         if not (path / COMMON).exists():
             raise TrainerError(
-                f"megatron-core {megatron.core.__version__} cannot read it, for it has no {COMMON}: use the "
-                "megatron-core that wrote it, which is 0.19 or later"
+                f"megatron-core {megatron.core.__version__} cannot read it, since it has no {COMMON}. Use the version "
+                "of megatron-core that wrote it, 0.19 or later"
             ) from error
         raise_environment_fault(error, path)
         raise TrainerError(f"{COMMON} cannot be read ({type(error).__name__}: {error})") from error
     return megatron_lm.resumed(common, config.parallelism, weights_only=weights_only)
 
 
-def _take_possession(directory: Path) -> None:
+def _create_and_lock(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    busy = (
-        f"another process saves its checkpoints in {directory}; wait for it, or name another checkpoint.save"
-    )
+    busy = f"another process saves its checkpoints in {directory}. Wait for it to end, or name another checkpoint.save"
     lock.hold(directory / lock.SAVING, busy)
 
 
-def _newest_whole(
+def _newest_valid(
     directory: Path, log: Log, beat: Callable[[], None], *, is_own: bool
 ) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """And what is wrong with each newer one."""
+    """The newest valid checkpoint, and the problems of each newer one."""
     passed_over: list[str] = []
     for path in at_rank_0(lambda: checkpoint_files.list_paths(directory), directory):
         beat()
-        # One after the other: the records of all of them would be megabytes, of which every rank needs one.
+        # One at a time: every rank needs only one record, and all of them together would be megabytes.
         checkpoint = at_rank_0(partial(checkpoint_files.describe, path), path)
         problems = reading.problems(checkpoint, beat)
         if not problems:
             return checkpoint, tuple(passed_over)
-        done = (
-            at_rank_0(partial(_move_away, checkpoint), path, "moved away") if is_own else "It is passed over"
-        )
-        shown = "; ".join(problems[:SHOWN]) + (
-            f"; and {len(problems) - SHOWN} more" if problems[SHOWN:] else ""
+        done = at_rank_0(partial(_move_away, checkpoint), path, "renamed") if is_own else "It was skipped"
+        shown = "; ".join(problems[:MAX_PROBLEMS]) + (
+            f"; and {len(problems) - MAX_PROBLEMS} more" if problems[MAX_PROBLEMS:] else ""
         )
         passed_over.append(f"{checkpoint.path}: {shown}. {done}")
         log.line(f"BROKEN CHECKPOINT {passed_over[-1]}")
@@ -216,36 +213,39 @@ def _newest_whole(
 
 
 def _move_away(checkpoint: Checkpoint) -> str:
-    """Gets a broken checkpoint out of the way; says what was done with it."""
+    """Remove or rename a broken checkpoint. Returns a sentence that says which."""
     path = checkpoint.path
     was_begun_here = (path / STARTED).exists() or not any(path.iterdir())
     if checkpoint.is_cut_off and was_begun_here and not (path / METADATA).exists():
         checkpoint_files.remove(path)
-        return "Its save was cut off; it was removed"
+        return "Its save was interrupted, so it was removed"
     return f"It was renamed to {checkpoint_files.set_aside(path).name}"
 
 
 def _correct_tracker(checkpoint: Checkpoint) -> str | None:
-    """Has the tracker name what is gone on from; only Megatron-LM reads it, so what refuses that is returned."""
+    """Make the tracker name the checkpoint that the run resumes from. Returns a warning if that fails.
+
+    A failure is not an error, since only Megatron-LM reads the tracker.
+    """
     directory = checkpoint.path.parent
     try:
         if checkpoint_files.tracked_iteration(directory) != checkpoint.iteration:
             publish(directory / TRACKER, str(checkpoint.iteration))
     except OSError as error:
-        return f"{TRACKER} does not name {checkpoint.path.name}: {storage.reason(error, directory / TRACKER)}"
+        return f"{TRACKER} was not updated to {checkpoint.path.name}: {storage.reason(error, directory / TRACKER)}"
     return None
 
 
 def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -> None:
-    """Fills the state of all ranks from a checkpoint, whatever layout saved it.
+    """Load the state of all ranks from a checkpoint that was saved with any layout.
 
-    The learning rates, betas and weight decay of the configuration win over those of the checkpoint.
+    Learning rates, betas and weight decay come from the configuration, not from the checkpoint.
 
     Raises:
-        NonFiniteError: on all ranks, when it holds numbers that are not finite.
-        TrainerError: it cannot be loaded. That is no reason to take an older one: it is as it was written. Or the
-            storage refuses a file of it, which may pass.
-        RuntimeError: as gloo, NCCL, the store and CUDA raise it: another rank is gone, or the memory is full.
+        NonFiniteError: on all ranks, if the checkpoint contains values that are not finite.
+        TrainerError: the checkpoint cannot be loaded although its files are unchanged, so an older one would not help;
+            or the storage fails, which may be temporary.
+        RuntimeError: from gloo, NCCL, the store or CUDA: another rank is gone, or the memory is full.
     """
     sharding = contents.sharding(groups)
     if source.foreign is not None:
@@ -260,33 +260,34 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
             loaded |= _position(source.foreign, state)
         if not absent:
             contents.fill(state, loaded, weights_only=source.weights_only)
-    # Pickle, zip, key and shape errors, and torch's own, which is no Exception and raised on all ranks.
+    # Pickle, zip, key and shape errors, and torch's CheckpointException, which is raised on all ranks and does not
+    # derive from Exception.
     except (Exception, CheckpointException) as error:
         raise_environment_fault(error, source.path)
         raise TrainerError(
-            f"{source.path} is as it was written, and cannot be loaded ({type(error).__name__}: {error}); use the "
-            f"versions that wrote it ({_versions(source)}), or rename it to go on from the one before it",
+            f"{source.path} cannot be loaded, although its files are unchanged ({type(error).__name__}: {error}). Use "
+            f"the versions that wrote it ({_versions(source)}), or rename it to resume from the one before it",
             scope=_scope(error),
         ) from error
     if absent:
         raise TrainerError(
-            f"{source.path} is of another model: it has no {', '.join(sorted(absent)[:SHOWN])}",
+            f"{source.path} belongs to another model: it has no {', '.join(sorted(absent)[:MAX_PROBLEMS])}",
             scope=Scope.ALL_RANKS,
         )
     contents.check_loaded(state, source.path)
 
 
 def raise_environment_fault(error: BaseException, path: Path) -> None:
-    """Raises the cause of an error of loading, when the cause says nothing about the checkpoint `path`.
+    """Raise the cause of a loading error, if the cause is not the content of the checkpoint `path`.
 
     Raises:
-        TrainerError: the storage refused a file, which may pass; or a file names code, which is not run.
-        RuntimeError: another rank is gone, or the memory is full; as it was raised.
+        TrainerError: the storage failed, which may be temporary; or a file names code, which was not run.
+        RuntimeError: the original error, if another rank is gone or the memory is full.
     """
     _refuse_code(error, path)
     causes = list(_causes(error))
     for cause in causes:
-        if isinstance(cause, MemoryError | torch.OutOfMemoryError) or _is_of_the_machine(cause):
+        if isinstance(cause, MemoryError | torch.OutOfMemoryError) or _is_machine_failure(cause):
             raise cause
     for cause in causes:
         if isinstance(cause, OSError):
@@ -294,22 +295,22 @@ def raise_environment_fault(error: BaseException, path: Path) -> None:
 
 
 def _refuse_code(error: BaseException, path: Path) -> None:
-    """Raises an error of loading the checkpoint `path` again as a TrainerError, if a file of it names code."""
+    """Raise a TrainerError for an error of loading the checkpoint `path`, if the cause is a file that names code."""
     for cause in _causes(error):
         if reason := unpickling.forbidden(cause):
             raise TrainerError(
-                f"{path}: {reason}. Nothing of it was run. Do not load this checkpoint; find out who wrote its files",
+                f"{path}: {reason}. The code was not run. Do not load this checkpoint; find out who wrote its files",
                 scope=_scope(error),
             ) from error
 
 
 def _scope(error: BaseException) -> Scope:
-    """The ranks that raise an error of loading: torch raises its own on all of them."""
+    """The ranks that raise a loading error. torch raises CheckpointException on all of them."""
     return Scope.ALL_RANKS if isinstance(error, CheckpointException) else Scope.ONE_RANK
 
 
-def _is_of_the_machine(error: BaseException) -> bool:
-    """Whether the ranks' connections or a GPU failed."""
+def _is_machine_failure(error: BaseException) -> bool:
+    """Whether a connection between ranks or a GPU failed."""
     names = (*GLOO_ERRORS, "CUDA error", "CUDA driver error", "NCCL error")
     return isinstance(error, torch.distributed.DistError) or (
         isinstance(error, RuntimeError) and any(name in str(error) for name in names)
@@ -317,7 +318,7 @@ def _is_of_the_machine(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, what it was raised from, and what torch found on each rank."""
+    """An error, its causes, and the errors of all ranks in a CheckpointException."""
     yield error
     if isinstance(error, CheckpointException):
         for failure, _ in error.failures.values():
@@ -327,7 +328,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _position(foreign: megatron_lm.Resumed, state: TrainingState) -> dict[str, Any]:
-    """What Megatron-LM keeps elsewhere, or not at all, where `fill` looks for it."""
+    """Values for `fill` that Megatron-LM stores in another place, or not at all."""
     return {
         "iteration": foreign.iteration,
         "consumed_samples": foreign.consumed_samples,
@@ -338,9 +339,9 @@ def _position(foreign: megatron_lm.Resumed, state: TrainingState) -> dict[str, A
 def _read(
     path: Path, content: dict[str, Any], groups: ProcessGroupCollection
 ) -> tuple[dict[str, Any], set[str]]:
-    """What the checkpoint holds of `content`, and the names of the tensors on any rank that it does not hold.
+    """Read `content` from the checkpoint. Also returns the names of the tensors that the checkpoint does not have.
 
-    Of what several data-parallel ranks need, one reads it from the storage.
+    Data that several data-parallel ranks need is read from the storage only once.
     """
     strategy = FullyParallelLoadStrategyWrapper(TorchDistLoadShardedStrategy(), groups.dp_cp)
     loaded, _, absent_here = dist_checkpointing.load(
@@ -348,7 +349,7 @@ def _read(
     )
     absent: list[set[str]] = [set()] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(absent, absent_here)
-    # Transformer Engine's extra state is that of FP8: a checkpoint of other kernels has none.
+    # Transformer Engine's extra state holds FP8 scales. Checkpoints written with other kernels do not have it.
     return loaded, {name for names in absent for name in names if contents.EXTRA_STATE not in name}
 
 

@@ -1,7 +1,7 @@
-"""What a checkpoint says beside its tensors in Megatron-LM's words: pretrain_gpt.py resumes ours, and we resume its.
+"""Converts the common state of checkpoints to and from Megatron-LM's form, so that each program resumes the other's.
 
-The weights and the optimizer's state are Megatron-Core's in both, and have the same names. What differs is the common
-state: there it holds `args`, the parsed flags, and a schedule that counts samples where ours counts iterations.
+In both programs, weights and optimizer state are Megatron-Core's and have the same names. Only the common state
+differs: Megatron-LM's has `args`, the parsed flags, and a schedule that counts samples instead of iterations.
 
 Sources, in Megatron-LM 0.16.1 and 0.19.0: megatron/training/checkpointing.py (`generate_state_dict`,
 `check_checkpoint_args`, `load_args_from_checkpoint`, `load_checkpoint`), megatron/training/training.py
@@ -31,14 +31,14 @@ MODEL = (
     *("swiglu", "add_bias_linear", "untie_embeddings_and_output_weights", "padded_vocab_size"),
     *("attention_dropout", "hidden_dropout"),
 )
-"""Fields of ModelConfig that are arguments of the same name."""
+"""Fields of ModelConfig that are also Megatron-LM arguments of the same name."""
 
 OPTIMIZER = ("lr_warmup_init", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
 FP16 = ("loss_scale", "loss_scale_window", "hysteresis")
-"""Fields of OptimizerConfig that are arguments of the same name; the others only count with --fp16."""
+"""Fields of OptimizerConfig that are also arguments of the same name. Those in FP16 only apply with --fp16."""
 
 FP8 = ("fp8", "fp8_recipe", "fp8_amax_history_len", "fp8_amax_compute_algo")
-"""Fields of TrainingConfig that are; without --fp8 they say nothing."""
+"""Fields of TrainingConfig that are also arguments of the same name. They only apply with --fp8."""
 
 FIXED_MODEL = {
     "rotary_percent": 1.0,
@@ -64,7 +64,7 @@ FIXED_MODEL = {
     "is_hybrid_model": False,
     "spec": None,
 }
-"""Arguments that change what the weights mean, with the one value that this trainer has."""
+"""Arguments that change the meaning of the weights, with the only value that this trainer supports."""
 
 FIXED_TRAINING = {
     "optimizer": "adam",
@@ -78,7 +78,7 @@ FIXED_TRAINING = {
     "sft": False,
     "fim_data": False,
 }
-"""Arguments that change the optimizer or the samples, with the one value that this trainer has."""
+"""Arguments that change the optimizer or the samples, with the only value that this trainer supports."""
 
 GPT2_VOCABULARY = 50257
 
@@ -88,20 +88,20 @@ RESHARDABLE = ("fully_reshardable", "fully_sharded_model_space")
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """What the common state of Megatron-LM's checkpoint says, in this trainer's terms."""
+    """The common state of Megatron-LM's checkpoint in this trainer's terms."""
 
     iteration: int
-    """Steps done."""
+    """Number of completed steps."""
     consumed_samples: int
-    """Samples of the training set that they read."""
+    """Number of training samples that these steps have read."""
     sections: dict[str, dict[str, Any]]
-    """What is known of the sections that COMPLETE would hold, as JSON has them."""
+    """Known keys of the sections that COMPLETE would have, as in JSON."""
     content_metadata: dict[str, Any]
-    """How Core cut up the tensors."""
+    """Options of Core's sharding of the tensors."""
 
 
 def common_state(config: TrainerConfig, iteration: int, consumed_samples: int) -> dict[str, Any]:
-    """What pretrain_gpt.py looks for in a checkpoint beside what Megatron-Core saves, of a resolved `config`."""
+    """Entries that pretrain_gpt.py needs in a checkpoint in addition to Megatron-Core's. `config` is resolved."""
     return {
         "args": _args(config, iteration, consumed_samples),
         "opt_param_scheduler": _schedule(config, iteration),
@@ -109,19 +109,19 @@ def common_state(config: TrainerConfig, iteration: int, consumed_samples: int) -
 
 
 def resumed(common: Mapping[str, Any], layout: ParallelismConfig, *, weights_only: bool = False) -> Resumed:
-    """Reads the common state of a checkpoint that Megatron-LM wrote.
+    """Read the common state of a checkpoint of Megatron-LM.
 
-    With `weights_only` it may be any that Megatron-Core saved: what it does not say is not compared.
+    With `weights_only`, it may be any checkpoint that Megatron-Core saved. Missing values are then not compared.
 
     Raises:
-        TrainerError: this trainer cannot go on from it; the message says what to do.
+        TrainerError: this trainer cannot resume from it; the message says what to do.
     """
     if "args" not in common:
         if weights_only:
             return Resumed(iteration=0, consumed_samples=0, sections={}, content_metadata={})
         raise TrainerError(
-            "neither this trainer nor Megatron-LM's pretrain_gpt.py wrote it (it has no COMPLETE and no args); "
-            "only its weights can be taken, with checkpoint.load and checkpoint.finetune: true"
+            "neither this trainer nor Megatron-LM's pretrain_gpt.py wrote it (it has no COMPLETE and no args). "
+            "Only its weights can be loaded, with checkpoint.load and checkpoint.finetune: true"
         )
     args = vars(common["args"])
     _check_fixed(args, FIXED_MODEL)
@@ -148,25 +148,29 @@ def _check_fixed(args: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     if args.get("add_qkv_bias", args["add_bias_linear"]) != args["add_bias_linear"]:
         wrong.append("add_qkv_bias without add_bias_linear")
     if wrong:
-        raise TrainerError(f"it was trained with what this trainer does not have: {', '.join(wrong)}")
+        raise TrainerError(
+            f"it was trained with options that this trainer does not support: {', '.join(wrong)}"
+        )
 
 
 def _check_optimizer_state(
     common: Mapping[str, Any], args: Mapping[str, Any], layout: ParallelismConfig
 ) -> None:
-    only_weights = "take only its weights, with checkpoint.load and checkpoint.finetune: true"
+    only_weights = "load only its weights, with checkpoint.load and checkpoint.finetune: true"
     if common.get("optimizer") is None or "opt_param_scheduler" not in common:
-        raise TrainerError(f"it was saved without the optimizer's state (--no-save-optim); {only_weights}")
+        raise TrainerError(
+            f"it was saved without the optimizer state (--no-save-optim). You can {only_weights}"
+        )
     if not args.get("use_distributed_optimizer"):
         raise TrainerError(
-            "its optimizer state is not the distributed optimizer's; have Megatron-LM save it with "
+            "its optimizer state is not the distributed optimizer's. Save it in Megatron-LM with "
             f"--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable, or {only_weights}"
         )
     sharding = (common.get("content_metadata") or {}).get("distrib_optim_sharding_type")
     if sharding is None:
         raise TrainerError(
-            "it does not say how its optimizer state is cut up, as old versions of megatron-core; have a newer "
-            f"Megatron-LM load it and save it once, or {only_weights}"
+            "it does not say how its optimizer state is sharded, like those of old versions of megatron-core. Load and "
+            f"save it once in a newer Megatron-LM, or {only_weights}"
         )
     if sharding in RESHARDABLE:
         return
@@ -175,17 +179,17 @@ def _check_optimizer_state(
         "pipeline_model_parallel_size",
         "virtual_pipeline_model_parallel_size",
     )
-    there = {name: args.get(name) for name in names}
-    if any(there[name] != getattr(layout, name) for name in names):
-        sizes = ", ".join(f"{name}: {size}" for name, size in there.items() if size is not None)
+    saved = {name: args.get(name) for name in names}
+    if any(saved[name] != getattr(layout, name) for name in names):
+        sizes = ", ".join(f"{name}: {size}" for name, size in saved.items() if size is not None)
         raise TrainerError(
-            f"its optimizer state ({sharding}) loads only at the layout that saved it ({sizes}): go on at that, or "
-            "have Megatron-LM save it once with --dist-ckpt-optim-fully-reshardable"
+            f"its optimizer state ({sharding}) loads only with the layout that saved it ({sizes}). Use that layout, or "
+            "save it once in Megatron-LM with --dist-ckpt-optim-fully-reshardable"
         )
 
 
 def _model(args: Mapping[str, Any]) -> dict[str, Any]:
-    # Without a table of positions, or without rotary embeddings, these say nothing.
+    # Leave out the key that this type of position embedding does not use.
     unread = "max_position_embeddings" if args["position_embedding_type"] == "rope" else "rotary_base"
     return {
         **{name: args[name] for name in MODEL if name != unread and args.get(name) is not None},
@@ -207,10 +211,10 @@ def _training(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _optimizer(args: Mapping[str, Any], schedule: Mapping[str, Any], iteration: int) -> dict[str, Any]:
-    """The schedule that the run followed, which need not be that of its flags.
+    """The schedule that the run followed, which may differ from that of its flags.
 
-    It counts samples. `lr_warmup_iters` and `lr_decay_iters` are such that the decay goes on as it would have there;
-    after a batch size ramp-up these are more than the flags' samples in full batches.
+    It counts samples. `lr_warmup_iters` and `lr_decay_iters` are chosen so that the decay continues as in Megatron-LM.
+    After a batch-size ramp-up they are larger than the samples of the flags divided by the full batch size.
     """
     batch = args["global_batch_size"]
     ramped = iteration * batch - schedule["num_steps"]
@@ -238,7 +242,7 @@ def _optimizer(args: Mapping[str, Any], schedule: Mapping[str, Any], iteration: 
 
 
 def _data(args: Mapping[str, Any]) -> dict[str, Any]:
-    """What the training samples are cut from, as far as the flags say it."""
+    """The data of the training samples, as far as the flags say it."""
     if args.get("data_path"):
         return {"datasets": _blend(args["data_path"]), "split": str(args["split"]).replace(" ", "")}
     if args.get("train_data_path"):
@@ -247,7 +251,7 @@ def _data(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _blend(paths: list[str]) -> list[dict[str, Any]]:
-    """The datasets of --data-path: prefixes, or weights and prefixes in turn."""
+    """The datasets of --data-path: prefixes, or alternating weights and prefixes."""
     try:
         weights = [float(weight) for weight in paths[::2]] if len(paths) % 2 == 0 else []
     except ValueError:
@@ -259,9 +263,9 @@ def _blend(paths: list[str]) -> list[dict[str, Any]]:
 
 
 def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argparse.Namespace:
-    """The arguments that pretrain_gpt.py compares with its own, or takes with --use-checkpoint-args.
+    """The arguments that pretrain_gpt.py compares with its own, or uses with --use-checkpoint-args.
 
-    Plain values only: torch reads no others back.
+    Only plain values, since torch's safe loading accepts no others.
     """
     model, layout, training = config.model, config.parallelism, config.training
     fixed = FIXED_MODEL | FIXED_TRAINING
@@ -271,12 +275,12 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
         add_qkv_bias=model.add_bias_linear,
         num_query_groups=model.num_query_groups,
         group_query_attention=model.num_query_groups != model.num_attention_heads,
-        # What --no-position-embedding, long deprecated, would turn off; with rotary embeddings it is true as well.
+        # Only the deprecated --no-position-embedding turns this off. It is true with rotary embeddings too.
         add_position_embedding=True,
         use_rotary_position_embeddings=model.position_embedding_type == "rope",
         init_method_std=model.init_method_std,
-        # Compared when --vocab-file is given; --use-checkpoint-args takes the tokenizer's type. Which one it was is not
-        # known here, but a vocabulary of this size is GPT-2's.
+        # Compared if --vocab-file is given; --use-checkpoint-args uses tokenizer_type. The tokenizer is not known here,
+        # but a vocabulary of this size is GPT-2's.
         make_vocab_size_divisible_by=128,
         tokenizer_type="GPT2BPETokenizer" if model.vocab_size == GPT2_VOCABULARY else None,
         tensor_model_parallel_size=layout.tensor_model_parallel_size,
@@ -299,16 +303,17 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
         ckpt_format="torch_dist",
         use_distributed_optimizer=True,
         no_save_optim=False,
-        # Each step seeds its own generators: there are none to load.
+        # Each step seeds its own generators, so there is no state to load.
         no_save_rng=True,
     )
 
 
 def _schedule(config: TrainerConfig, iteration: int) -> dict[str, Any]:
-    """The state of Core's OptimizerParamScheduler where a step is a sample.
+    """State of Core's OptimizerParamScheduler, which counts samples as steps.
 
-    The steps done are full batches, not the samples consumed: so the rate is that of the iteration after a batch size
-    ramp-up too. Megatron-LM refuses the name of a decay that it does not have, unless its flags are to override it.
+    `num_steps` is the iteration times the full batch size, not the number of consumed samples, so that the rate fits
+    the iteration also after a batch-size ramp-up. Megatron-LM refuses the name of a decay that it does not have, unless
+    its flags override it.
     """
     optimizer, training = config.optimizer, config.training
     assert optimizer.lr_warmup_iters is not None

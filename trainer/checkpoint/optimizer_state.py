@@ -1,12 +1,13 @@
-"""The distributed optimizer's state as tensors of the model's shapes, without gathering it.
+"""Saves and loads the distributed optimizer's state in the shapes of the parameters, without gathering it.
 
-Each data-parallel rank owns one contiguous range of every flattened parameter's fp32 weight and moments.
-Megatron-Core stores these in the parameter's shape, so that any layout can load them ("fully_reshardable"), and to
-save them gathers all of them in the host memory of every data-parallel rank, while training stands still. But a
-checkpoint may cut a tensor into any boxes, and a range of a flattened tensor is a few boxes: so each rank saves and
-loads its own range, in place. What is stored is the same, and Core's own way loads it. (With one exception: where
-a buffer has padding between buckets, as with embeddings that two pipeline stages share, Core 0.16.1 gathers the state
-from the wrong places.)
+Each data-parallel rank owns one contiguous range of every flattened parameter's fp32 weight and moments. Megatron-Core
+stores them in the parameter's shape, so that any layout can load them ("fully_reshardable"). To save them, it gathers
+all of them in the host memory of every data-parallel rank while training waits.
+
+That is not necessary. A checkpoint may divide a tensor into any boxes, and a range of a flattened tensor is a few
+boxes. So each rank saves and loads its own range in place. The stored data is the same, and Core's own code can load
+it. There is one exception: if a buffer has padding between buckets, as with embeddings that two pipeline stages share,
+Core 0.16.1 gathers the state from wrong positions.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 SHARDING_TYPE = "fully_reshardable"
-"""Core's name for the form that is stored."""
+"""Core's name for the stored form."""
 
 PREFIX = "optimizer.state"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 Box = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Offsets and sizes of a part of a tensor, and where it begins in the flattened tensor."""
+"""Offsets and sizes of a part of a tensor, and its start in the flattened tensor."""
 
 
 def sliceable(optimizer: MegatronOptimizer) -> DistributedOptimizer | None:
-    """The one distributed optimizer that `optimizer` is, with all its state on its device; None when it is not so."""
+    """`optimizer` as a single distributed optimizer with its state on its device; None if it is anything else."""
     if isinstance(optimizer, ChainedOptimizer) and len(optimizer.chained_optimizers) == 1:
         [optimizer] = optimizer.chained_optimizers
     is_plain = type(optimizer) is DistributedOptimizer and not (
@@ -44,9 +45,9 @@ def sliceable(optimizer: MegatronOptimizer) -> DistributedOptimizer | None:
 
 
 def sharded_optimizer(optimizer: DistributedOptimizer, model: dict[str, Any]) -> dict[str, Any]:
-    """The optimizer's part of a checkpoint, beside `model`, the model's part. Its tensors are the state itself.
+    """The optimizer's part of a checkpoint. `model` is the model's part.
 
-    Loading it fills the state in place.
+    The tensors are not copies, so loading them changes the optimizer state in place.
     """
     if not optimizer.optimizer.state:
         _make_moments(optimizer)
@@ -58,7 +59,7 @@ def sharded_optimizer(optimizer: DistributedOptimizer, model: dict[str, Any]) ->
 
 
 def _make_moments(optimizer: DistributedOptimizer) -> None:
-    """What the first update would make: before a load, or when all steps so far overflowed."""
+    """Create the moments that the first update would create. Needed before a load, or if all steps overflowed."""
     optimizer.load_state_dict(optimizer.state_dict())
     for moments in optimizer.optimizer.state.values():
         for name in MOMENTS:
@@ -66,7 +67,7 @@ def _make_moments(optimizer: DistributedOptimizer) -> None:
 
 
 def load_optimizer(optimizer: DistributedOptimizer, loaded: dict[str, Any]) -> None:
-    """Takes over what is not in tensors: the groups, with their count of steps, and fp16's loss scale."""
+    """Load the values that are not in sharded tensors: groups with their step counts, and fp16's loss scale."""
     tensors = ("param_state", "param_state_sharding_type")
     optimizer.load_state_dict({name: value for name, value in loaded.items() if name not in tensors})
 
@@ -105,10 +106,10 @@ def _pieces(
     stored_as: ShardedTensor | ShardedTensorFactory,
     instance: int,
 ) -> Iterator[ShardedTensor]:
-    """`values`, elements [start, stop) of the flattened parameter that is `stored_as`, as boxes of what is stored."""
+    """Divide `values`, elements [start, stop) of a flattened parameter, into boxes of its tensors in `stored_as`."""
     parameter = stored_as.data
     stored_as = dataclasses.replace(stored_as, key=f"{PREFIX}.{name}.{stored_as.key}")
-    # A factory stores one parameter as several tensors: a gated MLP's first matrix as its two halves.
+    # A factory stores one parameter as several tensors, such as the two halves of a gated MLP's first matrix.
     is_factory = isinstance(stored_as, ShardedTensorFactory)
     for part in nested_values(stored_as.build()) if is_factory else [stored_as]:
         begin = part.data.storage_offset() - parameter.data.storage_offset()
@@ -131,17 +132,17 @@ def _piece(
         dtype=values.dtype,
         local_shape=shape,
         global_offset=tuple(map(sum, zip(part.global_offset, (0,) * prepended + offsets, strict=True))),
-        axis_fragmentations=None,  # no regular grid
+        axis_fragmentations=None,  # boxes do not form a regular grid
         prepend_axis_num=0,
-        # Data-parallel ranks own different parts; beyond them, whoever has a copy of the weight has one of this.
+        # Data-parallel ranks own different parts. Other replicas of the weight also replicate its state.
         replica_id=(*part.replica_id[:2], instance),
     )
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """Cuts elements [start, stop) of a flattened tensor of `shape` into boxes, in order; as few as row by row gives.
+    """Divide elements [start, stop) of a flattened tensor of `shape` into a few boxes, in order.
 
-    That is: the end of a row, whole rows, and the beginning of a row; the ends are cut in the same way.
+    They are the end of a row, complete rows, and the beginning of a row. The two ends are divided recursively.
     """
     if start >= stop:
         return

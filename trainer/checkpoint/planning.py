@@ -1,4 +1,4 @@
-"""Plans with Megatron-Core which rank writes which part of which tensor into which file."""
+"""Save plans by Megatron-Core: which rank writes which part of which tensor to which file."""
 
 from __future__ import annotations
 
@@ -22,56 +22,54 @@ from torch.distributed.checkpoint.storage import WriteResult
 from trainer.checkpoint.writer import Bucket
 
 FILES_PER_RANK = 2
-"""Written at the same time, by a thread each."""
+"""Number of files that each rank writes in parallel, one thread per file."""
 
-# Planning makes a queue for what Core's own writers did, in a server process: 2 s and the memory of one more
-# Python for each rank. Ours are threads of this process, and nothing goes through it.
+# Core's planning creates a result queue in a server process for its own writers, which costs each rank 2 s and the
+# memory of one more Python. Here writers are threads and do not use this queue.
 filesystem_async._results_queue = queue.Queue()
 
 
 @dataclass
 class Plan:
-    """What this rank is to write, and on rank 0 the index of the whole checkpoint."""
+    """Data for this rank to write and, on rank 0, the index of the complete checkpoint."""
 
     common: bytes
-    """The values that are the same on all ranks, as `common.pt` holds them."""
+    """Content of `common.pt`: the values that are the same on all ranks."""
     _writer: FileSystemWriterAsync
     _index: Metadata | None
 
     def take_buckets(self) -> list[Bucket]:
-        """The files of this rank, with the tensors themselves, which the plan then holds no longer."""
+        """Return the files of this rank with their tensors. The plan then no longer references the tensors."""
         buckets, self._writer.write_buckets = self._writer.write_buckets, None
         return buckets or []
 
     def write_index(self, results: list[list[WriteResult]]) -> None:
-        """Writes `.metadata`, on rank 0: where each tensor lies, from what all ranks wrote."""
+        """Write `.metadata`, on rank 0, with the location of each tensor, from the results of all ranks."""
         assert self._index is not None
         self._writer.finish(self._index, results)
 
 
 def plan_save(content: dict[str, Any], path: Path, groups: ProcessGroupCollection, *, is_first: bool) -> Plan:
-    """Plans a save of `content`, spread over data-parallel ranks. Nothing is written; every rank calls this.
+    """Plan a save of `content`, distributed over data-parallel ranks. Writes nothing. Every rank must call this.
 
-    What is planned is checked on the first save: no tensor may be missing or written twice.
+    The first plan is checked for tensors that are missing or written twice.
     """
     sharded, common = save_preprocess(content, validate_access_integrity=is_first)
-    serialised = io.BytesIO()
-    torch.save(common, serialised)
+    serialized = io.BytesIO()
+    torch.save(common, serialized)
     strategy = _Strategy("torch_dist", 1, thread_count=FILES_PER_RANK)
-    # The process-based writers of one version are the default of the next: say which, where one can.
+    # The default writers differ between versions of Core, so choose explicitly if the version has this parameter.
     parameters = inspect.signature(strategy.async_save).parameters
     chosen = {"async_strategy": "mcore"} if "async_strategy" in parameters else {}
     FullyParallelSaveStrategyWrapper(strategy, groups.dp_cp).apply_saving_parallelization(sharded)
     writer, index = strategy.async_save(sharded, str(path), **chosen)
     if index is not None:
-        vars(index).pop(
-            "all_local_plans", None
-        )  # a second copy of the index, for a cache that is not used here
-    return Plan(serialised.getvalue(), writer, index)
+        vars(index).pop("all_local_plans", None)  # a second copy of the index, for a cache that is not used
+    return Plan(serialized.getvalue(), writer, index)
 
 
 class _Strategy(TorchDistSaveShardedStrategy):
-    """Core's, up to the plan: how it is carried out is this trainer's."""
+    """Core's strategy, reduced to planning. This trainer executes the plan itself."""
 
     def _get_save_and_finalize_callbacks(
         self, writer: FileSystemWriterAsync, planned: Any, *_: Any

@@ -1,4 +1,4 @@
-"""Compares the files of a checkpoint with its record, on all ranks together."""
+"""Verifies the files of a checkpoint against its record. All ranks share the work."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.errors import Scope
 from trainer.faults import storage
 
-TURN_S = 2.0
-"""Seconds that a rank reads before it asks how far the others are."""
+EXCHANGE_INTERVAL_S = 2.0
+"""Interval at which the ranks exchange their progress (seconds)."""
 
 
 def problems(checkpoint: Checkpoint, beat: Callable[[], None]) -> list[str]:
-    """What is wrong with a checkpoint, on every rank; each looks at its share of the files.
+    """Problems of a checkpoint, on every rank. Each rank checks a share of the files.
 
-    Names and sizes come first: a file that is cut short costs no reading of the others. `beat` is called as long as
-    any rank gets on with its reading, so that a large checkpoint may take its time, and a storage that hangs may not.
+    Names and sizes are checked first, so that a truncated file is found without reading the others. `beat` is called
+    while any rank makes progress: reading a large checkpoint may take long, but hanging storage still times out.
 
     Raises:
-        TrainerError: on all ranks, when a file that is there cannot be read.
+        TrainerError: on all ranks, if a file exists but cannot be read.
     """
     if checkpoint.record is None:
         return checkpoint_files.problems(checkpoint, hashes=True)
@@ -35,31 +35,31 @@ def problems(checkpoint: Checkpoint, beat: Callable[[], None]) -> list[str]:
 def file_problems(
     path: Path, files: Mapping[str, Mapping[str, Any]], beat: Callable[[], None]
 ) -> dict[str, str]:
-    """`problems` of `files` below `path`, by name. `files` have their bytes and sha256 as a record lists them."""
+    """`problems` of `files` below `path`, by name. `files` has their size and hash, as in a record."""
     by_size = sorted(files, key=lambda name: (-files[name]["bytes"], name))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     share = {name: files[name] for name in by_size[rank::world_size]}
-    return _of_all_ranks(_Reading(path, share, hashes=False), beat) or _of_all_ranks(
+    return _gather_problems(_Reading(path, share, hashes=False), beat) or _gather_problems(
         _Reading(path, share, hashes=True), beat
     )
 
 
 class _Reading:
-    """Looks at some files below `path`, in a thread."""
+    """Checks some files below `path` in a thread."""
 
     def __init__(self, path: Path, share: Mapping[str, Mapping[str, Any]], *, hashes: bool) -> None:
         self.path, self._share, self._hashes = path, share, hashes
         self._counting = threading.Lock()
         self.num_bytes = 0
-        """So many were read."""
+        """Number of bytes read so far."""
         self.found: dict[str, str] = {}
         self.error: BaseException | None = None
-        # A daemon: a rank that leaves does not wait for storage that hangs.
+        # A daemon thread, so that a rank that leaves does not wait for hanging storage.
         self._thread = threading.Thread(target=self._run, name="checkpoint-reading", daemon=True)
         self._thread.start()
 
     def is_done_after(self, seconds: float) -> bool:
-        """Whether all was looked at, or failed, within so many seconds."""
+        """Whether the thread has finished or failed after waiting for at most `seconds`."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -68,7 +68,7 @@ class _Reading:
             self.found = checkpoint_files.file_problems(
                 self.path, self._share, hashes=self._hashes, on_bytes=self._count
             )
-        except BaseException as error:  # whatever it is, the other ranks must hear of it
+        except BaseException as error:  # the other ranks must learn of any error
             self.error = error
 
     def _count(self, num_bytes: int) -> None:
@@ -76,11 +76,11 @@ class _Reading:
             self.num_bytes += num_bytes
 
 
-def _of_all_ranks(reading: _Reading, beat: Callable[[], None]) -> dict[str, str]:
+def _gather_problems(reading: _Reading, beat: Callable[[], None]) -> dict[str, str]:
     num_bytes = -1.0
     is_reading = True
-    while is_reading:  # in turns, so that no collective waits for long, however much there is to read
-        is_done = reading.is_done_after(TURN_S)
+    while is_reading:  # in short turns, so that no collective waits for long
+        is_done = reading.is_done_after(EXCHANGE_INTERVAL_S)
         is_reading, num_bytes_now = _sum(not is_done, reading.num_bytes)
         if num_bytes_now != num_bytes:
             beat()
@@ -98,9 +98,9 @@ def _of_all_ranks(reading: _Reading, beat: Callable[[], None]) -> dict[str, str]
 
 
 def _sum(is_reading: bool, num_bytes: int) -> tuple[bool, float]:
-    """Whether any rank still reads, and what all have read."""
-    said = torch.tensor([is_reading, num_bytes], dtype=torch.float64)
-    said = said.to("cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
-    torch.distributed.all_reduce(said)
-    reading, total = said.tolist()
+    """Whether any rank is still reading, and the total number of bytes read."""
+    sums = torch.tensor([is_reading, num_bytes], dtype=torch.float64)
+    sums = sums.to("cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
+    torch.distributed.all_reduce(sums)
+    reading, total = sums.tolist()
     return reading > 0, total

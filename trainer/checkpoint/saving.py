@@ -1,8 +1,8 @@
-"""Saves the state while training goes on: one checkpoint at a time, complete on all ranks in the same step.
+"""Saves checkpoints while training continues: one at a time, completed on all ranks in the same step.
 
-A save has three parts. `save` plans it with Core and copies the tensors to host memory; only for that does
-training stand still. A thread of each rank writes its files. Once no rank writes any more, which the ranks
-tell each other in the all-reduce of every step, `advance` has rank 0 write the index, then the record.
+A save has three parts. `save` plans it with Core and copies the tensors to host memory; training waits only for this.
+A thread of each rank then writes the rank's files. The ranks exchange their progress in the all-reduce of every step.
+When all have finished, `advance` has rank 0 write the index and then the record.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA, STARTE
 from trainer.contract.config import CheckpointConfig, TrainerConfig, to_dict
 from trainer.contract.errors import NotSavedError, Scope, TrainerError
 from trainer.contract.run_directory import publish, sync_directory
+from trainer.contract.wording import counted
 from trainer.distributed.groups import from_rank_0
 from trainer.faults import storage
 from trainer.metrics.console import Log
@@ -38,11 +39,11 @@ from trainer.step import TrainingState, Vote
 
 T = TypeVar("T")
 
-TURN_S = 5.0
-"""Seconds that a rank waits for its own files before it asks how far the others are."""
+EXCHANGE_INTERVAL_S = 5.0
+"""Interval at which the ranks exchange their progress while they wait for a save (seconds)."""
 
 REMOVAL_S = 30.0
-"""So long the last save waits for removals to end. The next attempt ends those that did not."""
+"""Time that the last save waits for removals to finish (seconds). The next attempt finishes the rest."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ class SaveEvent:
 
     path: str
     stall_s: float
-    """Training stood still so long for it."""
+    """Time that training waited for the save."""
     write_s: float
-    """From the first byte to the last, on the slowest rank."""
+    """Time to write the files on the slowest rank."""
     bytes: int
-    """Of the tensors' files; not of the index and the record."""
+    """Total size of the tensors' files, without index and record."""
     asynchronous: bool
 
 
@@ -69,11 +70,11 @@ class _Save:
     plan: Plan
     writing: Writing
     stall_s: dict[str, float]
-    """How long training stood still for it, by what it waited for."""
+    """Time that training waited for it, by reason."""
 
 
 class Checkpoints:
-    """The checkpoints that this attempt of the run saves. Every rank calls every method, at the same step."""
+    """Saves the checkpoints of this attempt. Every rank must call every method, in the same step."""
 
     def __init__(
         self,
@@ -85,11 +86,11 @@ class Checkpoints:
         beat: Callable[[], None],
         origins: dict[str, Any],
     ) -> None:
-        """`on_complete` is told on rank 0 of each checkpoint that became complete, with its iteration.
+        """Nothing is written before the first `save`. `directory` is the one that `find` has locked.
 
-        `origins` are the files that this attempt is made of (`trainer.contract.provenance`), for the records. `beat`
-        is called while training waits for the storage. Before the first `save` no file is written or touched; the
-        directory is the one that `find` has locked.
+        `on_complete` is called on rank 0 with the iteration of each checkpoint that became complete. `beat` is called
+        while training waits for the storage. `origins` are the files that this attempt depends on, for the records
+        (`trainer.contract.provenance`).
         """
         self._directory, self._config, self._groups, self._log = directory, config, groups, log
         self._on_complete, self._beat = on_complete, beat
@@ -101,19 +102,19 @@ class Checkpoints:
         self._save: _Save | None = None
         self._has_failed = False
         self.retry_pending = False
-        """A save in the background failed for a reason that may pass: the next is due now, and must not fail."""
+        """A background save failed for a temporary reason. The next save is due now, and its failure is final."""
         self._is_first = True
         self._removing = threading.Lock()
         self._removal: threading.Thread | None = None
 
     def prepare(self, state: TrainingState) -> None:
-        """Has the memory for the first copy pinned in the background; without it that save waits for this too."""
+        """Pin the memory for the first copy in the background. Otherwise the first save must wait for this."""
         if self._config.device == "cuda":
             size = contents.staged_bytes(state, self._groups)
             self._buffer.prepare(size, torch.cuda.current_device())
 
     def vote(self) -> Vote:
-        """What this rank has to say about saves at the end of a step. The clock is that of rank 0."""
+        """This rank's vote on saves at the end of a step. Only rank 0's clock decides when one is due."""
         if self._save is not None:
             writing = self._save.writing
             return Vote(writing=not writing.is_done, failed=writing.error is not None)
@@ -121,12 +122,12 @@ class Checkpoints:
         return Vote(save=is_due and torch.distributed.get_rank() == 0)
 
     def advance(self, vote: Vote) -> None:
-        """Completes the save in progress when, by the step's `vote`, all ranks have written.
+        """Complete the save in progress if the combined `vote` of the step says that all ranks have finished writing.
 
         Raises:
-            NonFiniteError: on all ranks, when what was to be saved is not finite; the checkpoints before it stay.
-            NotSavedError: on all ranks, as soon as one could not write; the checkpoints before it stay. Once, when
-                the reason may pass, the save is repeated: see `retry_pending`.
+            NonFiniteError: on all ranks, if a value to be saved is not finite. Earlier checkpoints are kept.
+            NotSavedError: on all ranks, as soon as one could not write. Earlier checkpoints are kept. If the reason
+                may be temporary, the save is repeated once instead: see `retry_pending`.
         """
         if self._save is not None and (vote.failed or not vote.writing):
             try:
@@ -136,12 +137,12 @@ class Checkpoints:
                 self.retry_pending = True
 
     def save(self, state: TrainingState, *, wait: bool) -> None:
-        """Starts a save of the state as it is, after the one in progress; completes it too if `wait`.
+        """Start a save of the current state, after the one in progress. With `wait`, also complete it.
 
         Raises:
-            NonFiniteError: on all ranks, when what was to be saved is not finite.
-            NotSavedError: on all ranks, when this save or the one in progress cannot be written, nor once more when
-                the reason may pass.
+            NonFiniteError: on all ranks, if a value to be saved is not finite.
+            NotSavedError: on all ranks, if this save or the one in progress cannot be written. If the reason may be
+                temporary, the save is repeated once before that.
         """
         self.retry_pending = False
         try:
@@ -157,31 +158,31 @@ class Checkpoints:
             waited_s = self._wait(self._save)
             if not wait and waited_s >= 1:
                 self._log.line(
-                    f"iteration {state.iteration}: waited {waited_s:.1f} s for the checkpoint before this one; "
-                    "save less often, or to faster storage"
+                    f"iteration {state.iteration}: waited {waited_s:.1f} s for the previous checkpoint. "
+                    "Save less often, or to faster storage"
                 )
         started = time.perf_counter()
         self._last_start = time.monotonic()
         path = checkpoint_files.iteration_directory(self._directory, state.iteration)
-        if not from_rank_0(lambda: _reporting(lambda: _make_room(path))):
-            return  # it is what this attempt started from
+        if not from_rank_0(lambda: _with_not_saved(lambda: _make_directory(path))):
+            return  # this attempt started from this checkpoint
         self._save = self._start(state, path, started)
         if wait or not self._config.checkpoint.async_save:
             self._wait(self._save)
 
     def _allow_retry(self, error: NotSavedError) -> None:
-        """Raises `error` again unless it may pass, all ranks know of it, and no save failed since the last complete."""
+        """Raise `error` again unless it may be temporary, is on all ranks, and is the first since a complete save."""
         if not error.retry or error.scope is not Scope.ALL_RANKS or self._has_failed:
             raise error
         self._has_failed = True
-        self._log.line(f"{error}; it is tried once more")
+        self._log.line(f"{error}. The save is repeated once")
 
     def finish(self) -> None:
-        """Completes the save in progress, if there is one.
+        """Complete the save in progress, if there is one.
 
         Raises:
-            NonFiniteError: on all ranks, when what was to be saved is not finite.
-            NotSavedError: on all ranks, when it cannot be written.
+            NonFiniteError: on all ranks, if a value to be saved is not finite.
+            NotSavedError: on all ranks, if it cannot be written.
         """
         if self._save is not None:
             self._wait(self._save)
@@ -211,14 +212,14 @@ class Checkpoints:
         )
 
     def _wait(self, save: _Save) -> float:
-        """Completes a save once all ranks have written; returns how many seconds that took."""
+        """Wait until all ranks have written, and complete the save. Returns the waiting time in seconds."""
         started = time.perf_counter()
         is_writing = True
-        while is_writing:  # in turns, so that no collective waits for long, whatever the storage does
+        while is_writing:  # in short turns, so that no collective waits for long
             before = save.writing.bytes
-            save.writing.wait(TURN_S)
+            save.writing.wait(EXCHANGE_INTERVAL_S)
             is_writing = self._is_any_writing()
-            if save.writing.is_done or save.writing.bytes > before:  # storage that hangs is no sign of life
+            if save.writing.is_done or save.writing.bytes > before:  # no beat if the storage hangs
                 self._beat()
         waited_s = time.perf_counter() - started
         save.stall_s["writing"] = waited_s
@@ -226,12 +227,12 @@ class Checkpoints:
         return waited_s
 
     def _is_any_writing(self) -> bool:
-        """Whether a rank has still to write, and none has failed."""
+        """Whether any rank is still writing and none has failed."""
         vote = self.vote()
-        said = torch.tensor([vote.writing, vote.failed], dtype=torch.float32)
-        said = said.to("cuda" if self._config.device == "cuda" else "cpu")
-        torch.distributed.all_reduce(said)
-        writing, failed = said.tolist()
+        counts = torch.tensor([vote.writing, vote.failed], dtype=torch.float32)
+        counts = counts.to("cuda" if self._config.device == "cuda" else "cpu")
+        torch.distributed.all_reduce(counts)
+        writing, failed = counts.tolist()
         return bool(writing and not failed)
 
     def _complete(self, save: _Save) -> None:
@@ -242,7 +243,7 @@ class Checkpoints:
         except TrainerError:
             save.writing.discard()
             raise
-        refused = from_rank_0(lambda: _reporting(lambda: _publish(save, written)))
+        warning = from_rank_0(lambda: _with_not_saved(lambda: _publish(save, written)))
         self._has_failed = False
         if torch.distributed.get_rank() != 0:
             return
@@ -257,13 +258,13 @@ class Checkpoints:
         parts = ", ".join(f"{what} {seconds:.2f}" for what, seconds in save.stall_s.items())
         self._log.line(
             f"iteration {save.iteration}: checkpoint saved in {save.path} ({event.bytes / 2**30:.2f} GiB, "
-            f"written in {event.write_s:.1f} s; training stood still for {event.stall_s:.2f} s: {parts})"
+            f"written in {event.write_s:.1f} s; training waited {event.stall_s:.2f} s: {parts})"
         )
-        if refused:
-            self._log.line(refused)
+        if warning:
+            self._log.line(warning)
         self._on_complete(save.iteration, event)
         if self._config.checkpoint.keep_last is not None:
-            # A daemon: a run that is saved does not wait for storage that hangs.
+            # A daemon thread, so that a finished run does not wait for hanging storage.
             self._removal = threading.Thread(target=self._prune, name="checkpoint-removal", daemon=True)
             self._removal.start()
 
@@ -273,28 +274,28 @@ class Checkpoints:
             try:
                 for path in prune(self._directory, keep.keep_last, keep.keep_every):
                     self._log.line(f"removed {path}: keep_last = {keep.keep_last}")
-            except OSError as error:  # the run goes on; the next save tries again
+            except OSError as error:  # not fatal: the next save tries again
                 self._log.line(f"a checkpoint could not be removed: {error}")
 
     def _end_removals(self) -> None:
-        """Waits for the last removal, which goes by what all saves have left; not for ever."""
+        """Wait for the last removal, which covers all saves, for at most REMOVAL_S."""
         if self._removal is not None:
             self._removal.join(REMOVAL_S)
             self._beat()
 
 
 def interval_s(config: CheckpointConfig) -> float | None:
-    """Seconds between checkpoints, of a resolved configuration; None when only steps count."""
+    """Seconds between checkpoints in a resolved configuration; None if the interval is in steps only."""
     return None if config.save_interval_minutes is None else 60 * config.save_interval_minutes
 
 
 def prune(directory: Path, keep_last: int | None, keep_every: int | None) -> list[Path]:
-    """Removes the checkpoints that are not to be kept; returns which they were.
+    """Remove the checkpoints that retention does not keep. Returns their paths.
 
-    One whose files are not there in their sizes does not count as kept, nor is it removed.
+    A checkpoint with missing or truncated files does not count towards keep_last and is not removed.
 
     Raises:
-        OSError: the storage refuses to say what there is, or to remove it.
+        OSError: the checkpoints cannot be listed or removed.
     """
     checkpoints = checkpoint_files.demote_incomplete(checkpoint_files.list_checkpoints(directory))
     kept = checkpoint_files.kept(checkpoints, keep_last, keep_every)
@@ -304,8 +305,8 @@ def prune(directory: Path, keep_last: int | None, keep_every: int | None) -> lis
     return removed
 
 
-def _make_room(path: Path) -> bool:
-    """Begins the directory of a checkpoint; false when it is there, complete."""
+def _make_directory(path: Path) -> bool:
+    """Create the directory of a checkpoint. Returns False if it exists and is complete."""
     if path.exists():
         if checkpoint_files.describe(path).flaw is None:
             return False
@@ -317,11 +318,11 @@ def _make_room(path: Path) -> bool:
 
 
 def _gather(writing: Writing) -> list[Written]:
-    """What all ranks wrote, on rank 0; nothing elsewhere.
+    """Gather what all ranks wrote, on rank 0. The result is empty on other ranks.
 
     Raises:
-        NonFiniteError: on all ranks, naming the first one that had numbers to write that are not finite.
-        NotSavedError: on all ranks, naming the first that failed.
+        NonFiniteError: on all ranks, with the name of the first rank whose values are not finite.
+        NotSavedError: on all ranks, with the name of the first rank that failed.
     """
     world_size = torch.distributed.get_world_size()
     error = writing.error
@@ -329,13 +330,13 @@ def _gather(writing: Writing) -> list[Written]:
     torch.distributed.all_gather_object(failures, error and (_failure(error), storage.allows_retry(error)))
     contents.raise_not_finite(
         str(error) if isinstance(error, NotFiniteError) else None,
-        "a checkpoint would hold numbers that are not finite",
-        "it is not kept, and the complete ones before it stay",
+        "a checkpoint would contain numbers that are not finite",
+        "It is not kept; earlier complete checkpoints are",
     )
     failed = [failure for failure in failures if failure is not None]
     if failed:
         message, retry = failed[0]
-        others = f" (as on {len(failed) - 1} other ranks)" if len(failed) > 1 else ""
+        others = f" (also on {counted(len(failed) - 1, 'other rank')})" if len(failed) > 1 else ""
         raise NotSavedError(message + others, scope=Scope.ALL_RANKS, retry=retry)
     written: list[Any] | None = [None] * world_size if torch.distributed.get_rank() == 0 else None
     torch.distributed.gather_object(writing.wait(), written)
@@ -343,9 +344,9 @@ def _gather(writing: Writing) -> list[Written]:
 
 
 def _publish(save: _Save, written: list[Written]) -> str | None:
-    """Writes the index, then the record that makes the checkpoint one, then the tracker.
+    """Write the index, the record, which makes the checkpoint complete, and the tracker.
 
-    Returns what kept it from the tracker: that is for Megatron-LM alone, and the checkpoint is complete without.
+    Returns a warning if the tracker cannot be written. That is not an error, since only Megatron-LM reads it.
     """
     path = save.path
     save.plan.write_index([part.results for part in written])
@@ -354,14 +355,14 @@ def _publish(save: _Save, written: list[Written]) -> str | None:
     save_config(CheckpointingConfig("torch_dist", 1), str(path))
     files = {name: entry for part in written for name, entry in part.files.items()}
     small = [path / name for name in (STARTED, COMMON, ".metadata", METADATA)]
-    with ThreadPoolExecutor(len(small)) as threads:  # each waits for the storage
+    with ThreadPoolExecutor(len(small)) as threads:  # in parallel, since each fsync waits for the storage
         files |= {file.name: entry for file, entry in zip(small, threads.map(_sync, small), strict=True)}
     sync_directory(path)
     publish(path / COMPLETE, checkpoint_files.record_text({**save.record, "files": files}))
     try:
         publish(path.parent / TRACKER, str(save.iteration))
     except OSError as error:
-        return f"{TRACKER} does not name {path.name}: {storage.reason(error, path.parent / TRACKER)}"
+        return f"{TRACKER} was not updated to {path.name}: {storage.reason(error, path.parent / TRACKER)}"
     return None
 
 
@@ -374,7 +375,7 @@ def _sync(path: Path) -> dict[str, Any]:
 def _record(
     state: TrainingState, config: TrainerConfig, versions: dict[str, str], origins: dict[str, Any]
 ) -> dict[str, Any]:
-    """What COMPLETE is to hold beside the files."""
+    """Content of COMPLETE, without the files."""
     return {
         "format": checkpoint_files.FORMAT,
         "iteration": state.iteration,
@@ -389,8 +390,8 @@ def _record(
     }
 
 
-def _reporting(function: Callable[[], T]) -> T:
-    """Calls `function`; what the storage refuses becomes a NotSavedError that names this rank."""
+def _with_not_saved(function: Callable[[], T]) -> T:
+    """Call `function`, and turn an OSError into a NotSavedError that names this rank."""
     try:
         return function()
     except OSError as error:
@@ -400,4 +401,4 @@ def _reporting(function: Callable[[], T]) -> T:
 def _failure(error: BaseException) -> str:
     where = f"rank {torch.distributed.get_rank()} on {socket.gethostname()}"
     why = storage.reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-    return f"a checkpoint could not be saved: {where}: {why}; the complete ones before it stay"
+    return f"a checkpoint could not be saved: {where}: {why}. Earlier complete checkpoints are kept"

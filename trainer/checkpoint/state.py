@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the tensors of model and optimizer as Core cuts them up, and a few plain values."""
+"""Contents of a checkpoint: the tensors of model and optimizer, sharded by Core, and a few plain values."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from megatron.core.utils import unwrap_model
 from trainer.checkpoint import optimizer_state
 from trainer.checkpoint.unpickling import checked_extra_state
 from trainer.checkpoint.writer import Bucket, not_finite
-from trainer.contract.checkpoint_files import MARK
+from trainer.contract.checkpoint_files import TRAINER_MARK
 from trainer.contract.errors import NonFiniteError
+from trainer.contract.wording import counted
 from trainer.optimizer import parameter_groups
 from trainer.step import TrainingState
 
 CHECKPOINT_VERSION = 3.0
-"""Megatron-LM's number for its parameter layout (QKV interleaved by group)."""
+"""Megatron-LM's version number for its parameter layout (QKV interleaved by group)."""
 
 HYPERPARAMETERS = ("max_lr", "min_lr", "betas", "eps")
-"""What a parameter group holds beside its state."""
+"""Keys of a parameter group that come from the configuration."""
 
 FP32_BYTES = 3 * 4
-"""Of the optimizer's state for a weight: fp32 weight and two moments."""
+"""Bytes of optimizer state per weight: fp32 weight and two moments."""
 
 PADDING = 4 * 2048
-"""Bytes; more than the copies of a weight and of its state leave free between each other."""
+"""Upper bound of the padding between the copies of a weight and its state (bytes)."""
 
 EXTRA_STATE = "_extra_state"
-"""What the name of Transformer Engine's own values ends with: the history of FP8's scales, empty without FP8."""
+"""Suffix of the name of Transformer Engine's own values: the history of FP8 scales, empty without FP8."""
 
 
 def sharding(groups: ProcessGroupCollection) -> dict[str, Any]:
-    """How Core is to cut up model and optimizer."""
+    """Options for Core's sharding of model and optimizer."""
     return {
-        # The one sharding of optimizer state that loads at any TP, PP, VPP and DP.
+        # The only sharding of optimizer state that loads at any TP, PP, VPP and DP.
         "distrib_optim_sharding_type": "fully_reshardable",
         "distrib_optim_fully_reshardable_mem_efficient": False,
         "chained_optim_avoid_prefix": True,
@@ -59,7 +60,7 @@ def sharded_weights(state: TrainingState, metadata: dict[str, Any]) -> dict[str,
 def sharded_optimizer(
     state: TrainingState, weights: dict[str, Any], metadata: dict[str, Any], *, is_loading: bool
 ) -> dict[str, Any]:
-    """The optimizer beside `weights`, the model that it belongs to."""
+    """The optimizer as sharded tensors. `weights` are those of its model."""
     if (optimizer := _sliceable(state, metadata["distrib_optim_sharding_type"])) is not None:
         return {"optimizer": optimizer_state.sharded_optimizer(optimizer, weights)}
     content = state.optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
@@ -69,7 +70,7 @@ def sharded_optimizer(
 def common_state(state: TrainingState, metadata: dict[str, Any]) -> dict[str, Any]:
     """The values that are the same on all ranks."""
     return {
-        MARK: True,
+        TRAINER_MARK: True,
         "content_metadata": {name: value for name, value in metadata.items() if name != "dp_cp_group"},
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,
@@ -79,7 +80,7 @@ def common_state(state: TrainingState, metadata: dict[str, Any]) -> dict[str, An
 
 
 def buffer_names(state: TrainingState, buckets: list[Bucket]) -> frozenset[str]:
-    """Names of the tensors to be saved that are a module's buffers: a mask may well hold infinities."""
+    """Names of the tensors in `buckets` that are module buffers. They may contain infinities, for example in masks."""
     buffers = {buffer.data_ptr() for chunk in state.model for buffer in chunk.module.buffers()}
     return frozenset(
         item.index.fqn
@@ -90,31 +91,31 @@ def buffer_names(state: TrainingState, buckets: list[Bucket]) -> frozenset[str]:
 
 
 def check_loaded(state: TrainingState, path: Path) -> None:
-    """Checks that the weights and the optimizer's state, as loaded from the checkpoint `path`, are finite.
+    """Check that the weights and the optimizer state that were loaded from `path` are finite.
 
     Raises:
-        NonFiniteError: on all ranks.
+        NonFiniteError: on all ranks, if any value is not finite.
     """
     bad = next((name for name, tensor in _trained(state) if not_finite(tensor)), None)
     raise_not_finite(
         bad,
-        f"{path} is as it was written, and holds numbers that are not finite",
-        f"rename it, for example to {path.name}.bad, to go on from the one before it",
+        f"{path} contains numbers that are not finite, although its files are unchanged",
+        f"Rename it, for example to {path.name}.bad, to resume from the one before it",
     )
 
 
 def raise_not_finite(what: str | None, problem: str, consequence: str) -> None:
-    """Raises NonFiniteError on all ranks when any of them has `what`, where it is not finite."""
+    """Raise NonFiniteError on all ranks if any of them has a `what`, the name of values that are not finite."""
     found: list[str | None] = [None] * torch.distributed.get_world_size()
     here = what and f"rank {torch.distributed.get_rank()} on {socket.gethostname()}: {what}"
     torch.distributed.all_gather_object(found, here)
     if named := [each for each in found if each]:
-        others = f" (and on {len(named) - 1} other ranks)" if len(named) > 1 else ""
-        raise NonFiniteError(f"{problem}: {named[0]}{others}; {consequence}")
+        others = f" (also on {counted(len(named) - 1, 'other rank')})" if len(named) > 1 else ""
+        raise NonFiniteError(f"{problem}: {named[0]}{others}. {consequence}")
 
 
 def _trained(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors on this rank that training changes, by name."""
+    """Tensors on this rank that training changes, with their names."""
     for chunk in state.model:
         yield from chunk.named_parameters()
     for part in getattr(state.optimizer, "chained_optimizers", (state.optimizer,)):
@@ -124,19 +125,19 @@ def _trained(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def staged_bytes(state: TrainingState, groups: ProcessGroupCollection) -> int:
-    """About as many bytes as a rank copies for a save: its shares of the weights, and of their fp32 and its moments."""
+    """Approximate number of bytes that a rank copies for a save: its shares of weights, fp32 weights and moments."""
     parameters = [parameter for chunk in state.model for parameter in chunk.parameters()]
     ranks = groups.dp_cp.size()
     weights = [parameter.numel() * parameter.element_size() for parameter in parameters]
-    largest = max(weights, default=0) if ranks > 1 else 0  # weights are shared out whole
+    largest = max(weights, default=0) if ranks > 1 else 0  # weights are not split between ranks
     state_of_optimizer = sum(FP32_BYTES * parameter.numel() for parameter in parameters)
     return int(1.02 * (sum(weights) + state_of_optimizer) / ranks) + largest + PADDING * len(parameters)
 
 
 def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) -> None:
-    """Takes over what was loaded. Rates, betas and epsilon stay those of the configuration."""
+    """Fill `state` with loaded values. Learning rates, betas and epsilon keep their configured values."""
     for index, chunk in enumerate(state.model):
-        module = unwrap_model(chunk)  # what wraps it for bf16 would not say what was absent
+        module = unwrap_model(chunk)  # the bf16 wrapper would not report missing names
         weights = {
             name: checked_extra_state(value) if EXTRA_STATE in name else value
             for name, value in loaded[_chunk_name(state, index)].items()
@@ -149,7 +150,7 @@ def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) ->
         return
     configured = [{name: group[name] for name in HYPERPARAMETERS} for group in state.optimizer.param_groups]
     saved = loaded["optimizer"].get("optimizer", {}).get("param_groups", ())
-    parameter_groups.give_rates(saved, state.optimizer.param_groups)
+    parameter_groups.copy_rates(saved, state.optimizer.param_groups)
     if (optimizer := _sliceable(state, loaded["optimizer"].get("param_state_sharding_type"))) is not None:
         optimizer_state.load_optimizer(optimizer, loaded["optimizer"])
     else:
@@ -162,11 +163,11 @@ def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) ->
 
 
 def _sliceable(state: TrainingState, sharding_type: str | None) -> DistributedOptimizer | None:
-    """The optimizer whose state is sharded and loaded in place; None where Core's own way is needed."""
+    """The optimizer if its state can be sharded and loaded in place; None if Core's own code is needed."""
     in_place = sharding_type == optimizer_state.SHARDING_TYPE
     return optimizer_state.sliceable(state.optimizer) if in_place else None
 
 
 def _chunk_name(state: TrainingState, index: int) -> str:
-    # Megatron-LM's names; what decides where a tensor lies in the checkpoint is its own, global name.
+    # Megatron-LM's names. They do not affect where a tensor is stored, which depends on its own global name.
     return "model" if len(state.model) == 1 else f"model{index}"

@@ -1,16 +1,16 @@
-"""Has torch and Megatron-Core read checkpoints without running code that their files may name.
+"""Makes torch and Megatron-Core read checkpoints without running code that their files may name.
 
-A checkpoint's checksums say that it is as it was written, not who wrote it. Tensors and `common.pt` are read by
-torch.load with weights_only, which is safe. Three other pickles are not, in torch 2.13 and megatron-core 0.16 to 0.19:
+The checksums of a checkpoint show that it is unchanged, but not who wrote it. torch.load reads tensors and `common.pt`
+with weights_only, which is safe. Three other pickles are not safe in torch 2.13 and megatron-core 0.16 to 0.19:
 
 - `.metadata`, which FileSystemReader.read_metadata unpickles;
 - objects in the tensors' files (Core's extra states, and since megatron-core 0.19 the common state), which
   DefaultLoadPlanner.load_bytes loads with weights_only=False;
 - the bytes of an extra state, which Transformer Engine unpickles: FP8's scales.
 
-Importing this module replaces the first two for this process, whichever way Core gets at them. `checked_extra_state`
-is for the third. In each case the checked values themselves, or bytes made of them, are what torch gets: nothing is
-read twice.
+Importing this module replaces the first two functions in this process, however Core reaches them.
+`checked_extra_state` handles the third. In each case torch receives the checked values themselves, or bytes made from
+them; nothing is read twice.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from trainer.contract import checkpoint_index
 from trainer.contract.checkpoint_index import INDEX, CheckpointIndex, ForbiddenError, StoredTensor
 
 RECIPES = "transformer_engine.common.recipe"
-"""Module of Transformer Engine's FP8 recipes, which an extra state holds one of."""
+"""Module of Transformer Engine's FP8 recipes. An extra state contains one of them."""
 
 CORE_RECIPES = frozenset({("megatron.core.extensions.transformer_engine", "TEDelayedScaling")})
-"""Megatron-Core's own subclasses of these, in megatron-core 0.16 to 0.19."""
+"""Megatron-Core's own subclasses of the recipes, in megatron-core 0.16 to 0.19."""
 
 STORAGES = frozenset({
     ("torch.storage", "_load_from_bytes"),
-    ("megatron.core.safe_globals", "safe_load_from_bytes"),  # megatron-core 0.19 puts it in its place
+    ("megatron.core.safe_globals", "safe_load_from_bytes"),  # megatron-core 0.19's replacement
 })  # fmt: skip
 """Functions that a pickled tensor names for its storage."""
 
@@ -54,13 +54,13 @@ REBUILDERS = frozenset({("torch._utils", "_rebuild_tensor_v2"), ("collections", 
 """Functions that a pickled tensor names, apart from its storage."""
 
 ALLOW_CHECKED = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
-"""Without it, Transformer Engine 2.18 and later refuse every pickled extra state."""
+"""Variable without which Transformer Engine 2.18 and later refuse every pickled extra state."""
 
 
 def checked_extra_state(value: Any) -> Any:
-    """An extra state as Transformer Engine 2 takes it, pickled again from values that are plain data.
+    """Check an extra state and pickle it again from plain data, in the form that Transformer Engine 2 expects.
 
-    Anything that holds no pickle is returned as it is.
+    A value without a pickle is returned unchanged.
 
     Raises:
         ForbiddenError: it names code that no extra state needs.
@@ -90,24 +90,24 @@ class _ExtraState(pickle.Unpickler):
             if isinstance(found, type) and found.__module__ == RECIPES:
                 return found
         raise ForbiddenError(
-            f"an extra state names {module_name}.{global_name}, which no extra state needs: it may be there to run "
-            "code where it is loaded"
+            f"an extra state names {module_name}.{global_name}, which no extra state needs. It may have been put "
+            "there to run code on load"
         )
 
 
 def _storage(data: bytes) -> Any:
-    """Loads a storage as torch.storage._load_from_bytes does, with weights_only."""
+    """Load a storage like torch.storage._load_from_bytes, but with weights_only."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def forbidden(error: BaseException) -> str | None:
-    """The code that an error of loading found in the file, in words; None when the error is of another kind."""
+    """Message on the code that a checkpoint file names, if `error` is about that; else None."""
     if isinstance(error, ForbiddenError):
         return str(error)
     if isinstance(error, pickle.UnpicklingError) and (
         name := re.search(r"(?:GLOBAL|function) (\S+)", str(error))
     ):
-        return f"it names {name[1]}, which is not data: it may be there to run code where it is loaded"
+        return f"it names {name[1]}, which is not data. It may have been put there to run code on load"
     return None
 
 
@@ -140,7 +140,7 @@ def _metadata(index: CheckpointIndex) -> Metadata:
 def _entry(tensor: StoredTensor) -> TensorStorageMetadata:
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{tensor.dtype!r} is no type of tensors in torch {torch.__version__}")
+        raise ValueError(f"{tensor.dtype!r} is not a tensor type in torch {torch.__version__}")
     chunks = [
         ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in tensor.chunks
     ]
@@ -151,7 +151,7 @@ _original_load_bytes = DefaultLoadPlanner.load_bytes
 
 
 def _load_bytes(planner: DefaultLoadPlanner, read_item: ReadItem, value: io.BytesIO) -> None:
-    """DefaultLoadPlanner.load_bytes, of an object that holds data alone."""
+    """DefaultLoadPlanner.load_bytes, restricted to objects that contain only data."""
     checked = io.BytesIO()
     torch.save(torch.load(value, weights_only=True), checked)
     checked.seek(0)
@@ -160,5 +160,5 @@ def _load_bytes(planner: DefaultLoadPlanner, read_item: ReadItem, value: io.Byte
 
 FileSystemReader.read_metadata = _read_metadata
 DefaultLoadPlanner.load_bytes = _load_bytes
-# It would have torch.load run what common.pt names.
+# With this variable, torch.load would run code that common.pt names.
 os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)

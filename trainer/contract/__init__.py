@@ -1,1 +1,4 @@
-"""What hpcgen and the trainer share: configuration, checkpoint files, run directory, errors. Standard library only."""
+"""Code shared by hpcgen and the trainer: configuration, checkpoint files, run directory, errors.
+
+These modules import only the standard library, so that hpcgen can use them without torch.
+"""

@@ -1,4 +1,4 @@
-"""How many samples each step reads, which may grow over the run; standard library only, for hpcgen plans with it."""
+"""Batch size of each step. It is constant, or grows over the run with training.rampup_batch_size."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from trainer.contract.config import TrainingConfig
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples [first, first + size) of the shuffled training set: one optimizer step."""
+    """Samples of one optimizer step: [first, first + size) of the shuffled training set."""
 
     first: int
     size: int
 
 
 def batch_size_at(training: TrainingConfig, consumed_samples: int) -> int:
-    """The global batch of the step that begins after `consumed_samples`.
+    """Global batch size of the step that begins after `consumed_samples`.
 
-    Source: Megatron-LM, megatron/core/num_microbatches_calculator.py: the ramp-up's samples are shared evenly by
-    its increments.
+    Each increment of the ramp-up lasts for the same number of samples.
+    Source: Megatron-LM, megatron/core/num_microbatches_calculator.py.
     """
     if training.rampup_batch_size is None:
         return training.global_batch_size
@@ -36,7 +36,7 @@ def batch_size_at(training: TrainingConfig, consumed_samples: int) -> int:
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of the steps after `iteration`, which have consumed `consumed_samples`, to train_iters."""
+    """Batches of the remaining steps, from `iteration` (after `consumed_samples` samples) to train_iters."""
 
     training: TrainingConfig
     iteration: int = 0
@@ -51,14 +51,14 @@ class Batches:
 
 
 def batch_sizes(training: TrainingConfig) -> range:
-    """Every global batch size on the way, the last one included; of a ramp-up without `rampup_problem`."""
+    """Every global batch size of the run, including the last. Requires a ramp-up without a `rampup_problem`."""
     last = training.global_batch_size
     start, increment, _ = training.rampup_batch_size or (last, 1, 0)
     return range(start, last + 1, increment)
 
 
 def rampup_problem(training: TrainingConfig) -> str | None:
-    """Why rampup_batch_size leads to no global_batch_size, in words that follow its value; None where it does."""
+    """Reason why rampup_batch_size does not reach global_batch_size, phrased to follow its value. None if it does."""
     if training.rampup_batch_size is None:
         return None
     if len(training.rampup_batch_size) != 3:
@@ -72,9 +72,9 @@ def rampup_problem(training: TrainingConfig) -> str | None:
 
 
 def steps_within(training: TrainingConfig, samples: int, limit: int) -> int:
-    """The whole steps that `samples` are enough for, at most `limit`.
+    """Number of complete steps that `samples` suffice for, at most `limit`.
 
-    Steps are counted size by size, so that the time does not depend on how many there are.
+    Counts the steps of each batch size at once, so the run time does not grow with the number of steps.
     """
     if training.rampup_batch_size is None or rampup_problem(training):
         return min(samples // training.global_batch_size, limit)
@@ -82,7 +82,7 @@ def steps_within(training: TrainingConfig, samples: int, limit: int) -> int:
     while steps < limit:
         size = batch_size_at(training, consumed)
         affordable = min((samples - consumed) // size, limit - steps)
-        # the size never shrinks: the first step of another size is found by bisection
+        # The size never shrinks, so bisection finds the first step with a larger one.
         same = bisect.bisect_left(
             range(affordable), True, key=lambda step: batch_size_at(training, consumed + step * size) != size
         )
@@ -93,21 +93,22 @@ def steps_within(training: TrainingConfig, samples: int, limit: int) -> int:
 
 
 def total_samples(training: TrainingConfig) -> int:
-    """The samples that the whole run reads."""
+    """Number of samples that the complete run reads."""
     if training.rampup_batch_size is None:
         return training.train_iters * training.global_batch_size
     return sum(batch.size for batch in Batches(training))
 
 
 def covering(training: TrainingConfig, iteration: int, consumed_samples: int) -> TrainingConfig:
-    """`training` with as many steps as would read, from the first sample on, all that the rest of a run reads.
+    """`training` with train_iters set so that a run from the first sample reads up to the same last sample.
 
-    They are train_iters, unless the `iteration` steps that consumed so many samples had batches of other sizes.
+    `iteration` steps have read `consumed_samples` already. train_iters changes only if some of those steps had
+    another batch size.
     """
     if training.rampup_batch_size is None:
         end = consumed_samples + (training.train_iters - iteration) * training.global_batch_size
         return dataclasses.replace(training, train_iters=max(1, -(-end // training.global_batch_size)))
     end = consumed_samples + sum(batch.size for batch in Batches(training, iteration, consumed_samples))
-    whole = Batches(dataclasses.replace(training, train_iters=max(end, 1)))
-    steps = next((n for n, batch in enumerate(whole, start=1) if batch.first + batch.size >= end), 1)
+    from_start = Batches(dataclasses.replace(training, train_iters=max(end, 1)))
+    steps = next((n for n, batch in enumerate(from_start, start=1) if batch.first + batch.size >= end), 1)
     return dataclasses.replace(training, train_iters=steps)

@@ -1,7 +1,6 @@
-"""Checkpoints as files: which a directory holds, whether one is whole, which of them stay.
+"""Checkpoints as files: lists them, checks them against their records, and applies retention.
 
-hpcgen reads checkpoints through this module too, so it needs nothing but the standard library. What writes
-and loads their tensors is `trainer.checkpoint`.
+`trainer.checkpoint` writes and loads their tensors.
 """
 
 from __future__ import annotations
@@ -18,27 +17,31 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract import record_shape
+from trainer.contract.wording import counted
 
 TRACKER = "latest_checkpointed_iteration.txt"
-"""Names the newest complete checkpoint to Megatron-LM. Here it is only written: `COMPLETE` is what counts."""
+"""File that names the newest complete checkpoint to Megatron-LM. This trainer relies on `COMPLETE` instead."""
 
 COMPLETE = "COMPLETE"
-"""The record of a checkpoint: what it was saved with, and the size and SHA-256 of each file. Written last."""
+"""Record of a checkpoint: the configuration it was saved with, and the size and SHA-256 of each file. Written last."""
 
 STARTED = "STARTED"
-"""The first file of a save: without COMPLETE beside it, the save was cut off. Megatron-LM's have neither."""
+"""First file of a save. Without COMPLETE next to it, the save was interrupted. Megatron-LM writes neither file."""
 
 PINNED = "PINNED"
-"""An empty file in a checkpoint that retention never removes."""
+"""Empty file that marks a checkpoint as exempt from retention."""
 
 METADATA = "metadata.json"
-"""The last file that Megatron-Core writes into a checkpoint."""
+"""Last file that Megatron-Core writes into a checkpoint."""
 
 COMMON = "common.pt"
-"""The values that are the same on all ranks. Megatron-Core reads them there, and up to 0.18 writes them there too."""
+"""Values that are the same on all ranks. Megatron-Core reads this file, and versions up to 0.18 also write it."""
 
-MARK = "saved_by_this_trainer"
-"""A key of COMMON: ours that has lost its record must not pass for Megatron-LM's, which has none to check."""
+TRAINER_MARK = "saved_by_this_trainer"
+"""Key of COMMON that marks this trainer's checkpoints.
+
+A checkpoint of this trainer that has lost its record must not be taken for one of Megatron-LM, which has no record.
+"""
 
 OLD_FORMAT = (
     "it is in Megatron-LM's old format (--ckpt-format torch), which only Megatron-LM reads; it saves one in the new "
@@ -46,17 +49,17 @@ OLD_FORMAT = (
 )
 
 FORMAT = 1
-"""Of the record. A trainer refuses a later one."""
+"""Format of the record. A trainer refuses records with a later format."""
 
 _NAME = re.compile(r"iter_(\d{7,})")
 _REMOVING = ".removing"
 _HASHING_THREADS = 8
 _BLOCK = 4 * 2**20
-"""Bytes that are read at a time."""
+"""Bytes per read."""
 
 
 class RecordError(ValueError):
-    """A COMPLETE file that is missing or not as it was written; the message says which."""
+    """The COMPLETE file is missing or damaged; the message says which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,31 +69,31 @@ class Checkpoint:
     path: Path
     iteration: int
     record: dict[str, Any] | None
-    """What COMPLETE holds; None when that is missing or damaged."""
+    """Contents of COMPLETE; None when it is missing or damaged."""
     flaw: str | None
-    """Why there is no record; None when there is one."""
+    """Reason why there is no record; None when there is one."""
     is_cut_off: bool
-    """Whether its save did not end, so that it never was a checkpoint (or is still being written)."""
+    """Whether its save was interrupted, or is still in progress."""
     is_foreign: bool
-    """Whether Megatron-LM wrote it: it has no record, and Core's own checks must do."""
+    """Whether Megatron-LM wrote it. It then has no record, and only Megatron-Core's own checks apply."""
     is_pinned: bool
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it was written, by this trainer; `problems` tells whether it still is as written."""
+        """Whether this trainer finished writing it. `problems` tells whether its files are still as written."""
         return self.record is not None
 
 
 def iteration_directory(directory: Path, iteration: int) -> Path:
-    """Where the checkpoint of an iteration lies, as Megatron-LM names it."""
+    """Path of the checkpoint of an iteration, as Megatron-LM names it."""
     return directory / f"iter_{iteration:07d}"
 
 
 def list_paths(directory: Path) -> list[Path]:
-    """The `iter_...` directories in `directory`, newest first; none when it does not exist.
+    """The `iter_...` directories in `directory`, newest first; empty when `directory` does not exist.
 
     Raises:
-        OSError: the directory cannot be read. That is not the same as holding nothing.
+        OSError: the directory cannot be read.
     """
     try:
         with os.scandir(directory) as entries:
@@ -104,19 +107,19 @@ def list_paths(directory: Path) -> list[Path]:
 
 
 def list_checkpoints(directory: Path) -> list[Checkpoint]:
-    """The checkpoints in `directory`, newest first, incomplete ones too; none when it does not exist.
+    """All checkpoints in `directory`, also incomplete ones, newest first; empty when `directory` does not exist.
 
     Raises:
-        OSError: the directory cannot be read. That is not the same as holding nothing.
+        OSError: the directory cannot be read.
     """
     return [describe(path) for path in list_paths(directory)]
 
 
 def describe(path: Path) -> Checkpoint:
-    """The checkpoint in an `iter_...` directory; an incomplete one when there is none.
+    """Describe the checkpoint in an `iter_...` directory. Anything else in it counts as an incomplete checkpoint.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the directory cannot be read.
     """
     match = _NAME.fullmatch(path.name)
     assert match is not None, path
@@ -126,12 +129,12 @@ def describe(path: Path) -> Checkpoint:
     try:
         record = read_record(path)
         if record["iteration"] != iteration:
-            flaw = f"{COMPLETE} is that of iteration {record['iteration']}"
+            flaw = f"{COMPLETE} belongs to iteration {record['iteration']}"
             record = None
     except RecordError as error:
         flaw = str(error)
     has_record = (path / COMPLETE).exists()
-    # Megatron-LM and this trainer move the tracker when a save is complete, and never before.
+    # Megatron-LM and this trainer update the tracker only after a save is complete.
     was_complete = has_record or _is_tracked(path.parent, iteration)
     is_ours = (
         has_record or (path / STARTED).exists() or not (path / METADATA).exists() or _is_marked(path / COMMON)
@@ -158,15 +161,15 @@ def _is_tracked(directory: Path, iteration: int) -> bool:
 
 
 def _is_marked(common: Path) -> bool:
-    """Whether this trainer wrote a COMMON. Its bytes are searched: to load it would be to trust it."""
+    """Whether this trainer wrote a COMMON. Searches its bytes, since loading an untrusted pickle could run code."""
     try:
-        return MARK.encode() in common.read_bytes()
+        return TRAINER_MARK.encode() in common.read_bytes()
     except FileNotFoundError:
         return False
 
 
 def newest_complete(directory: Path) -> Checkpoint | None:
-    """The newest complete checkpoint in `directory`, by its record alone; None without one.
+    """The newest complete checkpoint in `directory`, judged by the records alone; None if there is none.
 
     Raises:
         OSError: the directory cannot be read.
@@ -176,7 +179,7 @@ def newest_complete(directory: Path) -> Checkpoint | None:
 
 
 def tracked_iteration(directory: Path) -> int | None:
-    """The iteration that the tracker names; None when it is missing or torn."""
+    """The iteration in the tracker file; None when the file is missing or incomplete."""
     try:
         text = (directory / TRACKER).read_bytes()[:32].strip()
     except FileNotFoundError:
@@ -185,10 +188,10 @@ def tracked_iteration(directory: Path) -> int | None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What COMPLETE in the checkpoint `path` holds.
+    """Contents of COMPLETE in the checkpoint `path`.
 
     Raises:
-        RecordError: it is missing, its text is not what was written, or a value has a type that no record has.
+        RecordError: the file is missing, differs from what was written, or has a value of an invalid type.
         OSError: it cannot be read.
     """
     try:
@@ -202,14 +205,14 @@ def read_record(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{COMPLETE} is not JSON ({error})") from None
     if not isinstance(record, dict) or record.pop("checksum", None) != _checksum(record):
-        raise RecordError(f"{COMPLETE} is not as it was written: its checksum differs")
+        raise RecordError(f"{COMPLETE} was changed after it was written: its checksum differs")
     if reason := record_shape.problem(record, FORMAT):
-        raise RecordError(f"{COMPLETE} is no record of this trainer: {reason}")
+        raise RecordError(f"{COMPLETE} is not a record of this trainer: {reason}")
     return record
 
 
 def record_text(record: Mapping[str, Any]) -> str:
-    """The text of COMPLETE for a record, with a checksum over it: a flipped bit must not pass for a value."""
+    """Text of COMPLETE for a record. It includes a checksum, so that a flipped bit is detected."""
     return json.dumps({**record, "checksum": _checksum(record)}, indent=1) + "\n"
 
 
@@ -219,7 +222,7 @@ def _checksum(record: Mapping[str, Any]) -> str:
 
 
 def describe_file(path: Path, on_bytes: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
-    """Size and SHA-256 of a file, as the record holds them; `on_bytes` is told of each part that was read."""
+    """Size and SHA-256 of a file, as in the record. Calls `on_bytes` with the number of bytes of each read."""
     sha256, size = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):
@@ -230,12 +233,13 @@ def describe_file(path: Path, on_bytes: Callable[[int], None] = lambda count: No
 
 
 def problems(checkpoint: Checkpoint, *, hashes: bool) -> list[str]:
-    """What of a checkpoint is missing or differs from its record; empty when it is whole.
+    """Differences between a checkpoint and its record, including missing files; empty when it is valid.
 
-    With `hashes`, every byte is read; without, only names and sizes. Of Megatron-LM's nothing is known: empty.
+    With `hashes`, reads every byte; without, checks only names and sizes. Checkpoints of Megatron-LM have no record,
+    so their result is always empty.
 
     Raises:
-        OSError: a file that is there cannot be read, which tells nothing about what it holds.
+        OSError: a file exists but cannot be read. Its content may still be valid.
     """
     if checkpoint.is_foreign:
         return []
@@ -251,9 +255,9 @@ def file_problems(
     hashes: bool,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> dict[str, str]:
-    """`problems` of some files of the checkpoint `path`, given as its record lists them, by name.
+    """`problems` of some files of the checkpoint `path`, by name. `files` are their entries in the record.
 
-    With `hashes`, threads tell `on_bytes` what they have read.
+    With `hashes`, threads call `on_bytes` with the number of bytes of each read.
     """
 
     def problem(name: str) -> str | None:
@@ -262,14 +266,14 @@ def file_problems(
             if size != files[name]["bytes"]:
                 return f"{name} has {size:,} bytes, not {files[name]['bytes']:,}"
             if hashes and describe_file(path / name, on_bytes) != files[name]:
-                return f"{name} is not as it was written: its SHA-256 differs"
+                return f"{name} was changed after it was written: its SHA-256 differs"
         except FileNotFoundError:
             return f"{name} is missing"
         return None
 
-    from concurrent.futures import ThreadPoolExecutor  # with logging; planning a run reads names alone
+    from concurrent.futures import ThreadPoolExecutor  # slow to import, and planning a run does not need it
 
-    with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # hashlib lets go of the interpreter lock
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # hashlib releases the GIL
         found = zip(files, threads.map(problem, files), strict=True)
         return {name: reason for name, reason in found if reason is not None}
 
@@ -277,24 +281,24 @@ def file_problems(
 def demote_incomplete(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Demotes checkpoints with missing or truncated files to incomplete.
 
-    Names and sizes are checked, so that a damaged checkpoint never lets retention remove a valid one.
+    Checks names and sizes, so that retention never removes a valid checkpoint in favor of a damaged one.
 
     Raises:
-        OSError: a file cannot be looked at.
+        OSError: a file cannot be examined.
     """
-    looked_at = []
+    checked = []
     for checkpoint in checkpoints:
         found = problems(checkpoint, hashes=False) if checkpoint.is_complete else []
-        more = f", and {len(found) - 1} more files" if len(found) > 1 else ""
-        looked_at.append(replace(checkpoint, record=None, flaw=found[0] + more) if found else checkpoint)
-    return looked_at
+        more = f", and {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
+        checked.append(replace(checkpoint, record=None, flaw=found[0] + more) if found else checkpoint)
+    return checked
 
 
 def kept(checkpoints: Sequence[Checkpoint], keep_last: int | None, keep_every: int | None) -> dict[int, str]:
-    """Why each checkpoint that stays does, by iteration; one that is not named may be removed.
+    """Reasons to keep checkpoints, by iteration. Checkpoints that are not in the result may be removed.
 
     Only complete ones count towards `keep_last`, and only they are ever removed: an incomplete one may be a
-    save in progress, and Megatron-LM's are not ours. `keep_last` null keeps all.
+    save in progress, and this trainer does not own those of Megatron-LM. None for `keep_last` keeps all.
     """
     reasons = {}
     num_newer = 0
@@ -327,16 +331,16 @@ def _reason_to_keep(
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint. It is renamed first: one that is half gone must not look like one that is damaged."""
+    """Removes a checkpoint. Renames it first, so that an interrupted removal does not look like damage."""
     hidden = path.with_name(f".{path.name}{_REMOVING}")
-    if hidden.exists():  # a removal that was cut off
+    if hidden.exists():  # an earlier removal was interrupted
         shutil.rmtree(hidden)
     path.rename(hidden)
     shutil.rmtree(hidden)
 
 
 def sweep(directory: Path) -> None:
-    """Removes what a save or a removal that was cut off left in `directory`, which this process has locked."""
+    """Removes leftovers of interrupted saves and removals from `directory`, which this process has locked."""
     for hidden in directory.glob(f".iter_*{_REMOVING}"):
         shutil.rmtree(hidden, ignore_errors=True)
     for unpublished in directory.glob(f".{TRACKER}.*"):
@@ -345,7 +349,7 @@ def sweep(directory: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames a broken checkpoint, which stays to be looked at, to `NAME.broken`, or `-2` and so on after it."""
+    """Renames a broken checkpoint to `NAME.broken`, or to `NAME.broken-2` and so on, and keeps it for inspection."""
     names = [f"{path.name}.broken", *(f"{path.name}.broken-{number}" for number in range(2, 1000))]
     target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
     path.rename(target)

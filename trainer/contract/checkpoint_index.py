@@ -1,9 +1,8 @@
-"""Reads the index of a torch_dist checkpoint, `.metadata`, without running anything that it asks for.
+"""Reads the index of a torch_dist checkpoint, `.metadata`, without running any code that it names.
 
-The index is a pickle, and a pickle can name any function to be called with arguments of its choice. Here nothing that
-it names is imported or called: plain records stand in for torch's classes, and what they hold is checked and copied
-into the types below. hpcgen and the trainer both read the index through this module, which needs only the standard
-library.
+The index is a pickle, and unpickling can call any function with any arguments. This module imports and calls nothing
+that the pickle names. Plain records stand in for torch's classes; their contents are checked and copied into the types
+below.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from dataclasses import dataclass
 from typing import Any
 
 INDEX = ".metadata"
-"""A pickle of torch.distributed.checkpoint's Metadata."""
+"""Name of the index file, a pickle of torch.distributed.checkpoint's Metadata."""
 
 PACKAGES = ("torch.", "megatron.core.dist_checkpointing.")
-"""Where the classes in an index come from: the format's own, and those of Megatron-Core's older versions."""
+"""Prefixes of the modules whose classes an index may contain: the format's own, and those of older Megatron-Core."""
 
 PLAIN = frozenset(
     {("collections", "OrderedDict"), ("pathlib", "Path"), ("pathlib", "PosixPath"), ("builtins", "set")}
 )
-"""Other classes that torch's writers put into it."""
+"""Other classes that torch's writers put into an index."""
 
 Sizes = tuple[int, ...]
 
 
 class ForbiddenError(ValueError):
-    """A checkpoint file names code that no checkpoint needs; loading it would run that code."""
+    """A checkpoint file names code that no checkpoint needs. Unpickling the file would run that code."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,14 @@ class StoredTensor:
 
     shape: Sizes
     dtype: str
-    """As torch names it, without `torch.`."""
+    """torch's name, without `torch.`."""
     chunks: tuple[tuple[Sizes, Sizes], ...]
-    """Offsets and sizes of the pieces in which it was written."""
+    """Offsets and sizes of the pieces that were written."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the bytes of a tensor's piece or of an object are."""
+    """Location of the bytes of an object or of one piece of a tensor."""
 
     name: str
     offsets: Sizes | None
@@ -62,11 +61,11 @@ class Place:
 
 @dataclass(frozen=True)
 class CheckpointIndex:
-    """The tensors and objects of a checkpoint, and where they are."""
+    """The tensors and objects of a checkpoint, with the locations of their bytes."""
 
     tensors: Mapping[str, StoredTensor]
     objects: tuple[str, ...]
-    """Names of what is stored as bytes, as Core's extra states are."""
+    """Names of the entries that are stored as bytes, such as Core's extra states."""
     places: tuple[Place, ...]
     version: str | None
     """Version of torch.distributed.checkpoint's format."""
@@ -76,15 +75,15 @@ def parse(data: bytes) -> CheckpointIndex:
     """Reads the bytes of an index.
 
     Raises:
-        ForbiddenError: they name code that no index needs.
-        ValueError: they are no index.
+        ForbiddenError: the index names code that no index needs.
+        ValueError: the bytes are not a valid index.
     """
     try:
         return _index(_Unpickler(io.BytesIO(data)).load())
     except ForbiddenError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
-        raise ValueError(f"not an index of torch_dist ({type(error).__name__}: {error})") from error
+        raise ValueError(f"not a torch_dist index ({type(error).__name__}: {error})") from error
 
 
 def _index(root: Any) -> CheckpointIndex:
@@ -112,7 +111,7 @@ def _tensor(entry: Any) -> StoredTensor:
 def _place(key: Any, value: Any) -> Place:
     file = _text(value.relative_path)
     if file in {"", ".", ".."} or "/" in file or "\0" in file:
-        raise ValueError(f"{file!r} is no name of a file in the checkpoint")
+        raise ValueError(f"{file!r} is not the name of a file in the checkpoint")
     if getattr(value, "transform_descriptors", None):
         raise ValueError(f"{file} is transformed: {value.transform_descriptors!r}")
     offsets, number = getattr(key, "offset", None), getattr(key, "index", None)
@@ -128,13 +127,13 @@ def _place(key: Any, value: Any) -> Place:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise ValueError(f"a {type(value).__name__} where a text is expected")
+        raise ValueError(f"expected a string, got a {type(value).__name__}")
     return value
 
 
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"a {type(value).__name__} where a number of at least 0 is expected")
+        raise ValueError(f"expected a non-negative integer, got a {type(value).__name__}")
     return value
 
 
@@ -147,7 +146,7 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        # New ones for each file: a pickle can set attributes of a class that it names.
+        # New classes for each file, since a pickle can set attributes of the classes that it names.
         self._record = type("Record", (), {"__new__": _new, "__init__": _ignore})
         self._sequence = type("Sequence", (self._record,), {"__setstate__": _keep})
 
@@ -161,8 +160,8 @@ class _Unpickler(pickle.Unpickler):
         if module_name.startswith(PACKAGES) or (module_name, global_name) in PLAIN:
             return self._record
         raise ForbiddenError(
-            f"{INDEX} names {module_name}.{global_name}, which no checkpoint's index needs: it may be there to run "
-            "code where it is loaded"
+            f"{INDEX} names {module_name}.{global_name}, which no checkpoint's index needs. It may have been put "
+            "there to run code on load"
         )
 
 
@@ -171,9 +170,9 @@ def _new(cls: type, *arguments: Any) -> Any:
 
 
 def _ignore(self: Any, *arguments: Any) -> None:
-    """Takes what the class would be made with."""
+    """__init__ of a stand-in: accepts the arguments of the real class."""
 
 
 def _keep(self: Any, state: Any) -> None:
-    """Takes the state of a class whose state is a tuple."""
+    """__setstate__ of a stand-in for a class whose state is a tuple."""
     self.state = state

@@ -1,8 +1,7 @@
-"""The configuration that hpcgen writes and the trainer reads, as plain dataclasses.
+"""The trainer's configuration as plain dataclasses. hpcgen writes it and the trainer reads it.
 
-Both sides import this module, so it needs nothing but the standard library. Names are Megatron-Core's
-(or, where Core has none, Megatron-LM's flags). The trainer reads a JSON file with these sections
-(`read`); hpcgen fills the same sections from a run file. A string under a field is its documentation:
+Names are Megatron-Core's; where Core has none, they are Megatron-LM's flags. hpcgen fills these sections from a run
+file and writes them to a JSON file, which the trainer reads with `read`. The string under a field is its documentation:
 `hpcgen init` and the JSON Schema print it.
 """
 
@@ -24,7 +23,7 @@ from trainer.contract.section import config_section
 
 @dataclass(frozen=True)
 class Range:
-    """The closed interval a number must lie in; `above` and `below` are the open ends."""
+    """Interval of allowed numbers. `at_least` and `at_most` are closed bounds; `above` and `below` are open ones."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -32,7 +31,7 @@ class Range:
     below: float | None = None
 
     def reason(self, value: float) -> str | None:
-        """Why `value` is outside, in words that follow the value; None inside."""
+        """Reason why `value` is not allowed, phrased to follow the value. None if it is allowed."""
         if self.at_least is not None and not value >= self.at_least:
             return f"must be at least {self.at_least:g}"
         if self.at_most is not None and not value <= self.at_most:
@@ -53,10 +52,10 @@ Fraction = Annotated[float, Range(at_least=0, below=1)]
 
 @config_section
 class ModelConfig:
-    """The shape of the GPT. The names are Megatron-Core's TransformerConfig and GPTModel arguments."""
+    """Shape of the GPT. The names are arguments of Megatron-Core's TransformerConfig and GPTModel."""
 
     num_layers: Count
-    """Transformer layers."""
+    """Number of transformer layers."""
     hidden_size: Count
     """Width of the residual stream."""
     num_attention_heads: Count
@@ -70,21 +69,21 @@ class ModelConfig:
     kv_channels: Count | None = None
     """Width of one attention head; null means hidden_size / num_attention_heads."""
     max_position_embeddings: Count | None = None
-    """Longest position the model knows; null means seq_length."""
+    """Maximum number of positions; null means seq_length."""
     position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
-    """How positions enter: a learned table (GPT-3) or rotary embeddings (Llama)."""
+    """Position embeddings: a learned table (GPT-3) or rotary embeddings (Llama)."""
     rotary_base: Count = 10000
-    """Base of the rotary frequencies; only read with rope."""
+    """Base of the rotary frequencies; used only with rope."""
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
-    """The normalisation of every layer and of the output."""
+    """Normalization of every layer and of the output."""
     layernorm_epsilon: PositiveFloat = 1e-5
-    """Added to the variance in the normalisation."""
+    """Added to the variance in the normalization."""
     swiglu: bool = False
-    """A gated MLP with SiLU (Llama) in place of GELU (GPT-3)."""
+    """Uses a gated MLP with SiLU (Llama) instead of GELU (GPT-3)."""
     add_bias_linear: bool = True
-    """Biases in the linear layers."""
+    """Adds biases to the linear layers."""
     untie_embeddings_and_output_weights: bool = False
-    """A separate output matrix; false shares the embedding's."""
+    """Uses a separate output matrix; false shares the embedding's."""
     attention_dropout: Fraction = 0.0
     """Dropout after the attention softmax."""
     hidden_dropout: Fraction = 0.0
@@ -92,18 +91,18 @@ class ModelConfig:
     init_method_std: PositiveFloat | None = None
     """Standard deviation of the initial weights; null means sqrt(2 / (5 x hidden_size))."""
     vocab_size: Count | None = None
-    """Tokens the tokenizer knows; null means that hpcgen asks data.tokenizer."""
+    """Size of the tokenizer's vocabulary; null means that hpcgen reads it from data.tokenizer."""
     padded_vocab_size: Count | None = None
-    """Rows of the embedding; null rounds vocab_size up to a multiple of 128, whatever the layout."""
+    """Rows of the embedding; null means vocab_size rounded up to a multiple of 128, in every layout."""
     layer_spec: str | None = None
-    """Your own transformer layers: `package.module:function` or `file.py:function` of what gives their spec."""
+    """Function that returns the spec of your own layers: `package.module:function` or `file.py:function`."""
     model_provider: str | None = None
-    """Your own model: `package.module:class` or `file.py:class`, called in place of Megatron-Core's GPTModel."""
+    """Your own model, called instead of Megatron-Core's GPTModel: `package.module:class` or `file.py:class`."""
 
 
 @config_section
 class ParallelismConfig:
-    """How the model is cut over ranks; data parallelism is what remains of the world size."""
+    """Split of the model over ranks. The data-parallel size is what remains of the world size."""
 
     tensor_model_parallel_size: Count = 1
     """Ranks that share each layer (TP)."""
@@ -114,15 +113,15 @@ class ParallelismConfig:
     context_parallel_size: Count = 1
     """Ranks that share each sequence (CP)."""
     sequence_parallel: bool = False
-    """Shards the activations between tensor-parallel regions along the sequence; needs TP > 1."""
+    """Shards the activations between tensor-parallel regions along the sequence; requires TP > 1."""
     overlap_grad_reduce: bool = False
-    """Reduces gradients over data-parallel ranks while the backward pass still runs."""
+    """Reduces gradients over data-parallel ranks while the backward pass runs."""
     overlap_param_gather: bool = False
-    """Gathers updated parameters while the next forward pass runs; needs overlap_grad_reduce."""
+    """Gathers updated parameters while the next forward pass runs; requires overlap_grad_reduce."""
     tp_comm_overlap: bool = False
-    """Hides tensor-parallel communication behind matrix products; needs sequence_parallel and Transformer Engine."""
+    """Overlaps tensor-parallel communication with computation; requires sequence_parallel and Transformer Engine."""
     use_sharp: bool = False
-    """Lets the InfiniBand switches add up the gradients of data-parallel ranks (SHARP); needs GPUs."""
+    """Reduces the gradients of data-parallel ranks in the InfiniBand switches (SHARP); requires GPUs."""
 
 
 @config_section
@@ -134,33 +133,33 @@ class TrainingConfig:
     global_batch_size: Count
     """Samples in one optimizer step over all ranks."""
     train_iters: Count
-    """Optimizer steps of the whole run."""
+    """Optimizer steps of the complete run."""
     seed: NonNegative = 1234
     """Seed of the initial weights, the data order and dropout."""
     rampup_batch_size: tuple[Count, ...] | None = None
-    """[start, increment, samples]: the global batch grows from start to global_batch_size over so many samples."""
+    """Batch-size ramp-up [start, increment, samples]: from start to global_batch_size over this many samples."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """bf16 and fp16 keep fp32 master weights and gradients; fp16 scales the loss; fp32 is for tests and CPUs."""
     fp8: Literal["e4m3", "hybrid"] | None = None
-    """Matrix products of the layers in FP8 (hybrid: e5m2 for gradients); needs Transformer Engine. null: none."""
+    """FP8 matrix products in the layers (hybrid: e5m2 for gradients); requires Transformer Engine. null: no FP8."""
     fp8_recipe: Literal["tensorwise", "delayed"] = "tensorwise"
-    """FP8 scales from the tensor at hand (tensorwise: current scaling), or from maxima of earlier steps (delayed)."""
+    """FP8 scaling: from the current tensor (tensorwise) or from the maxima of earlier steps (delayed)."""
     fp8_amax_history_len: Count = 1024
-    """Steps whose maxima delayed scaling looks at."""
+    """Number of steps in the history of maxima for delayed scaling."""
     fp8_amax_compute_algo: Literal["max", "most_recent"] = "max"
-    """Which of those maxima delayed scaling takes."""
+    """Value that delayed scaling takes from the history: the largest or the most recent maximum."""
     transformer_impl: Literal["transformer_engine", "torch"] | None = None
-    """The kernels of the layers; null takes Transformer Engine where it is installed, else torch's."""
+    """Kernels of the layers; null means Transformer Engine if it is installed, else torch."""
     cross_entropy_fusion_impl: Literal["te", "native"] | None = None
-    """The fused cross entropy: Transformer Engine's or Megatron-Core's; null takes te but for fp16."""
+    """Fused cross entropy of Transformer Engine (te) or Megatron-Core (native); null means te, or native for fp16."""
     cuda_graph_impl: Literal["none", "transformer_engine"] = "none"
-    """Who records the layers as CUDA graphs, for GPUs that wait for their host; for bf16 without dropout."""
+    """CUDA-graph backend of the layers. Helps when kernel launches are the bottleneck. Requires bf16 and no dropout."""
     deterministic_mode: bool = False
-    """Only kernels that give the same bits each time; slower."""
+    """Uses only kernels with bitwise reproducible results; slower."""
     recompute_granularity: Literal["selective", "full"] | None = None
-    """Activations computed again in the backward pass: core attention only, whole layers, or none (null)."""
+    """Activations to recompute in the backward pass: core attention (selective), all layers (full), or none (null)."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """For full: groups of recompute_num_layers (uniform), or the first ones of a stage (block)."""
+    """For full: all layers in groups of recompute_num_layers (uniform), or only the first ones of a stage (block)."""
     recompute_num_layers: Count | None = None
     """Layers per group (uniform) or per stage (block)."""
     eval_interval: Count | None = None
@@ -168,25 +167,25 @@ class TrainingConfig:
     eval_iters: NonNegative = 10
     """Global batches per evaluation; 0 turns evaluation off."""
     distributed_timeout_minutes: Count = 60
-    """A collective that takes longer ends the job, until the first step is done: indices and weights load (minutes)."""
+    """Timeout of collectives until the first step is done, while indices and weights load (minutes)."""
     distributed_timeout_seconds_after_init: Count = 600
-    """The same from the first step on (seconds)."""
+    """Timeout of collectives after the first step (seconds)."""
     loss_spike_factor: PositiveFloat | None = 2.0
-    """A loss above this many times the median of the last 100 steps is reported with its samples; null: never."""
+    """Reports a loss above this multiple of the median of the last 100 steps, with its samples; null means never."""
     skip_loss_spikes: NonNegative = 0
-    """How many such batches in the whole run are left out of training; 0 trains on them."""
+    """Maximum number of such batches in the complete run that are excluded from training; 0 trains on all of them."""
 
 
 @config_section
 class ParameterGroup:
-    """Parameters by name, and what they are trained with."""
+    """Hyperparameters for parameters selected by name."""
 
     match: str
-    """Shell pattern of names in the whole model, as `embedding.*` or `decoder.layers.0.*`."""
+    """Shell pattern for names in the complete model, such as `embedding.*` or `decoder.layers.0.*`."""
     wd_mult: NonNegativeFloat = 1.0
-    """Times weight_decay; biases and normalisation weights have none in any group."""
+    """Multiplier of weight_decay; biases and normalization weights have no decay in any group."""
     lr_mult: NonNegativeFloat = 1.0
-    """Times the learning rate."""
+    """Multiplier of the learning rate."""
 
 
 @config_section
@@ -194,9 +193,9 @@ class OptimizerConfig:
     """AdamW and the learning-rate schedule. The distributed optimizer is always on."""
 
     lr: PositiveFloat
-    """The peak learning rate."""
+    """Peak learning rate."""
     min_lr: NonNegativeFloat | None = None
-    """The rate that the decay ends at; null means a tenth of lr."""
+    """Learning rate at the end of the decay; null means a tenth of lr."""
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "cosine"
     """Shape of the decay after the warm-up; WSD is constant, then decays in the last lr_wsd_decay_iters."""
     lr_decay_iters: Count | None = None
@@ -206,17 +205,17 @@ class OptimizerConfig:
     lr_wsd_decay_iters: Count | None = None
     """Steps of WSD's decay; null means a tenth of lr_decay_iters."""
     lr_schedule: str | None = None
-    """Your own decay in place of lr_decay_style: `package.module:function` or `file.py:function`."""
+    """Your own decay function, instead of lr_decay_style: `package.module:function` or `file.py:function`."""
     lr_warmup_init: NonNegativeFloat = 0.0
-    """The rate that the warm-up starts from."""
+    """Learning rate at the start of the warm-up."""
     lr_warmup_iters: NonNegative | None = None
     """Steps of linear warm-up; null, without lr_warmup_fraction, means 375M tokens, at most a tenth of the run."""
     lr_warmup_fraction: Fraction | None = None
-    """Warm-up as a fraction of lr_decay_iters, in place of lr_warmup_iters."""
+    """Warm-up as a fraction of lr_decay_iters, instead of lr_warmup_iters."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decoupled weight decay; biases and normalisation weights have none."""
+    """Decoupled weight decay. Does not apply to biases and normalization weights."""
     parameter_groups: tuple[ParameterGroup, ...] = ()
-    """Parameters with a weight decay or a rate of their own; the first group that matches counts."""
+    """Groups of parameters with their own weight decay or learning rate; the first match applies."""
     adam_beta1: Fraction = 0.9
     """Decay of the first moment."""
     adam_beta2: Fraction = 0.95
@@ -224,17 +223,17 @@ class OptimizerConfig:
     adam_eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
     clip_grad: NonNegativeFloat = 1.0
-    """Largest global gradient norm; 0 turns clipping off."""
+    """Maximum global gradient norm; 0 turns clipping off."""
     loss_scale: PositiveFloat | None = None
-    """A fixed loss scale for fp16; null adapts it."""
+    """Fixed loss scale for fp16; null means an adaptive scale."""
     initial_loss_scale: PositiveFloat = 2.0**32
-    """The adaptive scale of fp16 to start from."""
+    """Initial adaptive loss scale for fp16."""
     min_loss_scale: PositiveFloat = 1.0
-    """Gradients of fp16 that overflow at this scale, or at a fixed loss_scale, end the run."""
+    """Smallest loss scale for fp16. An overflow at this scale, or at a fixed loss_scale, ends the run."""
     loss_scale_window: Count = 1000
-    """Steps of fp16 without overflow after which the scale doubles."""
+    """Steps of fp16 without overflow before the scale doubles."""
     hysteresis: Count = 2
-    """Overflows of fp16 after which each one halves the scale, until it has doubled."""
+    """Count of fp16 overflows from which each one halves the scale. The count restarts when the scale doubles."""
 
 
 @config_section
@@ -244,27 +243,27 @@ class Dataset:
     prefix: str
     """Path of the .bin/.idx pair without the extension."""
     weight: PositiveFloat | None = None
-    """Share of the blend; null in all of them weighs by the tokens that each has in the split."""
+    """Weight in the blend; null for all datasets means their numbers of tokens in the split."""
 
 
 @config_section
 class BlendConfig:
-    """Where training, validation and test samples come from: exactly one of three ways."""
+    """Source of the training, validation and test samples. Use exactly one of `datasets`, `train` and `mock`."""
 
     datasets: tuple[Dataset, ...] = ()
-    """First way: one blend, cut by `split`."""
+    """One blend for all splits, divided by `split`."""
     split: str = "99990,8,2"
-    """Weights of train, valid and test, by which the documents of each dataset in `datasets` are cut in order."""
+    """Weights of train, valid and test. The documents of each dataset in `datasets` are divided in this order."""
     train: tuple[Dataset, ...] = ()
-    """Second way: a blend per split. Train is needed, valid and test may be empty; no pair may be in two."""
+    """Training blend, for one blend per split. `valid` and `test` may be empty; no pair may be in two splits."""
     valid: tuple[Dataset, ...] = ()
-    """The validation blend of the second way."""
+    """Validation blend, used with `train`."""
     test: tuple[Dataset, ...] = ()
-    """The test blend of the second way; evaluated once, after the last step."""
+    """Test blend, used with `train`; evaluated once, after the last step."""
     mock: bool = False
-    """Third way: made-up samples, to try a cluster without data."""
+    """Uses generated samples, to test a cluster without data."""
     num_workers: NonNegative = 2
-    """Loader processes per rank; 0 loads in the training process."""
+    """Data loader processes per rank; 0 loads in the training process."""
     cache_dir: str | None = None
     """Directory of the sample indices; null means `index-cache` in the run directory."""
 
@@ -276,63 +275,63 @@ class CheckpointConfig:
     save: str | None = None
     """Directory of the checkpoints; null means `checkpoints` in the run directory."""
     load: str | None = None
-    """Directory of checkpoints to start from while `save` holds none (ours or Megatron-LM's); null: random weights."""
+    """Checkpoints (the trainer's or Megatron-LM's) to start from if `save` has none; null means random weights."""
     finetune: bool = False
-    """Takes only the weights of `load`: iteration 0, a new optimizer state, the data from its start."""
+    """Loads only the weights from `load`: starts at iteration 0 with a new optimizer state and the first sample."""
     save_interval: Count | None = None
     """Optimizer steps between checkpoints; the last step and a stop always save."""
     save_interval_minutes: PositiveFloat | None = None
-    """Minutes between checkpoints, beside or in place of save_interval; null with save_interval null means 30."""
+    """Minutes between checkpoints, instead of or in addition to save_interval; 30 if both are null."""
     async_save: bool = True
-    """Writes while training goes on, one checkpoint at a time; false waits for the storage."""
+    """Writes one checkpoint at a time while training continues; false waits for the storage."""
     keep_last: Count | None = None
-    """Newest checkpoints to keep; older ones are removed once a new one is complete. Null keeps all."""
+    """Number of newest checkpoints to keep. Older ones are removed once a new one is complete. null keeps all."""
     keep_every: Count | None = None
-    """Checkpoints of iterations that are a multiple of this stay for good, as pinned ones do."""
+    """Never removes checkpoints whose iteration is a multiple of this."""
     changed: tuple[str, ...] = ()
-    """Hyperparameters that may differ from the checkpoint's, by name, as optimizer.lr; so may the files they name."""
+    """Names of hyperparameters, such as optimizer.lr, that may differ from the checkpoint; so may files they name."""
     discard_up_to: NonNegative | None = None
-    """Starts over when no checkpoint is left of a run that saved no later iteration than this. Null: refuses."""
+    """Allows a run without checkpoints to start over if its last saved iteration is at most this; null refuses."""
 
 
 @config_section
 class LoggingConfig:
-    """What the trainer writes while it runs."""
+    """Logs, metrics and profiles of a run."""
 
     log_interval: Count = 1
-    """Optimizer steps between lines of metrics.jsonl and of the log."""
+    """Optimizer steps between lines in metrics.jsonl and in the log."""
     tensorboard: bool = True
-    """TensorBoard event files in `tensorboard` in the run directory."""
+    """Writes TensorBoard event files to `tensorboard` in the run directory."""
     wandb_project: str | None = None
-    """Project of Weights & Biases to log to; WANDB_API_KEY comes from the environment, without it files stay here."""
+    """Weights & Biases project. Without WANDB_API_KEY in the environment, its files stay in the run directory."""
     wandb_entity: str | None = None
-    """Team or user of that project; null means your default."""
+    """Weights & Biases team or user; null means your default."""
     wandb_exp_name: str | None = None
-    """Name of the run there; null means `name`."""
+    """Name of the Weights & Biases run; null means `name`."""
     profile_step_start: NonNegative | None = None
-    """First iteration that torch's profiler records; null records none."""
+    """First iteration to record with torch's profiler; null records none."""
     profile_step_end: Count | None = None
-    """The iteration before which it stops; null means two after profile_step_start."""
+    """Iteration before which the profiler stops; null means profile_step_start + 2."""
     profile_ranks: tuple[NonNegative, ...] = (0,)
-    """Ranks that are profiled."""
+    """Ranks to profile."""
     record_memory_history: bool = False
-    """Writes a snapshot of the GPU's memory, with the stacks that allocated it, at the end of the profile."""
+    """Writes a snapshot of GPU memory, with the stacks of its allocations, at the end of the profile."""
 
 
 @config_section
 class TrainerConfig:
-    """The resolved configuration of one training job: nothing in it is left to be derived from a run file."""
+    """Resolved configuration of one training job. The trainer needs nothing else from the run file."""
 
     name: str
     """Name of the run."""
     run_dir: str
     """Absolute path of the directory that holds everything this run writes."""
     device: Literal["cuda", "cpu"]
-    """What the ranks compute on; the trainer refuses to fall back from cuda to cpu."""
+    """Device of every rank; the trainer never falls back from cuda to cpu."""
     world_size: Count
-    """Ranks the layout was planned for; the trainer refuses another number."""
+    """Number of ranks in the planned layout; the trainer refuses any other number."""
     peak_tflops: PositiveFloat | None = None
-    """Dense peak of one device in `precision` (TFLOP/s), for MFU; null leaves MFU out."""
+    """Dense peak of one device in `precision` (TFLOP/s), for MFU; null omits MFU."""
     model: ModelConfig
     parallelism: ParallelismConfig
     training: TrainingConfig
@@ -343,14 +342,14 @@ class TrainerConfig:
 
 
 class ConfigError(TrainerError):
-    """The configuration file is not what the trainer can run; the message says where and why."""
+    """The configuration is invalid; the message says where and why."""
 
 
 T = TypeVar("T")
 
 
 def read(path: Path) -> TrainerConfig:
-    """Reads the trainer's JSON file.
+    """Reads the trainer's configuration file.
 
     Raises:
         ConfigError: the file is missing, is not JSON, or does not fit TrainerConfig.
@@ -363,21 +362,21 @@ def read(path: Path) -> TrainerConfig:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The plain data of a configuration, as `json.dumps` takes it and `from_dict` reads it back."""
+    """Configuration as plain data, ready for `json.dumps`. `from_dict` is the inverse."""
     result: dict[str, Any] = dataclasses.asdict(config)
     return result
 
 
 def fingerprint(config: TrainerConfig) -> str:
-    """SHA-256 of every value of `config`: equal for a resolved configuration and what is read of its JSON."""
+    """SHA-256 over all values of `config`. Unchanged when a resolved configuration is written to JSON and read back."""
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
 def from_dict(cls: type[T], document: Any, where: str) -> T:
-    """Builds `cls` from plain data, checking keys, types and ranges.
+    """Builds `cls` from plain data, and checks keys, types and ranges.
 
     Raises:
-        ConfigError: the first thing that does not fit, with its dotted path after `where`.
+        ConfigError: the first invalid value, with its dotted path after `where`.
     """
     if not isinstance(document, dict):
         raise ConfigError(f"{where}: expected a mapping, got {document!r}")
@@ -396,7 +395,7 @@ def from_dict(cls: type[T], document: Any, where: str) -> T:
 
 @functools.cache
 def field_hints(cls: type) -> dict[str, Any]:
-    """The type of each field of a dataclass, with its constraints. Reading them costs more than a small document."""
+    """Type of each field of a dataclass, with its constraints. Cached, because evaluating the hints is slow."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
@@ -422,9 +421,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(value, dict):
             raise ConfigError(f"{where} = {value!r} must be a mapping")
-        of_key, of_value = typing.get_args(hint)
+        key_hint, value_hint = typing.get_args(hint)
         return {
-            _value(of_key, key, where): _value(of_value, item, f"{where}.{key}")
+            _value(key_hint, key, where): _value(value_hint, item, f"{where}.{key}")
             for key, item in value.items()
         }
     if origin is Literal:

@@ -1,4 +1,4 @@
-"""What ends a run on purpose: one line for the log, and an exit status that a batch script can read."""
+"""Errors that end a run on purpose, with one line for the log and an exit status for the batch script."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import TypeVar
 
 
 class Exit(enum.IntEnum):
-    """The trainer's exit statuses. docs/faults.md says what to do about each."""
+    """Exit statuses of the trainer. docs/faults.md says what to do about each."""
 
     DONE = 0
     """The last iteration is saved (DONE), or the run was asked to stop and has saved (STOPPED)."""
     FAULT = 1
-    """A bug, which leaves its traceback in the log, or a refusal that may pass: storage that does not answer."""
+    """A bug, with its traceback in the log, or a temporary failure such as storage that does not answer."""
     REFUSED = 2
-    """The configuration, the data, the ranks or a checkpoint are not what the run needs. Always final."""
+    """The configuration, the data, the ranks or a checkpoint do not fit the run. Always final."""
     NOT_FINITE = 3
-    """The loss, the gradient norm or what a checkpoint would hold is not finite."""
+    """The loss, the gradient norm or a value to be saved is not finite."""
     HUNG = 4
-    """Nothing moved for the timeout; the stacks are in the run directory."""
+    """No progress within the timeout; the stacks are in the run directory."""
     LOST_PEERS = 5
     """Another rank is gone or cannot be reached."""
     NOT_SAVED = 6
     """A checkpoint could not be written."""
     TERMINATED = 143
-    """SIGTERM, and not all ranks were there to save, or nothing was there to be saved."""
+    """SIGTERM, when some ranks were missing or there was nothing to save."""
 
 
 class Scope(enum.Enum):
     """The ranks that raise an error."""
 
     ONE_RANK = "one rank"
-    """The rank reports the error itself; the others notice that it is gone."""
+    """The rank reports the error itself; the other ranks notice that it is gone."""
     ALL_RANKS = "all ranks"
-    """Every rank raises the error at the same point, so that rank 0 alone reports it."""
+    """Every rank raises the error at the same point, and only rank 0 reports it."""
 
 
 Self = TypeVar("Self", bound="TrainerError")
 
 
 class TrainerError(Exception):
-    """The run cannot start or continue as it is; the message says why and what to do."""
+    """The run cannot start or continue; the message says why and what to do."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TrainerError(Exception):
         super().__init__(message)
         self.scope = scope
         self.retry = retry
-        """Starting again may succeed. Otherwise the message is left in the run directory as FAILED."""
+        """Whether another attempt may succeed. If not, the message is written to FAILED in the run directory."""
         self.exit_code = exit_code or (Exit.FAULT if retry else Exit.REFUSED)
 
     def on_all_ranks(self: Self) -> Self:
@@ -65,32 +65,32 @@ class TrainerError(Exception):
 
 
 class RunDirectoryBusyError(TrainerError):
-    """Another process trains in the run directory, and its markers must stay."""
+    """Another process is training in the run directory; its marker files must not be touched."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry=True)
 
 
 class NonFiniteError(TrainerError):
-    """The loss, the gradient norm or what a checkpoint would hold is not finite; raised on all ranks."""
+    """The loss, the gradient norm or a value to be saved is not finite. Raised on all ranks."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, scope=Scope.ALL_RANKS, exit_code=Exit.NOT_FINITE)
 
 
 class LostPeersError(TrainerError):
-    """Another rank is gone or cannot be reached. On other nodes, or once it is back, the run continues."""
+    """Another rank is gone or cannot be reached. Another attempt can continue the run."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry=True, exit_code=Exit.LOST_PEERS)
 
 
 class NotSavedError(TrainerError):
-    """A checkpoint could not be written; older ones are as they were. A full disk allows no retry."""
+    """A checkpoint could not be written. Older ones are unchanged. A full disk is not retried."""
 
     def __init__(self, message: str, *, scope: Scope = Scope.ONE_RANK, retry: bool = False) -> None:
         super().__init__(message, scope=scope, retry=retry, exit_code=Exit.NOT_SAVED)
 
 
 class ReportedByRank0Error(Exception):
-    """Rank 0 has failed with an unexpected error, which it reports; raised on the other ranks."""
+    """Rank 0 failed with an unexpected error, which it reports itself. Raised on the other ranks."""

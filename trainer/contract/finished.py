@@ -1,4 +1,4 @@
-"""Finished runs: whether a configuration asks for what is done already; standard library only, for hpcgen asks too."""
+"""Finished runs: checks whether a configuration asks for training that is already done."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trainer.contract.run_directory import RunDirectory
 def is_done(run: RunDirectory, config: TrainerConfig) -> bool:
     """Whether `run` is finished and the resolved `config` asks for nothing else.
 
-    False also where the run trains on: to a larger train_iters, or from an older checkpoint.
+    False if there are steps left: train_iters is larger now, or only an older checkpoint is left.
 
     Raises:
-        TrainerError: it is finished, and other hyperparameters are asked for.
+        TrainerError: the run is finished, and `config` has other hyperparameters.
         OSError: the checkpoints cannot be read.
     """
     newest = last_checkpoint(run, config)
@@ -28,10 +28,10 @@ def is_done(run: RunDirectory, config: TrainerConfig) -> bool:
 
 
 def last_checkpoint(run: RunDirectory, config: TrainerConfig) -> Checkpoint | None:
-    """The checkpoint that the finished `run` ended with; None where there is something left to train.
+    """The final checkpoint of the finished `run`; None if there are steps left to train.
 
-    Also None when no checkpoint is left: then `is_marked` tells whether the run is finished, or else
-    `trainer.contract.evidence` whether it may start over.
+    Also None if no checkpoint is left. Then `is_marked` tells whether the run is finished; if it is not,
+    `trainer.contract.evidence` tells whether it may start over.
 
     Raises:
         OSError: the checkpoints cannot be read.
@@ -43,7 +43,7 @@ def last_checkpoint(run: RunDirectory, config: TrainerConfig) -> Checkpoint | No
 
 
 def is_marked(run: RunDirectory, config: TrainerConfig) -> bool:
-    """Whether DONE says that the resolved `config`, value for value, is finished.
+    """Whether DONE records that exactly this resolved `config` is finished.
 
     Raises:
         OSError: DONE cannot be read.

@@ -1,4 +1,4 @@
-"""How many floating-point operations a step of the model takes, by a named formula; standard library only."""
+"""Floating-point operations of a training step, by a documented formula."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ FORMULA = (
 
 
 def flops_per_iteration(config: TrainerConfig) -> float:
-    """Model FLOPs of one step of global_batch_size samples of the resolved `config` over all ranks."""
+    """Model FLOPs of one step over all ranks, with global_batch_size samples. `config` is resolved."""
     return flops_per_sample(config) * config.training.global_batch_size
 
 
 def flops_per_sample(config: TrainerConfig) -> float:
-    """Model FLOPs of training on one sequence of the resolved `config`.
+    """Model FLOPs of training on one sequence. `config` is resolved.
 
     Source: Megatron-LM, megatron/training/training.py, num_floating_point_operations.
 

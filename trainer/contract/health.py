@@ -1,7 +1,4 @@
-"""What the health programs read: dataclasses in JSON, in the manner of `trainer.contract.config`, which hpcgen writes.
-
-Standard library alone: the login node writes these without torch.
-"""
+"""Configurations of the health programs as dataclasses. hpcgen writes them as JSON, like `trainer.contract.config`."""
 
 from __future__ import annotations
 
@@ -23,93 +20,93 @@ from trainer.contract.section import config_section
 
 @config_section
 class Threshold:
-    """Bus bandwidth of an all-reduce that a healthy allocation reaches under these conditions."""
+    """Bus bandwidth that an all-reduce reaches on a healthy allocation under these conditions."""
 
     min_nodes: Count
-    """Smallest allocation it is for."""
+    """Smallest number of nodes that the threshold applies to."""
     max_nodes: Count | None = None
-    """Largest allocation it is for; null means no limit."""
+    """Largest number of nodes that the threshold applies to; null means no limit."""
     nvls: bool
-    """Whether NCCL may use NVLink SHARP."""
+    """Applies when NCCL may use NVLink SHARP (true) or may not (false)."""
     collnet: bool
-    """Whether NCCL may use CollNet (SHARP in the switches); one node has no use for it."""
+    """Applies when NCCL may use CollNet (SHARP in the switches) or may not. Ignored for one node."""
     expected_gb_s: PositiveFloat | None = None
-    """What a healthy allocation shows (GB/s)."""
+    """Bandwidth of a healthy allocation (GB/s)."""
     warn_below_gb_s: PositiveFloat | None = None
-    """Less is worth a look (GB/s); null means that nothing is between good and bad."""
+    """Bandwidth below which the test warns (GB/s); null means that it never warns."""
     fail_below_gb_s: PositiveFloat
-    """Less means that something is broken (GB/s)."""
+    """Bandwidth below which the test fails (GB/s)."""
     source: str
-    """Where the figures come from."""
+    """Source of the figures."""
 
 
 @config_section
 class NcclTestConfig:
-    """One test of the fabric: an all-reduce over all ranks, and what its bandwidth is compared with."""
+    """Fabric test: an all-reduce over all ranks, and the bandwidths it is compared with."""
 
     device: Literal["cuda", "cpu"]
-    """NCCL between GPUs, or gloo between CPUs."""
+    """NCCL between GPUs (cuda), or gloo between CPUs (cpu)."""
     node_type: str
-    """Name of the node type, which the baseline is kept by."""
+    """Name of the node type. The baseline file is keyed by it."""
     nodes: Count
-    """Nodes of the test."""
+    """Number of nodes in the test."""
     ranks_per_node: Count
-    """Ranks of each node: one for each GPU."""
+    """Ranks on each node: one per GPU."""
     gpus_per_node: NonNegative = 0
-    """GPUs of such a node; thresholds hold only where all of them take part."""
+    """GPUs of the node type; thresholds apply only if all of them take part."""
     sizes_bytes: tuple[Count, ...]
-    """Messages to measure, smallest first; the last one is judged."""
+    """Message sizes to measure, in ascending order; the last one is compared."""
     iterations: Count = 20
-    """All-reduces of each size after the warm-up; fewer where they would take longer than 10 s."""
+    """All-reduces of each size after the warm-up; fewer if they would take longer than 10 s."""
     thresholds: tuple[Threshold, ...] = ()
-    """What the node type is known to reach; the first whose conditions fit holds."""
+    """Known bandwidths of the node type; the first with matching conditions applies."""
     baseline: str
-    """File with the bandwidths that this cluster is known to reach, for layouts without a threshold."""
+    """File with the known bandwidths of this cluster, for layouts without a threshold."""
     warn_deficit: Fraction = 0.10
-    """Part of the baseline that may be missing without a warning."""
+    """Shortfall from the baseline, as a fraction, above which the test warns."""
     fail_deficit: Fraction = 0.25
-    """Part of the baseline that may be missing without a failure; also how far a weak node is below others."""
+    """Shortfall from the baseline above which the test fails; also the shortfall of a weak node from the others."""
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Variables as the node type sets them: other values in a task may explain a low bandwidth."""
+    """Variables as the node type sets them; different values in a task may explain a low bandwidth."""
     nics: tuple[str, ...] = ()
     """RDMA devices of a node that carry traffic between GPUs."""
     timeout_s: Count = 180
-    """A step of the test that takes longer is a hang, and ends it (seconds)."""
+    """Timeout of each step of the test (seconds)."""
 
 
 @config_section
 class NodeHealthConfig:
-    """The part of a node's check that needs its GPUs: what each node must reach by itself."""
+    """GPU part of a node check: the performance that each node must reach by itself."""
 
     device: Literal["cuda", "cpu"]
-    """What is tested."""
+    """Device to test."""
     ranks_per_node: Count
-    """Tasks of each node: one for each GPU."""
+    """Tasks on each node: one per GPU."""
     peak_tflops: PositiveFloat | None = None
-    """Dense bf16 peak of one GPU (TFLOP/s); null compares the GPUs of a node with each other alone."""
+    """Dense bf16 peak of one GPU (TFLOP/s); null only compares the GPUs of a node with each other."""
     min_peak_fraction: Fraction = 0.6
-    """Part of the peak that a large matrix product must reach."""
+    """Fraction of the peak that a large matrix product must reach."""
     max_gpu_deficit: Fraction = 0.15
-    """How far one GPU may be below the middle one of its node; 8 % were seen between four sound H200s."""
+    """Allowed shortfall of a GPU from the median of its node; four healthy H200s differed by up to 8%."""
     host_device_gb_s: PositiveFloat | None = None
-    """Least bandwidth between host and one GPU, in each direction (GB/s); null measures and does not judge."""
+    """Minimum bandwidth between host and one GPU, in each direction (GB/s); null only measures it."""
     peer_gb_s: PositiveFloat | None = None
-    """Least bandwidth of copies from one GPU to the next (GB/s); null measures and does not judge."""
+    """Minimum bandwidth of copies from one GPU to the next (GB/s); null only measures it."""
     gpus_per_node: NonNegative = 0
-    """GPUs of such a node; the all-reduce is judged only where all of them take part."""
+    """GPUs of the node type; the all-reduce is checked only if all of them take part."""
     all_reduce_bytes: Count
-    """Message of the all-reduce between the node's GPUs."""
+    """Message size of the all-reduce between the node's GPUs (bytes)."""
     thresholds: tuple[Threshold, ...] = ()
-    """Those for one node are compared with."""
+    """Known bandwidths of the node type; only those for one node are used."""
     timeout_s: Count = 180
-    """A step of the check that takes longer is a hang, and ends it (seconds)."""
+    """Timeout of each step of the check (seconds)."""
 
 
 T = TypeVar("T")
 
 
 def read(cls: type[T], path: Path) -> T:
-    """Reads the JSON file of a health program.
+    """Reads the configuration file of a health program.
 
     Raises:
         ConfigError: the file is missing, is not JSON, or does not fit `cls`.

@@ -1,8 +1,8 @@
-"""What may change when a run goes on from a checkpoint, and what must be named for it; standard library only.
+"""Rules for changing the configuration when a run resumes from a checkpoint.
 
-A checkpoint keeps the resolved sections model, training, optimizer and data of the configuration that made it. Each
-of their keys is one of three: it may change freely; it may change when `checkpoint.changed` names it, which says that
-it is meant; or it must stay, since the weights or the optimizer's state would not fit.
+A checkpoint records the resolved sections model, training, optimizer and data of its configuration. Each key in them
+belongs to one of three classes. It may change freely; it may change if `checkpoint.changed` names it, which confirms
+the intent; or it must not change, since the weights or the optimizer state would not fit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECTIONS: dict[str, type] = {
     "optimizer": OptimizerConfig,
     "data": BlendConfig,
 }
-"""The sections that a checkpoint keeps."""
+"""Sections that a checkpoint records."""
 
 FREE = frozenset(
     {
@@ -60,7 +60,7 @@ FREE = frozenset(
         "data.cache_dir",
     }
 )
-"""Keys that change nothing of what is learnt, only how fast, how long and what is reported."""
+"""Keys that may change freely: they affect speed, length and reports of the run, but not what is learned."""
 
 FIXED = frozenset(
     {
@@ -78,10 +78,10 @@ FIXED = frozenset(
         "model.padded_vocab_size",
     }
 )
-"""Keys that decide the shapes of the weights, and what they mean."""
+"""Keys that determine the shapes and the meaning of the weights. They must not change."""
 
 FIXED_BY_OPTIMIZER_STATE = frozenset({"optimizer.parameter_groups"})
-"""Keys that decide how the optimizer's state is grouped: another one starts with a new state."""
+"""Keys that determine the grouping of the optimizer state. Changing them requires a new optimizer state."""
 
 NAMES = tuple(
     name
@@ -89,11 +89,11 @@ NAMES = tuple(
     for field in dataclasses.fields(cls)
     if (name := f"{section}.{field.name}") not in FREE | FIXED | FIXED_BY_OPTIMIZER_STATE
 )
-"""The hyperparameters: what `checkpoint.changed` may name."""
+"""Hyperparameters: the keys that `checkpoint.changed` may name."""
 
 
 ANOTHER_RUN = "Name another run_dir for another experiment"
-"""The hint for a finished run that is in the way."""
+"""Hint for the case that a finished run already uses the run directory."""
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,19 @@ class Change:
     """A hyperparameter that differs from the checkpoint's."""
 
     name: str
-    """As "optimizer.lr"."""
+    """Section and key, such as "optimizer.lr"."""
     before: Any
-    """The checkpoint's value, as JSON has it."""
+    """Value in the checkpoint, as in JSON."""
     after: Any
     is_content: bool = False
-    """Whether the value is the same, and the content of a file that it names differs: before and after say how."""
+    """Whether only the content of a file differs; `before` and `after` then describe the file."""
 
     def __str__(self) -> str:
         return f"{self.name}: {_show(self.before)} -> {_show(self.after)}"
 
 
 def sections(config: TrainerConfig) -> dict[str, dict[str, Any]]:
-    """What a checkpoint keeps of the resolved `config`: plain data, equal to itself after a trip through JSON."""
+    """Sections of the resolved `config` that a checkpoint records, as plain data that survives a JSON round trip."""
     plain = {name: dataclasses.asdict(getattr(config, name)) for name in SECTIONS}
     result: dict[str, dict[str, Any]] = json.loads(json.dumps(plain))
     return result
@@ -126,31 +126,31 @@ def check_changes(
     weights_only: bool = False,
     contents: Sequence[Change] = (),
 ) -> tuple[Change, ...]:
-    """The hyperparameters of the resolved `config` that differ from the `saved` sections, all of them named.
+    """Check that the resolved `config` may resume from the `saved` sections, and return the changed hyperparameters.
 
-    `contents` are files that differ from the checkpoint's, which must be named as well (`trainer.contract.provenance`).
-    Keys that either side does not know (another version's) are not compared. With `weights_only`, for
-    `checkpoint.finetune`, only what must fit the weights is, and the result is empty.
+    `contents` are changed files, which must be named as well (`trainer.contract.provenance`). Keys that only one side
+    has, because it is another version, are not compared. With `weights_only`, for `checkpoint.finetune`, only the keys
+    that must fit the weights are compared, and the result is empty.
 
     Raises:
-        ConfigError: checkpoint.changed names no hyperparameter.
-        TrainerError: a shape differs, or hyperparameters that are not named; one message lists all.
+        ConfigError: checkpoint.changed names something that is not a hyperparameter.
+        TrainerError: a shape differs, or a hyperparameter that is not named; one message lists all.
     """
     check_names(config.checkpoint.changed)
     differing = list(_differing(saved, sections(config)))
     if misfits := [change for change in differing if change.name in _fixed(config)]:
-        raise TrainerError(f"the checkpoint is of another model: {_list(misfits)}")
+        raise TrainerError(f"the checkpoint belongs to another model: {_list(misfits)}")
     if weights_only:
         return ()
     if misfits := [change for change in differing if change.name in FIXED_BY_OPTIMIZER_STATE]:
         raise TrainerError(
-            f"the checkpoint's optimizer state is grouped in another way: {_list(misfits)}; keep its groups, or take "
-            "only its weights, with checkpoint.load and checkpoint.finetune: true"
+            f"the checkpoint's optimizer state is grouped differently: {_list(misfits)}. Keep its groups, or load "
+            "only its weights with checkpoint.load and checkpoint.finetune: true"
         )
     changes = [*(change for change in differing if change.name not in FREE), *contents]
     unnamed = [change for change in changes if change.name not in config.checkpoint.changed]
     if unnamed:
-        raise TrainerError(_unnamed(unnamed, config))
+        raise TrainerError(_unnamed_message(unnamed, config))
     return tuple(changes)
 
 
@@ -161,46 +161,49 @@ def check_finished(
     where: str,
     contents: Sequence[Change] = (),
 ) -> None:
-    """Checks that the resolved `config` asks for what the finished run at `where` has done.
+    """Check that the resolved `config` asks for exactly the run that is finished at `where`.
 
-    Nothing may differ but what is free, named in `checkpoint.changed` or not: there is no step left for a change to
-    act on. `contents` are files that differ from the checkpoint's (`trainer.contract.provenance`).
+    Only free keys may differ. Naming others in `checkpoint.changed` does not help, since no step is left to apply a
+    change to. `contents` are changed files (`trainer.contract.provenance`).
 
     Raises:
-        TrainerError: something differs; one message lists all.
+        TrainerError: something differs; one message lists all differences.
     """
     differing = [change for change in _differing(saved, sections(config)) if change.name not in FREE]
     differing += contents
     if not differing:
         return
     message = (
-        f"{where} is finished, and this configuration asks for another run: {_list(differing)}. {ANOTHER_RUN}"
+        f"{where} is finished, but this configuration differs from it: {_list(differing)}. {ANOTHER_RUN}"
     )
     if not any(change.name in _fixed(config) | FIXED_BY_OPTIMIZER_STATE for change in differing):
         changed = dict.fromkeys(change.name for change in differing)
         message += (
-            "; or, to train on with this configuration, set a larger train_iters and checkpoint.changed: "
+            "; or, to continue training with this configuration, set a larger train_iters and checkpoint.changed: "
             f"[{', '.join(changed)}]"
         )
     raise TrainerError(message)
 
 
 def check_iteration(iteration: int, config: TrainerConfig) -> None:
-    """Checks that a run that goes on from `iteration` ends no earlier.
+    """Check that a run that resumes from `iteration` does not end before it.
 
     Raises:
-        TrainerError: train_iters is less.
+        TrainerError: train_iters is smaller.
     """
     last = config.training.train_iters
     if iteration > last:
         raise TrainerError(
-            f"it is of iteration {iteration}, and training.train_iters = {last} ends before it. Set train_iters to "
+            f"it is at iteration {iteration}, but training.train_iters = {last} is smaller. Set train_iters to "
             f"{iteration} or more; for a shorter run, name another run_dir"
         )
 
 
-def earlier_reading(record: Mapping[str, Any] | None) -> TrainingConfig | None:
-    """How many samples the attempt asked for that saved the checkpoint of this `record`; None of Megatron-LM's."""
+def planned_training(record: Mapping[str, Any] | None) -> TrainingConfig | None:
+    """Batch sizes and train_iters of the attempt that saved this `record`, counted from the first sample.
+
+    None for checkpoints of Megatron-LM.
+    """
     if record is None or "training" not in record:
         return None
     saved = record["training"]
@@ -214,10 +217,10 @@ def earlier_reading(record: Mapping[str, Any] | None) -> TrainingConfig | None:
 
 
 def check_names(changed: Sequence[str]) -> None:
-    """Checks that `checkpoint.changed` names hyperparameters.
+    """Check that `checkpoint.changed` names hyperparameters.
 
     Raises:
-        ConfigError: the first that it names and that is none, with what may have been meant.
+        ConfigError: the first name that is not a hyperparameter, with a suggestion.
     """
     for name in changed:
         if reason := name_problem(name):
@@ -225,25 +228,26 @@ def check_names(changed: Sequence[str]) -> None:
 
 
 def name_problem(name: str) -> tuple[str, str] | None:
-    """Why `name` is no hyperparameter that may be named, and what to do; None when it is one."""
+    """Reason why `checkpoint.changed` may not name `name`, and what to do about it. None if it may."""
     if name in NAMES:
         return None
     if name in FREE:
         return "may change without being named", "remove it"
     if name in FIXED:
-        return "decides the shape of the weights and cannot change", "remove it"
+        return "determines the shape of the weights and cannot change", "remove it"
     if name in FIXED_BY_OPTIMIZER_STATE:
         return (
-            "decides how the optimizer's state is grouped and cannot change",
-            "take only the weights (checkpoint.finetune)",
+            "determines the grouping of the optimizer state and cannot change",
+            "load only the weights (checkpoint.finetune)",
         )
     ends = [known for known in NAMES if known.partition(".")[2] == name.rpartition(".")[2]]
     near = ends or nearest(name, NAMES, most=1)
-    return "is no hyperparameter", f"did you mean {one_of(near)}?" if near else "write as optimizer.lr"
+    hint = f"did you mean {one_of(near)}?" if near else "write section and key, such as optimizer.lr"
+    return "is not a hyperparameter", hint
 
 
 def _fixed(config: TrainerConfig) -> frozenset[str]:
-    """The shapes; a learned table of positions has one row per position, rotary embeddings have no table."""
+    """Keys that must not change. A learned table of positions has one row per position; rope has no table."""
     learned = config.model.position_embedding_type == "learned_absolute"
     return FIXED | {"model.max_position_embeddings"} if learned else FIXED
 
@@ -252,23 +256,21 @@ def _differing(
     saved: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Change]:
     for section, keys in wanted.items():
-        there = saved.get(section, {})
+        saved_keys = saved.get(section, {})
         for key, value in keys.items():
-            if key in there and there[key] != value:
-                yield Change(f"{section}.{key}", there[key], value)
+            if key in saved_keys and saved_keys[key] != value:
+                yield Change(f"{section}.{key}", saved_keys[key], value)
 
 
-def _unnamed(unnamed: Sequence[Change], config: TrainerConfig) -> str:
+def _unnamed_message(unnamed: Sequence[Change], config: TrainerConfig) -> str:
     names = list(dict.fromkeys((*config.checkpoint.changed, *(change.name for change in unnamed))))
     values = [f"{change.name} = {_show(change.before)}" for change in unnamed if not change.is_content]
     instead = [f"set {', '.join(values)}"] if values else []
     if len(values) < len(unnamed):
-        instead.append(
-            "put the files back as they were (pairs with their modification times: cp -p, rsync -t)"
-        )
+        instead.append("restore the original files (pairs with their modification times: cp -p, rsync -t)")
     return (
-        f"these differ from the checkpoint's: {_list(unnamed)}. If that is meant, write "
-        f"checkpoint.changed: [{', '.join(names)}]; else {' and '.join(instead)}"
+        f"these hyperparameters differ from the checkpoint: {_list(unnamed)}. If this is intended, set "
+        f"checkpoint.changed: [{', '.join(names)}]; otherwise {' and '.join(instead)}"
     )
 
 

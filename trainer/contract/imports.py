@@ -1,6 +1,7 @@
-"""Functions of users, named in the configuration by an import path; standard library only, for hpcgen reads the paths.
+"""Loads the user's own functions, which the configuration names by import path.
 
-An import path is `package.module:function`, of what is installed or on PYTHONPATH, or `path/of/file.py:function`.
+An import path is `package.module:function`, for modules that are installed or on PYTHONPATH, or
+`path/of/file.py:function`.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 FUNCTION_KEYS = ("model.layer_spec", "model.model_provider", "optimizer.lr_schedule")
-"""Keys of the configuration that name a function of the user's."""
+"""Keys of the configuration that name a user's function."""
 
 IMPORT_PATH = re.compile(r"(?P<source>[^:\n]+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
 
 class LayerSpec(Protocol):
-    """What `model.layer_spec` names: the layers of the decoder."""
+    """Signature of `model.layer_spec`, which returns the layers of the decoder."""
 
     def __call__(
         self, core: TransformerConfig, vp_stage: int | None, usual: TransformerBlockSubmodules
     ) -> TransformerBlockSubmodules | ModuleSpec:
-        """In place of `usual`, what this rank's chunk would be made of: such a block, or one layer's spec for all."""
+        """Return a block to replace `usual`, this rank's default chunk, or the spec of one layer to use for all."""
 
 
 class ModelProvider(Protocol):
-    """What `model.model_provider` names: a subclass of GPTModel, or a function that is called in its place."""
+    """Signature of `model.model_provider`: a subclass of GPTModel, or a function that is called instead of it."""
 
     def __call__(
         self,
@@ -58,46 +59,46 @@ class ModelProvider(Protocol):
         pg_collection: ProcessGroupCollection,
         vp_stage: int | None,
     ) -> GPTModel:
-        """This rank's chunk `vp_stage`: `pre_process` if it embeds tokens, `post_process` if it computes the loss."""
+        """Return chunk `vp_stage` of this rank. It embeds tokens if `pre_process`, has the loss if `post_process`."""
 
 
 class Rate(Protocol):
-    """What `optimizer.lr_schedule` names: the learning rate after the warm-up."""
+    """Signature of `optimizer.lr_schedule`, the learning rate after the warm-up."""
 
     def __call__(self, iteration: int, optimizer: OptimizerConfig) -> float:
-        """The rate of the step that begins after `iteration` steps of the run; `optimizer` has no nulls."""
+        """Return the learning rate of the step that follows `iteration` steps of the run. `optimizer` is resolved."""
 
 
 def file_of(path: str) -> str | None:
-    """The file that an import path names; None for a module, or when it is no import path."""
+    """The file in an import path; None for a module or an invalid import path."""
     match = IMPORT_PATH.fullmatch(path)
     return match["source"] if match and match["source"].endswith(".py") else None
 
 
 def with_file(path: str, file: str) -> str:
-    """The import path of the same function in another file."""
+    """Import path of the same function in another file."""
     return f"{file}:{path.rpartition(':')[2]}"
 
 
 def load(path: str, what: str) -> Callable[..., Any]:
-    """The function at an import path; `what` is the key of the configuration that names it.
+    """Load the function at an import path. `what` is the key of the configuration that names it.
 
     Raises:
-        ConfigError: it is no import path, the module or file is not found or fails, or holds no such function.
+        ConfigError: the import path is invalid, the module or file is missing or fails, or lacks the function.
     """
     match = IMPORT_PATH.fullmatch(path)
     where = f"{what} = {path!r}"
     if match is None:
-        raise ConfigError(f"{where} is no import path: write package.module:function, or file.py:function")
+        raise ConfigError(f"{where} is not an import path. Write package.module:function or file.py:function")
     source, name = match["source"], match["name"]
     module = _run_file(Path(source), where) if source.endswith(".py") else _import(source, where)
     function = getattr(module, name, None)
     if callable(function):
         return function  # type: ignore[no-any-return]
     if function is not None:
-        raise ConfigError(f"{where}: {name} is a {type(function).__name__} there, not a function")
+        raise ConfigError(f"{where}: {name} is a {type(function).__name__}, not a function")
     defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    known = did_you_mean(name, defined) or f"it has {', '.join(sorted(defined)) or 'none'}"
+    known = did_you_mean(name, defined) or f"it defines {', '.join(sorted(defined)) or 'none'}"
     raise ConfigError(f"{where}: {module.__file__} has no function {name}; {known}")
 
 
@@ -109,22 +110,22 @@ def _import(name: str, where: str) -> ModuleType:
             raise _failed(where, error) from error
         searched = os.environ.get("PYTHONPATH") or "not set"
         raise ConfigError(
-            f"{where}: there is no module {error.name}. It must be installed for {sys.executable} or lie in a "
-            f"directory of PYTHONPATH ({searched}); or name its file, as /path/of/{name.split('.')[-1]}.py:function"
+            f"{where}: there is no module {error.name}. Install it for {sys.executable}, put it in a "
+            f"directory of PYTHONPATH ({searched}), or name its file: /path/of/{name.split('.')[-1]}.py:function"
         ) from error
     except Exception as error:
         raise _failed(where, error) from error
 
 
 def _run_file(file: Path, where: str) -> ModuleType:
-    """The module that a file is, by its own name; files beside it can be imported from it."""
+    """Import a file as a module of the same name. It can import other files in its directory."""
     file = file.absolute()
     if not file.is_file():
         raise ConfigError(
-            f"{where}: there is no file {file}; every node, and the container, must see it under this path"
+            f"{where}: there is no file {file}. Every node and the container must have it at this path"
         )
     if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # last: nothing there takes the place of what is installed
+        sys.path.append(str(file.parent))  # last, so that files there never shadow installed modules
     found = importlib.util.find_spec(file.stem) if file.stem.isidentifier() else None
     if (
         found is None
@@ -133,7 +134,7 @@ def _run_file(file: Path, where: str) -> ModuleType:
         or not file.samefile(found.origin)
     ):
         raise ConfigError(
-            f"{where}: {file.stem} is no name for a module, or another module's; rename the file"
+            f"{where}: {file.stem} is not a valid module name, or another module has this name. Rename the file"
         )
     try:
         return importlib.import_module(file.stem)
@@ -142,7 +143,7 @@ def _run_file(file: Path, where: str) -> ModuleType:
 
 
 def _failed(where: str, error: Exception) -> ConfigError:
-    import traceback  # only an error needs it
+    import traceback  # needed only for error messages
 
     frames = traceback.extract_tb(error.__traceback__)
     last = next((f for f in reversed(frames) if not f.filename.startswith("<frozen")), None)

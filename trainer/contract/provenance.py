@@ -1,11 +1,11 @@
-"""The files that a run is made of besides its configuration: users' code, and the tokenized pairs.
+"""Identities of the files that a run depends on besides its configuration: users' code and tokenized pairs.
 
-Each checkpoint records both as its attempt found them (`origins`), so that the next attempt notices a file that was
-edited, overwritten or rebuilt in between. Standard library only, for hpcgen compares them before a job queues.
+Each checkpoint records them (`origins`), so that the next attempt notices a file that was edited, overwritten or
+rebuilt in between. hpcgen compares them too, before it queues a job.
 
-A pair is the same when its .idx is the same and its .bin has the size and the modification time that it had. With
-another time (it was copied, restored or rebuilt) only a hash can tell. Reading every .bin at every start would take
-too long, so the hash is the one that hpcgen recorded next to the pair when it made it.
+A pair is unchanged if its .idx is unchanged and its .bin has the same size and modification time. After a copy, a
+restore or a rebuild the time differs, and only a hash can tell. Reading every .bin at every start would take too long,
+so the hash comes from the record that hpcgen wrote next to the pair.
 """
 
 from __future__ import annotations
@@ -26,51 +26,51 @@ from trainer.contract.hyperparameters import SECTIONS, Change
 from trainer.contract.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
 
 PAIRS = ("data.datasets", "data.train")
-"""Keys that name the pairs that are trained on. Those of data.valid and data.test may change freely."""
+"""Keys that name training pairs. The pairs of data.valid and data.test may change freely."""
 
 RECORD_FILE = ".record.json"
-"""Ends the name of the record that hpcgen leaves next to the pairs that it made (hpcgen/data/record.py)."""
+"""Suffix of the record that hpcgen writes next to the pairs that it makes (hpcgen/data/record.py)."""
 
-SHOWN = 12
-"""Digits of a SHA-256 that a message shows."""
+SHA256_DIGITS = 12
+"""Digits of a SHA-256 in messages."""
 
 _CHUNK = 2**23
 _SECOND = 1_000_000_000
 
 Identity = dict[str, Any]
-"""Identity of a file: size (bytes), modified_ns, and sha256, which is None where it is not known."""
+"""Identity of a file: size (bytes), modified_ns, and sha256, which is None if it is not known."""
 
 
 @dataclass
 class Examination:
-    """How the files of a configuration compare with those that a checkpoint was trained with."""
+    """Comparison of a configuration's files with those that a checkpoint was trained with."""
 
     origins: dict[str, Any]
-    """The record that checkpoints of this attempt hold: {"code": {key: ...}, "pairs": {key: [...]}}."""
+    """Record for the checkpoints of this attempt: {"code": {key: ...}, "pairs": {key: [...]}}."""
     saved: dict[str, Any] = field(default_factory=dict)
-    """The checkpoint's sections, with the paths of today for files that were moved and are the same."""
+    """The checkpoint's sections, with updated paths for files that were moved but have not changed."""
     changes: list[Change] = field(default_factory=list)
-    """Files with other content than the checkpoint's under the same path."""
+    """Files whose path is the same but whose content differs from the checkpoint's."""
     to_hash: dict[str, Identity] = field(default_factory=dict)
-    """The .bin files, by path, that must have these bytes and sha256: only reading them tells."""
+    """Expected size and sha256 of the .bin files, by path, that must be read to tell whether they changed."""
 
-    def refute(self, paths: list[str], name: str) -> None:
-        """Adds those files of `to_hash` that turned out to be others; `name` is the key that names the pairs."""
+    def add_changed_pairs(self, paths: list[str], name: str) -> None:
+        """Add the files of `to_hash` that turned out to differ. `name` is the key that names the pairs."""
         if paths:
             sha256 = self.to_hash[paths[0]]["sha256"]
-            after = f"another content{_and_more(len(paths))}"
+            after = f"different content{_and_more(len(paths))}"
             self.changes.append(
-                Change(name, f"{paths[0]} (SHA-256 {sha256[:SHOWN]})", after, is_content=True)
+                Change(name, f"{paths[0]} (SHA-256 {sha256[:SHA256_DIGITS]})", after, is_content=True)
             )
 
 
 def examine(
     config: TrainerConfig, record: Mapping[str, Any] | None = None, *, thorough: bool = True
 ) -> Examination:
-    """Examines the files of the resolved `config`, against those of a checkpoint's `record` where there is one.
+    """Examine the files of the resolved `config`, and compare them with those in a checkpoint's `record` if given.
 
-    Files that are missing are left to what needs them. Unless `thorough`, no file of a pair is read and no module is
-    looked for, and what that leaves open counts as the same: for a login node.
+    Missing files are not an error here. Without `thorough`, for a login node, it reads no pairs and searches for no
+    modules; files that it cannot tell apart without that count as unchanged.
 
     Raises:
         OSError: a file cannot be read.
@@ -100,14 +100,14 @@ def examine(
 
 
 def pairs_key(config: TrainerConfig) -> str:
-    """The key that names the pairs that are trained on."""
+    """The key that names the training pairs."""
     return "data.datasets" if config.data.datasets else "data.train"
 
 
 def code_files(config: TrainerConfig, *, modules: bool = True) -> dict[str, Path]:
-    """The files of the user's functions, by the key that names each; without those that are not found.
+    """Files of the user's functions, by the key that names each. Files that are not found are left out.
 
-    With `modules`, also those of `package.module:function`; to find one, Python imports its package.
+    With `modules`, includes those of `package.module:function`. To find one, Python imports its package.
     """
     found = {}
     for name in FUNCTION_KEYS:
@@ -119,12 +119,12 @@ def code_files(config: TrainerConfig, *, modules: bool = True) -> dict[str, Path
 
 
 def identify(path: Path, known: Any = None, *, reads: bool = True) -> Identity:
-    """The identity of a file; its hash is taken from `known` while size and time are the same.
+    """Identity of a file. If its size and time are as in `known`, the hash comes from there.
 
-    Without `reads`, the hash of a file with another size or time stays None.
+    Otherwise the file is read, or the hash is None without `reads`.
 
     Raises:
-        OSError: it is missing, or cannot be read.
+        OSError: the file is missing or cannot be read.
     """
     status = path.stat()
     now = {"size": status.st_size, "sha256": None, "modified_ns": status.st_mtime_ns}
@@ -146,14 +146,14 @@ def _examine_code(
         if saved.rpartition(":")[2] == path.rpartition(":")[2]:
             found.saved[section][key] = path
     elif saved == path:
-        was, now = (f"{file} (SHA-256 {digest[:SHOWN]})" for digest in (before["sha256"], sha256))
+        was, now = (f"{file} (SHA-256 {digest[:SHA256_DIGITS]})" for digest in (before["sha256"], sha256))
         found.changes.append(Change(name, was, now, is_content=True))
 
 
 def _compare_pairs(
     name: str, before: Sequence[Any], pairs: Sequence[Any], found: Examination, *, hashes: bool
 ) -> None:
-    """Compares pairs by their places in the blend; with `hashes`, lists those that must be read."""
+    """Compare pairs by their positions in the blend. With `hashes`, list those that must be read in `found.to_hash`."""
     differing: list[tuple[str, str]] = []
     for dataset, known, pair in zip(_saved_pairs(name, found), before, pairs, strict=True):
         if known is None or pair is None:
@@ -162,14 +162,12 @@ def _compare_pairs(
         if verdict == "hash" and hashes:
             sha256 = known["bin"]["sha256"]
             found.to_hash[f"{pair['prefix']}.bin"] = {"bytes": pair["bin"]["size"], "sha256": sha256}
-            pair["bin"]["sha256"] = sha256  # training starts only where the ranks find it to be so
+            pair["bin"]["sha256"] = sha256  # the ranks verify this before training starts
         if verdict in ("same", "hash"):
             dataset["prefix"] = pair["prefix"]
         elif dataset["prefix"] == pair["prefix"]:
-            was, now = _in_words(known, pair)
-            doubt = (
-                "; its SHA-256 is not known, so the content may be another" if verdict == "unknown" else ""
-            )
+            was, now = _describe_change(known, pair)
+            doubt = "; its SHA-256 is unknown, so the content may differ" if verdict == "unknown" else ""
             differing.append((was, now + doubt))
     if differing:
         was, now = differing[0]
@@ -185,7 +183,7 @@ def _saved_pairs(name: str, found: Examination) -> list[dict[str, Any]]:
 def _identify_pair(
     prefix: str, known: Any, recorded: Callable[[Path], Mapping[str, Identity]], *, reads: bool
 ) -> dict[str, Any] | None:
-    """The identities of a pair's files; None where one is missing."""
+    """Identities of a pair's files; None if a file is missing."""
     known = known or {}
     try:
         index = identify(Path(f"{prefix}.idx"), known.get("idx"), reads=reads)
@@ -194,13 +192,13 @@ def _identify_pair(
         return None
     if data["sha256"] is None:
         made = recorded(Path(prefix).parent).get(f"{Path(prefix).name}.bin")
-        if made is not None and _same_age(data, made):  # else it was written since
+        if made is not None and _same_age(data, made):  # otherwise the file was rewritten after the record
             data = {**data, "sha256": made["sha256"]}
     return {"prefix": prefix, "idx": index, "bin": dict(data)}
 
 
 def _compare(before: Mapping[str, Identity], now: Mapping[str, Identity]) -> str:
-    """ "same", "other", "hash" where the content of the .bin tells, or "unknown" where nothing does."""
+    """Compare two identities of a pair: "same", "other", "hash" (the .bin must be hashed) or "unknown" (no hash)."""
     for suffix in ("idx", "bin"):
         hashes = before[suffix]["sha256"], now[suffix]["sha256"]
         if before[suffix]["size"] != now[suffix]["size"] or (all(hashes) and hashes[0] != hashes[1]):
@@ -210,21 +208,21 @@ def _compare(before: Mapping[str, Identity], now: Mapping[str, Identity]) -> str
     return "hash" if before["bin"]["sha256"] else "unknown"
 
 
-def _in_words(before: Mapping[str, Identity], now: Mapping[str, Identity]) -> tuple[str, str]:
-    """The file of the pair that differs, as it was and as it is."""
+def _describe_change(before: Mapping[str, Identity], now: Mapping[str, Identity]) -> tuple[str, str]:
+    """Describe the file of the pair that differs: its old and its current state."""
     hashes = before["idx"]["sha256"], now["idx"]["sha256"]
     is_index = before["idx"]["size"] != now["idx"]["size"] or (all(hashes) and hashes[0] != hashes[1])
     suffix = "idx" if is_index else "bin"
     texts = []
     for identity in (before[suffix], now[suffix]):
         modified = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(identity["modified_ns"] / _SECOND))
-        sha256 = f", SHA-256 {identity['sha256'][:SHOWN]}" if identity["sha256"] else ""
+        sha256 = f", SHA-256 {identity['sha256'][:SHA256_DIGITS]}" if identity["sha256"] else ""
         texts.append(f"{now['prefix']}.{suffix} ({identity['size']:,} bytes, modified {modified}{sha256})")
     return texts[0], texts[1]
 
 
 def _same_age(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two identities have the same size and time, if need be in whole seconds: some archives keep no more."""
+    """Whether two identities have the same size and time. Some archives keep only seconds; then those are compared."""
     if one["size"] != other.get("size"):
         return False
     first, second = one["modified_ns"], other.get("modified_ns")
@@ -236,7 +234,7 @@ def _same_age(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _sha256(path: Path, size: int, modified_ns: int) -> str:
-    """A file of this size and time is read once by a process."""
+    """SHA-256 of a file. Cached, so that a process reads each file of a given size and time only once."""
     sha256 = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK):
@@ -245,7 +243,7 @@ def _sha256(path: Path, size: int, modified_ns: int) -> str:
 
 
 def _recorded(directory: Path) -> dict[str, Identity]:
-    """Identities that hpcgen's records in a directory give for its files, by name. A record may cover several pairs."""
+    """Identities of the files in a directory by name, from hpcgen's records. A record may cover several pairs."""
     found = {}
     for path in directory.glob(f"*{RECORD_FILE}"):
         try:
@@ -256,19 +254,19 @@ def _recorded(directory: Path) -> dict[str, Identity]:
                     "modified_ns": output["modified_ns"],
                 }
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # the pair counts as one without a record
+            continue  # as if the pair had no record
     return found
 
 
 def _source_file(path: str, modules: bool) -> Path | None:
-    """The file of an import path; None where no such module is found."""
+    """File of an import path; None if there is no such module."""
     file = file_of(path)
     if file is not None:
         return Path(file).absolute()
     match = IMPORT_PATH.fullmatch(path) if modules else None
     try:
         spec = importlib.util.find_spec(match["source"]) if match else None
-    except Exception:  # its package fails, which `imports.load` reports
+    except Exception:  # its package fails to import, which `imports.load` reports
         return None
     return Path(spec.origin) if spec and spec.origin and spec.has_location else None
 

@@ -1,6 +1,6 @@
-"""Checks the types in a checkpoint's record; standard library only.
+"""Checks the types of the values in a checkpoint's record.
 
-The checksum in COMPLETE shows that the record is as it was written, not that this trainer wrote it.
+The checksum in COMPLETE shows that the record is unchanged, but not that this trainer wrote it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 LAST_TIME = 253402300799
-"""Unix seconds of the last second of the year 9999, the last that a date can show."""
+"""Unix time of the last second of the year 9999, the last that `datetime` can represent."""
 
 LARGEST = 2**63 - 1
 
@@ -29,13 +29,13 @@ KEYS: Mapping[str, type] = {
 }
 """Keys that every record of this format has."""
 
-NAMES = {int: "a whole number of at least 0", str: "text", dict: "an object", list: "a list"}
+NAMES = {int: "a non-negative integer", str: "a string", dict: "an object", list: "a list"}
 
 
 def problem(record: Mapping[str, Any], known_format: int) -> str | None:
-    """The first thing in a record that has another type than it must have; None for a record that can be read.
+    """The first value of a record with an invalid type, with its key; None if all types are valid.
 
-    Of a record in a later format than `known_format`, only what all formats share is checked.
+    For a record in a later format than `known_format`, only the keys that all formats share are checked.
     """
     return next(_problems(record, known_format), None)
 
@@ -46,7 +46,7 @@ def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[str]:
     yield from _not(record.get("files"), dict, "files")
     for name, file in record["files"].items():
         if name in {"", ".", ".."} or "/" in name or "\0" in name:
-            yield f"files names {name!r}, which is no file of a checkpoint"
+            yield f"files names {name!r}, which is not a valid file name in a checkpoint"
         yield from _not(file, dict, f"files[{name!r}]")
         yield from _not(file.get("bytes"), int, f"files[{name!r}].bytes")
         yield from _not(file.get("sha256"), str, f"files[{name!r}].sha256")

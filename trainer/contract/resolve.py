@@ -1,7 +1,6 @@
-"""What null means: values that a configuration may leave open, filled in from the others.
+"""Replaces the nulls of a configuration by values that follow from the other keys.
 
-hpcgen resolves a run file to plan with it, the trainer whatever configuration it is given; so, like the
-configuration itself, this needs nothing but the standard library.
+hpcgen resolves a run file before planning; the trainer resolves any configuration it is given.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from trainer.contract.config import (
 from trainer.contract.wording import counted
 
 WARMUP_TOKENS = 375_000_000
-"""GPT-3's warm-up: Brown et al., arXiv 2005.14165, appendix B."""
+"""Warm-up of GPT-3: Brown et al., arXiv 2005.14165, appendix B."""
 
 VOCAB_MULTIPLE = 128
 
 SAVE_EVERY_MINUTES = 30.0
-"""What a failure may cost."""
+"""Default checkpoint interval, and so the maximum training time that a failure costs."""
 
 
 def resolve(config: TrainerConfig) -> TrainerConfig:
-    """`config` with model, parallelism, optimizer and checkpoint resolved; one that is resolved already stays as it is.
+    """Resolve model, parallelism, optimizer and checkpoint. A resolved `config` is returned unchanged.
 
     Raises:
-        ConfigError: a null that nothing fills in, or values that what was filled in contradicts.
+        ConfigError: a null cannot be replaced, or a given value contradicts a resolved one.
     """
     resolved = dataclasses.replace(
         config,
@@ -49,7 +48,7 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
-    """`model` with its nulls filled in; `padded_vocab_size` stays null without any vocabulary size."""
+    """`model` without nulls, except that `padded_vocab_size` stays null if `vocab_size` is null."""
     return dataclasses.replace(
         model,
         ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
@@ -62,7 +61,7 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
 
 
 def resolve_parallelism(parallelism: ParallelismConfig) -> ParallelismConfig:
-    """`parallelism` without a virtual pipeline of one chunk, which is none: Core would interleave it."""
+    """`parallelism` with a virtual pipeline of one chunk replaced by null, since Core would interleave it."""
     if parallelism.virtual_pipeline_model_parallel_size != 1:
         return parallelism
     return dataclasses.replace(parallelism, virtual_pipeline_model_parallel_size=None)
@@ -71,10 +70,7 @@ def resolve_parallelism(parallelism: ParallelismConfig) -> ParallelismConfig:
 def resolve_optimizer(
     optimizer: OptimizerConfig, training: TrainingConfig, *, seq_length: int
 ) -> OptimizerConfig:
-    """`optimizer` with the schedule in steps: min_lr, lr_decay_iters and lr_warmup_iters are numbers.
-
-    So is lr_wsd_decay_iters for the schedule that has it.
-    """
+    """`optimizer` with min_lr, lr_decay_iters and lr_warmup_iters as numbers, and lr_wsd_decay_iters for WSD."""
     lr_decay_iters = optimizer.lr_decay_iters or training.train_iters
     lr_warmup_iters = optimizer.lr_warmup_iters
     if lr_warmup_iters is None:
@@ -97,34 +93,34 @@ def resolve_optimizer(
 
 
 def resolve_checkpoint(checkpoint: CheckpointConfig) -> CheckpointConfig:
-    """`checkpoint` with an interval: SAVE_EVERY_MINUTES where neither steps nor minutes are given."""
+    """`checkpoint` with an interval: SAVE_EVERY_MINUTES if neither steps nor minutes are given."""
     if checkpoint.save_interval is not None or checkpoint.save_interval_minutes is not None:
         return checkpoint
     return dataclasses.replace(checkpoint, save_interval_minutes=SAVE_EVERY_MINUTES)
 
 
 def default_init_method_std(hidden_size: int) -> float:
-    """sqrt(2 / (5 x hidden_size)), Nguyen and Salazar, arXiv 1910.05895."""
+    """sqrt(2 / (5 x hidden_size)). Source: Nguyen and Salazar, arXiv 1910.05895."""
     return math.sqrt(2 / (5 * hidden_size))
 
 
 def default_min_lr(lr: float) -> float:
-    """A tenth of the peak, to six digits, so that 2e-4 gives 2e-5 and not 2.0000000000000003e-05."""
+    """A tenth of the peak, rounded to six digits: 2e-4 becomes 2e-5, not 2.0000000000000003e-05."""
     return float(f"{lr / 10:.6g}")
 
 
 def pad_vocab_size(vocab_size: int) -> int:
-    """The next multiple of 128, whatever the layout, so that every layout has the same loss.
+    """The next multiple of 128, independent of the layout, so that every layout has the same loss.
 
-    Megatron-LM pads to a multiple of 128 x TP, so that another layout has another model: padded columns are
-    not masked, and 50432 rows in place of 50304 raise the first loss by ln(50432 / 50304) = 0.0025.
+    Megatron-LM pads to a multiple of 128 x TP, so its model depends on the layout. Padded columns are not masked:
+    50432 rows instead of 50304 raise the first loss by ln(50432 / 50304) = 0.0025.
     """
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 def _check_vocabulary(model: ModelConfig) -> None:
     if model.padded_vocab_size is None:
-        raise ConfigError("model.vocab_size is null; the trainer has no tokenizer to ask, so set it")
+        raise ConfigError("model.vocab_size is null. Set it; the trainer does not read a tokenizer")
     if model.vocab_size is not None and model.padded_vocab_size < model.vocab_size:
         raise ConfigError(
             f"model.padded_vocab_size = {model.padded_vocab_size} is below "
@@ -133,15 +129,15 @@ def _check_vocabulary(model: ModelConfig) -> None:
 
 
 def _check_schedule(optimizer: OptimizerConfig) -> None:
-    """What Core asserts without saying what to do."""
+    """Check the conditions that Core only asserts, with a message that says what to do."""
     steps, end, least = optimizer.lr_warmup_iters, optimizer.lr_decay_iters, optimizer.min_lr
     assert steps is not None
     assert end is not None
     assert least is not None
     if steps >= end:
         raise ConfigError(
-            f"optimizer: the warm-up of {counted(steps, 'step')} does not end before the decay, at {end}; "
-            "set optimizer.lr_warmup_iters to less"
+            f"optimizer: the warm-up of {counted(steps, 'step')} does not end before the decay ends at step {end}. "
+            "Set a smaller optimizer.lr_warmup_iters"
         )
     for name, rate in (("min_lr", least), ("lr_warmup_init", optimizer.lr_warmup_init)):
         if rate > optimizer.lr:

@@ -1,4 +1,4 @@
-"""Everything a run writes, by name, and how a small file is published."""
+"""Names of the files in a run directory, and functions that write small files safely."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.contract.config import TrainerConfig
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The run's directory. The batch script reads `DONE` and `STOPPED` beside the exit status."""
+    """Directory of a run. The batch script reads `DONE` and `STOPPED` in addition to the exit status."""
 
     root: Path
     checkpoints: Path
@@ -22,7 +22,7 @@ class RunDirectory:
 
     @classmethod
     def of(cls, config: TrainerConfig) -> RunDirectory:
-        """The directory that the configuration names; nothing is created."""
+        """The directory that the configuration names. Creates nothing."""
         root = Path(config.run_dir)
         return cls(
             root=root,
@@ -32,7 +32,7 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """JSON Lines, one object a line."""
+        """Metrics as JSON Lines."""
         return self.root / "metrics.jsonl"
 
     @property
@@ -42,77 +42,77 @@ class RunDirectory:
 
     @property
     def heartbeat(self) -> Path:
-        """JSON: when and where rank 0 moved last."""
+        """JSON file with time and phase of rank 0's last progress."""
         return self.root / "heartbeat"
 
     FLIGHT_RECORD: ClassVar[str] = "flight-record-"
-    """What the names of flight records in `stacks` begin with; the rank follows."""
+    """Prefix of the names of flight records in `stacks`; the rank follows."""
 
     @property
     def stacks(self) -> Path:
-        """Reports of the ranks when a run hangs; of earlier hangs in stacks.1, stacks.2, ..."""
+        """Reports of the ranks when a run hangs. Those of earlier hangs are in stacks.1, stacks.2, ..."""
         return self.root / "stacks"
 
     @property
     def profile(self) -> Path:
-        """Traces and memory snapshots, one of each rank and recording."""
+        """Traces and memory snapshots, one per rank and recording."""
         return self.root / "profile"
 
     TRAINED_WITH: ClassVar[str] = "trained-with.json"
 
     @property
     def trained_with(self) -> Path:
-        """The resolved configuration of the newest attempt that trained, which a refused or idle one leaves alone."""
+        """Resolved configuration of the newest attempt that trained. Refused and idle attempts do not change it."""
         return self.root / self.TRAINED_WITH
 
     @property
     def code(self) -> Path:
-        """Copies of the files of users' functions that trained; each name begins with its SHA-256."""
+        """Copies of the users' code files that were used in training; each name begins with the file's SHA-256."""
         return self.root / "code"
 
     @property
     def wandb_id(self) -> Path:
-        """The id of the Weights & Biases run that all attempts of this one log to."""
+        """ID of the Weights & Biases run that all attempts log to."""
         return self.root / "wandb-run-id"
 
     @property
     def done(self) -> Path:
-        """There when the run is complete; holds the last iteration, then the fingerprint of the configuration."""
+        """Exists when the run is complete. Contains the last iteration and the fingerprint of the configuration."""
         return self.root / "DONE"
 
     @property
     def stopped(self) -> Path:
-        """There when the run saved and left early, to be started again; holds the iteration."""
+        """Exists when the run saved and stopped early, to be requeued. Contains the iteration."""
         return self.root / "STOPPED"
 
     @property
     def failed(self) -> Path:
-        """There when starting again would give the same; holds the reason.
+        """Exists when another attempt would fail in the same way. Contains the reason.
 
-        An exit status would not do: srun ends the other ranks when the first one leaves, and reports theirs.
+        The exit status is not enough: when one rank ends, srun kills the other ranks and reports their status.
         """
         return self.root / "FAILED"
 
 
 def set_aside(directory: Path) -> None:
-    """Leaves an empty directory of this name; what it held stays beside it under the next number."""
+    """Make `directory` empty. If it has files, it is first renamed to `next_number(directory)`."""
     if directory.exists() and any(directory.iterdir()):
         directory.rename(next_number(directory))
     directory.mkdir(exist_ok=True)
 
 
 def next_number(path: Path) -> Path:
-    """The name under which `path` is set aside: NAME.1, or one more than the last."""
+    """Name for the next numbered copy of `path`: NAME.1, or one more than the largest number in use."""
     numbers = (other.suffix[1:] for other in path.parent.glob(f"{path.name}.*"))
     last = max((int(number) for number in numbers if number.isdecimal()), default=0)
     return path.with_name(f"{path.name}.{last + 1}")
 
 
 def publish(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees all of it or what was there before, even after a power cut.
+    """Write a file atomically: readers see the old or the new content, even after a power failure.
 
     Raises:
-        OSError: it cannot be written; what was there before is still there.
+        OSError: the file cannot be written. The old content is still there.
     """
     private, file = _create_private(path)
     try:
@@ -128,7 +128,7 @@ def publish(path: Path, text: str) -> None:
 
 
 def _create_private(path: Path) -> tuple[Path, BinaryIO]:
-    """A new file next to `path`. Nobody can have put a link there: "x" follows none, and another name is taken."""
+    """Create a new file next to `path`. Mode "x" follows no link; if the random name exists, another is tried."""
     while True:
         private = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         with contextlib.suppress(FileExistsError):
@@ -136,16 +136,16 @@ def _create_private(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def open_nofollow(path: str, flags: int) -> int:
-    """For `open(opener=...)`, where a name must be known to others: a symbolic link in its place is refused.
+    """Opener for `open(opener=...)` that refuses symbolic links, for files with a well-known name.
 
     Raises:
-        OSError: ELOOP for a link, which somebody else may have put there to have its target overwritten.
+        OSError: ELOOP for a link. Another user may have put it there to have its target overwritten.
     """
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def sync_directory(path: Path) -> None:
-    """Makes renames in a directory durable."""
+    """Make renames in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

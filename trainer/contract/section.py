@@ -1,4 +1,4 @@
-"""The decorator of configuration classes."""
+"""Decorator for configuration classes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
-else:  # typing has it since Python 3.11
+else:  # in typing since Python 3.11
 
     def dataclass_transform(**options: Any) -> Any:
-        """Marks a decorator for type checkers, and does nothing at runtime."""
+        """Marks a decorator for type checkers. Does nothing at runtime."""
         return lambda decorator: decorator
 
 
@@ -19,6 +19,6 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 def config_section(cls: type[T]) -> type[T]:
-    """Makes a frozen dataclass of keywords, for which pydantic refuses unknown keys."""
+    """Makes a frozen, keyword-only dataclass. pydantic refuses unknown keys for it."""
     cls.__pydantic_config__ = {"extra": "forbid"}  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)

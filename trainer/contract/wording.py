@@ -1,4 +1,4 @@
-"""Counts, spans of time, lists of numbers and near names as people read them; hpcgen.text has them too."""
+"""Formats counts, durations, number ranges and spelling suggestions for people. hpcgen.text reexports these."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: 1 file, 59,166 files; `plural` where it is not the noun with an s."""
+    """A number with its noun: 1 file, 59,166 files. `plural` is for nouns that do not just take an s."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def duration(seconds: float) -> str:
-    """A span of time in at most its two largest units: 0.25 s, 42 s, 2 min 9 s, 5 min, 3 h 20 min, 2 d 4 h."""
+    """A duration in at most its two largest units: 0.25 s, 42 s, 2 min 9 s, 5 min, 3 h 20 min, 2 d 4 h."""
     if seconds < 9.95:
         return f"{seconds:.2g} s" if seconds >= 1e-4 else "0 s"
     rounded = round(seconds)
@@ -27,7 +27,7 @@ def duration(seconds: float) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Ascending numbers in few words: 0-2,5."""
+    """Ascending numbers as ranges: 0-2,5."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -37,19 +37,24 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
 
 
+def rank_list(ranks: Sequence[int]) -> str:
+    """Ranks with their noun: rank 3, ranks 0-2,5."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {ranges(ranks)}"
+
+
 def one_of(choices: Sequence[str]) -> str:
-    """Alternatives: a, b or c."""
+    """A list of alternatives: a, b or c."""
     return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
 def nearest(name: str, known: Collection[str], most: int = 2, cutoff: float = 0.6) -> list[str]:
-    """At most `most` of `known` that are spelled like `name`, the nearest first; `cutoff` is difflib's ratio."""
-    import difflib  # only an error needs it
+    """At most `most` names of `known` that are spelled like `name`, the nearest first. `cutoff` is difflib's ratio."""
+    import difflib  # needed only for error messages
 
     return difflib.get_close_matches(name, known, n=most, cutoff=cutoff)
 
 
 def did_you_mean(name: str, known: Collection[str], most: int = 2, cutoff: float = 0.6) -> str:
-    """A question with the names of `nearest`; empty when none is near."""
+    """A question that suggests the names of `nearest`; empty when there are none."""
     near = nearest(name, known, most, cutoff)
     return f"did you mean {one_of(near)}?" if near else ""

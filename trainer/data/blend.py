@@ -1,8 +1,9 @@
-"""Which documents of which corpora make up training, validation and test data, and with what weights.
+"""Plans the blends: the documents of each corpus in training, validation and test data, and their weights.
 
-Decided from the .idx files before any index is built. By documents (data.split), each corpus is cut into contiguous
-ranges: of n documents a split with the shares [a, b) gets those from round(a x n) up to round(b x n), as Megatron-Core
-cuts it. A corpus with no document in a split is left out of that split's blend: Core would count its epochs for ever.
+The plan only needs the .idx files and comes before any index is built. data.split divides each corpus into contiguous
+ranges of documents: with n documents, a split with the share [a, b) gets documents round(a x n) to round(b x n), as in
+Megatron-Core. A corpus without documents in a split is left out of that split's blend, since Core would count its
+epochs in an endless loop.
 """
 
 from __future__ import annotations
@@ -28,53 +29,53 @@ SPLITS = ("train", "valid", "test")
 
 MOCK_SPLIT = "1,1,1"
 
-LOOKED_AT = 2**20
-"""Tokens of each corpus that are compared with the size of the vocabulary."""
+CHECKED_TOKENS = 2**20
+"""Number of tokens of each corpus that are compared with the size of the vocabulary."""
 
 MAX_EPOCHS = 1_000_000
-"""Core counts the epochs of a corpus one by one, and lists its documents once for each."""
+"""Maximum number of epochs of a corpus. Core counts them one by one, and lists all documents once for each."""
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
-"""Of an .idx file: its magic, version, the code of the tokens' type, and how many sequences and documents there are."""
+"""Header of an .idx file: magic, version, code of the token type, number of sequences, number of documents."""
 
-LAST_APART = 0.8
-"""Of a last epoch of which less is read, Core shuffles the samples apart from those of the epochs before it."""
+SEPARATE_LAST_EPOCH_BELOW = 0.8
+"""Fraction of the last epoch below which Core shuffles its samples separately from the epochs before."""
 
-Say = Callable[[str], None]
-"""Takes one line for the log."""
+LogLine = Callable[[str], None]
+"""Function that logs one line."""
 
 Share = tuple[float, float]
-"""The part of each corpus's documents that a split gets: from and up to."""
+"""Range [a, b) of each corpus's documents that a split gets, as fractions."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """A range of the documents of one corpus; as Core does, by their sequences: one each, in pairs for a GPT."""
+    """A range of documents of one corpus, numbered by sequence as in Core. GPT pairs have one sequence per document."""
 
     first: int
-    """The first."""
+    """First sequence."""
     end: int
-    """The one after the last."""
+    """Last sequence + 1."""
     tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a split reads of one corpus."""
+    """Part of one corpus that a split reads."""
 
     prefix: str | None
-    """None for made-up samples."""
+    """Prefix of the pair; None for mock samples."""
     documents: Documents
     weight: float
-    """Share of the split's samples; the weights of a split add up to 1."""
+    """Fraction of the split's samples. The weights of a split sum to 1."""
     num_samples: int
-    """The most samples that the blend draws from it."""
+    """Maximum number of samples that the blend draws from the corpus."""
 
 
 @dataclass(frozen=True)
 class Blend:
-    """The corpora that a split reads, in the order of the configuration."""
+    """Corpora that a split reads, in the order of the configuration."""
 
     split: str
     num_samples: int
@@ -83,25 +84,25 @@ class Blend:
 
 @dataclass(frozen=True)
 class _Source:
-    """The corpora that a split may read, and the share of each corpus's documents that it gets."""
+    """Configured corpora of a split, and the share of each corpus's documents that it gets."""
 
     split: str
     datasets: Sequence[Dataset]
     share: Share | None
 
 
-def plan_blends(config: TrainerConfig, rows: int, say: Say) -> dict[str, Blend]:
-    """The blend of each split that the run reads, by the name of the split.
+def plan_blends(config: TrainerConfig, rows: int, log: LogLine) -> dict[str, Blend]:
+    """Plan the blend of each split that the run reads, by the name of the split.
 
-    `rows` are the embedding's, which must have one for every token. What is left out, and how often the rest is
-    read, is said.
+    `rows` is the number of rows of the embedding, one for every token ID. The log says which corpora are left out, and
+    how many epochs are read from the rest.
 
     Raises:
-        ConfigError: the data is not named in exactly one way, a pair is missing, damaged or of another tokenizer, a
-            document would be in two splits, or training or validation would get none.
+        ConfigError: not exactly one data source is given; a pair is missing, damaged or made with another tokenizer; a
+            document would be in two splits; or training or validation would have no documents.
     """
     data = config.data
-    _require_one_way(data)
+    _require_one_source(data)
     if data.mock:
         return _mock_blends(config)
     if data.datasets:
@@ -113,13 +114,13 @@ def plan_blends(config: TrainerConfig, rows: int, say: Say) -> dict[str, Blend]:
         corpora = {}
         for source in sources:
             corpora |= _open_corpora(f"data.{source.split}", source.datasets, rows)
-        _require_apart(sources)
-    blends = (_blend(source, corpora, config, say) for source in sources if num_samples(config)[source.split])
+        _require_disjoint(sources)
+    blends = (_blend(source, corpora, config, log) for source in sources if num_samples(config)[source.split])
     return {blend.split: blend for blend in blends if blend is not None}
 
 
 def num_samples(config: TrainerConfig) -> dict[str, int]:
-    """Samples of each split. Every evaluation reads the same ones, so that its losses compare."""
+    """Number of samples of each split. Every evaluation reads the same samples, so that losses are comparable."""
     training = config.training
     evaluation = training.eval_iters * training.global_batch_size
     return {
@@ -130,10 +131,10 @@ def num_samples(config: TrainerConfig) -> dict[str, int]:
 
 
 def split_shares(split: str) -> dict[str, Share | None]:
-    """What data.split gives to each split; None for one of weight 0.
+    """Share of each split by data.split; None for a split with weight 0.
 
     Raises:
-        ConfigError: it is not three weights, the first above 0. Core picks digits out of any text.
+        ConfigError: it is not three weights with the first above 0. Core would accept any text with digits.
     """
     try:
         weights = [float(weight) for weight in split.split(",")]
@@ -141,85 +142,86 @@ def split_shares(split: str) -> dict[str, Share | None]:
         weights = []
     if len(weights) != 3 or min(weights) < 0 or weights[0] == 0 or not math.isfinite(sum(weights)):
         raise ConfigError(
-            f"data.split = {split!r} is not three weights, for train, valid and test, with train's above 0"
+            f"data.split = {split!r} must be three weights, for train, valid and test, with train's above 0"
         )
     return dict(zip(SPLITS, convert_split_vector_to_split_matrix(normalize(weights)), strict=True))
 
 
 def cut(num_documents: int, share: Share) -> tuple[int, int]:
-    """The first document of a share and the one after its last, rounded as Core does it."""
+    """The first document of a share and the one after its last, rounded as in Core."""
     first, end = (round(bound * float(num_documents)) for bound in share)
     return first, end
 
 
 def draws(weights: Sequence[float], size: int) -> list[int]:
-    """The most samples that a blend of `size` samples draws from each of its corpora.
+    """Maximum number of samples that a blend of `size` samples draws from each corpus.
 
-    Core takes each sample from the corpus that is furthest behind its weight: none gets one ahead of weight x size.
-    (Core's builder asks for 0.5% more, and then makes the blend longer than asked: small splits with unequal
-    corpora end in its "oversamples".)
+    Core takes each sample from the corpus that is furthest behind its weight, so no corpus gets more than weight x
+    size, rounded up. (Core's builder requests 0.5% more, and then makes the blend longer than requested: small splits
+    with unequal corpora end in its error "oversamples".)
     """
     return [math.ceil(weight * size) for weight in weights]
 
 
-def order_of(num_samples: int, tokens: int, seq_length: int) -> tuple[int, bool]:
-    """How often Core lists the documents of a corpus for so many samples, and whether it shuffles the last time apart.
+def shuffle_key(num_samples: int, tokens: int, seq_length: int) -> tuple[int, bool]:
+    """Number of epochs of a corpus that Core shuffles, and whether it shuffles the last one separately.
 
-    Its order of samples is drawn from these two and the seed: where they are equal, a longer run reads the same
-    samples first. Source: megatron/core/datasets/gpt_dataset.py, _build_document_sample_shuffle_indices.
+    These two and the seed determine the order of the samples. If they are equal, a longer run first reads the same
+    samples as a shorter one. Source: megatron/core/datasets/gpt_dataset.py, _build_document_sample_shuffle_indices.
     """
     epochs = max(1, -(-(num_samples * seq_length + 1) // tokens))
     if epochs == 1:
         return 1, False
     before_last = ((epochs - 1) * tokens - 1) // seq_length
-    return epochs, num_samples - before_last < int(LAST_APART * ((tokens - 1) // seq_length))
+    samples_per_epoch = (tokens - 1) // seq_length
+    return epochs, num_samples - before_last < int(SEPARATE_LAST_EPOCH_BELOW * samples_per_epoch)
 
 
 def reordered(blend: Blend, earlier: int, seq_length: int) -> list[Part]:
-    """The parts whose samples come in another order than in the same blend of `earlier` samples."""
+    """Parts whose samples have a different order than in the same blend with `earlier` samples."""
     counts = draws([part.weight for part in blend.parts], earlier)
     return [
         part
         for part, count in zip(blend.parts, counts, strict=True)
         if part.prefix is not None
-        and order_of(part.num_samples, part.documents.tokens, seq_length)
-        != order_of(count, part.documents.tokens, seq_length)
+        and shuffle_key(part.num_samples, part.documents.tokens, seq_length)
+        != shuffle_key(count, part.documents.tokens, seq_length)
     ]
 
 
 def _blend(
-    source: _Source, corpora: Mapping[str, IndexedDataset], config: TrainerConfig, say: Say
+    source: _Source, corpora: Mapping[str, IndexedDataset], config: TrainerConfig, log: LogLine
 ) -> Blend | None:
-    """The blend of one split; None for one that the configuration leaves empty, which is said."""
+    """Plan the blend of one split; None, with a line in the log, if the split is empty."""
     split, datasets = source.split, source.datasets
     if not datasets:
-        say(f"data: {split}: none, since data.{split} is empty")
+        log(f"data: {split}: none, since data.{split} is empty")
         return None
-    held = _held(source, corpora)
-    if not held:
-        reason = _reason_for_none(source, corpora, config.data)
+    documents = _documents_by_prefix(source, corpora)
+    if not documents:
+        reason = _empty_split_reason(source, corpora, config.data)
         if split == "test":
-            say(f"data: warning: {reason}; there will be no test loss")
+            log(f"data: warning: {reason}. There will be no test loss")
             return None
         raise ConfigError(reason)
-    if left_out := [dataset.prefix for dataset in datasets if dataset.prefix not in held]:
-        say(
+    if left_out := [dataset.prefix for dataset in datasets if dataset.prefix not in documents]:
+        log(
             f"data: {split}: {len(left_out)} of {len(datasets)} corpora are left out, since data.split = "
-            f"{config.data.split!r} gives it no document of theirs; the first is {left_out[0]}"
+            f"{config.data.split!r} leaves none of their documents for it; the first is {left_out[0]}"
         )
-    used = [dataset for dataset in datasets if dataset.prefix in held]
-    weights = normalize([dataset.weight or held[dataset.prefix].tokens for dataset in used])
+    used = [dataset for dataset in datasets if dataset.prefix in documents]
+    weights = normalize([dataset.weight or documents[dataset.prefix].tokens for dataset in used])
     wanted = num_samples(config)[split]
     parts = [
-        Part(prefix=dataset.prefix, documents=held[dataset.prefix], weight=weight, num_samples=count)
+        Part(prefix=dataset.prefix, documents=documents[dataset.prefix], weight=weight, num_samples=count)
         for dataset, weight, count in zip(used, weights, draws(weights, wanted), strict=True)
     ]
-    _say_epochs(split, wanted, parts, config.model.seq_length, say)
+    _log_epochs(split, wanted, parts, config.model.seq_length, log)
     return Blend(split, wanted, tuple(parts))
 
 
-def _held(source: _Source, corpora: Mapping[str, IndexedDataset]) -> dict[str, Documents]:
-    """What the split holds of each corpus, by prefix, without those of which it holds nothing to predict."""
+def _documents_by_prefix(source: _Source, corpora: Mapping[str, IndexedDataset]) -> dict[str, Documents]:
+    """Documents of the split in each corpus, by prefix. Leaves out corpora with less than two tokens in the split."""
     if source.share is None:
         return {}
     ranges = {
@@ -228,24 +230,25 @@ def _held(source: _Source, corpora: Mapping[str, IndexedDataset]) -> dict[str, D
     return {prefix: documents for prefix, documents in ranges.items() if documents.tokens > 1}
 
 
-def _say_epochs(split: str, wanted: int, parts: Sequence[Part], seq_length: int, say: Say) -> None:
+def _log_epochs(split: str, wanted: int, parts: Sequence[Part], seq_length: int, log: LogLine) -> None:
     epochs = {part.prefix: part.num_samples * seq_length / part.documents.tokens for part in parts}
     most = max(epochs, key=epochs.__getitem__)
     if epochs[most] > MAX_EPOCHS:
         raise ConfigError(
-            f"{split} would read {most} {epochs[most]:,.0f} times: {wanted:,} samples of {seq_length} tokens are "
-            "asked for; give it more documents, or a smaller weight"
+            f"{split} would read {most} for {epochs[most]:,.0f} epochs, since the run needs {wanted:,} samples of "
+            f"{seq_length} tokens. Give it more documents or a smaller weight"
         )
     documents = sum(part.documents.end - part.documents.first for part in parts)
     tokens = sum(part.documents.tokens for part in parts)
     corpora = counted(len(parts), "corpus", "corpora")
-    say(
-        f"data: {split}: {counted(documents, 'document')} with {tokens:,} tokens of {corpora}; "
-        f"{counted(wanted, 'sample')} read {'each' if len(parts) > 1 else 'it'} up to {max(epochs.values()):,.2f} times"
+    largest = f"{'at most ' if len(parts) > 1 else ''}{max(epochs.values()):,.2f}"
+    log(
+        f"data: {split}: {counted(documents, 'document')} with {tokens:,} tokens in {corpora}; "
+        f"{counted(wanted, 'sample')}, {largest} epochs{' of each' if len(parts) > 1 else ''}"
     )
 
 
-def _reason_for_none(source: _Source, corpora: Mapping[str, IndexedDataset], data: BlendConfig) -> str:
+def _empty_split_reason(source: _Source, corpora: Mapping[str, IndexedDataset], data: BlendConfig) -> str:
     split, datasets = source.split, source.datasets
     largest = max((dataset.prefix for dataset in datasets), key=lambda prefix: len(corpora[prefix]))
     count = len(corpora[largest])
@@ -256,16 +259,16 @@ def _reason_for_none(source: _Source, corpora: Mapping[str, IndexedDataset], dat
         advice += (
             ["cut the corpus into fewer pairs (data.corpus.num_output_files)"] if len(datasets) > 1 else []
         )
-    advice += ["name pairs of its own (data.train, data.valid, data.test)"]
+    advice += ["name separate pairs (data.train, data.valid, data.test)"]
     advice += ["set training.eval_iters = 0"] if split == "valid" else []
-    return f"data.split = {data.split!r} leaves no document of {of} for {split}: {', or '.join(advice)}"
+    return f"data.split = {data.split!r} leaves no document of {of} for {split}; {', or '.join(advice)}"
 
 
 def _documents(corpus: IndexedDataset, share: Share) -> Documents:
-    """The documents of a share. One of several sequences, such as Megatron-LM's sentences, is not torn."""
+    """The documents of a share. Documents with several sequences, such as Megatron-LM's sentences, are not divided."""
     starts = (
         corpus.document_indices
-    )  # bisect reads a few of them, where numpy would copy all: they are not aligned
+    )  # unaligned, so numpy would copy all of it; bisect only reads a few elements
     first, end = (int(starts[bisect.bisect_right(starts, bound) - 1]) for bound in cut(len(corpus), share))
     return Documents(first, end, _tokens(corpus, first, end))
 
@@ -286,18 +289,18 @@ def _mock_blends(config: TrainerConfig) -> dict[str, Blend]:
     return blends
 
 
-def _require_one_way(data: BlendConfig) -> None:
-    ways = [bool(data.datasets), bool(data.train), data.mock]
-    if sum(ways) != 1 or (not data.train and (data.valid or data.test)):
+def _require_one_source(data: BlendConfig) -> None:
+    given = [bool(data.datasets), bool(data.train), data.mock]
+    if sum(given) != 1 or (not data.train and (data.valid or data.test)):
         raise ConfigError(
-            "data: exactly one of data.datasets, data.train (with data.valid and data.test) and "
-            f"data.mock = true must be given; got datasets: {len(data.datasets)}, train: {len(data.train)}, "
+            "data: set exactly one of data.datasets, data.train (with data.valid and data.test) and "
+            f"data.mock = true; got datasets: {len(data.datasets)}, train: {len(data.train)}, "
             f"valid: {len(data.valid)}, test: {len(data.test)}, mock: {data.mock}"
         )
 
 
-def _require_apart(sources: Sequence[_Source]) -> None:
-    """Refuses a pair that two splits name, under whatever names: its documents would be in both."""
+def _require_disjoint(sources: Sequence[_Source]) -> None:
+    """Refuse a pair that is in two splits, possibly under different names, since its documents would be in both."""
     seen: dict[tuple[int, int], tuple[str, str]] = {}
     for source in sources:
         for dataset in source.datasets:
@@ -305,26 +308,28 @@ def _require_apart(sources: Sequence[_Source]) -> None:
             other, prefix = seen.setdefault((status.st_dev, status.st_ino), (source.split, dataset.prefix))
             if other != source.split:
                 raise ConfigError(
-                    f"data.{source.split}: {dataset.prefix} is {prefix} of data.{other}: the same documents would be "
-                    "in both; name other pairs, or give data.datasets with data.split"
+                    f"data.{source.split}: {dataset.prefix} is the same pair as {prefix} in data.{other}, so its "
+                    "documents would be in both. Name other pairs, or use data.datasets with data.split"
                 )
 
 
 def _open_corpora(where: str, datasets: Sequence[Dataset], rows: int) -> dict[str, IndexedDataset]:
     weights = sum(dataset.weight is not None for dataset in datasets)
     if weights not in (0, len(datasets)):
-        raise ConfigError(f"{where}: {weights} of {len(datasets)} datasets have a weight; give all or none")
+        raise ConfigError(
+            f"{where}: {weights} of {len(datasets)} datasets have a weight. Give all of them one, or none"
+        )
     return {dataset.prefix: _open_corpus(where, dataset.prefix, rows) for dataset in datasets}
 
 
 def _open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
-    """A pair whose .bin is what its .idx says. What is read from it is gone when it is."""
+    """Open a pair, and check that its .bin matches its .idx."""
     for extension in (".bin", ".idx"):
         if not Path(prefix + extension).is_file():
             raise ConfigError(f"{where}: {prefix}{extension} is not a file (prefix = {prefix!r})")
     size = Path(f"{prefix}.bin").stat().st_size
     if not size:
-        raise ConfigError(f"{where}: {prefix}.bin holds no token")
+        raise ConfigError(f"{where}: {prefix}.bin is empty")
     _require_index(where, prefix)
     try:
         corpus = IndexedDataset(prefix)
@@ -335,17 +340,17 @@ def _open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
     tokens = _tokens(corpus, 0, len(corpus))
     if size != (expected := tokens * corpus.index.dtype_size):
         raise ConfigError(
-            f"{where}: {prefix}.bin has {size:,} bytes, and its .idx speaks of {expected:,}: the two do not belong "
-            "together, or one is cut off; make the pair again"
+            f"{where}: {prefix}.bin has {size:,} bytes, but its .idx describes {expected:,}. The two do not belong "
+            "together, or one is truncated; make the pair again"
         )
     if tokens < 2:
-        raise ConfigError(f"{where}: {prefix}.bin holds one token, and none that follows it")
+        raise ConfigError(f"{where}: {prefix}.bin has only one token; training needs at least two")
     _require_rows(where, prefix, corpus, rows)
     return corpus
 
 
 def _require_index(where: str, prefix: str) -> None:
-    """Refuses an .idx that is none, or is cut off; Core would fail with a traceback, and again as it cleans up."""
+    """Refuse an invalid or truncated .idx. Core would fail with a traceback, and with another one in its cleanup."""
     index = Path(f"{prefix}.idx")
     with index.open("rb") as file:
         header = file.read(_HEADER.size)
@@ -355,18 +360,20 @@ def _require_index(where: str, prefix: str) -> None:
     except (struct.error, KeyError, ValueError):
         magic, version, sequences, documents = b"", 0, 0, 0
     if (magic, version) != (_MAGIC, 1):
-        raise ConfigError(f"{where}: {index} is not an index of Megatron's")
-    # the length and the place of each sequence, and the end of each document
+        raise ConfigError(f"{where}: {index} is not a Megatron index")
+    # 12 bytes for length and offset of each sequence, 8 bytes for the end of each document
     expected = _HEADER.size + 12 * sequences + 8 * documents
     if (size := index.stat().st_size) < expected:
-        raise ConfigError(f"{where}: {index} is cut off: {size:,} of {expected:,} bytes; make the pair again")
+        raise ConfigError(
+            f"{where}: {index} is truncated: {size:,} of {expected:,} bytes. Make the pair again"
+        )
 
 
 def _require_rows(where: str, prefix: str, corpus: IndexedDataset, rows: int) -> None:
-    """Refuses a corpus of another tokenizer. A look at its beginning finds one: Core would embed such ids as zeros."""
-    beginning = numpy.fromfile(f"{prefix}.bin", dtype=corpus.index.dtype, count=LOOKED_AT)
+    """Refuse a corpus made with another tokenizer, judging by its beginning. Core would embed unknown IDs as zeros."""
+    beginning = numpy.fromfile(f"{prefix}.bin", dtype=corpus.index.dtype, count=CHECKED_TOKENS)
     if (largest := int(beginning.max())) >= rows:
         raise ConfigError(
-            f"{where}: {prefix} holds the token id {largest}, and the embedding has {rows} rows; "
-            "name the tokenizer that made it (data.tokenizer), or mend model.vocab_size"
+            f"{where}: {prefix} contains the token ID {largest}, but the embedding has {rows} rows. "
+            "Name the tokenizer that made it (data.tokenizer), or correct model.vocab_size"
         )

@@ -1,9 +1,9 @@
-"""What Megatron-Core's own reader finds in .bin/.idx pairs: `python -m trainer.data.dataset_check PREFIX...`
+"""`python -m trainer.data.dataset_check PREFIX...`: reads .bin/.idx pairs with Megatron-Core's own reader.
 
 Prints a JSON object per line: first {"megatron_core": "0.16.1"}, then one for each prefix, either {"prefix", "error"}
-or {"prefix", "documents", "sequences", "tokens", "dtype", "read"}. `read` holds some documents, the first and the last
-among them: {"document", "tokens", "sha256"}, the hash of its ids as little-endian int64.
-`hpcgen data verify` runs this and compares. Exit status 3 means that megatron-core cannot be imported here.
+or {"prefix", "documents", "sequences", "tokens", "dtype", "read"}. `read` lists some documents, including the first and
+the last, as {"document", "tokens", "sha256"}, where the hash is of the token IDs as little-endian int64.
+`hpcgen data verify` runs this and compares. Exit status 3 means that megatron-core cannot be imported.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from trainer.distributed import device
 from trainer.metrics.console import quiet_libraries
 
 CANNOT_IMPORT = 3
-"""Exit status without megatron-core."""
+"""Exit status if megatron-core cannot be imported."""
 
 
 def main() -> int:
-    """Reads the arguments, prints what is found, and returns the exit status."""
+    """Parse the arguments and print the results. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.data.dataset_check", description="Reads datasets."
     )
     parser.add_argument("prefixes", nargs="+", metavar="PREFIX", help="path of a pair, without suffix")
-    parser.add_argument("--documents", type=int, default=100, help="how many documents of each to read")
+    parser.add_argument(
+        "--documents", type=int, default=100, help="number of documents to read from each pair"
+    )
     arguments = parser.parse_args()
     quiet_libraries()
     try:
-        device.prepare("cpu")  # no GPU is needed, and none is taken
+        device.prepare("cpu")  # needs no GPU, so it must not reserve one
         import megatron.core
         from megatron.core.datasets.indexed_dataset import IndexedDataset
     except Exception as error:  # an import can fail in any way: a missing library, a CUDA mismatch
@@ -43,14 +45,14 @@ def main() -> int:
     for prefix in arguments.prefixes:
         try:
             found = check(IndexedDataset(prefix), arguments.documents)
-        except Exception as error:  # Core refuses by AssertionError, numpy by ValueError
+        except Exception as error:  # Core raises AssertionError, numpy ValueError
             found = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps({"prefix": prefix, **found}), flush=True)
     return 0
 
 
 def check(dataset: Any, num_documents: int) -> dict[str, Any]:
-    """Counts of an IndexedDataset, and the hashes of some of its documents."""
+    """Count the contents of an IndexedDataset, and hash some of its documents."""
     index = dataset.index
     documents = len(index.document_indices) - 1
     return {
@@ -63,7 +65,7 @@ def check(dataset: Any, num_documents: int) -> dict[str, Any]:
 
 
 def chosen(documents: int, how_many: int) -> list[int]:
-    """The first, the last and some random ones between, always the same."""
+    """The first document, the last, and some random ones between them, the same each time."""
     if documents <= how_many:
         return list(range(documents))
     return sorted(

@@ -1,8 +1,8 @@
-"""Megatron-Core's GPT datasets for training, validation and test, opened from index files that rank 0 vouches for.
+"""Megatron-Core's GPT datasets for training, validation and test, opened from index files that rank 0 has checked.
 
-Core's own builder is not used: it makes all ranks wait in barriers that they do not leave when rank 0 fails, writes
-its files in place, and gives each split of a blend the same corpora. Its dataset classes are, so the samples and the
-names of the index files are Core's.
+This uses Core's dataset classes, so the samples and the names of the index files are Core's. It does not use Core's
+builder, whose ranks wait in barriers forever if rank 0 fails, which writes its files in place, and which gives each
+split of a blend the same corpora.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from megatron.core.datasets.utils import Split
 
 from trainer.contract.batch_size import total_samples
 from trainer.contract.config import BlendConfig, Dataset, TrainerConfig, TrainingConfig
-from trainer.data.blend import SPLITS, Blend, Part, Say, plan_blends, reordered
+from trainer.data.blend import SPLITS, Blend, LogLine, Part, plan_blends, reordered
 from trainer.data.index_files import Index, complete
 from trainer.faults.storage import at_rank_0
 
 PART_FILES = ("description.txt", "document_index.npy", "sample_index.npy", "shuffle_index.npy")
-"""What the names of a GPTDataset's index files end with (the same in megatron-core 0.16.1 to 0.19)."""
+"""Suffixes of the index files of a GPTDataset (the same in megatron-core 0.16.1 to 0.19)."""
 
 BLEND_FILES = ("description.txt", "dataset_index.npy", "dataset_sample_index.npy")
-"""And those of a BlendedDataset."""
+"""Suffixes of the index files of a BlendedDataset."""
 
-say_on_stdout: Say = functools.partial(print, flush=True)
+log_to_stdout: LogLine = functools.partial(print, flush=True)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What Megatron's datasets ask of a tokenizer, for data that is tokenized already."""
+    """The tokenizer interface that Megatron's datasets need, for data that is already tokenized."""
 
     vocab_size: int
 
-    # No token is padding: samples are cut from a stream of whole documents.
+    # No token is padding, since samples are cut from a continuous stream of documents.
     pad = -1
 
     @property
     def eod(self) -> int:
-        """The end of document; only made-up samples read it."""
+        """End-of-document token. Only mock samples use it."""
         return self.vocab_size - 1
 
     @property
     def unique_identifiers(self) -> OrderedDict[str, str]:
-        """Names this tokenizer in the key of the index cache."""
+        """Identity of this tokenizer in the key of the index cache."""
         return OrderedDict({"class": "Vocabulary"})
 
 
@@ -59,14 +59,14 @@ def build_datasets(
     cache_dir: Path,
     vocab_size: int,
     is_needed: bool,
-    say: Say = say_on_stdout,
+    log: LogLine = log_to_stdout,
     earlier: TrainingConfig | None = None,
 ) -> dict[str, torch.utils.data.Dataset | None]:
-    """The splits that have data, by name. Every rank calls this.
+    """Datasets of the splits that have data, by name. Every rank must call this.
 
-    Rank 0 looks at the data, checks the index files and builds what is missing; then each rank maps them. `is_needed`
-    is false on ranks of middle pipeline stages: they read no samples and get None for each split. `say` is called
-    on rank 0, also when the samples come in another order than in the attempt before, which read `earlier`.
+    Rank 0 examines the data, checks the index files and builds missing ones. Then each rank maps them. `is_needed` is
+    false on ranks of middle pipeline stages: they read no samples and get None for each split. `log` logs on rank 0.
+    It also warns if the samples have a different order than in the previous attempt, whose plan was `earlier`.
 
     Raises:
         ConfigError: see `plan_blends`.
@@ -74,9 +74,9 @@ def build_datasets(
     """
 
     def build() -> dict[str, Blend]:
-        blends = build_index(config, cache_dir, vocab_size, say)
+        blends = build_index(config, cache_dir, vocab_size, log)
         if earlier is not None:
-            _say_new_order(blends["train"], total_samples(earlier), config.model.seq_length, say)
+            _warn_new_order(blends["train"], total_samples(earlier), config.model.seq_length, log)
         return blends
 
     blends = at_rank_0(build, cache_dir, "written")
@@ -86,32 +86,32 @@ def build_datasets(
     return {split: _open(blend, dataset_config) for split, blend in blends.items()}
 
 
-def build_index(config: TrainerConfig, cache_dir: Path, vocab_size: int, say: Say) -> dict[str, Blend]:
-    """Leaves every index file that the run needs in `cache_dir`, checked; returns the blend of each split.
+def build_index(config: TrainerConfig, cache_dir: Path, vocab_size: int, log: LogLine) -> dict[str, Blend]:
+    """Check every index file that the run needs in `cache_dir`, and build missing ones. Returns the blends by split.
 
-    One process calls this. The parts come before the blends, which are built by reading them.
+    Only one process calls this. Parts are built before blends, since building a blend reads its parts.
 
     Raises:
         ConfigError: see `plan_blends`.
         OSError: the index files cannot be written.
     """
-    blends = plan_blends(config, vocab_size, say)
+    blends = plan_blends(config, vocab_size, log)
     at = functools.partial(_dataset_config, config, vocab_size)
     parts = [(blend.split, part) for blend in blends.values() for part in blend.parts]
     indices = [_part_index(split, part, at, cache_dir) for split, part in parts]
     indices += [_blend_index(blend, at, cache_dir) for blend in blends.values() if len(blend.parts) > 1]
-    complete(indices, cache_dir, say)
+    complete(indices, cache_dir, log)
     return blends
 
 
-def _say_new_order(blend: Blend, earlier: int, seq_length: int, say: Say) -> None:
+def _warn_new_order(blend: Blend, earlier: int, seq_length: int, log: LogLine) -> None:
     if parts := reordered(blend, earlier, seq_length):
         others = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
-        say(
-            f"data: warning: ANOTHER ORDER: {blend.num_samples:,} samples are asked for, and the attempt before asked "
-            f"for {earlier:,}: Megatron-Core shuffles {parts[0].prefix}{others} anew: part "
-            "of what was read comes again in the same epoch, and as much is never read. The order stays where "
-            "train_iters and the batch sizes go as many times through the data"
+        log(
+            f"data: warning: NEW SAMPLE ORDER: this attempt plans {blend.num_samples:,} samples, the previous one "
+            f"{earlier:,}, so Megatron-Core reshuffles {parts[0].prefix}{others}. Some samples of the current epoch "
+            "are read twice, and as many are never read. The order stays the same if train_iters and the batch sizes "
+            "result in the same number of epochs"
         )
 
 
@@ -122,7 +122,7 @@ def _part_index(split: str, part: Part, at: Callable[..., GPTDatasetConfig], cac
 
     named = _part_dataset(split, part, at(cache_dir, defer_npy_index_mmap=True))  # reads nothing yet
     return Index(
-        title=f"{split} of {part.prefix or 'made-up samples'}",
+        title=f"{split} of {part.prefix or 'mock samples'}",
         key=f"{named.unique_description_hash}-{type(named).__name__}-{split}",
         suffixes=PART_FILES,
         source=None if part.prefix is None else Path(f"{part.prefix}.idx"),
@@ -157,7 +157,7 @@ def _part_datasets(blend: Blend, dataset_config: GPTDatasetConfig) -> list[GPTDa
 def _part_dataset(
     split: str, part: Part, dataset_config: GPTDatasetConfig, documents: numpy.ndarray | None = None
 ) -> GPTDataset:
-    """Core's dataset of one corpus. It reads `documents` only to build the index."""
+    """Core's dataset for one corpus. Core reads `documents` only to build the index."""
     kind = MockGPTDataset if dataset_config.mock else GPTDataset
     corpus = kind.build_low_level_dataset(part.prefix, dataset_config)
     return kind(corpus, part.prefix, documents, part.num_samples, Split[split], dataset_config)
@@ -188,7 +188,7 @@ def _dataset_config(
 
 
 def _sources(data: BlendConfig) -> dict[str, object]:
-    """How the data is named, which is part of the key: weights and sizes go to each dataset."""
+    """Arguments that name the data, which are part of the cache key. Weights and sizes are passed to each dataset."""
 
     def prefixes(datasets: Sequence[Dataset]) -> tuple[list[str], None] | None:
         return ([dataset.prefix for dataset in datasets], None) if datasets else None

@@ -1,7 +1,7 @@
-"""`python -m trainer.data.index_cache`: builds the sample indices that a training run will ask for, without a GPU.
+"""`python -m trainer.data.index_cache`: builds the sample indices of a training run without a GPU.
 
-It reads the configuration of the training run and leaves in its cache directory (`data.cache_dir`, else `index-cache`
-in the run directory) every file under the name that training looks for, so that no GPU waits for them.
+It reads the configuration of the training run and writes all index files to its cache directory (`data.cache_dir`, else
+`index-cache` in the run directory), so that no GPU waits for them.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from trainer.metrics.console import quiet_libraries
 
 
 def main() -> int:
-    """Reads the arguments and builds. Returns the exit status: 2 for mistakes, 1 for a storage that fails."""
+    """Parse the arguments and build. Returns the exit status: 2 for mistakes, 1 for storage errors."""
     parser = config_parser("trainer.data.index_cache", "Builds the index files of a training run, on a CPU.")
     arguments = parser.parse_args()
     quiet_libraries()
     try:
         config = resolve(configuration.read(arguments.config))
-        device.prepare("cpu")  # whatever the run computes on
+        device.prepare("cpu")  # independent of the run's device
         _build(config)
     except TrainerError as error:
         print(f"index cache: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         print(
-            f"index cache: {error}; what is complete stays, and the next run goes on from it", file=sys.stderr
+            f"index cache: {error}. Complete indices are kept, and the next run builds the rest",
+            file=sys.stderr,
         )
         return 1
     return 0
 
 
 def _build(config: configuration.TrainerConfig) -> None:
-    # This imports megatron.core, which the stand-ins must precede.
-    from trainer.data.datasets import build_index, say_on_stdout
+    # This imports megatron.core, so it must come after `device.prepare`.
+    from trainer.data.datasets import build_index, log_to_stdout
 
     with single_process_group():
         build_index(
-            config, RunDirectory.of(config).index_cache, config.model.padded_vocab_size, say_on_stdout
+            config, RunDirectory.of(config).index_cache, config.model.padded_vocab_size, log_to_stdout
         )
 
 

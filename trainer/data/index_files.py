@@ -1,9 +1,8 @@
-"""The index files of Megatron-Core's datasets: published whole, recorded, and checked before anything maps them.
+"""The index files of Megatron-Core's datasets: written atomically, recorded, and checked before they are mapped.
 
-Core itself only looks whether the files exist, so what a killed job left half-written would poison every later one.
-Here an index is built in a private directory, synced and renamed into place, and the record of its hashes comes last.
-Nothing is trusted but what agrees with its record, so nothing need be removed: what does not agree is built again
-and renamed over, which disturbs no other job that reads or builds the same.
+Core itself only checks that the files exist, so a half-written file of a killed job would break every later one. Here
+an index is built in a private directory, synced and renamed into place; the record of its hashes is written last. An
+index that does not match its record is built again and replaced. That does not disturb other jobs that use it.
 """
 
 from __future__ import annotations
@@ -28,122 +27,124 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.provenance import identify
 from trainer.contract.run_directory import sync_directory
 from trainer.contract.wording import counted
-from trainer.data.blend import Say
+from trainer.data.blend import LogLine
 
 FORMAT = 1
-"""Changes when the same key would give other indices than before."""
+"""Format of the record. Changes if the same key would result in different indices."""
 
 MAX_THREADS = 16
-"""That hash at once."""
+"""Maximum number of threads that hash files."""
 
 LINE_INTERVAL_S = 10
-"""Between lines about a build that goes on."""
+"""Interval between log lines during a build (seconds)."""
 
 _CHUNK = 2**23
 _PRIVATE = ".building-"
-_NOT_THERE = "is not there"
+_MISSING = "is missing"
 
 
 @dataclass(frozen=True)
 class Index:
-    """What Core keeps under one key: a few files, which follow from the key and one .idx file."""
+    """An index of Core: a few files that are determined by a key and one .idx file."""
 
     title: str
-    """Names it in the log."""
+    """Name in the log."""
     key: str
-    """What the names of its files begin with."""
+    """Prefix of the names of its files."""
     suffixes: tuple[str, ...]
-    """What they end with."""
+    """Suffixes of the names of its files."""
     source: Path | None
-    """The .idx file that it is made of; None where the key says all."""
+    """The .idx file that it is made from; None if it only depends on the key."""
     build: Callable[[Path], object]
-    """Makes the files in a directory."""
+    """Function that writes the files to a directory."""
 
     @property
     def names(self) -> list[str]:
-        """The names of its files."""
+        """Names of its files."""
         return [f"{self.key}-{suffix}" for suffix in self.suffixes]
 
     @property
     def record(self) -> str:
-        """The name of its record."""
+        """Name of its record."""
         return f"{self.key}-record.json"
 
 
-def complete(indices: Sequence[Index], directory: Path, say: Say) -> None:
-    """Leaves every index whole in `directory`: checks the bytes of those that are there, and builds the others.
+def complete(indices: Sequence[Index], directory: Path, log: LogLine) -> None:
+    """Make every index in `directory` valid: check all bytes of existing ones, and build the others.
 
     Raises:
-        OSError: the directory cannot be written. What is published by then stays.
-        TrainerError: an .idx file changed meanwhile.
+        OSError: the directory cannot be written. Indices that are complete by then are kept.
+        TrainerError: an .idx file changed during the build.
     """
     indices = list({index.key: index for index in indices}.values())
     directory.mkdir(parents=True, exist_ok=True)
-    _sweep(directory)
+    _remove_leftovers(directory)
     started = time.monotonic()
     with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as threads:
         faults = list(threads.map(lambda index: fault(index, directory), indices))
-    good = [index for index, reason in zip(indices, faults, strict=True) if reason is None]
-    if good:
-        seconds, size = time.monotonic() - started, _size(good, directory)
-        say(
-            f"data: {len(good)} of {_counted(indices)} in {directory} there and as recorded: "
+    valid = [index for index, reason in zip(indices, faults, strict=True) if reason is None]
+    if valid:
+        seconds, size = time.monotonic() - started, _size(valid, directory)
+        log(
+            f"data: {len(valid)} of {_counted(indices)} in {directory} already valid: "
             f"{size / 1e9:,.2f} GB read in {seconds:.1f} s"
         )
     missing = [(index, reason) for index, reason in zip(indices, faults, strict=True) if reason is not None]
     for index, reason in missing:
-        if reason != _NOT_THERE:
-            say(f"data: warning: the index for {index.title} {reason}: building it again")
+        if reason != _MISSING:
+            log(f"data: warning: the index for {index.title} {reason}. Building it again")
     if missing:
-        _build_all([index for index, _ in missing], directory, say)
+        _build_all([index for index, _ in missing], directory, log)
 
 
 def fault(index: Index, directory: Path) -> str | None:
-    """Why the index in `directory` cannot be used, in words that follow its name; None when it can.
+    """Reason why the index in `directory` cannot be used, phrased to follow its name. None if it is valid.
 
-    Reads all of its files, and the .idx file where that is not as old or as large as it was.
+    Reads all of its files, and also the .idx file if the size or time of that has changed.
     """
     try:
         record = _read_record(directory / index.record)
     except FileNotFoundError:
         if any((directory / name).exists() for name in index.names):
-            return "has no record, so whoever wrote it may not have finished"
-        return _NOT_THERE
+            return "has no record, so it may be incomplete"
+        return _MISSING
     if record is None:
         return "has a record that cannot be read"
-    if index.source is not None and not _same(identify(index.source, record["source"]), record["source"]):
-        return f"was made of another {index.source}"
+    if index.source is not None and not _same_content(
+        identify(index.source, record["source"]), record["source"]
+    ):
+        return f"was made from another version of {index.source}"
     for name in index.names:
         try:
             identity = _identity(directory / name)
         except FileNotFoundError:
             return f"lacks its file {name}"
         if identity != record["files"].get(name):
-            return f"is damaged: {name} is not what was written"
+            return f"is damaged: {name} was changed after it was written"
         if name.endswith(".npy") and not _is_of_numbers(directory / name):
             return f"cannot be trusted: {name} is not an array of numbers"
     return None
 
 
 def _is_of_numbers(path: Path) -> bool:
-    """Whether an .npy file holds numbers alone. Megatron-Core also loads pickled objects, which could run code."""
+    """Whether an .npy file contains only numbers. Megatron-Core also loads pickled objects, which could run code."""
     try:
         return isinstance(numpy.load(path, mmap_mode="r", allow_pickle=False), numpy.ndarray)
     except (ValueError, EOFError):
         return False
 
 
-def _build_all(indices: Sequence[Index], directory: Path, say: Say) -> None:
-    started = said = time.monotonic()
+def _build_all(indices: Sequence[Index], directory: Path, log: LogLine) -> None:
+    started = logged_at = time.monotonic()
     for number, index in enumerate(indices, start=1):
         _build(index, directory)
         now = time.monotonic()
-        if now - said >= LINE_INTERVAL_S and number < len(indices):
-            said = now
+        if now - logged_at >= LINE_INTERVAL_S and number < len(indices):
+            logged_at = now
             left = (now - started) / number * (len(indices) - number)
-            say(f"data: built index {number} of {len(indices)} ({index.title}), about {left:,.0f} s left")
+            log(f"data: built index {number} of {len(indices)} ({index.title}), about {left:,.0f} s left")
     seconds, size = time.monotonic() - started, _size(indices, directory)
-    say(f"data: built {_counted(indices)} in {directory}: {size / 1e9:,.2f} GB in {seconds:,.1f} s")
+    log(f"data: built {_counted(indices)} in {directory}: {size / 1e9:,.2f} GB in {seconds:,.1f} s")
 
 
 def _counted(indices: Sequence[Index]) -> str:
@@ -158,9 +159,9 @@ def _build(index: Index, directory: Path) -> None:
         for name in index.names:
             _sync(private / name)
             files[name] = _identity(private / name)
-        if index.source is not None and not _same(identify(index.source, source), source):
+        if index.source is not None and not _same_content(identify(index.source, source), source):
             raise TrainerError(
-                f"{index.source} changed while its index was built; start again when it is at rest"
+                f"{index.source} changed while its index was built. Start again when it no longer changes"
             )
         record = private / index.record
         record.write_text(
@@ -175,21 +176,21 @@ def _build(index: Index, directory: Path) -> None:
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
-    """The record, or None when it is none of this version.
+    """Read a record; None if it is invalid or has another format.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no record.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return None
-    is_ours = isinstance(record, dict) and record.keys() == {"format", "source", "files"}
-    return record if is_ours and record["format"] == FORMAT and isinstance(record["files"], dict) else None
+    is_record = isinstance(record, dict) and record.keys() == {"format", "source", "files"}
+    return record if is_record and record["format"] == FORMAT and isinstance(record["files"], dict) else None
 
 
-def _same(one: dict[str, Any], other: Any) -> bool:
-    """Whether two identities are of the same content, copied or touched meanwhile as it may be."""
+def _same_content(one: dict[str, Any], other: Any) -> bool:
+    """Whether two identities have the same content. Their modification times may differ."""
     return isinstance(other, dict) and all(one[name] == other.get(name) for name in ("size", "sha256"))
 
 
@@ -213,15 +214,15 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def _private_directory(directory: Path) -> Iterator[Path]:
-    """A new directory that no other process knows; gone at the end, or swept when this process is killed."""
+    """A new private directory. It is removed at the end or, if this process is killed, by a later one."""
     while True:
         lock_file = directory / f"{_PRIVATE}{secrets.token_hex(8)}.lock"
         with lock_file.open("xb") as lock:
-            # Another process may sweep the file before it is locked: then it has no name any more, and we try again.
+            # Another process may remove the file before it is locked. Then it has no name any more: try again.
             if _lock(lock) and not os.fstat(lock.fileno()).st_nlink:
                 continue
             private = lock_file.with_suffix("")
-            private.mkdir(mode=0o700)  # nobody else puts links into it
+            private.mkdir(mode=0o700)  # so that other users cannot put links into it
             try:
                 yield private
             finally:
@@ -230,8 +231,8 @@ def _private_directory(directory: Path) -> Iterator[Path]:
             return
 
 
-def _sweep(directory: Path) -> None:
-    """Removes what killed builds left; where the file system knows no locks, it stays."""
+def _remove_leftovers(directory: Path) -> None:
+    """Remove leftovers of killed builds. Without file locks they cannot be told from running builds, and stay."""
     for lock_file in directory.glob(f"{_PRIVATE}*.lock"):
         with contextlib.suppress(OSError), lock_file.open("rb+") as lock:
             if _lock(lock):
@@ -240,7 +241,7 @@ def _sweep(directory: Path) -> None:
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Whether the lock was free; False also where the file system knows no locks."""
+    """Whether the lock was free. False also if the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

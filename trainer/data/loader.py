@@ -1,7 +1,7 @@
-"""Samples in a fixed global order, cut into the micro-batches of this rank.
+"""Divides the samples, which have a fixed global order, into the micro-batches of this rank.
 
-Each step reads the next samples of the shuffled training set, whatever the layout, so the number of samples
-read before it is the data position that a resume needs.
+Each step reads the next samples of the shuffled training set, in every layout. So the number of consumed samples is all
+that a resumed run needs to find its position in the data.
 Shapes: b micro-batch, s tokens of the sequence on this context-parallel rank.
 """
 
@@ -36,7 +36,7 @@ class MicroBatch:
 
 
 class Packed(NamedTuple):
-    """A micro-batch as a loader hands it over: each tensor of its own would cost the step a fifth of a millisecond."""
+    """A micro-batch as loaders return it, in one tensor: each further tensor would cost the step 0.2 ms."""
 
     fields: torch.Tensor
     """int64 [3, b, s]: tokens, labels, and 1 where the loss counts."""
@@ -44,7 +44,7 @@ class Packed(NamedTuple):
 
 
 class MicroBatchSampler:
-    """The sample indices of this data-parallel rank, one list per micro-batch, of the batches in turn."""
+    """Sample indices of this data-parallel rank, one list per micro-batch, for all batches in order."""
 
     def __init__(self, batches: Iterable[Batch], micro_batch_size: int, dp_rank: int, dp_size: int) -> None:
         self._batches, self._size = batches, micro_batch_size
@@ -57,12 +57,12 @@ class MicroBatchSampler:
 
 
 def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGroupCollection) -> int:
-    """Micro-batches on each data-parallel rank of a step of `batch_size` samples."""
+    """Number of micro-batches on each data-parallel rank in a step of `batch_size` samples."""
     return batch_size // (config.training.micro_batch_size * groups.dp.size())
 
 
 def reads_samples(chunk: DistributedDataParallel) -> bool:
-    """Whether the chunk embeds tokens or computes the loss: the model's first and last chunk do."""
+    """Whether the chunk embeds tokens or computes the loss, as the model's first and last chunks do."""
     return any(get_attr_wrapped_model(chunk, name) for name in ("pre_process", "post_process"))
 
 
@@ -73,7 +73,10 @@ def data_iterators(
     groups: ProcessGroupCollection,
     batches: Iterable[Batch],
 ) -> list[Iterator[MicroBatch] | None]:
-    """For each chunk its micro-batches of `batches`, which is gone through more than once; None where it reads none."""
+    """Micro-batches of `batches` for each chunk; None for chunks that read no samples.
+
+    `batches` is iterated more than once.
+    """
     return [
         micro_batches(dataset, config, groups, batches) if reads_samples(chunk) else None for chunk in model
     ]
@@ -95,15 +98,15 @@ def micro_batches(
         num_workers=workers,
         collate_fn=functools.partial(_packed, positions=positions if groups.cp.size() > 1 else None),
         pin_memory=config.device == "cuda",
-        # A loader that starts draws one number: not from the generator that dropout uses on a CPU.
+        # A starting loader draws a number. It must not come from the generator that dropout uses on a CPU.
         generator=torch.Generator(),
-        worker_init_fn=_outlive_stop_signals if workers else None,
+        worker_init_fn=_ignore_stop_signals if workers else None,
         multiprocessing_context="fork" if workers else None,
     )
     device = torch.device("cpu")
     if config.device == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    # The datasets are told not to start positions again at each document.
+    # The datasets do not reset positions at document boundaries.
     position_ids = positions.to(device).expand(config.training.micro_batch_size, -1)
     for batch in loader:
         _check_ids(batch.largest_id, config.model.padded_vocab_size)
@@ -112,7 +115,7 @@ def micro_batches(
 
 
 def _packed(samples: list[dict[str, torch.Tensor]], positions: torch.Tensor | None) -> Packed:
-    """What a loader makes of its samples, in a process of its own; `positions` are those of this rank."""
+    """Collate samples, in a loader process. `positions` are the positions in the sequence that this rank holds."""
     names = ("tokens", "labels", "loss_mask")
     fields = torch.stack([torch.stack([sample[name].long() for sample in samples]) for name in names])
     largest_id = int(fields[:2].max())
@@ -120,20 +123,20 @@ def _packed(samples: list[dict[str, torch.Tensor]], positions: torch.Tensor | No
 
 
 def _check_ids(largest: int, rows: int) -> None:
-    """Refuses what the embedding has no row for: on a GPU that would be an assertion in some kernel, later.
+    """Refuse token IDs that have no row in the embedding. On a GPU they would fail later, in an assertion of a kernel.
 
     Raises:
-        TrainerError: on this rank alone.
+        TrainerError: on this rank only.
     """
     if largest >= rows:
         raise TrainerError(
-            f"rank {torch.distributed.get_rank()} on {socket.gethostname()}: the data holds the token id {largest}, "
-            f"and the embedding has {rows} rows (model.padded_vocab_size): it was made with another tokenizer, or is "
-            "damaged; `hpcgen data verify -c RUN.yaml` names the place"
+            f"rank {torch.distributed.get_rank()} on {socket.gethostname()}: the data contains the token ID {largest}, "
+            f"but the embedding has {rows} rows (model.padded_vocab_size). The data was made with another tokenizer or "
+            "is damaged; `hpcgen data verify -c RUN.yaml` finds the place"
         )
 
 
-def _outlive_stop_signals(worker: int) -> None:
-    # Slurm can signal every process of the step, and the trainer needs its loaders to finish its own step.
+def _ignore_stop_signals(worker: int) -> None:
+    # Slurm may signal every process of the step, and the trainer needs its loaders to finish the current step.
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

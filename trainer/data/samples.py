@@ -1,4 +1,4 @@
-"""`python -m trainer.data.samples`: which documents training samples were cut from."""
+"""`python -m trainer.data.samples`: prints the documents that training samples were cut from."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Reads the arguments and prints a line for each sample. Returns the exit status: 2 for mistakes."""
-    parser = config_parser("trainer.data.samples", "Names the documents of training samples, on a CPU.")
-    parser.add_argument("first", type=int, metavar="FIRST", help="the first sample")
-    parser.add_argument("last", type=int, metavar="LAST", nargs="?", help="the last one; left out: the first")
+    """Parse the arguments and print a line for each sample. Returns the exit status, which is 2 for mistakes."""
+    parser = config_parser("trainer.data.samples", "Prints the documents of training samples, on a CPU.")
+    parser.add_argument("first", type=int, metavar="FIRST", help="first sample")
+    parser.add_argument("last", type=int, metavar="LAST", nargs="?", help="last sample; default: FIRST")
     arguments = parser.parse_args()
     quiet_libraries()
     try:
-        config = _as_read(resolve(configuration.read(arguments.config)))
-        device.prepare("cpu")  # whatever the run computes on
+        config = _with_resumed_samples(resolve(configuration.read(arguments.config)))
+        device.prepare("cpu")  # independent of the run's device
         dataset = _training_set(config)
     except (TrainerError, OSError) as error:
         print(f"samples: {error}", file=sys.stderr)
@@ -38,7 +38,10 @@ def main() -> int:
     last = arguments.first if arguments.last is None else arguments.last
     end = total_samples(config.training)
     if not 0 <= arguments.first <= last < end:
-        print(f"samples: {arguments.first} to {last} is not within 0 to {end - 1}", file=sys.stderr)
+        print(
+            f"samples: {arguments.first} to {last} is outside of the run's samples, 0 to {end - 1}",
+            file=sys.stderr,
+        )
         return 2
     for sample in range(arguments.first, last + 1):
         prefix, documents = documents_of(dataset, sample)
@@ -47,7 +50,7 @@ def main() -> int:
 
 
 def documents_of(dataset: torch.utils.data.Dataset, sample: int) -> tuple[str, list[int]]:
-    """The prefix of the pair that a sample is cut from, and the numbers of its documents there, in their order."""
+    """The prefix of the pair that a sample is cut from, and the numbers of its documents in this pair, in order."""
     while hasattr(dataset, "dataset_index"):  # a blend
         dataset, sample = (
             dataset.datasets[dataset.dataset_index[sample]],
@@ -58,11 +61,11 @@ def documents_of(dataset: torch.utils.data.Dataset, sample: int) -> tuple[str, l
     return str(dataset.dataset_path), [int(document) for document in dataset.document_index[first : last + 1]]
 
 
-def _as_read(config: configuration.TrainerConfig) -> configuration.TrainerConfig:
-    """`config` with as many samples as the run asks for, which goes on from its newest checkpoint.
+def _with_resumed_samples(config: configuration.TrainerConfig) -> configuration.TrainerConfig:
+    """`config` with train_iters for the number of samples that the run reads if it resumes from its newest checkpoint.
 
     Raises:
-        TrainerError: only Megatron-LM's checkpoint says where that is.
+        TrainerError: the newest checkpoint is Megatron-LM's, which does not say this.
         OSError: the checkpoints cannot be read.
     """
     checkpoints = checkpoint_files.list_checkpoints(RunDirectory.of(config).checkpoints)
@@ -73,23 +76,24 @@ def _as_read(config: configuration.TrainerConfig) -> configuration.TrainerConfig
         return config
     if newest.record is None:
         raise TrainerError(
-            f"{newest.path} is Megatron-LM's: how many samples it had read, a checkpoint of this run's own will say"
+            f"{newest.path} is Megatron-LM's and does not say how many samples it has read. Wait for this run's first "
+            "checkpoint"
         )
     record = newest.record
-    reading = covering(config.training, record["iteration"], record["consumed_samples"])
-    return dataclasses.replace(config, training=reading)
+    training = covering(config.training, record["iteration"], record["consumed_samples"])
+    return dataclasses.replace(config, training=training)
 
 
 def _training_set(config: configuration.TrainerConfig) -> torch.utils.data.Dataset:
-    # This imports megatron.core, which the stand-ins must precede.
+    # This imports megatron.core, so it must come after `device.prepare`.
     from trainer.data.datasets import build_datasets
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         print(line, file=sys.stderr)
 
     cache, rows = RunDirectory.of(config).index_cache, config.model.padded_vocab_size
     with single_process_group():
-        return build_datasets(config, cache, rows, True, say)["train"]
+        return build_datasets(config, cache, rows, True, log)["train"]
 
 
 if __name__ == "__main__":

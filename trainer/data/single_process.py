@@ -1,4 +1,4 @@
-"""The command line and the process group of tools that read a run's data in one process on a CPU."""
+"""Command line and process group for tools that read a run's data in a single process on a CPU."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 
 
 def config_parser(program: str, description: str) -> argparse.ArgumentParser:
-    """A command line with the option --config, as `config`."""
+    """An argument parser with the option --config."""
     parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
         required=True,
-        help="the training run's resolved configuration (JSON)",
+        help="resolved configuration of the training run (JSON)",
     )
     return parser
 
 
 @contextlib.contextmanager
 def single_process_group() -> Iterator[None]:
-    """Makes this process the only rank of a process group; no network is used, and no name resolved.
+    """Make this process the only rank of a process group. Uses no network and resolves no host name.
 
-    torch is imported here: what imports megatron.core comes after `device.prepare`.
+    torch is imported here, since `device.prepare` must come first.
     """
     import torch
 

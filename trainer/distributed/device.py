@@ -1,7 +1,7 @@
-"""Lets Megatron-Core, which speaks to CUDA in many places, run on a CPU.
+"""Makes Megatron-Core, which uses CUDA in many places, run on a CPU.
 
-`prepare` is called before megatron.core is imported, since Core binds some of these names at import.
-When CUDA is there, nothing is replaced. Each stand-in names the place in Core that needs it.
+Call `prepare` before megatron.core is imported, since Core binds some of these names at import. If CUDA is available,
+nothing is replaced. Each stand-in names the place in Core that needs it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FACTORIES = (
 
 
 def prepare(device: str) -> None:
-    """Makes this process compute on `device`, "cuda" or "cpu".
+    """Prepare this process to compute on `device`, "cuda" or "cpu".
 
     Raises:
-        TrainerError: "cuda" was asked for and there is none.
+        TrainerError: `device` is "cuda" but torch sees no GPU.
     """
     if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch then sees no GPU, and Core nothing but a CPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # hides GPUs from torch and Core
         stand_in_for_cuda()
         return
     import torch
@@ -39,12 +39,12 @@ def prepare(device: str) -> None:
         rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
         raise TrainerError(
             f"rank {rank} on {socket.gethostname()}: device = 'cuda', but torch {torch.__version__} "
-            "sees no GPU; check the node's GPUs, the container's driver and that this torch is built for CUDA"
+            "sees no GPU. Check the node's GPUs, the container's driver and that this torch is built for CUDA"
         )
 
 
 def make_deterministic() -> None:
-    """Makes every library choose kernels that give the same bits each time; before they are first used.
+    """Make every library choose kernels with bitwise reproducible results. Call this before they are first used.
 
     Sources: Megatron-LM arguments.py (deterministic_mode), torch.use_deterministic_algorithms.
     """
@@ -57,26 +57,26 @@ def make_deterministic() -> None:
 
 
 def stand_in_for_cuda() -> None:
-    """Replaces what Megatron-Core asks of CUDA by the CPU's; does nothing when CUDA is there."""
+    """Replace the CUDA functions that Megatron-Core uses by CPU versions. Does nothing if CUDA is available."""
     import torch
 
-    if torch.cuda.is_available() or getattr(torch.cuda, "stood_in_by_cpu", False):
+    if torch.cuda.is_available() or getattr(torch.cuda, "is_replaced_by_cpu", False):
         return
     _hide_kernels()
     _replace_factories(torch)
     _replace_tensor_methods(torch)
     _replace_random_state(torch)
     _replace_streams(torch)
-    # Core's jit_fuser is torch.compile: it would need a C++ compiler, and 2 s to import.
+    # Core's jit_fuser is torch.compile, which would need a C++ compiler and take 2 s to import.
     torch.compile = lambda model=None, **_: model if model is not None else (lambda function: function)
-    torch.cuda.stood_in_by_cpu = True
+    torch.cuda.is_replaced_by_cpu = True
 
 
 def _hide_kernels() -> None:
-    """Libraries whose kernels need a GPU: Core calls them wherever it can import them."""
+    """Hide libraries whose kernels need a GPU. Core would use them if it could import them."""
     for library in ("transformer_engine", "apex", "amp_C"):
         sys.modules.setdefault(library, None)  # type: ignore[arg-type]  # None makes an import fail
-    # megatron-core 0.17 and later import this one module of Triton kernels whether Triton is there or not.
+    # megatron-core 0.17 and later import this module of Triton kernels even if Triton is missing.
     paged_stash = types.ModuleType("megatron.core.transformer.moe.ops.paged_stash")
     for name in ("GLOBAL_BLOCK_SIZE", "paged_stash_copy_kernel", "paged_stash_pop_kernel"):
         setattr(paged_stash, name, None)
@@ -138,7 +138,7 @@ def _replace_random_state(torch: Any) -> None:
 
 
 def _replace_streams(torch: Any) -> None:
-    """Streams, events and profiler ranges order work on a GPU; a CPU does it in the order of the program."""
+    """Streams, events and profiler ranges, which only order work on a GPU. They do nothing on a CPU."""
 
     class Stream:
         def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The process groups of the layout."""
+"""Process groups of the layout."""
 
 from __future__ import annotations
 
@@ -14,47 +14,48 @@ from torch.distributed import distributed_c10d
 
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import LostPeersError, ReportedByRank0Error, TrainerError
-from trainer.distributed.rendezvous import Ranks, open_store, take_gpu
+from trainer.distributed.rendezvous import Ranks, open_store, select_gpu
 
 T = TypeVar("T")
 
-SECOND_LINE_S = 60
-"""How much longer than `trainer.faults.watch`, which leaves stacks, the process groups themselves wait (seconds)."""
+GROUP_TIMEOUT_MARGIN_S = 60
+"""Time that process groups wait longer than `trainer.faults.watch`, which writes reports at its timeout (seconds)."""
 
 GLOO_ERRORS = ("gloo/transport", "gloo::", "[Gloo]")
-"""Gloo raises a plain RuntimeError, whose text has one of these."""
+"""Texts that identify the plain RuntimeErrors that gloo raises."""
 
 
 def initialize(config: TrainerConfig, ranks: Ranks, environ: Mapping[str, str]) -> ProcessGroupCollection:
-    """Joins the ranks and builds the process groups of the layout.
+    """Connect the ranks and build the process groups of the layout.
 
     Raises:
-        TrainerError: the ranks are not those the layout was planned for, or no address was given to meet at.
-        LostPeersError: not all of them came.
+        TrainerError: the ranks do not match the planned layout, or MASTER_ADDR or MASTER_PORT is not set.
+        LostPeersError: not all ranks connected.
     """
     layout = config.parallelism
     if ranks.world_size != config.world_size:
         raise TrainerError(
-            f"{ranks}: the layout was planned for world_size = {config.world_size}; "
-            "launch as many tasks, or plan the layout again"
+            f"{ranks}: the layout was planned for world_size = {config.world_size}. "
+            "Launch this number of tasks, or plan the layout again"
         )
     if config.device == "cuda":
-        take_gpu(ranks)
+        select_gpu(ranks)
     timeout = datetime.timedelta(minutes=config.training.distributed_timeout_minutes)
-    with lost_peers_named(ranks, lambda: "while the ranks met"):
+    with reporting_lost_peers(ranks, lambda: "while the ranks met"):
         torch.distributed.init_process_group(
             backend="nccl" if config.device == "cuda" else "gloo",
             store=open_store(ranks, environ, timeout),
             rank=ranks.rank,
             world_size=ranks.world_size,
-            timeout=timeout + datetime.timedelta(seconds=SECOND_LINE_S),
+            timeout=timeout + datetime.timedelta(seconds=GROUP_TIMEOUT_MARGIN_S),
         )
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=layout.tensor_model_parallel_size,
             pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
             virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
             context_parallel_size=layout.context_parallel_size,
-            distributed_timeout_minutes=config.training.distributed_timeout_minutes + SECOND_LINE_S // 60,
+            distributed_timeout_minutes=config.training.distributed_timeout_minutes
+            + GROUP_TIMEOUT_MARGIN_S // 60,
             create_gloo_process_groups=False,
             use_sharp=layout.use_sharp,
         )
@@ -62,11 +63,11 @@ def initialize(config: TrainerConfig, ranks: Ranks, environ: Mapping[str, str]) 
 
 
 def from_rank_0(function: Callable[[], T]) -> T:
-    """Calls `function` on rank 0 alone; returns its result, or raises its error, on every rank.
+    """Call `function` on rank 0 only, and return its result or raise its error on every rank.
 
     Raises:
-        TrainerError: on all ranks, as `function` raised it on rank 0.
-        ReportedByRank0Error: in place of any other error, on the other ranks.
+        TrainerError: on all ranks, if `function` raises one.
+        ReportedByRank0Error: on the other ranks, if `function` raises any other error.
     """
     box: list[tuple[T | None, TrainerError | ReportedByRank0Error | None]] = [(None, None)]
     unexpected = None
@@ -75,7 +76,7 @@ def from_rank_0(function: Callable[[], T]) -> T:
             box = [(function(), None)]
         except TrainerError as error:
             box = [(None, error.on_all_ranks())]
-        except Exception as error:  # whatever it is, the others wait for the answer
+        except Exception as error:  # the other ranks wait for an answer in any case
             unexpected = error
             box = [(None, ReportedByRank0Error(f"{type(error).__name__}: {error}"))]
     torch.distributed.broadcast_object_list(box, src=0)
@@ -87,37 +88,37 @@ def from_rank_0(function: Callable[[], T]) -> T:
     return result
 
 
-def limit_waits(seconds: float) -> None:
-    """From here on a collective of any group that waits longer than `seconds`, and some more, fails."""
-    timeout = datetime.timedelta(seconds=seconds + SECOND_LINE_S)
+def set_group_timeouts(seconds: float) -> None:
+    """Set the timeout of all process groups to `seconds` plus a margin, from now on."""
+    timeout = datetime.timedelta(seconds=seconds + GROUP_TIMEOUT_MARGIN_S)
     for group in distributed_c10d._world.pg_map:
         distributed_c10d._set_pg_timeout(timeout, group)
 
 
 @contextlib.contextmanager
-def lost_peers_named(ranks: Ranks, where: Callable[[], str]) -> Iterator[None]:
-    """Makes one line of what gloo, NCCL or the store raise when another rank is gone; `where` says how far we came.
+def reporting_lost_peers(ranks: Ranks, where: Callable[[], str]) -> Iterator[None]:
+    """Convert errors of gloo, NCCL and the store about a lost rank to one line. `where` returns the progress so far.
 
     Raises:
-        LostPeersError: in place of their error.
+        LostPeersError: instead of their error.
     """
     try:
         yield
     except RuntimeError as error:
-        if not _is_of_transport(error):
+        if not _is_transport_error(error):
             raise
         reason = str(error).strip().splitlines()[0].split(". This is typically")[0]
         raise LostPeersError(
-            f"{ranks.name} lost its peers {where()} ({reason}); the first rank to end says why"
+            f"{ranks.name} lost its peers {where()} ({reason}). The first rank that ended says why"
         ) from error
 
 
-def _is_of_transport(error: RuntimeError) -> bool:
+def _is_transport_error(error: RuntimeError) -> bool:
     return isinstance(error, torch.distributed.DistError) or any(name in str(error) for name in GLOO_ERRORS)
 
 
 def finalize() -> None:
-    """Waits for all ranks, so that none tears down a connection another still uses, and leaves."""
+    """Wait for all ranks, so that no connection is closed while in use, and destroy the process groups."""
     torch.distributed.barrier()
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()

@@ -1,6 +1,6 @@
-"""The few rules of a configuration that would end in a wrong result or far from their cause.
+"""Checks the few rules whose violation would lead to a wrong result, or to an error far from its cause.
 
-hpcgen checks all rules, with hints, before a job is queued; these are for a configuration written by hand.
+hpcgen checks all rules, with hints, before a job is queued. These are for configurations that are written by hand.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from trainer.contract.config import ConfigError, TrainerConfig
 
 
 def check_layout(config: TrainerConfig) -> None:
-    """Checks what one number of the resolved `config` must be a multiple of, at every batch size of the run.
+    """Check the divisibility rules of the resolved `config`, for every batch size of the run, and those of CUDA graphs.
 
     Raises:
-        ConfigError: the first rule that is broken, with its numbers; also of layers recorded as CUDA graphs.
+        ConfigError: the first rule that is violated, with its numbers.
     """
     model, layout, training = config.model, config.parallelism, config.training
     tp, pp, cp = (
@@ -22,21 +22,21 @@ def check_layout(config: TrainerConfig) -> None:
         layout.context_parallel_size,
     )
     vpp = layout.virtual_pipeline_model_parallel_size
-    _divides(config.world_size, "world_size", tp * pp * cp, f"TP x PP x CP = {tp} x {pp} x {cp}")
+    _require_multiple(config.world_size, "world_size", tp * pp * cp, f"TP x PP x CP = {tp} x {pp} x {cp}")
     dp = config.world_size // (tp * pp * cp)
     micro = training.micro_batch_size
     if problem := rampup_problem(training):
         raise ConfigError(f"training.rampup_batch_size = {list(training.rampup_batch_size)} {problem}")
     for size in batch_sizes(training):
-        _divides(size, "global_batch_size", micro * dp, f"micro_batch_size x DP = {micro} x {dp}")
+        _require_multiple(size, "global_batch_size", micro * dp, f"micro_batch_size x DP = {micro} x {dp}")
         if vpp is not None:
             num_microbatches = size // (micro * dp)
-            _divides(num_microbatches, f"micro-batches of a global_batch_size of {size}", pp, "PP")
-    _divides(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
-    _divides(model.num_attention_heads, "num_attention_heads", tp, "TP")
-    _divides(model.padded_vocab_size, "padded_vocab_size", tp, "TP")
+            _require_multiple(num_microbatches, f"micro-batches of a global_batch_size of {size}", pp, "PP")
+    _require_multiple(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
+    _require_multiple(model.num_attention_heads, "num_attention_heads", tp, "TP")
+    _require_multiple(model.padded_vocab_size, "padded_vocab_size", tp, "TP")
     if cp > 1:
-        _divides(model.seq_length, "seq_length", 2 * cp, "2 x CP")
+        _require_multiple(model.seq_length, "seq_length", 2 * cp, "2 x CP")
     if vpp is not None and pp == 1:
         raise ConfigError(
             f"virtual_pipeline_model_parallel_size = {vpp} needs pipeline_model_parallel_size > 1"
@@ -50,23 +50,25 @@ def _check_graphs(config: TrainerConfig) -> None:
     for is_wrong, why in (
         (
             training.transformer_impl == "torch",
-            "transformer_impl = torch: Core records the layers of the other",
+            "transformer_impl = torch: Core only records Transformer Engine's layers",
         ),
-        (training.precision != "bf16", f"precision = {training.precision}: Core records bf16"),
+        (training.precision != "bf16", f"precision = {training.precision}: Core only records bf16"),
         (
             model.attention_dropout > 0 or model.hidden_dropout > 0,
-            "dropout: each step seeds its generators anew, and a graph would go on with its own",
+            "dropout: each step seeds its generators, but a graph would keep using its own state",
         ),
         (training.recompute_granularity == "full", "recompute_granularity = full"),
         (
             training.rampup_batch_size is not None and config.parallelism.pipeline_model_parallel_size > 1,
-            "rampup_batch_size in a pipeline: its graphs are of one number of micro-batches",
+            "rampup_batch_size in a pipeline: graphs are for a fixed number of micro-batches",
         ),
     ):
         if is_wrong:
-            raise ConfigError(f"training.cuda_graph_impl = {training.cuda_graph_impl} does not go with {why}")
+            raise ConfigError(
+                f"training.cuda_graph_impl = {training.cuda_graph_impl} does not work with {why}"
+            )
 
 
-def _divides(number: int, name: str, divisor: int, what: str) -> None:
+def _require_multiple(number: int, name: str, divisor: int, what: str) -> None:
     if number % divisor:
         raise ConfigError(f"{name} = {number} is not a multiple of {what} ({divisor})")

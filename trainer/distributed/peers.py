@@ -1,4 +1,4 @@
-"""What a rank learns of the others without a collective: by the store where the ranks met, and never for long."""
+"""Communication between ranks without collectives, through the store and with timeouts."""
 
 from __future__ import annotations
 
@@ -16,90 +16,93 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_S = 2.0
-"""How long a question to the store may take. It may be answered later, and then the next one is asked."""
+"""Timeout of a request to the store (seconds). A late answer only delays the next request."""
 
-ASK_AGAIN_S = 0.2
+POLL_INTERVAL_S = 0.2
+"""Interval between requests while waiting for answers (seconds)."""
 
 
 class Peers:
-    """The other ranks. Any of them, rank 0 with the store too, may be gone or stopped: each answer comes in time.
+    """Messages between ranks through the store. Any rank may be gone or stopped, so every request has a timeout.
 
-    What the ranks say on a topic is one string at the store, to which each appends its line: whoever asks has all of
-    it by one question, however many ranks there are.
+    The messages on a topic are one string in the store, to which each rank appends a line. So one request returns the
+    messages of all ranks.
     """
 
     def __init__(self, ranks: Ranks, store: Store) -> None:
-        """`store` is a connection of this object's own: on one that another thread waits at, a question waits too."""
+        """`store` must be a separate connection, since a request would wait for other threads that use the same one."""
         self._ranks, self._store = ranks, store
         self._turn = threading.Lock()
-        self._say("host", socket.gethostname())
+        self._send("host", socket.gethostname())
 
     def hosts(self) -> dict[int, str]:
-        """Where the ranks run, as far as it is known."""
-        return self._heard("host") or {}
+        """Known hosts of the ranks."""
+        return self._receive("host") or {}
 
     def raise_alarm(self) -> None:
-        """Tells every rank that looks that this one hangs."""
-        self._say("alarm", "")
+        """Tell the other ranks that this one hangs."""
+        self._send("alarm", "")
 
     def is_alarmed(self) -> bool:
-        """Whether a rank has raised the alarm."""
-        return bool(self._heard("alarm"))
+        """Whether any rank has raised the alarm."""
+        return bool(self._receive("alarm"))
 
     def call_roll(self, topic: str, answer: str, wait_s: float) -> dict[int, str]:
-        """Answers on a topic, and waits until all have, or for `wait_s`. Returns the answers by rank, as last heard.
+        """Answer on a topic, and wait until all ranks have answered, for at most `wait_s`. Returns the answers by rank.
 
-        There are none when the store of rank 0 was silent all the time.
+        They are empty if the store of rank 0 never responded.
         """
         end = time.monotonic() + wait_s
-        self._say(topic, answer)
+        self._send(topic, answer)
         answers: dict[int, str] = {}
         while True:
-            answers = self._heard(topic) or answers
+            answers = self._receive(topic) or answers
             if len(answers) == self._ranks.world_size or time.monotonic() > end:
                 return answers
-            time.sleep(ASK_AGAIN_S)
+            time.sleep(POLL_INTERVAL_S)
 
-    def _say(self, topic: str, text: str) -> None:
-        self._ask(lambda: self._store.append(topic, f"{self._ranks.rank} {text}\n"))
+    def _send(self, topic: str, text: str) -> None:
+        self._request(lambda: self._store.append(topic, f"{self._ranks.rank} {text}\n"))
 
-    def _heard(self, topic: str) -> dict[int, str] | None:
-        """What the ranks have said on a topic; None when the store does not answer."""
-        said = self._ask(lambda: self._store.get(topic).decode() if self._store.check([topic]) else "")
-        if said is None:
+    def _receive(self, topic: str) -> dict[int, str] | None:
+        """Messages of the ranks on a topic; None if the store does not respond."""
+        messages = self._request(
+            lambda: self._store.get(topic).decode() if self._store.check([topic]) else ""
+        )
+        if messages is None:
             return None
-        lines = (line.partition(" ") for line in said.splitlines())
+        lines = (line.partition(" ") for line in messages.splitlines())
         return {int(rank): text for rank, _, text in lines}
 
-    def _ask(self, question: Callable[[], T]) -> T | None:
-        """The store's answer; None when it does not come in time, or one before it is still waited for."""
+    def _request(self, function: Callable[[], T]) -> T | None:
+        """Result of a request to the store; None if it times out, or if an earlier request is still waiting."""
 
-        def ask() -> T:
+        def call() -> T:
             try:
-                return question()
+                return function()
             finally:
                 self._turn.release()
 
         if not self._turn.acquire(timeout=ANSWER_S):
             return None
         try:
-            return within(ANSWER_S, ask)
+            return call_with_timeout(ANSWER_S, call)
         except TimeoutError:
             return None
 
 
-def within(seconds: float, function: Callable[[], T]) -> T:
-    """The function's result.
+def call_with_timeout(seconds: float, function: Callable[[], T]) -> T:
+    """Call `function` in a thread and return its result.
 
     Raises:
-        TimeoutError: it has none after `seconds`, or failed; its thread may go on.
+        TimeoutError: there is no result after `seconds`, or the function failed. Its thread may still run.
     """
     results: list[T] = []
 
     def call() -> None:
         try:
             results.append(function())
-        except Exception:  # a store whose host is gone, a file system that is full: no result
+        except Exception:  # for example, the store's host is gone or a disk is full
             return
 
     thread = threading.Thread(target=call, daemon=True)

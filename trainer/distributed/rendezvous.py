@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, and where the ranks meet. Imports torch only where it is used."""
+"""Rank of this process, and the store through which the ranks meet. Imports torch only in functions that need it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 PORTS = range(10_000, 30_000)
-"""The batch scripts take MASTER_PORT from here: below the ephemeral range, so that no outgoing connection has it."""
+"""Range of MASTER_PORT in the batch scripts. It is below the ephemeral ports that outgoing connections use."""
 
 PORT_STRIDE = 1009
-"""Between the ports of one attempt: far from those of the neighboring jobs, and a prime."""
+"""Distance between the ports of one attempt: a prime, and far from the ports of neighboring jobs."""
 
 NUM_PORTS = 8
-"""How many ports rank 0 tries."""
+"""Number of ports that rank 0 tries."""
 
 ANSWER_S = 2.0
-"""A service that has not sent rank 0's greeting within this time is not rank 0 (seconds)."""
+"""Time within which rank 0 sends its greeting (seconds). Any other service does not."""
 
-LOOK_AGAIN_S = 2.0
-"""The longest pause between two looks at all ports (seconds)."""
+MAX_PAUSE_S = 2.0
+"""Maximum pause between two attempts to find rank 0 on all ports (seconds)."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place, and what told us."""
+    """Rank of this process, and the source of this information."""
 
     rank: int
     local_rank: int
@@ -46,7 +46,7 @@ class Ranks:
 
     @property
     def name(self) -> str:
-        """For lines of this process in a log that all ranks share."""
+        """Name of this process in a log that all ranks share."""
         return f"rank {self.rank} on {socket.gethostname()}"
 
     def __str__(self) -> str:
@@ -54,11 +54,11 @@ class Ranks:
 
 
 def find_ranks(environ: Mapping[str, str]) -> Ranks:
-    """Reads who launched this process from its environment.
+    """Determine the rank of this process from the variables of its launcher.
 
-    In this order: torchrun; a launcher that set RANK, WORLD_SIZE and LOCAL_RANK (submitit's wrapper); srun;
-    and else one plain process. The shell of a batch script has SLURM_PROCID=0 and the job's SLURM_NTASKS too:
-    only a step started by srun has SLURM_STEP_ID. pyxis sets RANK and LOCAL_RANK without WORLD_SIZE.
+    The order is: torchrun; a launcher that sets RANK, WORLD_SIZE and LOCAL_RANK (submitit's wrapper); srun; a single
+    process. The shell of a batch script also has SLURM_PROCID=0 and the job's SLURM_NTASKS, but only a step started by
+    srun has SLURM_STEP_ID. pyxis sets RANK and LOCAL_RANK without WORLD_SIZE.
 
     Raises:
         TrainerError: a variable is not a number.
@@ -69,7 +69,7 @@ def find_ranks(environ: Mapping[str, str]) -> Ranks:
     if all(name in environ for name in launcher_names):
         return _ranks(environ, launcher_names, "RANK, LOCAL_RANK, WORLD_SIZE")
     if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
-        # In `srun -n 1` inside a job of 16 tasks, SLURM_NTASKS may be the job's.
+        # In `srun -n 1` in a job with 16 tasks, SLURM_NTASKS may be the job's.
         size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
         return _ranks(environ, ("SLURM_PROCID", "SLURM_LOCALID", size), "srun")
     return Ranks(rank=0, local_rank=0, world_size=1, source="no launcher")
@@ -81,23 +81,25 @@ def _ranks(environ: Mapping[str, str], names: tuple[str, str, str], source: str)
     except (KeyError, ValueError) as error:
         values = ", ".join(f"{name}={environ.get(name)}" for name in names)
         raise TrainerError(
-            f"{socket.gethostname()}: {source} should set {', '.join(names)}: {values}"
+            f"{socket.gethostname()}: {source} must set {', '.join(names)} to numbers; got {values}"
         ) from error
     return Ranks(rank, local_rank, world_size, source)
 
 
-def take_gpu(ranks: Ranks) -> None:
-    """Makes this process compute on the GPU of its local rank.
+def select_gpu(ranks: Ranks) -> None:
+    """Make this process compute on the GPU of its local rank.
 
     Raises:
-        TrainerError: the node shows fewer GPUs than it has ranks.
+        TrainerError: fewer GPUs are visible than the node has ranks.
     """
     import torch
 
-    # With --gpus-per-task each process sees one GPU, its own.
+    # With --gpus-per-task each process sees only its own GPU.
     count = torch.cuda.device_count()
     if count > 1 and ranks.local_rank >= count:
-        raise TrainerError(f"{ranks}: local rank {ranks.local_rank}, but this node shows {count} GPUs")
+        raise TrainerError(
+            f"{ranks}: local rank {ranks.local_rank}, but only {count} GPUs are visible on this node"
+        )
     torch.cuda.set_device(ranks.local_rank if count > 1 else 0)
 
 
@@ -109,18 +111,18 @@ def open_store(
     hosts: bool = True,
     waits: bool = True,
 ) -> Store:
-    """The store through which the ranks find each other; a single process needs no port.
+    """Open the store through which the ranks find each other. A single process needs no port.
 
-    Rank 0 hosts the store. With `hosts` false, it too only connects to the store that it has opened already.
-    With `waits`, rank 0 returns when every rank is there.
+    Rank 0 hosts the store. With `hosts` false, it only connects to the store that it has already opened. With `waits`,
+    rank 0 waits until every rank has connected.
 
-    TRAINER_RENDEZVOUS_ID, the same random word on all ranks of one attempt, makes MASTER_PORT a first choice: where
-    another program holds that port, rank 0 goes on to the next one of a fixed sequence, and the other ranks follow.
-    Without it, MASTER_PORT is the port of the store.
+    TRAINER_RENDEZVOUS_ID is a random word that is the same on all ranks of one attempt. With it, MASTER_PORT is only
+    the first choice: if another program uses that port, rank 0 tries the next one of a fixed sequence, and the other
+    ranks follow. Without it, MASTER_PORT is the port of the store.
 
     Raises:
         TrainerError: MASTER_ADDR or MASTER_PORT is not set.
-        RuntimeError: torch's DistError: the port is taken, all of the sequence are, or ranks did not come in time.
+        RuntimeError: torch's DistError: the port, or the complete sequence, is in use; or ranks did not come in time.
     """
     from torch.distributed import HashStore, PrefixStore, TCPStore
 
@@ -128,16 +130,16 @@ def open_store(
         return HashStore()
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if missing:
-        raise TrainerError(f"{ranks}: {' and '.join(missing)} not set, so the ranks cannot meet")
+        raise TrainerError(f"{ranks}: {' and '.join(missing)} not set, so the ranks cannot connect")
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    # torchrun's agent already runs a store at this address; its ranks are all clients.
+    # torchrun's agent already runs a store at this address, and all ranks are clients.
     has_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_master = hosts and ranks.rank == 0 and not has_agent
     attempt = "" if has_agent else environ.get("TRAINER_RENDEZVOUS_ID", "")
     greeting = f"hpcgen {attempt} {ranks.world_size} {port} "
     if attempt and not is_master:
         port = _find_store(host, candidate_ports(port), greeting, timeout)
-    # 0: any free port. The sequence is for the signpost, which alone must be where the others look.
+    # Port 0 means any free port. Only the signpost must be on a port of the sequence.
     store = TCPStore(
         host,
         0 if attempt and is_master else port,
@@ -146,8 +148,8 @@ def open_store(
         wait_for_workers=False,
     )
     if attempt and is_master:
-        _put_up_signpost(candidate_ports(port), f"{greeting}{store.port}\n".encode())
-    # The agent's store outlives the ranks that it starts again, and with it all that those before them said.
+        _serve_signpost(candidate_ports(port), f"{greeting}{store.port}\n".encode())
+    # The agent's store survives a restart of the ranks, and still has the messages of earlier attempts.
     prefixed = PrefixStore(f"trainer/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     if waits:
         _wait_for_all(prefixed, ranks, timeout)
@@ -155,33 +157,33 @@ def open_store(
 
 
 def candidate_ports(first: int) -> list[int]:
-    """The ports that all ranks of an attempt try, in this order."""
+    """Ports that all ranks of an attempt try, in this order."""
     later = range(PORT_STRIDE, NUM_PORTS * PORT_STRIDE, PORT_STRIDE)
     return [first, *(PORTS.start + (first - PORTS.start + step) % len(PORTS) for step in later)]
 
 
-def _put_up_signpost(ports: Sequence[int], line: bytes) -> None:
-    """Sends `line` to whoever connects to the first free port, for as long as this process lives.
+def _serve_signpost(ports: Sequence[int], line: bytes) -> None:
+    """Send `line` to every client that connects to the first free port, until this process ends.
 
-    The store itself cannot stand there: torch's client waits without end for a service that is silent, and prints
-    a stack for one that hangs up, so that no rank could look at a port that may be another program's.
+    The store itself cannot use this port. A rank must be able to try ports of other programs, but torch's client waits
+    forever for a service that is silent, and prints a stack for one that closes the connection.
     """
     listener = _listen(ports)
-    taken = listener.getsockname()[1]
-    if taken != ports[0]:
+    port = listener.getsockname()[1]
+    if port != ports[0]:
         print(
-            f"rank 0: port {ports[0]} is taken; the ranks meet at port {taken}", file=sys.stderr, flush=True
+            f"rank 0: port {ports[0]} is in use; the ranks meet at port {port}", file=sys.stderr, flush=True
         )
 
     def answer() -> None:
         while True:
             try:
-                visitor, _ = listener.accept()
-            except OSError:  # the visitor has left, or too many files are open
+                client, _ = listener.accept()
+            except OSError:  # the client has disconnected, or too many files are open
                 time.sleep(0.1)
                 continue
-            with visitor, contextlib.suppress(OSError):
-                visitor.sendall(line)
+            with client, contextlib.suppress(OSError):
+                client.sendall(line)
 
     threading.Thread(target=answer, name="rendezvous", daemon=True).start()
 
@@ -197,11 +199,11 @@ def _listen(ports: Sequence[int]) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-    raise DistNetworkError(f"ports {', '.join(map(str, ports))} of {socket.gethostname()} are all taken")
+    raise DistNetworkError(f"ports {', '.join(map(str, ports))} of {socket.gethostname()} are all in use")
 
 
 def _find_store(host: str, ports: Sequence[int], greeting: str, timeout: datetime.timedelta) -> int:
-    """The port of the store that rank 0 of this attempt, which says `greeting`, has opened on `host`."""
+    """Find the port of the store on `host`. The signpost of rank 0 of this attempt answers with `greeting`."""
     from torch.distributed import DistStoreError
 
     end = time.monotonic() + timeout.total_seconds()
@@ -209,7 +211,7 @@ def _find_store(host: str, ports: Sequence[int], greeting: str, timeout: datetim
     while True:
         for port in ports:
             try:
-                answer = _answer_at(host, port)
+                answer = _read_line(host, port)
             except OSError as error:  # rank 0 has not started yet, or does not answer
                 answer, seen = "", seen or f"port {port}: {error}"
             if answer.startswith(greeting) and answer.endswith("\n"):
@@ -219,15 +221,15 @@ def _find_store(host: str, ports: Sequence[int], greeting: str, timeout: datetim
             raise DistStoreError(
                 f"rank 0 did not answer within {timeout} at {where} ({seen or 'another program did'})"
             )
-        time.sleep(pause_s * random.uniform(0.5, 1.0))  # thousands of ranks would look at the same moment
-        pause_s = min(2 * pause_s, LOOK_AGAIN_S)
+        time.sleep(pause_s * random.uniform(0.5, 1.0))  # so that thousands of ranks do not connect at once
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
 
-def _answer_at(host: str, port: int) -> str:
-    """The first line that a service sends by itself; what there is of it after ANSWER_S.
+def _read_line(host: str, port: int) -> str:
+    """The first line that a service sends after a connection, or the part of it that arrives within ANSWER_S.
 
     Raises:
-        OSError: nothing listens there, or it is silent.
+        OSError: nothing listens on the port, or it sends nothing.
     """
     end, answer = time.monotonic() + ANSWER_S, b""
     with socket.create_connection((host, port), ANSWER_S) as connection:
@@ -241,7 +243,7 @@ def _answer_at(host: str, port: int) -> str:
 
 
 def _wait_for_all(store: Store, ranks: Ranks, timeout: datetime.timedelta) -> None:
-    """Notes that this rank is there; rank 0 waits until all have."""
+    """Announce this rank. Rank 0 also waits until all ranks have done so."""
     from torch.distributed import DistStoreError
 
     store.set(f"here/{ranks.rank}", "")
@@ -256,5 +258,5 @@ def _wait_for_all(store: Store, ranks: Ranks, timeout: datetime.timedelta) -> No
             return
         first = f", rank {missing[0]} among them"
         raise DistStoreError(
-            f"{len(missing)} of {ranks.world_size} ranks did not come within {timeout}{first}"
+            f"{len(missing)} of {ranks.world_size} ranks did not connect within {timeout}{first}"
         ) from error

@@ -1,4 +1,4 @@
-"""Which positions of a sequence a context-parallel rank holds."""
+"""Distribution of sequence positions over context-parallel ranks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 
 def zigzag_positions(length: int, rank: int, size: int) -> torch.Tensor:
-    """The positions of `rank` among `size`: [length / size], from chunks `rank` and `2 * size - 1 - rank`.
+    """Positions of `rank` among `size`: [length / size], from chunks `rank` and `2 * size - 1 - rank`.
 
-    Cut into 2 x size chunks, an early one (few keys to attend to) goes with a late one (many), so that the
-    causal mask leaves all ranks the same work. Megatron-Core and Transformer Engine cut alike.
-    `length` must be a multiple of 2 x size.
+    The sequence is divided into 2 x size chunks. Each rank has an early one (few keys to attend to) and a late one
+    (many keys), so that the causal mask leaves all ranks the same work. Megatron-Core and Transformer Engine divide it
+    in the same way. `length` must be a multiple of 2 x size.
     """
     chunks = torch.arange(length).view(2 * size, -1)
     return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]])

@@ -1,4 +1,4 @@
-"""What is left of a hang: a report of each rank, NCCL's flight record, and one line that says where to look."""
+"""Evidence of a hang: a report from each rank, NCCL's flight record, and one line that says where to look."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from types import FrameType
 import torch
 
 from trainer.contract.run_directory import RunDirectory, open_nofollow
-from trainer.contract.wording import ranges
+from trainer.contract.wording import rank_list
 from trainer.distributed.rendezvous import Ranks
 
 FLIGHT_RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
-"""torch's functions: of NCCL's collectives, and of any backend's (since 2.9)."""
+"""torch's functions that dump the collectives of NCCL, and of any backend (since 2.9)."""
 
 RENAMED = {
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "TORCH_FR_BUFFER_SIZE",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "TORCH_FR_DUMP_TEMP_FILE",
 }
-"""What every torch reads -> what 2.9 and later want to read, which warn of the older names on each rank."""
+"""Variables that every torch reads, and their names since 2.9, which warns about the old names on each rank."""
 
 
 def keep_flight_records(run: RunDirectory) -> None:
-    """Lets torch remember the last collectives of this rank; called before it makes process groups.
+    """Make torch record the last collectives of this rank. Call it before creating process groups.
 
-    NCCL's own watchdog, the second line, then writes them to where `write` does. What is in the environment holds.
+    If this package's watch fails, NCCL's watchdog writes them to the same place as `write`. Variables that are set in
+    the environment take precedence.
     """
     defaults = ("2000", f"{run.stacks}/{RunDirectory.FLIGHT_RECORD}")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
@@ -48,38 +49,38 @@ def keep_flight_records(run: RunDirectory) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """Where one rank stood when nothing moved: the first line of its file."""
+    """Position of one rank when the run hung: the first line of the rank's file."""
 
     rank: int
     host: str
     pid: int
     iteration: int
-    """Steps done."""
+    """Number of completed steps."""
     phase: str
     at: str
-    """The innermost line of ours or Megatron-Core's, as `step.py:140 _agree`."""
+    """Innermost line of the trainer or Megatron-Core on the stack, such as `step.py:140 _agree`."""
     quiet_s: float
-    """How long it had stood there."""
+    """Time without progress (seconds)."""
     since: str
-    """From when on, in local time."""
+    """Local time of the last progress."""
 
     @classmethod
     def of_this_rank(cls, ranks: Ranks, iteration: int, phase: str, since: float, quiet_s: float) -> Report:
-        """What this process can say of itself."""
+        """The report of this process."""
         return cls(
             rank=ranks.rank,
             host=socket.gethostname(),
             pid=os.getpid(),
             iteration=iteration,
             phase=phase,
-            at=_place(),
+            at=_current_line(),
             quiet_s=round(quiet_s, 1),
             since=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(since)),
         )
 
 
-def _place() -> str:
-    """Where the main thread is in our code or Megatron-Core's: what these call is the same for most ranks."""
+def _current_line() -> str:
+    """Innermost line of the main thread in the trainer or Megatron-Core. Deeper lines are the same on most ranks."""
     frame = innermost = _main_frame()
     while frame is not None and not frame.f_globals.get("__name__", "").startswith(("trainer.", "megatron.")):
         frame = frame.f_back
@@ -92,7 +93,7 @@ def _main_frame() -> FrameType | None:
 
 
 def write(run: RunDirectory, report: Report) -> None:
-    """Writes the report with the stacks of all threads, and the flight record where torch keeps one.
+    """Write the report with the stacks of all threads, and the flight record if torch keeps one.
 
     Raises:
         OSError: a file cannot be written.
@@ -107,14 +108,14 @@ def write(run: RunDirectory, report: Report) -> None:
         faulthandler.dump_traceback(file)
     record = _flight_record()
     if record is not None:
-        # torchfrtrace finds the rank behind the prefix
+        # torchfrtrace expects the rank after the prefix.
         path = run.stacks / f"{RunDirectory.FLIGHT_RECORD}{report.rank}"
         with open(path, "wb", opener=open_nofollow) as kept:
             kept.write(record)
 
 
 def _flight_record() -> bytes | None:
-    """The last collectives of this rank and their state, as torchfrtrace reads them; None when none are kept."""
+    """The last collectives of this rank and their state, in torchfrtrace's format; None if there are none."""
     for name in FLIGHT_RECORDERS:
         dump = getattr(torch._C._distributed_c10d, name, None)
         if dump is not None and pickle.loads(record := dump()).get("entries"):
@@ -123,7 +124,7 @@ def _flight_record() -> bytes | None:
 
 
 def read(run: RunDirectory) -> dict[int, Report]:
-    """The reports by rank.
+    """Read the reports of all ranks, by rank.
 
     Raises:
         OSError: the directory cannot be read.
@@ -133,14 +134,14 @@ def read(run: RunDirectory) -> dict[int, Report]:
         with path.open(encoding="utf-8") as file:
             try:
                 report = Report(**json.loads(file.readline()))
-            except (ValueError, TypeError):  # being written
+            except (ValueError, TypeError):  # still being written
                 continue
         reports[report.rank] = report
     return reports
 
 
 def verdict(reports: Mapping[int, Report], world_size: int, hosts: Mapping[int, str], stacks: Path) -> str:
-    """Which ranks did not report, or stand elsewhere than most; `hosts` is what is known of where they run."""
+    """One line that names the ranks that did not report or wait elsewhere. `hosts` are the known hosts by rank."""
     quiet_s = max(report.quiet_s for report in reports.values())
     places = defaultdict(list)
     for rank in sorted(reports):
@@ -148,19 +149,20 @@ def verdict(reports: Mapping[int, Report], world_size: int, hosts: Mapping[int, 
     usual = max(places, key=lambda place: len(places[place]))
     suspects = []
     if missing := [rank for rank in range(world_size) if rank not in reports]:
-        suspects.append(f"{_named(missing, hosts)}, which did not report")
-    for place in sorted(places):  # those that are behind come first
+        suspects.append(f"{_ranks_text(missing, hosts)}, which did not report")
+    for place in sorted(places):  # ranks that are behind come first
         if place != usual:
-            named = _named(places[place], {rank: reports[rank].host for rank in places[place]})
-            suspects.append(f"{named}, which stands after iteration {place[0]} at {place[1]}")
-    first = f"look first at {', then at '.join(suspects)}; " if suspects else ""
-    others = f"rank {ranges(places[usual])}" if suspects else "every rank"
+            named = _ranks_text(places[place], {rank: reports[rank].host for rank in places[place]})
+            suspects.append(f"{named}, waiting after iteration {place[0]} at {place[1]}")
+    first = f"Look first at {', then at '.join(suspects)}. " if suspects else ""
+    others = rank_list(places[usual]).capitalize() if suspects else "Every rank"
+    verb = "wait" if suspects and len(places[usual]) > 1 else "waits"
     return (
-        f"hung: nothing moved for {quiet_s:g} s; {first}{others} waits after iteration {usual[0]} at {usual[1]}; "
-        f"stacks and flight records are in {stacks}"
+        f"hung: no progress for {quiet_s:g} s. {first}{others} {verb} after iteration {usual[0]} at {usual[1]}. "
+        f"Stacks and flight records are in {stacks}"
     )
 
 
-def _named(ranks: list[int], hosts: Mapping[int, str]) -> str:
+def _ranks_text(ranks: list[int], hosts: Mapping[int, str]) -> str:
     names = dict.fromkeys(hosts[rank] for rank in ranks[:64] if rank in hosts)
-    return f"rank {ranges(ranks)}" + (f" on {', '.join(names)}" if names else "")
+    return rank_list(ranks) + (f" on {', '.join(names)}" if names else "")

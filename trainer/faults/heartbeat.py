@@ -1,4 +1,4 @@
-"""A file whose age tells, without asking the job, whether the run still moves."""
+"""Heartbeat file: its age tells whether the run makes progress, without access to the job."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from trainer.contract.run_directory import publish
 from trainer.faults.watch import Beat, Watch
 
 AT_MOST_EVERY_S = 10.0
-"""Between two writes in the same phase."""
+"""Minimum time between two writes in the same phase (seconds)."""
 
 LAST_WRITE_S = 5.0
-"""A storage that hangs does not keep a run that is saved from ending."""
+"""Timeout of the last write, so that a hanging file system does not block a finished run (seconds)."""
 
 
 class Heartbeat:
-    """As a context, keeps the last beat of `watch` in a file: `time`, `iteration`, `phase`, `host` and `pid`.
+    """Context manager that writes the last beat of `watch` to a file: `time`, `iteration`, `phase`, `host`, `pid`.
 
-    Its own thread writes it: the loop does not wait for the storage, nor does the watch, when the storage hangs.
+    A separate thread writes the file, so that neither the loop nor the watch waits for a hanging file system.
     """
 
     def __init__(self, path: Path, watch: Watch) -> None:
         self._path, self._watch = path, watch
         self._written: Beat | None = None
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread = threading.Thread(target=self._write_periodically, daemon=True)
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
@@ -44,7 +44,7 @@ class Heartbeat:
         if error is None and not self._thread.is_alive():
             self._write(self._watch.last)
 
-    def _keep(self) -> None:
+    def _write_periodically(self) -> None:
         while not self._closed.wait(1.0):
             beat, written = self._watch.last, self._written
             if (
@@ -62,6 +62,6 @@ class Heartbeat:
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
-        with contextlib.suppress(OSError):  # a full disk: saves say so, and the next beat tries again
+        with contextlib.suppress(OSError):  # a full disk is reported by saves; the next beat tries again
             publish(self._path, json.dumps(content) + "\n")
         self._written = beat

@@ -1,4 +1,4 @@
-"""One process at a time in a directory: two runs would overwrite each other's files."""
+"""Directory locks: two runs in one directory would overwrite each other's files."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from trainer.contract.run_directory import open_nofollow, publish
 from trainer.faults.stopping import leave
 
 RUN = ".lock"
-"""In a run directory."""
+"""Lock file of a run directory."""
 
 SAVING = ".saving.lock"
-"""In a directory of checkpoints, which several run directories may name, and which may be a run directory itself."""
+"""Lock file of a checkpoint directory. Several runs may name the same one, and it may also be a run directory."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of flock on file systems without locks: NFS without its lock daemon, Lustre mounted without flock."""
+"""Errors of flock on file systems without locks, such as NFS without its lock daemon or Lustre without flock."""
 
 BEAT_S = 10.0
-"""Where there are no locks, the owner of a directory renews its file this often (seconds)."""
+"""Interval at which the owner of a directory renews its file if the file system has no locks (seconds)."""
 
 WATCH_S = 90.0
-"""An owner that has not renewed its file for so long is dead (seconds): NFS may show an old file for 60 s."""
+"""Time after which an owner that has not renewed its file counts as dead (seconds). NFS may cache a file for 60 s."""
 
 SETTLE_S = 3.0
-"""After this time, of several processes that became owner at once, all see the last one (seconds)."""
+"""Time after which several processes that claimed a directory at once all see the last claim (seconds)."""
 
 _held: dict[Path, int] = {}
-"""Locks end with their descriptors, so these stay open."""
+"""Descriptors of the locks. A lock ends when its descriptor is closed."""
 
 _claims: dict[Path, _Claim] = {}
-"""In place of locks, where there are none."""
+"""Claims on directories whose file systems have no locks."""
 
 
 def hold(path: Path, busy: str) -> None:
-    """Locks the file `path`, which is made, for the life of this process; once more does nothing.
+    """Create and lock the file `path` until this process ends. A second call does nothing.
 
-    Where the file system has no locks, `path`.owner says who holds it, and that it is alive.
+    If the file system has no locks, the file `path`.owner names the owner, which renews it while it runs.
 
     Raises:
-        RunDirectoryBusyError: another process holds it; says `busy`.
-        OSError: it cannot be made.
+        RunDirectoryBusyError: another process holds the lock. The message is `busy`.
+        OSError: the file cannot be created.
     """
     lock = open_nofollow(str(path), os.O_RDWR | os.O_CREAT)
     held = _held.get(path)
@@ -72,24 +72,24 @@ def hold(path: Path, busy: str) -> None:
             _claims[path] = _Claim(path, busy)
         return
     if held is not None:
-        os.close(held)  # of a directory that is gone
+        os.close(held)  # belonged to a directory that was removed
     _held[path] = lock
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """The content of an owner's file."""
+    """Content of an owner file."""
 
     token: str
-    """Differs from process to process."""
+    """Random and unique to the process."""
     host: str
     pid: int
     pid_namespace: str
-    """A container may number its processes by itself."""
+    """Namespace of `pid`, since a container may have its own process IDs."""
     job: str
     restart: str
     beat: int = 0
-    """Counts up while the process lives. No clock is compared: those of hosts differ."""
+    """Counter that increases while the process runs. Clocks are not compared, since those of hosts differ."""
 
     @classmethod
     def this_process(cls) -> _Owner:
@@ -103,7 +103,7 @@ class _Owner:
         )
 
     def is_known_dead(self, asker: _Owner) -> bool:
-        """Whether no waiting is needed: an earlier attempt of the asker's job, or a dead process of its host."""
+        """Whether the owner is certainly dead: an earlier attempt of the asker's job, or a dead process on its host."""
         if asker.job and self.job == asker.job and self.restart != asker.restart:
             return True
         if (self.host, self.pid_namespace) != (asker.host, asker.pid_namespace):
@@ -112,46 +112,48 @@ class _Owner:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return True
-        except PermissionError:  # alive, and another user's
+        except PermissionError:  # alive, but owned by another user
             return False
         return False
 
 
 class _Claim:
-    """Ownership of a directory by a file that this process renews.
+    """Ownership of a directory, by a file that this process renews.
 
-    Whoever writes the file last is the owner; one that finds another's name in it ends at once. So two processes that
-    both took an owner for dead never go on together for longer than BEAT_S.
+    The last process to write the file is the owner; a process that finds another token in it ends at once. So if two
+    processes both consider an owner dead, they run at the same time for at most BEAT_S.
     """
 
     def __init__(self, path: Path, busy: str) -> None:
-        """Waits for WATCH_S where another process may be the owner.
+        """Claim the directory of `path`. Waits for WATCH_S if another process may own it.
 
         Raises:
-            RunDirectoryBusyError: it is; says `busy`.
+            RunDirectoryBusyError: another process owns it. The message is `busy`.
             OSError: the file cannot be read or written.
         """
         self._file = path.with_name(f"{path.name}.owner")
         self._busy = busy
         self._me = _Owner.this_process()
-        _say(f"{path.parent}: this file system has no locks; {self._file.name} says who works in it")
+        _print(
+            f"{path.parent}: this file system has no locks; {self._file.name} names the owner of the directory"
+        )
         self._require_dead_owner()
         self._renew()
         time.sleep(SETTLE_S)
         if not self._is_mine():
             raise RunDirectoryBusyError(busy)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="lock", daemon=True)
+        self._thread = threading.Thread(target=self._renew_periodically, name="lock", daemon=True)
         self._thread.start()
-        atexit.register(self._let_go)
+        atexit.register(self._release)
 
     def _require_dead_owner(self) -> None:
         before = _read(self._file)
         if before is None or before.is_known_dead(self._me):
             return
-        _say(
-            f"{self._file}: process {before.pid} on {before.host} works in this directory, or was killed there; "
-            f"waiting {WATCH_S:g} s for a sign of life"
+        _print(
+            f"{self._file}: process {before.pid} on {before.host} owns this directory, or was killed while it did; "
+            f"waiting {WATCH_S:g} s for it to renew the file"
         )
         end = time.monotonic() + WATCH_S
         while time.monotonic() < end:
@@ -167,19 +169,21 @@ class _Claim:
         publish(self._file, json.dumps(dataclasses.asdict(self._me)) + "\n")
 
     def _is_mine(self) -> bool:
-        """Whether no other process has taken the directory."""
+        """Whether no other process has claimed the directory."""
         now = _read(self._file)
         return now is None or now.token == self._me.token
 
-    def _keep(self) -> None:
+    def _renew_periodically(self) -> None:
         while not self._ended.wait(BEAT_S):
-            with contextlib.suppress(OSError):  # a storage that fails is the save's to report
+            with contextlib.suppress(OSError):  # saves report failing storage
                 if not self._is_mine():
-                    leave(Exit.FAULT, f"{self._busy} (this process showed no sign of life for {WATCH_S:g} s)")
+                    leave(
+                        Exit.FAULT, f"{self._busy} (this process had not renewed its claim for {WATCH_S:g} s)"
+                    )
                 self._renew()
 
-    def _let_go(self) -> None:
-        """Spares the next process the wait."""
+    def _release(self) -> None:
+        """Remove the file, so that the next process need not wait."""
         self._ended.set()
         self._thread.join(BEAT_S)
         with contextlib.suppress(OSError):
@@ -188,10 +192,10 @@ class _Claim:
 
 
 def _read(file: Path) -> _Owner | None:
-    """Who owns the directory; None when there is no file, or none that says it.
+    """The owner of the directory; None if the file is missing or invalid.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         return _Owner(**json.loads(file.read_text(encoding="utf-8")))
@@ -199,15 +203,15 @@ def _read(file: Path) -> _Owner | None:
         return None
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(f"trainer: {line}", file=sys.stderr, flush=True)
 
 
-def _forget() -> None:
+def _close_locks() -> None:
     for lock in _held.values():
         os.close(lock)
     _held.clear()
 
 
-# Loader workers outlive a rank that is killed, for a while: they would keep the next attempt out.
-os.register_at_fork(after_in_child=_forget)
+# Loader workers survive a killed rank for a while, and would keep the locks from the next attempt.
+os.register_at_fork(after_in_child=_close_locks)

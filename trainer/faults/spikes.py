@@ -1,4 +1,4 @@
-"""Loss spikes: a batch whose loss stands out from the steps before it."""
+"""Loss spikes: batches whose loss is far above that of the steps before."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from collections import deque
 from typing import Any
 
 WINDOW = 100
-"""Steps whose median a loss is compared with."""
+"""Number of previous steps whose median a loss is compared with."""
 
-FEWEST = 20
-"""Steps that must be known before one can stand out."""
+MIN_LOSSES = 20
+"""Minimum number of previous steps for the comparison."""
 
 
 class SpikeWatch:
-    """Remembers the losses of the last steps, and how many batches were left out; a checkpoint keeps both."""
+    """Losses of the last steps and number of skipped batches. Checkpoints contain both."""
 
     def __init__(self, factor: float | None, allowance: int) -> None:
-        """A loss above `factor` times the median is a spike; at most `allowance` batches are left out in the run."""
+        """A loss above `factor` times the median is a spike. At most `allowance` batches are skipped in the run."""
         self._factor, self._allowance = factor, allowance
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self.skipped = 0
 
-    def height(self, loss: float) -> float | None:
-        """How many times the median `loss` is, when that makes it a spike."""
-        if self._factor is None or len(self._losses) < FEWEST:
+    def spike_ratio(self, loss: float) -> float | None:
+        """Ratio of `loss` to the median if it is a spike, else None."""
+        if self._factor is None or len(self._losses) < MIN_LOSSES:
             return None
         median = statistics.median(self._losses)
         return loss / median if loss > self._factor * median else None
 
     def remember(self, loss: float) -> None:
-        """Counts the loss of a batch that was trained on; of spikes too, for the loss may stay where it went."""
+        """Record the loss of a batch that was trained on, spikes included, since the loss may stay at its new level."""
         self._losses.append(loss)
 
     def skip(self) -> bool:
-        """Whether one more batch may be left out, and counts it."""
+        """Count one more skipped batch. Returns False if no more batches may be skipped."""
         if self.skipped >= self._allowance:
             return False
         self.skipped += 1
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to judge as the undisturbed one would."""
+        """State that a resumed run needs to decide as an uninterrupted one would."""
         return {"losses": list(self._losses), "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave."""
+        """Restore the state from `state_dict`."""
         self._losses = deque(state["losses"], maxlen=WINDOW)
         self.skipped = state["skipped"]

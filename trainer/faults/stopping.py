@@ -1,4 +1,4 @@
-"""Asking a run to stop: a file that rank 0 sees, or a signal to any rank. And leaving without the others."""
+"""Stop requests, by a file that rank 0 sees or a signal to any rank, and immediate exits of a single rank."""
 
 from __future__ import annotations
 
@@ -18,31 +18,30 @@ from typing import NoReturn
 
 from trainer.contract.errors import Exit, Scope, TrainerError
 from trainer.contract.run_directory import RunDirectory, open_nofollow, publish
-from trainer.contract.wording import ranges
-from trainer.distributed.peers import Peers, within
+from trainer.contract.wording import rank_list
+from trainer.distributed.peers import Peers, call_with_timeout
 from trainer.distributed.rendezvous import Ranks, find_ranks
 
 ROLL_CALL_S = 3.5
-"""How long after SIGTERM the other ranks may take to have got theirs."""
+"""Time after SIGTERM within which the other ranks must have received theirs (seconds)."""
 
 YES, NO = "yes", "no"
-"""A rank's answer to the roll: whether it has done a step, which is worth saving."""
+"""Answers of a rank to the roll call: whether it has completed a step and so has something to save."""
 
-LOOK_EVERY_S = 0.2
-"""Between two looks for the stop file."""
+POLL_INTERVAL_S = 0.2
+"""Interval between two checks for the stop file (seconds)."""
 
-LINE_S = 2.0
-"""A stderr that nobody reads does not keep a process from ending."""
+PRINT_TIMEOUT_S = 2.0
+"""Timeout of a write to stderr, so that a blocked pipe does not keep a process from ending (seconds)."""
 
 _announced: weakref.WeakSet[TrainerError] = weakref.WeakSet()
-"""Errors that are in the log: an error passes several handlers on its way out."""
+"""Errors that are already in the log, since an error passes several handlers on its way out."""
 
 
 class StopRequest:
-    """Remembers that this rank was asked to stop.
+    """Request to this rank to stop, by a signal or by the stop file.
 
-    Signals only set a flag, however often they come. The ranks agree on it in the all-reduce of each step, save, and
-    leave together.
+    Signals only set a flag. The ranks combine their flags in the all-reduce of each step, then save and leave together.
     """
 
     def __init__(self, stop_file: Path | None) -> None:
@@ -53,11 +52,11 @@ class StopRequest:
         signal.signal(signal.SIGUSR2, self._remember)
         signal.signal(signal.SIGINT, self._interrupt)
         if stop_file is not None:
-            # The loop does not look itself: where the storage hangs or fails, training goes on.
-            threading.Thread(target=self._look_for, args=(stop_file,), daemon=True).start()
+            # A thread polls the file, so that hanging storage does not block training.
+            threading.Thread(target=self._poll, args=(stop_file,), daemon=True).start()
 
     def reason(self) -> str | None:
-        """Why this rank should stop; None when it should not."""
+        """Reason why this rank should stop; None if it should not."""
         if self._signal is not None:
             return self._signal.name
         return None if self._seen is None else str(self._seen)
@@ -67,27 +66,28 @@ class StopRequest:
         ranks: Ranks,
         peers: Peers,
         is_worth_saving: Callable[[], bool],
-        hurry: Callable[[], None],
+        shorten_timeout: Callable[[], None],
     ) -> None:
-        """From here on SIGTERM is a request to stop as well, if all ranks get it; without this it ends the process.
+        """Treat SIGTERM as a stop request from now on, if all ranks receive it. Before, it ends the process.
 
-        Slurm sends SIGTERM to every rank when it ends a job, and to those that are left when one is gone. In the
-        first case they reach the end of their step, however long it is; in the second they would wait in a collective
-        for the dead until they are killed. So a rank that gets it calls the roll through the store, and answers
-        whether `is_worth_saving`: unless all ranks answer, and all of them yes, it leaves at once with status 143.
-        Otherwise it calls `hurry`, for one that dies after its answer.
+        Slurm sends SIGTERM to every rank when it ends a job, but also to the remaining ranks when one is gone. In the
+        first case the ranks can finish their step. In the second they would wait for the dead rank in a collective
+        until they are killed. So a rank that receives SIGTERM starts a roll call through the store, and answers whether
+        `is_worth_saving`. Unless all ranks answer yes, it leaves at once with status 143. If they do, it calls
+        `shorten_timeout`, in case a rank dies after its answer.
         """
-        heard, hears = socket.socketpair()
-        hears.setblocking(False)
-        # Python's own handler waits until the main thread is back from a collective; this is written without it.
-        signal.set_wakeup_fd(hears.fileno(), warn_on_full_buffer=False)
-        self._sockets = (heard, hears)
-        arguments = (heard, ranks, peers, is_worth_saving, hurry)
+        receiver, sender = socket.socketpair()
+        sender.setblocking(False)
+        # Python runs signal handlers only after the main thread returns from a collective. The wakeup descriptor is
+        # written immediately.
+        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        self._sockets = (receiver, sender)
+        arguments = (receiver, ranks, peers, is_worth_saving, shorten_timeout)
         threading.Thread(target=self._call_roll, args=arguments, name="roll call", daemon=True).start()
         signal.signal(signal.SIGTERM, self._remember)
 
     def agreed(self) -> None:
-        """All ranks save now, or end by themselves: a SIGTERM, earlier or later, does not keep them from it."""
+        """Note that all ranks have agreed to save or to end. From now on SIGTERM, earlier or later, has no effect."""
         self._agreed.set()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
@@ -95,60 +95,62 @@ class StopRequest:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._signal is signal.SIGINT:
-            leave(Exit.TERMINATED, "interrupted again: ends without saving")
+            leave(Exit.TERMINATED, "interrupted again; leaving without saving")
         self._remember(number, frame)
-        _say("interrupted: saves at the end of this step; Ctrl-C again ends at once")
+        _print("interrupted; saving at the end of this step. Press Ctrl-C again to leave at once")
 
-    def _look_for(self, stop_file: Path) -> None:
+    def _poll(self, stop_file: Path) -> None:
         while self._seen is None:
-            with contextlib.suppress(OSError):  # what cannot be read asks for nothing
+            with contextlib.suppress(OSError):  # an unreadable file is not a request
                 self._seen = stop_file if stop_file.exists() else None
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def _call_roll(
         self,
-        heard: socket.socket,
+        receiver: socket.socket,
         ranks: Ranks,
         peers: Peers,
         is_worth_saving: Callable[[], bool],
-        hurry: Callable[[], None],
+        shorten_timeout: Callable[[], None],
     ) -> None:
-        while heard.recv(1) != bytes([signal.SIGTERM]):
+        while receiver.recv(1) != bytes([signal.SIGTERM]):
             pass
         answers = peers.call_roll("terminated", YES if is_worth_saving() else NO, ROLL_CALL_S)
         missing = sorted(set(range(ranks.world_size)) - set(answers))
         if not missing and NO in answers.values():
-            time.sleep(1)  # the others still ask the store of rank 0, or agree at the end of the first step
+            time.sleep(1)  # others may still need the store of rank 0, or agree at the end of the first step
         if self._agreed.is_set():
             return
         if not missing and NO not in answers.values():
-            hurry()
+            shorten_timeout()
             return
         if not answers:
-            line = "rank 0 does not answer: this rank leaves without saving"
+            line = "rank 0 does not answer, so this rank leaves without saving"
         elif ranks.rank != min(answers):
-            leave(Exit.TERMINATED)  # one of those that answered says it for all
+            leave(Exit.TERMINATED)  # the lowest rank that answered prints the line
         elif missing:
-            line = f"rank {ranges(missing)} did not get it or is gone: the others leave without saving"
+            line = f"{rank_list(missing)} did not receive it or died, so the others leave without saving"
         else:
-            line = "all ranks leave before the first step: there is nothing to save"
+            line = "all ranks leave before the first step, so there is nothing to save"
         leave(Exit.TERMINATED, f"{ranks.name}: SIGTERM; {line}")
 
 
 def announce(error: TrainerError, run: RunDirectory | None) -> None:
-    """Logs why the run ends, once, and leaves it in the run directory unless starting again may succeed.
+    """Log once why the run ends. Also write it to FAILED in the run directory, unless another attempt may succeed.
 
-    Whatever takes time comes after this: srun ends a rank as soon as another one has left.
+    Call this before anything slow, since srun kills the other ranks as soon as one has left.
     """
     if error in _announced or _reported_by_rank_0(error):
         return
     _announced.add(error)
-    _say(str(error))
+    _print(str(error))
     if run is not None and not error.retry:
-        with contextlib.suppress(OSError):  # the log has it, and the run directory may be what is wrong
+        with contextlib.suppress(
+            OSError
+        ):  # the reason is in the log, and the run directory may be the problem
             try:
                 publish(run.failed, f"{error}\n")
-            except OSError:  # a full disk takes an empty file, which says as much to the batch script
+            except OSError:  # an empty file fits on a full disk, and is enough for the batch script
                 os.close(open_nofollow(str(run.failed), os.O_WRONLY | os.O_CREAT))
 
 
@@ -157,18 +159,20 @@ def _reported_by_rank_0(error: TrainerError) -> bool:
 
 
 def leave(status: int, line: str | None = None) -> NoReturn:
-    """Ends this process at once, from any thread, with a line on stderr; clearing up would wait for other ranks."""
+    """End this process at once, from any thread, with a line on stderr. A normal exit would wait for other ranks."""
     if line is not None:
-        _say(line)
+        _print(line)
     for child in multiprocessing.active_children():
         child.kill()
-    if threading.current_thread() is threading.main_thread():  # which may hold their locks
+    if (
+        threading.current_thread() is threading.main_thread()
+    ):  # in other threads, flushing could block on its locks
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
 
 
-def _say(line: str) -> None:
-    """A line on stderr, past Python's buffers and their locks."""
+def _print(line: str) -> None:
+    """Write a line to stderr directly, without Python's buffers and their locks."""
     with contextlib.suppress(TimeoutError):
-        within(LINE_S, lambda: os.write(2, f"trainer: {line}\n".encode()))
+        call_with_timeout(PRINT_TIMEOUT_S, lambda: os.write(2, f"trainer: {line}\n".encode()))

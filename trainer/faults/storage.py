@@ -1,4 +1,4 @@
-"""Failures of the storage: whether a retry may help, and how they are reported."""
+"""Storage errors: how they are reported, and whether a retry may help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.distributed.groups import from_rank_0
 T = TypeVar("T")
 
 FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ELOOP)
-"""Somebody must fix these first. Another attempt would train up to the next save, and fail in the same way."""
+"""Errors that a person must fix. Another attempt would train until the next save and fail in the same way."""
 
 
 def allows_retry(error: BaseException) -> bool:
@@ -22,21 +22,21 @@ def allows_retry(error: BaseException) -> bool:
 
 
 def _is_short_write(error: OSError) -> bool:
-    """Whether numpy reports a full disk: its error says how much was written, without an errno."""
+    """Whether numpy reports a short write, as on a full disk. Its OSError has no errno."""
     return error.errno is None
 
 
 def reason(error: OSError, path: Path | str = "storage") -> str:
-    """Which file, what and its number; `path` is named where the error names none."""
+    """File, error and errno as text. `path` is used if the error names no file."""
     return f"{error.filename or path}: {error.strerror or error} (errno {error.errno})"
 
 
 def storage_error(
     error: OSError, path: Path, operation: str = "read", scope: Scope = Scope.ONE_RANK
 ) -> TrainerError:
-    """The error that reports a failure of the storage, which says nothing about a checkpoint.
+    """The TrainerError that reports an OSError. It does not imply that a checkpoint is damaged.
 
-    `operation` is a participle, as in "cannot be read"; `path` is named where `error` names no file.
+    `operation` is a participle, as in "cannot be read". `path` is used if `error` names no file.
     """
     full = ": is the disk full?" if _is_short_write(error) else ""
     return TrainerError(
@@ -50,7 +50,7 @@ def at_rank_0(function: Callable[[], T], path: Path, operation: str = "read") ->
     """`from_rank_0` for a function that reads or writes files below `path`.
 
     Raises:
-        TrainerError: on all ranks, in place of an OSError.
+        TrainerError: on all ranks, instead of an OSError.
     """
 
     def reporting() -> T:

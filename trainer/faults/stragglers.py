@@ -1,4 +1,7 @@
-"""Names the ranks that compute more slowly than others with the same work: a hot GPU, a shared core, a sick node."""
+"""Finds stragglers: ranks that compute more slowly than others with the same work.
+
+Typical causes are a hot GPU, a shared core or a faulty node.
+"""
 
 from __future__ import annotations
 
@@ -13,56 +16,56 @@ from dataclasses import dataclass
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer.contract.wording import ranges
+from trainer.contract.wording import rank_list
 from trainer.distributed.rendezvous import Ranks
 from trainer.metrics.timers import Timers
 
 CHECK_INTERVAL = 50
-"""Steps between two comparisons: each waits once for the GPU and for all ranks."""
+"""Steps between two comparisons. Each comparison waits once for the GPU and for all ranks."""
 
 WARMUP_STEPS = 5
-"""The first steps of an attempt compile kernels and find memory, each rank at its own pace."""
+"""First steps of an attempt to ignore: ranks compile kernels and allocate memory at different speeds."""
 
 SLOW = 1.1
-"""Times the median from which a rank, or a group of ranks that wait for each other, counts as slow."""
+"""Multiple of the median above which a rank, or a group of ranks that wait for each other, counts as slow."""
 
-SHOWN = 8
-"""The slowest are named, at most so many: with more, it is no single machine."""
+MAX_REPORTED = 8
+"""Maximum number of stragglers to report. More than that do not point to a single machine."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs, and which part of the model it computes."""
+    """Location of a rank: its host, and the part of the model that it computes."""
 
     host: str
     local_rank: int
     pipeline_stage: int
     together: tuple[int, ...]
-    """The ranks, itself with them, that wait for each other inside of each layer: when one is slow, all are."""
+    """Ranks, including this one, that wait for each other in every layer. If one of them is slow, all are."""
     waiting: str = ""
-    """What they wait for each other in: tensor parallelism, context parallelism or both; nothing for one rank."""
+    """Kind of parallelism in which they wait: tensor, context or both; empty for a single rank."""
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that computes more slowly than those that compute the same, or ranks that wait for each other."""
+    """A slow rank, or a slow group of ranks that wait for each other."""
 
     ranks: tuple[int, ...]
     places: tuple[Place, ...]
     """One for each rank."""
     seconds: float
-    """Their own computing per step: of the slowest of them, which are nearly alike."""
+    """Compute time per step of the slowest of these ranks. The others are nearly the same."""
     median: float
-    """That of the ranks, or groups of ranks, of their pipeline stage."""
+    """Median compute time per step of the ranks, or groups of ranks, in the same pipeline stage."""
 
     @property
     def slowdown(self) -> float:
-        """Times the median."""
+        """Ratio of `seconds` to the median."""
         return self.seconds / self.median
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Where the ranks run, each host once."""
+        """Hosts of the ranks, without duplicates."""
         return tuple(dict.fromkeys(place.host for place in self.places))
 
     def __str__(self) -> str:
@@ -71,20 +74,20 @@ class Straggler:
             who = f"rank {self.ranks[0]} ({first.host}, local rank {first.local_rank}) computes"
         else:
             who = (
-                f"rank {ranges(self.ranks)} ({', '.join(self.hosts)}), which wait for each other in {first.waiting}, "
+                f"{rank_list(self.ranks)} ({', '.join(self.hosts)}), which wait for each other in {first.waiting}, "
                 "compute"
             )
         return (
-            f"{who} {self.seconds:.3f} s a step, {self.slowdown:.2f} times the median of pipeline stage "
+            f"{who} for {self.seconds:.3f} s per step, {self.slowdown:.2f} times the median of pipeline stage "
             f"{first.pipeline_stage} ({self.median:.3f} s)"
         )
 
 
 def find_stragglers(seconds: Sequence[float], places: Sequence[Place]) -> list[Straggler]:
-    """The ranks above SLOW times the median of their pipeline stage, slowest first.
+    """Ranks above SLOW times the median of their pipeline stage, slowest first.
 
-    `seconds` is each rank's own computing per step. Ranks that wait for each other count as one, and so does what is
-    found of them. Of two the faster one counts as the median.
+    `seconds` is the compute time per step of each rank. Ranks that wait for each other count as one. With two values,
+    the smaller one is the median.
     """
     slowest = {ranks: max(seconds[rank] for rank in ranks) for ranks in (place.together for place in places)}
     stages: dict[int, list[float]] = defaultdict(list)
@@ -96,11 +99,11 @@ def find_stragglers(seconds: Sequence[float], places: Sequence[Place]) -> list[S
         for ranks, own in slowest.items()
         if own > SLOW * (median := medians[places[ranks[0]].pipeline_stage]) > 0
     ]
-    return sorted(found, key=lambda straggler: -straggler.slowdown)[:SHOWN]
+    return sorted(found, key=lambda straggler: -straggler.slowdown)[:MAX_REPORTED]
 
 
 def gather_places(ranks: Ranks, groups: ProcessGroupCollection) -> list[Place]:
-    """The place of each rank, in order. Every rank calls this."""
+    """Place of each rank, in order. Every rank must call this."""
     named = {"tensor": groups.tp, "context": groups.cp}
     kinds = [name for name, group in named.items() if group.size() > 1]
     own = Place(
@@ -116,7 +119,7 @@ def gather_places(ranks: Ranks, groups: ProcessGroupCollection) -> list[Place]:
 
 
 class StragglerWatch:
-    """Compares the ranks' own computing from time to time."""
+    """Compares the compute times of all ranks at regular intervals."""
 
     def __init__(self, timers: Timers, places: list[Place], rank: int, device: str) -> None:
         self._timers, self._places, self._rank, self._device = timers, places, rank, device
@@ -124,10 +127,9 @@ class StragglerWatch:
         self._since = timers.totals()
 
     def step(self) -> list[Straggler]:
-        """The stragglers, at the end of each CHECK_INTERVAL steps; nothing after the others. Every rank calls this.
+        """Count a step. Every CHECK_INTERVAL steps, return the stragglers; else an empty list. Every rank calls this.
 
-        A rank that finds itself among them prints the state of its GPU: of ranks that wait for each other, that tells
-        the slow one.
+        A straggler prints the state of its GPU. Among ranks that wait for each other, this shows which one is slow.
         """
         self._steps += 1
         if self._steps == WARMUP_STEPS:
@@ -140,7 +142,7 @@ class StragglerWatch:
         self._since = totals
         found = find_stragglers(self._share(own), self._places)
         if self._device == "cuda" and any(self._rank in straggler.ranks for straggler in found):
-            # Asked here: in another thread the current device is the first one.
+            # Not in the thread, whose current device would be the first one.
             gpu = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
             threading.Thread(target=_print_gpu, args=(self._rank, f"GPU-{gpu}"), daemon=True).start()
         return found
@@ -153,11 +155,11 @@ class StragglerWatch:
 
 
 def _print_gpu(rank: int, uuid: str) -> None:
-    """One line on this rank's GPU. In a thread: nvidia-smi can take long on a sick node, and training goes on."""
+    """Print one line on this rank's GPU. Runs in a thread, since nvidia-smi can take long on a faulty node."""
     fields = "pci.bus_id,temperature.gpu,clocks.sm,clocks.max.sm,power.draw,clocks_throttle_reasons.active"
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", "-i", uuid]
     try:
         state = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        state = f"nvidia-smi gave nothing ({error})"
-    print(f"rank {rank} ({socket.gethostname()}): its GPU ({fields}): {state}", flush=True)
+        state = f"nvidia-smi failed ({error})"
+    print(f"rank {rank} ({socket.gethostname()}): GPU state ({fields}): {state}", flush=True)

@@ -1,7 +1,7 @@
-"""Ends a rank where nothing moves any more, and leaves what tells why.
+"""Ends a rank that no longer makes progress, and writes reports that help to find the cause.
 
-A collective that one rank does not enter keeps all the others waiting, without an error. So the loop says where it is
-(`Watch.beat`), and when it has not for too long, a thread writes the stacks of this rank into the run directory, lets
+If one rank does not enter a collective, all others wait in it without an error. So the loop reports its progress
+(`Watch.beat`). If it has not done so for too long, a thread writes the stacks of this rank to the run directory, has
 the other ranks do the same, names those that did not, and ends the process.
 """
 
@@ -20,30 +20,30 @@ from types import TracebackType
 from trainer.contract.config import TrainingConfig
 from trainer.contract.errors import Exit
 from trainer.contract.run_directory import RunDirectory
-from trainer.distributed.groups import limit_waits
-from trainer.distributed.peers import Peers, within
+from trainer.distributed.groups import set_group_timeouts
+from trainer.distributed.peers import Peers, call_with_timeout
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults import hang
 from trainer.faults.stopping import leave
 
 REPORT_S = 10.0
-"""A file system that takes longer for a report does not get one."""
+"""Timeout for writing or reading reports (seconds)."""
 
 OTHERS_S = 3.0
-"""How long the other ranks have for theirs."""
+"""Time for the other ranks to write their reports (seconds)."""
 
 END_S = 30.0
-"""How long all of that may take: a pipe or a driver may hold up anything."""
+"""Timeout for all of this, since a pipe or a driver may block anything (seconds)."""
 
-HURRIED_S = 60.0
-"""The timeout, at least, while every rank is to save and leave."""
+SHORT_TIMEOUT_S = 60.0
+"""Minimum timeout while all ranks save and leave (seconds)."""
 
 SLOWEST_STEPS = 3
-"""The same in the longest steps so far, for those that take longer."""
+"""Minimum timeout while all ranks save and leave, as a multiple of the longest step so far."""
 
 
 class Phase(enum.Enum):
-    """Where a rank is in its attempt; the values are in the heartbeat and in reports of hangs."""
+    """Phase of an attempt. The values appear in the heartbeat and in hang reports."""
 
     START = "start"
     """Looking for a checkpoint and building the model."""
@@ -54,38 +54,38 @@ class Phase(enum.Enum):
     EVALUATE = "evaluate"
     SAVE = "save"
     END = "end"
-    """Everything is saved; only closing is left."""
+    """Everything is saved; only cleanup is left."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life of the loop."""
+    """A report of progress from the loop."""
 
     phase: Phase
     iteration: int
     """Number of completed steps."""
     time: float
-    """Unix seconds."""
+    """Unix time (seconds)."""
     clock: float
     """The same instant on the monotonic clock."""
 
 
 class Watch:
-    """Knows where this rank is. As a context, ends the process when it has been there for too long."""
+    """Tracks the progress of this rank. As a context manager, ends the process after a timeout without progress."""
 
     def __init__(self, run: RunDirectory, ranks: Ranks, peers: Peers, training: TrainingConfig) -> None:
-        """The timeout is distributed_timeout_minutes, and distributed_timeout_seconds_after_init from a step on."""
+        """The timeout is distributed_timeout_minutes, and distributed_timeout_seconds_after_init after one step."""
         self._run, self._ranks, self._peers = run, ranks, peers
         self._timeout_s = 60.0 * training.distributed_timeout_minutes
         self._later_timeout_s = float(training.distributed_timeout_seconds_after_init)
         self.has_stepped = False
-        """Whether this attempt has done a step."""
+        """Whether this attempt has completed a step."""
         self._slowest_s = 0.0
-        self._is_hurried = False
-        self._is_alarmed = self._asks = False
+        self._has_short_timeout = False
+        self._is_alarmed = self._is_asking = False
         self.last = Beat(Phase.START, 0, time.time(), time.monotonic())
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._monitor, daemon=True)
 
     def __enter__(self) -> Watch:
         self._thread.start()
@@ -99,75 +99,75 @@ class Watch:
         faulthandler.cancel_dump_traceback_later()
 
     def beat(self, phase: Phase, iteration: int | None = None) -> None:
-        """The rank is in this phase now, and moves; costs nothing."""
+        """Report progress in a phase. Costs nothing."""
         iteration = self.last.iteration if iteration is None else iteration
         self.last = Beat(phase, iteration, time.time(), time.monotonic())
 
     def stepped(self, iteration: int) -> None:
-        """A step is done; after the first, the shorter timeout holds for the process groups too."""
+        """Report a completed step. From the first one on, the shorter timeout applies, also to process groups."""
         if self.has_stepped and self.last.phase is Phase.TRAIN:
             self._slowest_s = max(self._slowest_s, time.monotonic() - self.last.clock)
         self.beat(Phase.TRAIN, iteration)
         if not self.has_stepped:
             self.has_stepped = True
             self._timeout_s = self._later_timeout_s
-            limit_waits(self._later_timeout_s)
+            set_group_timeouts(self._later_timeout_s)
 
-    def hurry(self) -> None:
-        """Every rank was told to save and leave: one that dies on the way is not waited for as long as usual.
+    def shorten_timeout(self) -> None:
+        """Use a shorter timeout, since all ranks were told to save and leave and one may die meanwhile.
 
-        A rank whose time is up then leaves with the status of SIGTERM.
+        A rank that reaches this timeout leaves with the status of SIGTERM.
         """
-        self._is_hurried = True
+        self._has_short_timeout = True
 
     def __str__(self) -> str:
         return f"after iteration {self.last.iteration} ({self.last.phase.value})"
 
-    def _look(self) -> None:
+    def _monitor(self) -> None:
         while True:
             timeout_s, quiet_s = self._timeout_s, time.monotonic() - self.last.clock
-            if self._is_hurried and self.last.phase is not Phase.END:  # it is saved
-                timeout_s = min(timeout_s, max(HURRIED_S, SLOWEST_STEPS * self._slowest_s))
-            # Beyond this thread: C code that never gives the interpreter back stops it, and faulthandler needs none.
+            if self._has_short_timeout and self.last.phase is not Phase.END:  # at END everything is saved
+                timeout_s = min(timeout_s, max(SHORT_TIMEOUT_S, SLOWEST_STEPS * self._slowest_s))
+            # A fallback for C code that never releases the GIL and so blocks this thread: faulthandler needs no GIL.
             faulthandler.dump_traceback_later(timeout_s + REPORT_S + OTHERS_S, exit=True, file=2)
             if quiet_s > timeout_s or (self._is_alarmed and quiet_s > timeout_s / 2):
                 self._end(quiet_s)
-            if quiet_s > timeout_s / 2 and not self._asks:
-                self._asks = True
+            if quiet_s > timeout_s / 2 and not self._is_asking:
+                self._is_asking = True
                 threading.Thread(target=self._ask_for_alarm, daemon=True).start()
             if self._closed.wait(min(1.0, timeout_s / 10)):
                 return
 
     def _ask_for_alarm(self) -> None:
-        """Asks whether another rank has waited for all of its timeout, for which half of this one's is reason enough.
+        """Ask the store whether another rank has reached its timeout. Then half the timeout is enough for this rank.
 
-        In a thread of its own: where rank 0 does not answer, a question takes longer than between two looks.
+        Runs in a separate thread, since rank 0 may take long to answer.
         """
         self._is_alarmed = self._peers.is_alarmed()
-        self._asks = False
+        self._is_asking = False
 
     def _end(self, quiet_s: float) -> None:
         faulthandler.dump_traceback_later(END_S, exit=True, file=2)
-        # Beside the report: the store of rank 0 may not answer.
+        # In parallel with the report, since the store of rank 0 may not answer.
         hosts: dict[int, str] = {}
-        threading.Thread(target=self._tell_and_ask, args=(hosts,), daemon=True).start()
+        threading.Thread(target=self._alarm_and_fetch_hosts, args=(hosts,), daemon=True).start()
         report = hang.Report.of_this_rank(
             self._ranks, self.last.iteration, self.last.phase.value, self.last.time, quiet_s
         )
         with contextlib.suppress(TimeoutError):
-            within(REPORT_S, lambda: hang.write(self._run, report))
+            call_with_timeout(REPORT_S, lambda: hang.write(self._run, report))
         time.sleep(OTHERS_S)
-        leave(Exit.TERMINATED if self._is_hurried else Exit.HUNG, self._verdict(report, hosts))
+        leave(Exit.TERMINATED if self._has_short_timeout else Exit.HUNG, self._verdict(report, hosts))
 
-    def _tell_and_ask(self, hosts: dict[int, str]) -> None:
-        """Tells the other ranks, and puts into `hosts` where they run."""
+    def _alarm_and_fetch_hosts(self, hosts: dict[int, str]) -> None:
+        """Alert the other ranks, and add their hosts to `hosts`."""
         self._peers.raise_alarm()
         hosts |= self._peers.hosts()
 
     def _verdict(self, own: hang.Report, hosts: Mapping[int, str]) -> str | None:
-        """The line for the log, from the first rank that reported; None from the others."""
+        """The line for the log on the lowest rank that reported; None on the others."""
         try:
-            reports = within(REPORT_S, lambda: hang.read(self._run))
+            reports = call_with_timeout(REPORT_S, lambda: hang.read(self._run))
         except TimeoutError:
             reports = {}
         reports.setdefault(

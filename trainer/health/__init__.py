@@ -1,1 +1,1 @@
-"""Tests of a cluster's nodes and fabric, run as jobs: `nccl_test` over the allocation, `node` on each node."""
+"""Health tests that run as jobs: `nccl_test` over the entire allocation, `node` on each node."""

@@ -1,4 +1,4 @@
-"""Reads what NVIDIA's all_reduce_perf prints (https://github.com/NVIDIA/nccl-tests)."""
+"""Parses the output of NVIDIA's all_reduce_perf (https://github.com/NVIDIA/nccl-tests)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainer.contract.errors import TrainerError
 from trainer.health.bandwidth import Sample
 
 _LABEL = r"^\s*(?:\d+:\s)?\s*"
-"""srun --label puts the task's number before each line."""
+"""Prefix that srun --label puts before each line: the task's number."""
 _ROW = re.compile(
     _LABEL + r"(?P<size>\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+"
     r"\s+[\d.e+]+\s+[\d.]+\s+[\d.]+\s+\S+"  # out of place: time, algbw, busbw, wrong
@@ -19,16 +19,16 @@ _RANK = re.compile(_LABEL + r"#\s+Rank\s+(\d+)\s", re.MULTILINE)
 
 
 def parse(text: str, num_ranks: int) -> list[Sample]:
-    """The rows of the table, in-place figures: smallest size first.
+    """Parse the in-place figures of the table, smallest size first.
 
     Raises:
-        TrainerError: there is no table, or each process measured itself alone.
+        TrainerError: there is no table, or each process only measured itself.
     """
     ranks = [int(rank) for rank in _RANK.findall(text)]
     if ranks and max(ranks) + 1 < num_ranks:
         raise TrainerError(
-            f"all_reduce_perf ran over {max(ranks) + 1} of {num_ranks} ranks: each process measured by itself; "
-            "build nccl-tests with MPI=1, and look at srun --mpi=list"
+            f"all_reduce_perf ran over {max(ranks) + 1} of {num_ranks} ranks, so each process only measured itself. "
+            "Build nccl-tests with MPI=1, and check srun --mpi=list"
         )
     samples = {}
     for row in _ROW.finditer(text):
@@ -41,5 +41,5 @@ def parse(text: str, num_ranks: int) -> list[Sample]:
             correct=row["wrong"] in ("0", "N/A"),
         )
     if not samples:
-        raise TrainerError("all_reduce_perf printed no table: its output is in the job's log")
+        raise TrainerError("all_reduce_perf printed no table. Its output is in the job's log")
     return [samples[size] for size in sorted(samples)]

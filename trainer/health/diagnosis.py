@@ -1,7 +1,7 @@
-"""Which node is weak, from bandwidths of groups of nodes: each alone, then in pairs, then by halves.
+"""Finds weak nodes from the bandwidths of groups of nodes: single nodes, then pairs, then halves.
 
-Pure: `measure` is asked for the bandwidths of groups that share no node, which run at the same time. So the whole
-search takes a few rounds however many nodes there are.
+This module has no side effects: it calls `measure` for groups that share no node and can be measured at the same time.
+So the search takes a few rounds, independent of the number of nodes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from trainer.health.units import rate_text
 
 Group = tuple[str, ...]
 Measure = Callable[[str, Sequence[Group]], Sequence[float]]
-"""(what for, groups) -> bus bandwidth of each (GB/s)."""
+"""(purpose, groups) -> bus bandwidth of each group (GB/s)."""
 
 
 PAIRINGS = 3
-"""Ways to pair the nodes up that are tried while every pair is slow: weak nodes may sit in all of them."""
+"""Number of pairings to try if all pairs are slow, since every pair of a pairing may have a weak node."""
 
 
 @dataclass(frozen=True)
 class WeakNode:
-    """A node to take out, and the figures that say so."""
+    """A node to exclude, and the measurements that show it."""
 
     node: str
     reason: str
@@ -32,29 +32,31 @@ class WeakNode:
 
 @dataclass
 class Diagnosis:
-    """What the search found."""
+    """Results of the search."""
 
     weak: list[WeakNode] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    """Findings that blame no single node."""
+    """Findings that are not about a single node."""
     measured: list[tuple[str, Group, float]] = field(default_factory=list)
-    """What for, the group, its bandwidth (GB/s)."""
+    """Purpose, group and bandwidth (GB/s) of each measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Below which bandwidth a group is slow (GB/s); None where no figure is known."""
+    """Bandwidths below which a group is slow (GB/s); None if unknown."""
 
     deficit: float
-    """How far below the other groups' middle one a group is slow."""
+    """Shortfall from the median of the groups, as a fraction, above which a group is slow."""
     together_gb_s: float | None
-    """What the whole allocation did not reach; None where nobody knows what it should: no halves are searched then."""
+    """Limit that the entire allocation did not reach. If it is None, halves are not searched."""
     alone_gb_s: float | None = None
+    """Limit for a single node."""
     pair_gb_s: float | None = None
+    """Limit for a pair of nodes."""
 
 
 def find_weak_nodes(nodes: Sequence[str], ranks_per_node: int, limits: Limits, measure: Measure) -> Diagnosis:
-    """Looks for the nodes that slow an allocation down."""
+    """Find the nodes that slow down an allocation."""
     search = _Search(limits, measure)
     good = search.alone(nodes) if ranks_per_node > 1 else list(nodes)
     if len(good) < 2 or search.found.remarks:
@@ -72,18 +74,20 @@ class _Search:
         self.found = Diagnosis()
 
     def alone(self, nodes: Sequence[str]) -> list[str]:
-        """The nodes that are as fast by themselves as they should be."""
+        """Test each node alone, and return those that are fast enough."""
         values = self._bandwidths("alone", [(node,) for node in nodes])
         slow, usual = self._slow(values, self._limits.alone_gb_s)
         if len(slow) == len(values):
             self.found.remarks.append(_slow_alone(nodes, values))
             return []
         for (node,) in slow:
-            self._blame(node, f"alone {rate_text(values[(node,)])} GB/s, where {rate_text(usual)} is usual")
+            self._blame(
+                node, f"{rate_text(values[(node,)])} GB/s alone, compared with a median of {rate_text(usual)}"
+            )
         return [node for node in nodes if (node,) not in slow]
 
     def pairs(self, nodes: Sequence[str]) -> list[str]:
-        """The nodes that are as fast with another one as they should be."""
+        """Test nodes in pairs, and return those that are fast enough."""
         for pairs in itertools.islice(pairings(nodes), PAIRINGS):
             values = self._bandwidths("pair", pairs)
             slow, usual = self._slow(values, self._pair_limit)
@@ -94,20 +98,20 @@ class _Search:
             return []
         good = [node for pair in pairs if pair not in slow for node in pair]
         suspects = [node for node in nodes if node not in good]
-        weak = self._with_a_good_one(suspects, good, usual)
+        weak = self._pair_with_good_nodes(suspects, good, usual)
         for pair in slow:
             if not weak & set(pair):
                 figure = f"{' and '.join(pair)} are slow with each other ({rate_text(values[pair])} GB/s)"
-                self.found.remarks.append(f"{figure}, and good with others: the path between them")
+                self.found.remarks.append(f"{figure} but good with others: check the path between them")
         return [node for node in nodes if node not in weak]
 
     @property
     def _pair_limit(self) -> float:
-        """Two nodes reach at least what many do."""
+        """Limit for a pair. Without its own limit, that of the allocation applies, since a pair is at least as fast."""
         return self._limits.pair_gb_s or self._limits.together_gb_s or 0.0
 
-    def _with_a_good_one(self, suspects: list[str], good: list[str], usual: float) -> set[str]:
-        """Those of the suspects that are slow with a node that was fast with another."""
+    def _pair_with_good_nodes(self, suspects: list[str], good: list[str], usual: float) -> set[str]:
+        """The suspects that are also slow with a node that was fast in another pair."""
         weak = set()
         for start in range(0, len(suspects), len(good)):
             pairs = list(zip(suspects[start : start + len(good)], good, strict=False))
@@ -118,16 +122,17 @@ class _Search:
                     weak.add(suspect)
                     self._blame(
                         suspect,
-                        f"{rate_text(value)} GB/s with {partner}, where {rate_text(usual)} is usual for a pair",
+                        f"{rate_text(value)} GB/s with {partner}, compared with a median of {rate_text(usual)} for "
+                        "pairs",
                     )
         return weak
 
     def halves(self, nodes: Sequence[str], limit: float) -> None:
-        """Nodes that are only slow when many of them talk: the smallest groups that still are."""
+        """Find the smallest groups that are still slow, among nodes that are only slow in large groups."""
         groups: list[Group] = [tuple(nodes)] if len(nodes) > 3 else []
         if not groups:
             self.found.remarks.append(
-                "measured again, each node alone and each pair is good: it came and went"
+                "in a second measurement, every node alone and every pair is good, so the problem was temporary"
             )
         while groups:
             parts = [half for group in groups for half in _halves(group)]
@@ -136,12 +141,12 @@ class _Search:
             for group in groups:
                 if not set(_halves(group)) & set(slow):
                     self.found.remarks.append(
-                        f"{_some(group)} are slow together and good in halves: the links between the halves"
+                        f"{_some(group)} are slow together but good in halves: check the links between the halves"
                     )
             smallest = [group for group in slow if len(group) < 4]
             for group in smallest:
                 self.found.remarks.append(
-                    f"{_some(group)} are slow together ({rate_text(values[group])} GB/s), though good in pairs"
+                    f"{_some(group)} are slow together ({rate_text(values[group])} GB/s) but good in pairs"
                 )
             groups = [group for group in slow if len(group) >= 4]
 
@@ -151,7 +156,7 @@ class _Search:
         return values
 
     def _slow(self, values: dict[Group, float], absolute: float | None) -> tuple[list[Group], float]:
-        """The slow groups, and what is usual: the upper middle, so that of two groups it is the faster one."""
+        """The slow groups, and the high median: with two groups, it is the faster one."""
         usual = statistics.median_high(values.values())
         limit = max(absolute or 0.0, usual * (1 - self._limits.deficit))
         return [group for group, value in values.items() if value < limit], usual
@@ -161,7 +166,7 @@ class _Search:
 
 
 def pairings(nodes: Sequence[str]) -> Iterator[list[Group]]:
-    """Ways to pair nodes up, no pair twice: of an odd number one node is left over, another one each time."""
+    """Pairings of the nodes without repeated pairs. With an odd number, a different node is left over each time."""
     circle: list[str | None] = [*nodes, None] if len(nodes) % 2 else [*nodes]
     half = len(circle) // 2
     for _ in range(len(circle) - 1):
@@ -177,9 +182,9 @@ def _halves(group: Group) -> tuple[Group, Group]:
 
 def _slow_alone(nodes: Sequence[str], values: dict[Group, float]) -> str:
     if len(nodes) == 1:
-        return f"{nodes[0]} is slow by itself: no link to another node is part of it"
+        return f"{nodes[0]} is slow alone, so the problem is not a link to another node"
     worst = rate_text(min(values.values()))
-    return f"all {len(nodes)} nodes are slow even alone (from {worst} GB/s): a setting or the software, not one node"
+    return f"all {len(nodes)} nodes are slow even alone (lowest: {worst} GB/s): check settings and software"
 
 
 def _every_pair_is_slow(values: dict[Group, float]) -> str:
@@ -187,8 +192,10 @@ def _every_pair_is_slow(values: dict[Group, float]) -> str:
     figure = f"{rate_text(values[worst])} GB/s"
     if len(values) == 1:
         pair = " and ".join(worst)
-        return f"the path between {pair} is slow ({figure}); with a third node the test could tell whose fault it is"
-    return f"every pair of nodes is slow (from {figure}): a setting, the software or the fabric, not one node"
+        return f"the path between {pair} is slow ({figure}). With a third node, the test could find the weak node"
+    return (
+        f"every pair of nodes is slow (lowest: {figure}): check settings, software and fabric, not one node"
+    )
 
 
 def _some(nodes: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The process groups that a test measures: all ranks, one node's, those of some nodes."""
+"""Process groups for measurements: all ranks, those of one node, or those of several nodes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroup, destroy_process_group, init_process_group, new_group
 
 from trainer.contract.errors import TrainerError
-from trainer.distributed.rendezvous import take_gpu
+from trainer.distributed.rendezvous import select_gpu
 from trainer.health.diagnosis import Group
 from trainer.health.meeting import Meeting
 
 
 class Fabric:
-    """The ranks by node, and groups of them. NCCL starts when the first group is asked for."""
+    """Ranks by node, and process groups of them. NCCL starts when the first group is created."""
 
     def __init__(self, device: str, meeting: Meeting) -> None:
         if device == "cuda":
             if not torch.cuda.is_available():
                 raise TrainerError(f"{meeting.ranks}: torch {torch.__version__} sees no GPU")
-            take_gpu(meeting.ranks)
+            select_gpu(meeting.ranks)
             self.device = torch.device("cuda", torch.cuda.current_device())
             version = ".".join(map(str, torch.cuda.nccl.version()))
             self.software = f"NCCL {version}, torch {torch.__version__}"
         else:
-            # the ranks of a machine share its cores
-            torch.set_num_threads(1)
+            torch.set_num_threads(1)  # the ranks of a host share its cores
             self.device = torch.device("cpu")
             self.software = f"gloo, torch {torch.__version__}"
         self._meeting = meeting
@@ -39,11 +38,11 @@ class Fabric:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes' names in the order of their ranks."""
+        """Names of the nodes in the order of their ranks."""
         return tuple(self._ranks_of)
 
     def world(self) -> ProcessGroup:
-        """All ranks."""
+        """Process group of all ranks."""
         if self._world is None:
             ranks = self._meeting.ranks
             init_process_group(
@@ -51,7 +50,7 @@ class Fabric:
                 store=PrefixStore("world", self._meeting.store),
                 rank=ranks.rank,
                 world_size=ranks.world_size,
-                # Longer than any step: the meeting says who hangs, where torch would only abort.
+                # Longer than any step, since the meeting names the ranks that hang, but torch would only abort.
                 timeout=datetime.timedelta(hours=1),
             )
             self._world = torch.distributed.group.WORLD
@@ -61,7 +60,7 @@ class Fabric:
     def measure_groups(
         self, groups: Sequence[Group], measure: Callable[[ProcessGroup], float]
     ) -> list[float]:
-        """What `measure` gives for each group of nodes, all at the same time; the same list on every rank."""
+        """Call `measure` for all groups of nodes at the same time. Returns the same list on every rank."""
         self.world()
         mine: float | None = None
         made = [new_group([rank for node in group for rank in self._ranks_of[node]]) for group in groups]
@@ -74,6 +73,6 @@ class Fabric:
         return [values[self._ranks_of[group[0]][0]] for group in groups]
 
     def close(self) -> None:
-        """Leaves the group of all ranks."""
+        """Destroy the process group of all ranks."""
         if self._world is not None:
             destroy_process_group()

@@ -1,4 +1,4 @@
-"""Whether a measured bus bandwidth is good: against a known threshold, or against the cluster's own baseline."""
+"""Compares a measured bus bandwidth with a known threshold or with the cluster's own baseline."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trainer.health.units import size_text
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What a bandwidth depends on besides the hardware being sound."""
+    """Conditions that a bandwidth depends on, apart from the health of the hardware."""
 
     nodes: int
     ranks_per_node: int
     nvls: bool
-    """NCCL_NVLS_ENABLE does not forbid NVLink SHARP; NCCL then uses it where the GPUs have it."""
+    """Whether NCCL_NVLS_ENABLE allows NVLink SHARP. NCCL then uses it if the GPUs support it."""
     collnet: bool
-    """NCCL_COLLNET_ENABLE asks for CollNet, which is off by default."""
+    """Whether NCCL_COLLNET_ENABLE turns on CollNet. Default: off."""
 
     def __str__(self) -> str:
         return (
@@ -39,7 +39,7 @@ def _on(value: bool) -> str:
 
 
 def make_layout(nodes: int, ranks_per_node: int, settings: Mapping[str, Setting]) -> Layout:
-    """The layout of a job whose tasks have these settings of NCCL."""
+    """Layout of a job whose tasks have these NCCL settings."""
 
     def value(name: str, default: str) -> str:
         return settings[name].value if name in settings else default
@@ -53,9 +53,9 @@ def make_layout(nodes: int, ranks_per_node: int, settings: Mapping[str, Setting]
 
 
 def select(thresholds: Sequence[Threshold], layout: Layout, gpus_per_node: int) -> Threshold | None:
-    """The first threshold whose conditions fit; None where none was ever published for this layout.
+    """The first threshold with matching conditions; None if there is none for this layout.
 
-    Where no threshold of the node type speaks of NVLS, its GPUs have none, whatever is set.
+    If no threshold of the node type is for NVLS, its GPUs do not support NVLS, and the setting is ignored.
     """
     if layout.ranks_per_node != gpus_per_node:
         return None
@@ -70,7 +70,7 @@ def select(thresholds: Sequence[Threshold], layout: Layout, gpus_per_node: int) 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a cluster reached once, which later tests are compared with."""
+    """Recorded bandwidth of a cluster, with which later tests are compared."""
 
     busbw_gb_s: float
     recorded: str
@@ -81,29 +81,29 @@ class Entry:
 
 
 def baseline_key(config: NcclTestConfig, layout: Layout) -> str:
-    """What two tests must share to be comparable."""
+    """Key of comparable tests in the baseline file."""
     return f"{config.node_type}: {layout}, {size_text(config.sizes_bytes[-1])}"
 
 
 def read_baseline(path: Path) -> dict[str, Entry]:
-    """The recorded bandwidths; none where nobody has recorded any.
+    """Read the recorded bandwidths; empty if the file does not exist.
 
     Raises:
-        ConfigError: the file is not one of ours.
+        ConfigError: the file cannot be read or is not a baseline.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}; the baseline is recorded anew once the file is gone") from error
+        raise ConfigError(f"{path}: {error}. Remove the file to record a new baseline") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: expected a mapping of layouts to bandwidths")
     return {key: from_dict(Entry, entry, f"{path}: {key}") for key, entry in document.items()}
 
 
 def record_baseline(path: Path, key: str, entry: Entry) -> None:
-    """Adds or replaces one layout's bandwidth; a reader sees the file as it was or as it is."""
+    """Add or replace the bandwidth of one layout. The file is replaced atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     entries = {**read_baseline(path), key: entry}
     publish(path, json.dumps({name: asdict(each) for name, each in entries.items()}, indent=1) + "\n")
@@ -111,20 +111,20 @@ def record_baseline(path: Path, key: str, entry: Entry) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a bandwidth is worth."""
+    """Result of the comparison of a bandwidth with its limits."""
 
     status: Literal["good", "warning", "bad", "unknown"]
     expected_gb_s: float | None
     warn_below_gb_s: float | None
     fail_below_gb_s: float | None
     source: str
-    """What the limits come from; empty where there are none."""
+    """Source of the limits; empty if there are none."""
 
 
 def judge(
     busbw_gb_s: float, threshold: Threshold | None, baseline: Entry | None, config: NcclTestConfig
 ) -> Verdict:
-    """The worth of a bandwidth: by the threshold, else by the baseline, else unknown."""
+    """Compare a bandwidth with the threshold, else with the baseline. Without both, the status is unknown."""
     if threshold is not None:
         expected, source = threshold.expected_gb_s, threshold.source
         warn, fail = threshold.warn_below_gb_s, threshold.fail_below_gb_s

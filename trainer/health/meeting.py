@@ -1,7 +1,7 @@
-"""How the ranks of a health program talk beside the collectives that they test: through the store they met at.
+"""Communication between the ranks of a health program through the store, independent of the collectives under test.
 
-A collective that hangs says nothing. So each rank notes in the store which step it has begun, and a thread of its
-own notes that the process lives; whoever waits too long reads those notes and names the ranks.
+A collective that hangs reports nothing. So each rank notes in the store which step it has begun, and a thread updates a
+counter while the process runs. A rank that waits too long reads these notes and names the ranks that cause the hang.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 PULSE_S = 1.0
-"""Each process says so often that it lives."""
+"""Interval at which each process updates its counter (seconds)."""
 GRACE_S = 5.0
-"""Rank 0 speaks first; the others give it so long."""
+"""Time that the other ranks wait for rank 0 to report first (seconds)."""
 SILENT_S = 15.0
-"""Reading the notes takes three pulses; a store that takes this long does not answer."""
+"""Timeout for reading the notes, which takes three pulses (seconds)."""
 HANG_STATUS = 1
 
 
 class MissingRanksError(TrainerError):
-    """Ranks did not come to a step in time."""
+    """Ranks did not reach a step in time."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry=True)
 
 
 class BrokenError(TrainerError):
-    """The ranks cannot meet, or a collective ended with an error."""
+    """The ranks cannot connect, or a collective ended with an error."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry=True)
@@ -48,14 +48,14 @@ class BrokenError(TrainerError):
 
 @dataclass(frozen=True)
 class Note:
-    """What a rank left in the store: the step that it has begun (steps count from 1; 0: never joined)."""
+    """Note of a rank in the store: the step that it has begun. Steps count from 1; 0 means that it never joined."""
 
     step: int = 0
     node: str = "?"
 
 
 class Meeting:
-    """The ranks of one test, and the thread that notices when they hang; a context manager."""
+    """The ranks of one test, with a thread that detects hangs. A context manager."""
 
     def __init__(
         self, ranks: Ranks, node: str, environ: Mapping[str, str], timeout_s: float, program: str
@@ -73,7 +73,7 @@ class Meeting:
         patience = datetime.timedelta(seconds=timeout_s)
         try:
             self.store = open_store(ranks, environ, patience, waits=False)
-            # The main thread may block in the store: the watching thread has a connection of its own.
+            # The watching thread has its own connection, since the main thread may block in the store.
             self._watched = (
                 open_store(ranks, environ, patience, hosts=False, waits=False)
                 if ranks.world_size > 1
@@ -81,7 +81,9 @@ class Meeting:
             )
         except RuntimeError as error:
             where = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
-            raise BrokenError(f"{ranks}: cannot meet rank 0 at {where}: {_first_line(error)}") from error
+            raise BrokenError(
+                f"{ranks}: cannot connect to rank 0 at {where}: {_first_line(error)}"
+            ) from error
         self._pulses = 0
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -91,7 +93,7 @@ class Meeting:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Rank 0, which keeps the store, leaves last."""
+        """Rank 0 leaves last, since it hosts the store."""
         self._ended.set()
         self._thread.join(timeout=10)
         with contextlib.suppress(RuntimeError):
@@ -102,10 +104,10 @@ class Meeting:
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """What every rank does at the same time, in words; it must end within the timeout.
+        """Context for a step that all ranks perform at the same time. It must end within the timeout.
 
         Raises:
-            BrokenError: torch's error from inside, such as a peer that has left.
+            BrokenError: torch raised an error within the step, for example because a peer has left.
         """
         self._step += 1
         self._name = name
@@ -119,10 +121,10 @@ class Meeting:
             self._deadline = None
 
     def gather(self, topic: str, value: Any) -> list[Any]:
-        """Every rank's `value` (plain data) in the order of ranks, on every rank. A topic is used once.
+        """Gather `value` (plain data) from all ranks, in order, on every rank. Each topic can be used only once.
 
         Raises:
-            MissingRanksError: ranks that did not give theirs in time, by name.
+            MissingRanksError: some ranks did not provide their value in time. The message names them.
         """
         self.store.set(f"{topic}/{self.ranks.rank}", json.dumps(value))
         if self.ranks.rank == 0:
@@ -144,7 +146,7 @@ class Meeting:
                 missing.append(rank)
         if missing:
             notes = [_read_note(self.store, rank) for rank in range(self.ranks.world_size)]
-            text = f"{_named(missing, notes)} did not come to {topic!r} within {self._timeout_s:g} s"
+            text = f"{_named(missing, notes)} did not reach {topic!r} within {self._timeout_s:g} s"
             return {"missing": text, "values": []}
         ranks = range(self.ranks.world_size)
         return {"missing": "", "values": [json.loads(self.store.get(f"{topic}/{rank}")) for rank in ranks]}
@@ -162,12 +164,12 @@ class Meeting:
 
     def _pulse(self) -> None:
         self._pulses += 1
-        with contextlib.suppress(RuntimeError):  # rank 0 has left, and the test is over
+        with contextlib.suppress(RuntimeError):  # rank 0 has left because the test is over
             self._watched.set(f"pulse/{self.ranks.rank}", str(self._pulses))
 
     def _end_hang(self) -> None:
-        # Where even the notes cannot be read, rank 0 itself is what hangs.
-        silent = f"{self._hang()}: rank 0, which keeps the notes of all, does not answer"
+        # If the notes cannot be read, rank 0 itself hangs.
+        silent = f"{self._hang()}: rank 0, which hosts the store, does not answer"
         threading.Timer(SILENT_S, self._leave, (silent,)).start()
         try:
             line = f"{self._hang()}: {self._blame()}"
@@ -197,7 +199,7 @@ class Meeting:
 
 
 def blame(step: int, notes: Sequence[Note], alive: Sequence[bool]) -> str:
-    """Who keeps the others waiting in `step`, from what each rank noted and whether its process still moves."""
+    """Name the ranks that keep the others waiting in `step`, from the notes and from whether each process is alive."""
     never = [rank for rank, note in enumerate(notes) if note.step == 0]
     dead = [rank for rank, moves in enumerate(alive) if not moves and rank not in never]
     late = [rank for rank, note in enumerate(notes) if 0 < note.step < step and alive[rank]]
@@ -205,17 +207,19 @@ def blame(step: int, notes: Sequence[Note], alive: Sequence[bool]) -> str:
     if never:
         parts.append(f"{_named(never, notes)} never joined")
     if dead:
-        parts.append(f"{_named(dead, notes)} fell silent")
+        parts.append(f"{_named(dead, notes)} stopped responding")
     if late:
-        parts.append(f"{_named(late, notes)} did not come to it")
+        parts.append(f"{_named(late, notes)} did not reach it")
     if not parts:
         inside = [rank for rank, note in enumerate(notes) if note.step == step]
-        parts.append(f"{_named(inside, notes)} began it, all are alive and none ended: a GPU or a link hangs")
+        parts.append(
+            f"{_named(inside, notes)} began it and are alive, but none finished: a GPU or a link hangs"
+        )
     return "; ".join(parts)
 
 
 def _named(ranks: Sequence[int], notes: Sequence[Note]) -> str:
-    """The ranks by node: ranks 2 3 on node-b, rank 8 on node-d."""
+    """Ranks by node: ranks 2 3 on node-b, rank 8 on node-d."""
     by_node: dict[str, list[int]] = {}
     for rank in ranks:
         by_node.setdefault(notes[rank].node, []).append(rank)
@@ -233,7 +237,7 @@ def _first_line(error: Exception) -> str:
 def _is_there(store: Store, key: str, patience: datetime.timedelta) -> bool:
     try:
         store.wait([key], patience)
-    except RuntimeError:  # torch raises its DistStoreError for a timeout, and others for a store that is gone
+    except RuntimeError:  # DistStoreError for a timeout, others if the store is gone
         return False
     return True
 

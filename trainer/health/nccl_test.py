@@ -1,6 +1,6 @@
-"""`python -m trainer.health.nccl_test`: an all-reduce over the allocation, judged; the weak node and the cause named.
+"""`python -m trainer.health.nccl_test`: tests the allocation with an all-reduce, and names weak nodes and causes.
 
-Exit status: 0 good or worth a look, 1 too slow or hung, 2 a mistake.
+Exit status: 0 good or a warning, 1 too slow or hung, 2 a mistake.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PROGRAM = "nccl-test"
 
 
 def main() -> int:
-    """Reads the arguments and tests. Returns the exit status."""
+    """Parse the arguments and run the test. Returns the exit status."""
     arguments = _parser().parse_args()
     ranks = None
     try:
@@ -73,33 +73,33 @@ def run(
     perf_output: Path | None = None,
     record: bool = False,
 ) -> int:
-    """Tests with the other ranks and writes the result; the exit status, the same on each.
+    """Run the test with the other ranks and write the result. Returns the exit status, the same on every rank.
 
-    `perf_output` is what all_reduce_perf printed, in place of a measurement; `record` makes the bandwidth the
+    `perf_output` is the output of all_reduce_perf, used instead of a measurement. `record` makes the bandwidth the
     cluster's baseline.
 
     Raises:
         ConfigError: the baseline cannot be read.
-        TrainerError: ranks that are missing or not those of the configuration.
+        TrainerError: ranks are missing, or do not match the configuration.
     """
     if ranks.world_size != config.nodes * config.ranks_per_node:
         planned = f"{counted(config.nodes, 'node')} x {counted(config.ranks_per_node, 'rank')}"
-        raise TrainerError(f"{ranks}: the test was planned for {planned}; launch as many tasks")
+        raise TrainerError(f"{ranks}: the test was planned for {planned}. Launch this number of tasks")
     if ranks.world_size == 1:
-        raise TrainerError("one rank has nobody to send to: test with two GPUs or more")
+        raise TrainerError("a single rank cannot test communication. Use two GPUs or more")
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename
     with Meeting(ranks, node, environ, config.timeout_s, PROGRAM) as meeting:
         test = NcclTest(config, meeting, environ, result)
         samples = test.given(perf_output) if perf_output else test.measured()
         status = test.conclude(samples, "all_reduce_perf" if perf_output else "torch.distributed", record)
-        # Nobody leaves before rank 0 has written: the first status that is not 0 ends the step.
+        # All ranks wait until rank 0 has written, since the first nonzero exit status ends the step.
         [agreed, *_] = meeting.gather("status", status)
         test.close()
         return int(agreed)
 
 
 class NcclTest:
-    """One test, as every rank goes through it; rank 0 alone prints and writes."""
+    """One test. Every rank runs it; only rank 0 prints and writes."""
 
     def __init__(
         self, config: NcclTestConfig, meeting: Meeting, environ: Mapping[str, str], result: Path
@@ -115,15 +115,15 @@ class NcclTest:
         ]
         self._causes = _by_text(meeting.gather("surroundings", [meeting.node, found]))
         if meeting.ranks.rank == 0:
-            # settings that differ between ranks can hang NCCL
-            meeting.on_hang = lambda line: self._name_causes()
-        # Rank 0's settings speak for all.
+            # Settings that differ between ranks can make NCCL hang.
+            meeting.on_hang = lambda line: self._print_causes()
+        # All ranks use the layout by rank 0's settings.
         layout = make_layout(config.nodes, config.ranks_per_node, settings)
         [values, *_] = meeting.gather("layout", asdict(layout))
         self._layout = Layout(**values)
 
     def given(self, perf_output: Path) -> list[Sample]:
-        """The figures of all_reduce_perf."""
+        """Samples from the output of all_reduce_perf."""
         try:
             text = perf_output.read_text(errors="replace")
         except OSError as error:
@@ -131,7 +131,7 @@ class NcclTest:
         return all_reduce_perf.parse(text, self._meeting.ranks.world_size)
 
     def measured(self) -> list[Sample]:
-        """The figures of torch.distributed, over all ranks."""
+        """Samples measured with torch.distributed over all ranks."""
         samples = []
         for size in self._config.sizes_bytes:
             with self._meeting.step(f"all nodes, {size_text(size)}"):
@@ -139,46 +139,46 @@ class NcclTest:
         return samples
 
     def conclude(self, samples: Sequence[Sample], tool: str, record: bool) -> int:
-        """Judges, names what is weak, and leaves the result; the exit status."""
+        """Compare the bandwidth, diagnose problems and write the result. Returns the exit status."""
         config, layout = self._config, self._layout
-        self._say(f"{layout}, {tool}, {self._fabric.software}; nodes {', '.join(self._fabric.nodes)}")
+        self._print(f"{layout}, {tool}, {self._fabric.software}; nodes {', '.join(self._fabric.nodes)}")
         self._table(samples)
         judged = samples[-1]
         key = baseline_key(config, layout)
         threshold = select(config.thresholds, layout, config.gpus_per_node)
         baseline = self._baseline().get(key)
         verdict = judge(judged.busbw_gb_s, threshold, None if record else baseline, config)
-        self._say(_sentence(judged, verdict))
+        self._print(_sentence(judged, verdict))
         ok = verdict.status != "bad" and all(sample.correct for sample in samples)
         for sample in samples:
             if not sample.correct:
-                self._say(
-                    f"FAIL: sums of {size_text(sample.size_bytes)} are wrong: data is corrupted on its way"
+                self._print(
+                    f"FAIL: sums of {size_text(sample.size_bytes)} are wrong, so data is corrupted in transit"
                 )
         diagnosis = Diagnosis()
         if verdict.status in ("bad", "warning"):
             diagnosis = self._diagnose(judged.size_bytes, verdict)
         elif verdict.status == "unknown" and layout.nodes > 1 and config.device == "cuda":
-            # nothing to compare the nodes with but each other; CPUs of a busy machine differ by themselves
+            # The nodes can only be compared with each other. Not on CPUs, which differ when they are busy.
             diagnosis = self._diagnose(judged.size_bytes, verdict)
             ok = ok and not (diagnosis.weak or diagnosis.remarks)
         if verdict.status != "good":
-            self._name_causes()
+            self._print_causes()
         if verdict.status == "unknown" and ok:
             ok = self._record(key, judged, forced=record)
         self._write(samples, tool, verdict, diagnosis, ok)
-        self._say("passed" if ok else "FAILED")
+        self._print("passed" if ok else "FAILED")
         return 0 if ok else 1
 
     def close(self) -> None:
-        """Leaves the process groups."""
+        """Destroy the process groups."""
         self._fabric.close()
 
     def _measure(self, group: Any, size: int) -> Sample:
         return measure_all_reduce(group, size, self._fabric.device, self._config.iterations)
 
     def _baseline(self) -> dict[str, Entry]:
-        """Read by rank 0 alone, so that all ranks judge alike."""
+        """Baseline as read by rank 0, so that all ranks compare with the same values."""
         path = Path(self._config.baseline)
         mine: list[Any] = ["", {}]
         if self._meeting.ranks.rank == 0:
@@ -216,27 +216,29 @@ class NcclTest:
         )
         found = find_weak_nodes(self._fabric.nodes, config.ranks_per_node, limits, measure)
         for purpose, group, busbw in found.measured:
-            self._say(f"  {' + '.join(group)}: {rate_text(busbw)} GB/s ({purpose})")
+            self._print(f"  {' + '.join(group)}: {rate_text(busbw)} GB/s ({purpose})")
         for weak in found.weak:
-            self._say(f"WEAK NODE {weak.node}: {weak.reason}; hpcgen's node-health stage looks closer")
+            self._print(
+                f"WEAK NODE {weak.node}: {weak.reason}. hpcgen's stage node-health examines it further"
+            )
         for remark in found.remarks:
-            self._say(remark)
+            self._print(remark)
         if found.weak:
-            self._say(f"to go on without: --exclude={','.join(weak.node for weak in found.weak)}")
+            self._print(f"to run without weak nodes: --exclude={','.join(weak.node for weak in found.weak)}")
         return found
 
-    def _name_causes(self) -> None:
+    def _print_causes(self) -> None:
         for text, nodes in self._causes.items():
             where = "every node" if len(nodes) == len(self._fabric.nodes) else ", ".join(nodes)
-            self._say(f"CAUSE? {text}; on {where}")
+            self._print(f"POSSIBLE CAUSE: {text}; on {where}")
 
     def _record(self, key: str, judged: Sample, forced: bool) -> bool:
-        """Makes the figure the baseline; not of itself where something explains a low one."""
+        """Record the bandwidth as baseline. Refuses if settings may have reduced it, unless `forced`."""
         path = self._config.baseline
         if self._causes and not forced:
-            self._say(
-                "FAIL: nothing to compare with, and the settings above cost bandwidth: not recorded as the "
-                f"baseline; --record-baseline records it all the same ({path})"
+            self._print(
+                "FAIL: there is nothing to compare with, and the settings above reduce bandwidth. The result is not "
+                f"recorded as baseline; --record-baseline records it anyway ({path})"
             )
             return False
         if self._meeting.ranks.rank == 0:
@@ -251,8 +253,12 @@ class NcclTest:
                 record_baseline(Path(path), key, entry)
             except OSError as error:
                 raise TrainerError(f"{path}: the baseline cannot be written: {error}") from error
-        why = "as asked" if forced else "there was nothing to compare with, so look whether it is plausible"
-        self._say(f"recorded {rate_text(judged.busbw_gb_s)} GB/s as this cluster's baseline in {path}: {why}")
+        reason = (
+            "as requested" if forced else "there was nothing to compare with, so check that it is plausible"
+        )
+        self._print(
+            f"recorded {rate_text(judged.busbw_gb_s)} GB/s as this cluster's baseline in {path}: {reason}"
+        )
         return True
 
     def _write(
@@ -279,20 +285,20 @@ class NcclTest:
         publish(self._result, json.dumps(result, indent=1) + "\n")
 
     def _table(self, samples: Sequence[Sample]) -> None:
-        self._say(f"{'size':>10} {'time':>12} {'algbw':>10} {'busbw':>10}")
+        self._print(f"{'size':>10} {'time':>12} {'algbw':>10} {'busbw':>10}")
         for sample in samples:
-            self._say(
+            self._print(
                 f"{size_text(sample.size_bytes):>10} {sample.time_s * 1e3:>9.3f} ms "
                 f"{rate_text(sample.algbw_gb_s):>10} {rate_text(sample.busbw_gb_s):>10} GB/s"
             )
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._meeting.ranks.rank == 0:
             print(f"{PROGRAM}: {line}", flush=True)
 
 
 def _by_text(found: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:
-    """Text -> the nodes that say it, in order."""
+    """Nodes of each finding, in order."""
     nodes: dict[str, list[str]] = {}
     for node, texts in found:
         for text in texts:
@@ -302,7 +308,7 @@ def _by_text(found: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:
 
 
 def _sentence(judged: Sample, verdict: Verdict) -> str:
-    word = {"good": "good", "warning": "WARNING, low", "bad": "FAIL, too low", "unknown": "not judged"}
+    word = {"good": "good", "warning": "WARNING, low", "bad": "FAIL, too low", "unknown": "not compared"}
     text = f"{rate_text(judged.busbw_gb_s)} GB/s at {size_text(judged.size_bytes)}: {word[verdict.status]}"
     if verdict.fail_below_gb_s is None:
         return text
@@ -319,18 +325,20 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m trainer.health.nccl_test",
         description="Tests the fabric with an all-reduce over all ranks.",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", required=True, help="the test's configuration")
     parser.add_argument(
-        "--result", type=Path, metavar="FILE", required=True, help="where the result goes (JSON)"
+        "--config", type=Path, metavar="FILE", required=True, help="configuration of the test"
+    )
+    parser.add_argument(
+        "--result", type=Path, metavar="FILE", required=True, help="file for the result (JSON)"
     )
     parser.add_argument(
         "--all-reduce-perf-output",
         type=Path,
         metavar="FILE",
-        help="judge what NVIDIA's all_reduce_perf printed; measure here only to name what is weak",
+        help="use the output of NVIDIA's all_reduce_perf, and measure only to find weak nodes",
     )
     parser.add_argument(
-        "--record-baseline", action="store_true", help="make this bandwidth the cluster's baseline"
+        "--record-baseline", action="store_true", help="record this bandwidth as the cluster's baseline"
     )
     return parser
 

@@ -1,6 +1,6 @@
-"""`python -m trainer.health.node`: what a node's GPUs do by themselves, one task for each GPU.
+"""`python -m trainer.health.node`: tests the GPUs of each node separately, with one task per GPU.
 
-The ranks of a node meet at 127.0.0.1, so that no node waits for another. The first rank of each writes
+The ranks of a node connect at 127.0.0.1, so that no node waits for another. The first rank of each node writes
 NODE-container.json. Exit status: 0 good, 1 a finding or a hang, 2 a mistake.
 """
 
@@ -24,7 +24,7 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.health import NodeHealthConfig, read
 from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
-from trainer.distributed.rendezvous import Ranks, find_ranks, take_gpu
+from trainer.distributed.rendezvous import Ranks, find_ranks, select_gpu
 from trainer.health.bandwidth import measure_all_reduce
 from trainer.health.fabric import Fabric
 from trainer.health.judgement import make_layout, select
@@ -34,14 +34,14 @@ from trainer.health.units import rate_text
 
 PROGRAM = "node-health"
 MATMUL_SIZE = {"cuda": 8192, "cpu": 512}
-"""Rows of the square matrices: large enough that a Hopper GPU reaches its usual part of the peak."""
+"""Rows of the square matrices, large enough for a Hopper GPU to reach its usual fraction of the peak."""
 COPY_BYTES = 2**30
 REPEATS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What one rank measured; null where it was not or could not be."""
+    """Measurements of one rank; null if not measured."""
 
     name: str = ""
     matmul_tflops: float | None = None
@@ -54,7 +54,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is not as it should be, as in the reports of the host part."""
+    """A problem, in the format of the reports of the host part."""
 
     check: str
     expected: str
@@ -62,14 +62,16 @@ class Finding:
 
 
 def main() -> int:
-    """Reads the arguments and checks. Returns the exit status."""
+    """Parse the arguments and run the check. Returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.health.node", description="Checks the GPUs of each node by itself."
+        prog="python -m trainer.health.node", description="Checks the GPUs of each node separately."
     )
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", required=True, help="the check's configuration"
+        "--config", type=Path, metavar="FILE", required=True, help="configuration of the check"
     )
-    parser.add_argument("--reports", type=Path, metavar="DIR", required=True, help="where the reports go")
+    parser.add_argument(
+        "--reports", type=Path, metavar="DIR", required=True, help="directory for the reports"
+    )
     arguments = parser.parse_args()
     try:
         config = read(NodeHealthConfig, arguments.config)
@@ -80,14 +82,14 @@ def main() -> int:
 
 
 def run(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str], reports: Path) -> int:
-    """Checks this node with its other ranks; the exit status, the same on each.
+    """Check this node together with its other ranks. Returns the exit status, the same on each of them.
 
     Raises:
-        TrainerError: ranks that do not fill nodes, or that are missing.
+        TrainerError: the number of tasks does not fit the nodes, or ranks are missing.
     """
     own = ranks_of_node(config, ranks, environ)
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename
-    # Two nodes of a test may share a host, and so an address.
+    # In tests, two nodes may share a host and so an address.
     port = int(environ.get("MASTER_PORT", "29500")) + int(environ.get("SLURM_NODEID", "0")) % 1000
     address = {
         "MASTER_ADDR": "127.0.0.1",
@@ -113,21 +115,21 @@ def run(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str], repo
 
 
 def ranks_of_node(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str]) -> Ranks:
-    """This process's place among the ranks of its node.
+    """Rank of this process among those of its node.
 
     Raises:
-        TrainerError: the tasks do not fill nodes.
+        TrainerError: the number of tasks does not fit the nodes.
     """
     size = config.ranks_per_node
     if ranks.world_size % size or ranks.local_rank >= size:
         raise TrainerError(
-            f"{ranks}, local rank {ranks.local_rank}: the check is for {counted(size, 'task')} a node"
+            f"{ranks}, local rank {ranks.local_rank}: the check needs exactly {counted(size, 'task')} per node"
         )
     return Ranks(ranks.local_rank, ranks.local_rank, size, ranks.source)
 
 
 class NodeCheck:
-    """The check of one node, as each of its ranks goes through it."""
+    """The check of one node. Each of its ranks runs it."""
 
     def __init__(self, config: NodeHealthConfig, meeting: Meeting, environ: Mapping[str, str]) -> None:
         self._config = config
@@ -136,14 +138,14 @@ class NodeCheck:
         self._device = Device()
 
     def run(self, report: Path) -> int:
-        """Measures, judges and writes the report; the exit status."""
+        """Measure, compare and write the report. Returns the exit status."""
         ranks = self._meeting.ranks
         with self._meeting.step("finding its GPU"):
             self._try(self._find)
         with self._meeting.step("a matrix product"):
             self._try(self._multiply)
         for turn in range(ranks.world_size):
-            # one GPU at a time: together they would share the host's memory
+            # One GPU at a time, since they would share the host's memory bandwidth.
             self._meeting.gather(f"turn-{turn}", None)
             with self._meeting.step("copies"):
                 if turn == ranks.rank:
@@ -160,7 +162,7 @@ class NodeCheck:
         return 1 if findings else 0
 
     def _try(self, measure: Callable[[], None]) -> None:
-        """After the first error a GPU is asked for nothing more."""
+        """Run a measurement, unless an earlier one on this GPU has failed."""
         if self._device.error:
             return
         try:
@@ -172,10 +174,10 @@ class NodeCheck:
         if self._config.device == "cuda":
             if not torch.cuda.is_available():
                 raise TrainerError(f"torch {torch.__version__} sees no GPU")
-            take_gpu(self._meeting.ranks)
+            select_gpu(self._meeting.ranks)
             self._device = Device(name=torch.cuda.get_device_name())
         else:
-            torch.set_num_threads(1)  # the ranks of a machine share its cores
+            torch.set_num_threads(1)  # the ranks of a host share its cores
             self._device = Device(name="CPU")
 
     def _multiply(self) -> None:
@@ -183,7 +185,7 @@ class NodeCheck:
         size = MATMUL_SIZE[kind]
         dtype = torch.bfloat16 if kind == "cuda" else torch.float32
         left, right = (torch.randn(size, size, device=kind).to(dtype) for _ in range(2))
-        # As in training, the first second runs at clocks that the rest does not keep.
+        # A long warm-up, since clocks are higher in the first second than later, as in training.
         seconds = _seconds(lambda: torch.mm(left, right), kind, repeats=REPEATS, warm_up=REPEATS)
         self._set(matmul_tflops=2 * size**3 / seconds / 1e12)
 
@@ -196,7 +198,7 @@ class NodeCheck:
             to_device_gb_s=_gb_s(lambda: here.copy_(host, non_blocking=True)),
             from_device_gb_s=_gb_s(lambda: host.copy_(here, non_blocking=True)),
         )
-        # With --gpus-per-task a process sees its own GPU alone: then the all-reduce must tell.
+        # With --gpus-per-task a process sees only its own GPU, and only the all-reduce tests the links.
         count = torch.cuda.device_count()
         if count > 1:
             there = torch.empty_like(here, device=f"cuda:{(torch.cuda.current_device() + 1) % count}")
@@ -207,7 +209,7 @@ class NodeCheck:
         self._device = dataclasses.replace(self._device, **rounded)  # type: ignore[arg-type]
 
     def _all_reduce(self) -> dict[str, Any]:
-        """The bandwidth between all GPUs of the node, or the first error that a rank met."""
+        """Measure the bandwidth between all GPUs of the node. Returns it, or the errors of the ranks."""
         value: float | str
         try:
             with self._meeting.step("an all-reduce"):
@@ -216,7 +218,9 @@ class NodeCheck:
                     fabric.world(), self._config.all_reduce_bytes, fabric.device, REPEATS
                 )
                 fabric.close()
-            value = round(sample.busbw_gb_s, 3) if sample.correct else "the sums are wrong: data is corrupted"
+            value = (
+                round(sample.busbw_gb_s, 3) if sample.correct else "the sums are wrong, so data is corrupted"
+            )
         except TrainerError as error:
             value = str(error)
         values = self._meeting.gather("all-reduce", value)
@@ -227,7 +231,7 @@ class NodeCheck:
         if measured is None:
             return []
         if measured["error"]:
-            return [Finding(check="all_reduce", expected="right sums", found=measured["error"])]
+            return [Finding(check="all_reduce", expected="correct sums", found=measured["error"])]
         layout = make_layout(1, self._config.ranks_per_node, self._settings)
         threshold = select(self._config.thresholds, layout, self._config.gpus_per_node)
         if threshold is None or measured["busbw_gb_s"] >= threshold.fail_below_gb_s:
@@ -239,11 +243,11 @@ class NodeCheck:
 
 
 def judge_devices(devices: list[Device], config: NodeHealthConfig) -> list[Finding]:
-    """What is wrong with single GPUs, by local rank."""
+    """Findings about single GPUs, by local rank."""
     findings = []
     products = [device.matmul_tflops for device in devices if device.matmul_tflops is not None]
     usual = statistics.median_high(products) if products else 0.0
-    # CPUs of one machine share its cores: their differences mean nothing
+    # Not for CPU ranks, which share the cores of a host, so that their differences mean nothing.
     least = usual * (1 - config.max_gpu_deficit) if config.device == "cuda" else 0.0
     if config.peak_tflops is not None:
         least = max(least, config.peak_tflops * config.min_peak_fraction)
@@ -291,7 +295,7 @@ def _gb_s(copy: Callable[[], Any]) -> float:
 def _report(
     path: Path, node: str, devices: list[Device], all_reduce: dict[str, Any] | None, findings: list[Finding]
 ) -> None:
-    """The node's file, and the same in lines of the log."""
+    """Write the report of the node, and print it as lines in the log."""
     for finding in findings:
         print(f"{node}: BAD {finding.check}: expected {finding.expected}, found {finding.found}", flush=True)
     print(f"{node}: {_summary(devices, all_reduce)}: {'BAD' if findings else 'good'}", flush=True)
@@ -307,7 +311,7 @@ def _report(
 
 
 def _summary(devices: list[Device], all_reduce: dict[str, Any] | None) -> str:
-    """The range of each figure over the node's devices."""
+    """Range of each measurement over the node's devices."""
     parts = []
     for name, unit in (
         ("matmul_tflops", "TFLOP/s"),

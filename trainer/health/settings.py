@@ -1,4 +1,4 @@
-"""What in a task's surroundings explains a low bandwidth: NCCL's settings, its configuration files, the host."""
+"""Finds possible causes of a low bandwidth in NCCL's settings, its configuration files and the host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FEW_CHANNELS = 16
-"""NVLink needs about this many; NCCL itself takes 16 to 32 on Hopper."""
+"""Approximate number of channels that NVLink needs. NCCL itself uses 16 to 32 on Hopper."""
 DEFAULT_BUFFER_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable that NCCL reads, and where it found it."""
+    """A variable that NCCL reads, and its origin."""
 
     name: str
     value: str
@@ -27,7 +27,7 @@ Judge = Callable[[str, Sequence[str]], "str | None"]
 
 
 def nccl_settings(environ: Mapping[str, str], files: Sequence[tuple[str, str]]) -> dict[str, Setting]:
-    """Every NCCL_ variable that holds: the environment's, then those of the files (name, text), first one first."""
+    """Effective NCCL_ variables. The environment takes precedence, then the files (name, text) in order."""
     found = {
         name: Setting(name, value, "environment")
         for name, value in environ.items()
@@ -42,9 +42,9 @@ def nccl_settings(environ: Mapping[str, str], files: Sequence[tuple[str, str]]) 
 
 
 def configuration_files(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """NCCL's configuration files that are there, with their text, the one that wins first.
+    """NCCL's existing configuration files with their text, in order of precedence.
 
-    NCCL asks the password database for the home directory, not HOME.
+    NCCL takes the home directory from the password database, not from HOME.
     """
     own = environ.get("NCCL_CONF_FILE")
     paths = [Path(own)] if own else [_home() / ".nccl.conf"]
@@ -67,42 +67,42 @@ def _home() -> Path:
 def explain(
     settings: Mapping[str, Setting], planned: Mapping[str, str], nics: Sequence[str]
 ) -> Iterator[str]:
-    """Settings that are known to cost bandwidth, and those that differ from what the node type sets."""
+    """Describe settings that are known to reduce bandwidth, and those that differ from the node type's."""
     for name, setting in sorted(settings.items()):
         if planned.get(name) == setting.value:
-            continue  # some node types need what harms others
+            continue  # a setting that harms other node types may be right for this one
         if (judge := _HARMFUL.get(name)) and (reason := judge(setting.value, nics)):
             yield f"{name}={setting.value} ({setting.origin}): {reason}"
         elif name in planned:
-            yield f"{name}={setting.value} ({setting.origin}): the node type sets {planned[name]}"
+            yield f"{name}={setting.value} ({setting.origin}), but the node type sets {planned[name]}"
     for name in sorted(planned.keys() - settings.keys()):
         if name.startswith("NCCL_"):
-            yield f"{name} is not set in the task: the node type sets {planned[name]}"
+            yield f"{name} is not set in the task, but the node type sets {planned[name]}"
 
 
 def explain_host(
     settings: Mapping[str, Setting], nics: Sequence[str], root: Path = Path("/")
 ) -> Iterator[str]:
-    """A topology file that cannot be read, memory that cannot be pinned, NICs that are missing or down."""
+    """Describe an unreadable topology file, limits on pinned memory, and NICs that are missing or down."""
     topology = settings.get("NCCL_TOPO_FILE")
     if topology and not os.access(topology.value, os.R_OK):
-        yield f"NCCL_TOPO_FILE={topology.value} cannot be read: NCCL pairs GPUs with the wrong NICs"
+        yield f"NCCL_TOPO_FILE={topology.value} cannot be read, so NCCL pairs GPUs with the wrong NICs"
     if not nics:
         return
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if locked != resource.RLIM_INFINITY:
-        yield f"memlock is {locked // 1024} kB: InfiniBand pins memory and wants unlimited"
+        yield f"memlock is {locked // 1024} kB, but InfiniBand pins memory and needs unlimited"
     for name in nics:
         port = root / "sys/class/infiniband" / name / "ports/1"
         state, physical = _word(port / "state"), _word(port / "phys_state")
         if not state:
-            yield f"NIC {name} is not there"
+            yield f"NIC {name} is missing"
         elif (state, physical) != ("ACTIVE", "LinkUp"):
             yield f"NIC {name} is {state}, {physical}"
 
 
 def _word(path: Path) -> str:
-    """ "ACTIVE" of "4: ACTIVE"; empty where there is no such file."""
+    """Last word of a file: "ACTIVE" for "4: ACTIVE". Empty if there is no such file."""
     try:
         return path.read_text().strip().rpartition(" ")[2]
     except OSError:
@@ -131,7 +131,7 @@ def _always(reason: str) -> Judge:
 
 
 def _restricts_nics(value: str, nics: Sequence[str]) -> str | None:
-    """NCCL_IB_HCA: names or beginnings of names; "=" before them means exactly these, "^" all others."""
+    """Check NCCL_IB_HCA: a list of name prefixes. A leading "=" means exact names, a leading "^" all other NICs."""
     exactly, others = "=" in value[:2], value.startswith("^")
     wanted = [word.partition(":")[0] for word in value.lstrip("^=").split(",") if word]
 
@@ -146,16 +146,16 @@ _DISABLED = ("1", "TRUE", "YES", "Y")
 _HARMFUL: dict[str, Judge] = {
     "NCCL_MAX_NCHANNELS": _small(FEW_CHANNELS, "few channels leave links idle"),
     "NCCL_MAX_CTAS": _small(FEW_CHANNELS, "few channels leave links idle"),
-    "NCCL_NTHREADS": _small(256, "few threads a channel cannot fill a link"),
-    "NCCL_BUFFSIZE": _small(DEFAULT_BUFFER_BYTES, "buffers below the default of 4 MiB break the pipeline up"),
-    "NCCL_P2P_DISABLE": _one_of(_DISABLED, "GPUs of a node talk through host memory, not NVLink"),
-    "NCCL_P2P_LEVEL": _one_of(("LOC", "0"), "GPUs of a node talk through host memory, not NVLink"),
-    "NCCL_SHM_DISABLE": _one_of(_DISABLED, "what NVLink does not carry goes through the network"),
-    "NCCL_IB_DISABLE": _one_of(_DISABLED, "nodes talk over Ethernet, not InfiniBand"),
-    "NCCL_NET": _one_of(("SOCKET",), "nodes talk over TCP, not InfiniBand"),
-    "NCCL_NET_GDR_LEVEL": _one_of(("LOC", "0"), "NICs copy through host memory: no GPUDirect RDMA"),
+    "NCCL_NTHREADS": _small(256, "few threads per channel cannot saturate a link"),
+    "NCCL_BUFFSIZE": _small(DEFAULT_BUFFER_BYTES, "buffers below the default of 4 MiB stall the pipeline"),
+    "NCCL_P2P_DISABLE": _one_of(_DISABLED, "GPUs of a node communicate through host memory, not NVLink"),
+    "NCCL_P2P_LEVEL": _one_of(("LOC", "0"), "GPUs of a node communicate through host memory, not NVLink"),
+    "NCCL_SHM_DISABLE": _one_of(_DISABLED, "traffic within a node that is not on NVLink uses the network"),
+    "NCCL_IB_DISABLE": _one_of(_DISABLED, "nodes communicate over Ethernet, not InfiniBand"),
+    "NCCL_NET": _one_of(("SOCKET",), "nodes communicate over TCP, not InfiniBand"),
+    "NCCL_NET_GDR_LEVEL": _one_of(("LOC", "0"), "NICs copy through host memory, without GPUDirect RDMA"),
     "NCCL_IB_HCA": _restricts_nics,
-    "NCCL_ALGO": _always("forces an algorithm where NCCL would choose"),
-    "NCCL_PROTO": _always("forces a protocol where NCCL would choose"),
-    "CUDA_LAUNCH_BLOCKING": _one_of(("1",), "every kernel is waited for"),
+    "NCCL_ALGO": _always("forces an algorithm that NCCL would otherwise choose"),
+    "NCCL_PROTO": _always("forces a protocol that NCCL would otherwise choose"),
+    "CUDA_LAUNCH_BLOCKING": _one_of(("1",), "the host waits for every kernel"),
 }

@@ -1,1 +1,1 @@
-"""The record of a run and where it goes: files, TensorBoard, Weights & Biases, the console."""
+"""Metrics of a run, written to files, TensorBoard, Weights & Biases and the console."""

@@ -1,4 +1,4 @@
-"""What a person sees: lines from rank 0 on stdout, or a progress bar when stderr is a terminal."""
+"""Console output: lines from rank 0 on stdout, or a progress bar if stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trainer.contract.wording import duration
 
 
 def quiet_libraries() -> None:
-    """Hides the advice to install CUDA libraries and the deprecations inside of megatron.core and torch."""
+    """Hide advice to install CUDA libraries, and deprecation warnings inside of megatron.core and torch."""
     warnings.filterwarnings("ignore", module=r"(megatron\.core|torch)\b")
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
 
 
 class Log:
-    """Prints for rank 0, and nothing for the others."""
+    """Prints lines on rank 0. Does nothing on other ranks."""
 
     def __init__(self, is_rank_0: bool, progress: bool) -> None:
         self._is_rank_0 = is_rank_0
@@ -28,14 +28,14 @@ class Log:
         self._first: tuple[int, float] | None = None
 
     def line(self, text: str) -> None:
-        """One line on stdout, at once."""
+        """Print one line to stdout and flush it."""
         if self._bar is not None:
             self._bar.write(text)
         elif self._is_rank_0:
             print(text, flush=True)
 
     def start(self, iteration: int, total: int) -> None:
-        """Shows that iterations `iteration` to `total` follow."""
+        """Start the progress display at `iteration` of `total`."""
         self._total = total
         if self._wants_bar:
             from tqdm import tqdm
@@ -43,7 +43,7 @@ class Log:
             self._bar = tqdm(total=total, initial=iteration, unit="it", dynamic_ncols=True)
 
     def step(self, iteration: int, values: dict[str, Any]) -> None:
-        """Shows the values that `Metrics.step` recorded."""
+        """Show the values that `Metrics.step` recorded."""
         if self._bar is not None:
             self._bar.update(iteration - self._bar.n)
             self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {values['tokens_per_s']:,.0f} tokens/s")
@@ -59,11 +59,11 @@ class Log:
         )
 
     def _remaining(self, iteration: int, step_time_s: float) -> str:
-        """How long the rest takes at the pace of this attempt since its first line, saves and evaluations with it."""
+        """Estimated remaining time, from the pace since this attempt's first line, including saves and evaluations."""
         if iteration >= self._total:
             return ""
         now = time.monotonic()
-        if self._first is None:  # what came before it, a first step too, is no measure of what follows
+        if self._first is None:  # earlier times, such as that of the first step, are not representative
             self._first = (iteration, now)
         else:
             first, then = self._first
@@ -71,7 +71,7 @@ class Log:
         return f", {duration(round((self._total - iteration) * step_time_s))} left"
 
     def close(self) -> None:
-        """Ends the progress bar."""
+        """Close the progress bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

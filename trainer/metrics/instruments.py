@@ -1,4 +1,4 @@
-"""What goes on between the steps: none of it changes what is trained."""
+"""Activities between the steps that do not affect training results: profiles, CUDA graphs, straggler checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.model.cuda_graphs import LayerGraphs
 
 @dataclass(frozen=True)
 class Instruments:
-    """Those of one rank."""
+    """Instruments of one rank."""
 
     timers: Timers
     profiler: Profiler
@@ -20,11 +20,11 @@ class Instruments:
     stragglers: StragglerWatch
 
     def before(self, iteration: int) -> bool:
-        """Does what is due before `iteration`. Whether that took time."""
+        """Do what is due before `iteration`. Returns whether that took time."""
         recorded, profiled = self.graphs.before(iteration), self.profiler.before(iteration)
         return recorded or profiled
 
     def close(self, iteration: int) -> None:
-        """Ends what still runs, before `iteration`."""
+        """End running recordings, before `iteration`."""
         self.profiler.close(iteration)
         self.graphs.close()

@@ -1,4 +1,4 @@
-"""A file of JSON objects, one a line, that grows while the run lives and loses what is computed again."""
+"""JSON Lines file that grows during a run. Lines of steps that are computed again are removed."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from trainer.contract.run_directory import next_number, open_nofollow, publish
 from trainer.faults.storage import storage_error
 
 CLOSE_S = 5.0
-"""A storage that hangs does not keep a run from ending."""
+"""Timeout of the last writes, so that hanging storage does not block the end of a run (seconds)."""
 
 
 class JsonLines:
-    """Appends lines, each whole or, on a full disk, not at all as far as a reader can tell.
+    """Appends lines. On a full disk a line may be incomplete; readers skip such lines.
 
-    A thread writes each as soon as the storage has taken those before it: a step never waits for the storage.
+    A thread writes the lines in order, so that a step never waits for the storage.
     """
 
-    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
-        """`complain` is told once when the file cannot be written, which ends no training. The thread calls it.
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        """The thread calls `warn` once if the file cannot be written. This does not end the training.
 
         Raises:
             TrainerError: the file cannot be opened.
         """
-        self._path, self._complain = path, complain
+        self._path, self._warn = path, warn
         try:
             self._file = open(path, "ab", buffering=0, opener=open_nofollow)  # noqa: SIM115
         except OSError as error:
             raise storage_error(error, path, "written") from error
-        self._is_torn = self._has_complained = False
-        # Unbounded: a kilobyte a step is little for as long as a storage can hang before the run is ended for it.
+        self._is_torn = self._has_warned = False
+        # Unbounded, since a kilobyte per step stays little until the watch ends a run whose storage hangs.
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._keep_writing, name=path.name, daemon=True)
+        self._thread = threading.Thread(target=self._write_all, name=path.name, daemon=True)
         self._thread.start()
 
     def write(self, line: dict[str, Any]) -> None:
-        """Appends a line, soon. Numbers that JSON does not have become null."""
+        """Queue a line. Numbers that JSON cannot represent become null."""
         text = json.dumps({name: _finite(value) for name, value in line.items()}) + "\n"
         self._waiting.put(text.encode())
 
     def close(self) -> None:
-        """Waits until all lines are in the file, but not for long."""
+        """Wait for at most CLOSE_S until all lines are in the file."""
         self._waiting.put(None)
         self._thread.join(CLOSE_S)
-        # The one that the thread is writing is out of the queue, the end is in it: together the number of lines.
+        # The queue has the end marker but not the line that is being written, so its size is the number of lines.
         if self._thread.is_alive() and (left := self._waiting.qsize()):
             lines = "the last line" if left == 1 else f"the last {left} lines"
-            self._complain(f"{self._path}: {lines} may be missing: not written within {CLOSE_S:g} s")
+            self._warn(f"{self._path}: {lines} may be missing: not written within {CLOSE_S:g} s")
 
-    def _keep_writing(self) -> None:
+    def _write_all(self) -> None:
         with self._file:
             while (line := self._waiting.get()) is not None:
                 self._append(line)
@@ -67,30 +67,30 @@ class JsonLines:
         try:
             written = self._file.write(data)
         except OSError as error:
-            self._say_once(os.strerror(error.errno or 0))
+            self._warn_once(os.strerror(error.errno or 0))
         else:
             if written != len(data):
                 self._is_torn = True
-                self._say_once("a line was written in part; is the disk full?")
+                self._warn_once("a line was only partly written (is the disk full?)")
             else:
                 self._is_torn = False
 
-    def _say_once(self, why: str) -> None:
-        if not self._has_complained:
-            self._has_complained = True
-            self._complain(f"{self._path}: {why}; lines are missing from here on, training goes on")
+    def _warn_once(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(f"{self._path}: {reason}. Lines are missing from here on; training continues")
 
 
 def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
-    """Drops what an attempt that goes on from `iteration` computes again, and torn lines.
+    """Remove lines that an attempt that resumes from `iteration` computes again, and incomplete lines.
 
-    That is every later iteration, and the evaluation of this one. How each attempt started and ended stays: that is the
-    run's story. Returns the last line that was dropped of the iterations after this one.
+    These are the lines of later iterations, and the evaluation of this one. The starts and stops of all attempts are
+    kept. Returns the last removed line of a later iteration.
 
-    From iteration 0, all numbers of the run would be dropped: a copy of the file stays under the next number.
+    At iteration 0 this removes all numbers of the run, so a copy of the file is kept under the next number.
 
     Raises:
-        TrainerError: the file cannot be read or written. It is as it was.
+        TrainerError: the file cannot be read or written. It is unchanged.
     """
     try:
         if not path.exists():
@@ -100,11 +100,11 @@ def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
             for line in lines:
                 if (entry := _entry(line)) is None:
                     continue
-                if _outlives(entry, iteration):
+                if _is_kept(entry, iteration):
                     kept.append(line)
                 elif entry["iteration"] > iteration:
                     lost = entry
-        with _copy_of(path) if lost and iteration == 0 else contextlib.nullcontext():
+        with _keeping_copy(path) if lost and iteration == 0 else contextlib.nullcontext():
             publish(path, "".join(kept))
     except OSError as error:
         raise storage_error(error, path, "written") from error
@@ -112,12 +112,12 @@ def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def _copy_of(path: Path) -> Iterator[None]:
-    """Keeps a file that is about to be replaced, under the next number, unless that fails."""
+def _keeping_copy(path: Path) -> Iterator[None]:
+    """Keep a copy of a file, under the next number, while it is replaced. Removes the copy if that fails."""
     copy = next_number(path)
     try:
         os.link(path, copy)
-    except PermissionError:  # a file system without links
+    except PermissionError:  # the file system does not support hard links
         shutil.copyfile(path, copy)
     try:
         yield
@@ -127,16 +127,16 @@ def _copy_of(path: Path) -> Iterator[None]:
 
 
 def _entry(line: str) -> dict[str, Any] | None:
-    """What a line holds; None of a torn one, and of nobody's."""
+    """Parse a line; None if it is incomplete or not an event."""
     try:
         entry = json.loads(line)
-        is_one = line.endswith("\n") and isinstance(entry["iteration"], int) and "event" in entry
+        is_valid = line.endswith("\n") and isinstance(entry["iteration"], int) and "event" in entry
     except (ValueError, TypeError, KeyError):
         return None
-    return entry if is_one else None
+    return entry if is_valid else None
 
 
-def _outlives(entry: dict[str, Any], iteration: int) -> bool:
+def _is_kept(entry: dict[str, Any], iteration: int) -> bool:
     event, at = entry["event"], entry["iteration"]
     return event in {"start", "stop"} or at < iteration or (at == iteration and event != "evaluation")
 

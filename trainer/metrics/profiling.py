@@ -1,4 +1,4 @@
-"""A trace of chosen steps and ranks by torch's profiler, and a snapshot of the GPU's memory."""
+"""Traces of selected steps and ranks by torch's profiler, and snapshots of GPU memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trainer.contract.run_directory import RunDirectory
 DEFAULT_STEPS = 2
 
 MAX_ALLOCATIONS = 1_000_000
-"""Allocations and frees that the memory history keeps, each with its stack; older ones are forgotten."""
+"""Maximum number of allocations and frees in the memory history, each with its stack. Older ones are dropped."""
 
 
 class Profiler:
-    """Records this rank from one iteration to another. Outside of them it costs nothing."""
+    """Records a range of iterations on this rank. Costs nothing outside of the range."""
 
     def __init__(self, config: TrainerConfig, run: RunDirectory, rank: int) -> None:
-        """Raises ConfigError when the range is empty, or there is none and a memory history was asked for."""
+        """Raises ConfigError if the range is empty, or if a memory history is requested without a range."""
         logging = config.logging
         self._start, self._end = _range(logging)
         self._is_chosen = self._start < self._end and rank in logging.profile_ranks
@@ -32,7 +32,7 @@ class Profiler:
         self._first = 0
 
     def before(self, iteration: int) -> bool:
-        """Starts or ends the recording, as `iteration` is about to begin. Whether that took time."""
+        """Start or end the recording if it is due before `iteration`. Returns whether that took time."""
         if not self._is_chosen:
             return False
         if self._trace is None and self._start <= iteration < self._end:
@@ -45,7 +45,7 @@ class Profiler:
         return False
 
     def close(self, iteration: int) -> None:
-        """Ends a recording that still runs, before `iteration`, and writes the files."""
+        """End a running recording before `iteration`, and write its files."""
         if self._trace is None:
             return
         trace, self._trace = self._trace, None
@@ -57,7 +57,7 @@ class Profiler:
             files.append(self._export(trace, name))
             if self._records_memory:
                 files.append(self._dump_memory(name))
-        except (OSError, RuntimeError) as error:  # a full disk ends no training
+        except (OSError, RuntimeError) as error:  # not fatal, for example a full disk
             print(f"rank {self._rank}: the profile could not be written: {error}", flush=True)
         finally:
             if self._records_memory:
@@ -69,7 +69,7 @@ class Profiler:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        # Else CUDA's tracing library stays in the process, and each later kernel launch takes 8 us in place of 6.
+        # Otherwise CUDA's tracing library stays loaded, and each later kernel launch takes 8 us instead of 6.
         os.environ.setdefault("TEARDOWN_CUPTI", "1")
         if self._records_memory:
             torch.cuda.memory._record_memory_history(max_entries=MAX_ALLOCATIONS, stacks="python")
@@ -77,15 +77,15 @@ class Profiler:
         self._trace.start()
 
     def _export(self, trace: torch.profiler.profile, name: str) -> Path:
-        """Chrome's trace format, compressed: for ui.perfetto.dev."""
-        return self._publish(f"{name}.json.gz", trace.export_chrome_trace)  # torch compresses by the ending
+        """Export compressed Chrome traces, for ui.perfetto.dev."""
+        return self._publish(f"{name}.json.gz", trace.export_chrome_trace)  # torch compresses .gz files
 
     def _dump_memory(self, name: str) -> Path:
-        """What pytorch.org/memory_viz shows."""
+        """Dump a memory snapshot for pytorch.org/memory_viz."""
         return self._publish(f"{name}.memory.pickle", torch.cuda.memory._dump_snapshot)
 
     def _publish(self, name: str, write: Callable[[str], object]) -> Path:
-        """Lets torch write a file where nobody else can put a link, and moves it to its place."""
+        """Have torch write a file in a private directory, safe from links of other users, and move it into place."""
         with tempfile.TemporaryDirectory(prefix=".", dir=self._directory) as private:
             write(f"{private}/{name}")
             return Path(private, name).replace(self._directory / name)
@@ -98,13 +98,13 @@ def _range(logging: LoggingConfig) -> tuple[int, int]:
         if end is not None or logging.record_memory_history:
             name = "record_memory_history" if end is None else "profile_step_end"
             raise ConfigError(
-                f"logging.{name} needs logging.profile_step_start: the first iteration to record"
+                f"logging.{name} requires logging.profile_step_start, the first iteration to record"
             )
         return 0, 0
     if end is None:
         return start, start + DEFAULT_STEPS
     if end <= start:
         raise ConfigError(
-            f"logging: profile_step_end = {end} does not come after profile_step_start = {start}"
+            f"logging: profile_step_end = {end} must be greater than profile_step_start = {start}"
         )
     return start, end

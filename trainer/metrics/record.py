@@ -1,9 +1,9 @@
-"""The run's record: `metrics.jsonl`, TensorBoard, Weights & Biases, and lines for the person who watches.
+"""Records a run: `metrics.jsonl`, TensorBoard, Weights & Biases and the log.
 
-Written by rank 0. Each line of metrics.jsonl is one JSON object with `event`, `iteration` and `time` (Unix seconds);
-docs/metrics.md says what each event holds. Units: losses in nats per token, times in seconds, memory in GiB.
-Nothing here waits for the GPU: a step's numbers were read when its update was decided, its times are those of events
-that the GPU has passed.
+Only rank 0 writes. Each line of metrics.jsonl is a JSON object with `event`, `iteration` and `time` (Unix seconds);
+docs/metrics.md describes the events. Units: losses in nats per token, times in seconds, memory in GiB. Nothing here
+waits for the GPU: the loss and the norm of a step were already read before its update, and times come from events that
+the GPU has passed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ GIB = 2**30
 
 
 class Board(Protocol):
-    """Draws numbers over iterations."""
+    """Plots numbers over iterations."""
 
     def scalars(self, iteration: int, values: dict[str, float]) -> None:
-        """Records numbers under their names."""
+        """Record numbers by name."""
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write buffered numbers."""
 
 
 class Metrics:
-    """Records what happens after `iteration`, on rank 0; on the others it keeps nothing."""
+    """Records the steps after `iteration` on rank 0. Records nothing on other ranks."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Metrics:
         self._boards = [board for board in boards if board is not None]
 
     def start(self, iteration: int, places: Sequence[Place], source: Source | None) -> None:
-        """Records what this attempt is, where it runs and what it continues from, and logs the basis of its numbers."""
+        """Record configuration, hosts and checkpoint of this attempt, and log the basis of its FLOP numbers."""
         config, layout = self._config, self._config.parallelism
         precision, peak = precision_name(config.training), config.peak_tflops
         model_ranks = (
@@ -115,23 +115,25 @@ class Metrics:
             },
         )
         against = (
-            "no MFU: peak_tflops is not set" if peak is None else f"MFU of {peak:g} TFLOP/s ({precision})"
+            "no MFU, since peak_tflops is not set"
+            if peak is None
+            else f"MFU relative to {peak:g} TFLOP/s ({precision})"
         )
-        self._log.line(f"model FLOPs as {FORMULA}; {against}")
+        self._log.line(f"model FLOPs by {FORMULA}; {against}")
 
     def step(self, iteration: int, result: StepResult) -> None:
-        """Takes in a step; records the means since the last recorded one at each log_interval."""
+        """Add a step. At each log_interval, record the means since the last line."""
         now = time.perf_counter()
         self._window.add(result, now - self._last_time)
         self._last_time = now
-        self._timers.totals()  # each step, so that its events can be used again
+        self._timers.totals()  # in each step, so that its CUDA events can be reused
         if result.skipped or result.spike is not None:
-            self._stands_out(iteration, result)
+            self._record_anomaly(iteration, result)
         if iteration % self._config.logging.log_interval == 0:
             self.catch_up(iteration)
 
     def catch_up(self, iteration: int) -> None:
-        """Records the steps since the last line; also before a checkpoint, where the next attempt continues."""
+        """Record the steps since the last line. Also called before a checkpoint, where another attempt may resume."""
         if not len(self._window):
             return
         times = self._timers.totals()
@@ -145,19 +147,19 @@ class Metrics:
         self._log.step(iteration, values)
 
     def evaluation(self, iteration: int, split: str, loss: float) -> None:
-        """Records the mean loss over the evaluation batches of a split."""
+        """Record the mean loss over the evaluation batches of a split."""
         self._write("evaluation", iteration, {"split": split, "loss": loss})
         self._draw(split, iteration, {"loss": loss})
         self._log.line(f"iteration {iteration}: {split} loss {loss:.4f}")
 
     def checkpoint(self, iteration: int, event: SaveEvent) -> None:
-        """Records a checkpoint that is complete."""
+        """Record a complete checkpoint."""
         values = dataclasses.asdict(event)
         self._write("checkpoint", iteration, values)
         self._draw("checkpoint", iteration, {name: values[name] for name in ("stall_s", "write_s")})
 
     def stragglers(self, iteration: int, found: Sequence[Straggler]) -> None:
-        """Records ranks that compute more slowly than their like; those that wait for each other in one event."""
+        """Record slow ranks. Ranks that wait for each other share one event."""
         for straggler in found:
             self._write(
                 "straggler",
@@ -173,25 +175,25 @@ class Metrics:
             self._log.line(f"iteration {iteration}: SLOW: {straggler}")
 
     def stop(self, iteration: int, reason: str) -> None:
-        """Records why this attempt ends before the last iteration."""
+        """Record why this attempt ends before the last iteration."""
         self._write("stop", iteration, {"reason": reason})
 
     def skip_time(self) -> None:
-        """Leaves the time since the last step (an evaluation, a save) out of the next step's."""
+        """Exclude the time since the last step, such as that of an evaluation or save, from the next step."""
         self._last_time = time.perf_counter()
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write buffered lines and numbers."""
         for output in (self._lines, *self._boards):
             if output is not None:
                 output.close()
 
-    def _stands_out(self, iteration: int, result: StepResult) -> None:
+    def _record_anomaly(self, iteration: int, result: StepResult) -> None:
         batch = result.batch
         first, last = batch.first, batch.first + batch.size - 1
         if result.spike is None:
             self._log.line(
-                f"iteration {iteration}: OVERFLOW: no update, the gradients are not finite at loss scale "
+                f"iteration {iteration}: OVERFLOW: no update, since the gradients are not finite at loss scale "
                 f"{result.loss_scale:g} (samples {first} to {last})"
             )
             return
@@ -207,8 +209,8 @@ class Metrics:
             },
         )
         self._log.line(
-            f"iteration {iteration}: LOSS SPIKE: {result.loss:.4f} is {result.spike:.2f} times the median of the steps "
-            f"before; samples {first} to {last} were {'left out of training' if result.skipped else 'trained on'}"
+            f"iteration {iteration}: LOSS SPIKE: {result.loss:.4f} is {result.spike:.2f} times the median of previous "
+            f"steps; samples {first} to {last} were {'excluded from training' if result.skipped else 'trained on'}"
         )
 
     def _write(self, event: str, iteration: int, values: dict[str, Any]) -> None:
@@ -222,7 +224,7 @@ class Metrics:
 
 
 class Window:
-    """The steps since the last line."""
+    """Steps since the last line."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
@@ -236,7 +238,7 @@ class Window:
         return len(self._seconds)
 
     def add(self, result: StepResult, seconds: float) -> None:
-        """Takes in a step that took so long."""
+        """Add a step and its duration."""
         self._seconds.append(seconds)
         self._losses.append(result.loss)
         if result.grad_norm is not None:
@@ -246,7 +248,7 @@ class Window:
         self._last = result
 
     def values(self, config: TrainerConfig, flops: float) -> dict[str, Any]:
-        """What a line says of the steps, one at least; a sample takes `flops`."""
+        """Values of a line for these steps, of which there is at least one. `flops` is the cost of a sample."""
         last = self._last
         assert last is not None
         seconds = sum(self._seconds)
@@ -269,7 +271,7 @@ class Window:
 
 
 def shares(times: Times, steps: int, step_time_s: float) -> dict[str, float]:
-    """Where the mean step's time went on rank 0, from the `times` of so many steps."""
+    """Breakdown of the mean step time on rank 0. `times` are the totals of `steps` steps."""
     return {
         "compute_s": times.compute_s / steps,
         "communication_s": times.communication_s / steps,
@@ -280,12 +282,12 @@ def shares(times: Times, steps: int, step_time_s: float) -> dict[str, float]:
 
 
 def precision_name(training: TrainingConfig) -> str:
-    """What the layers compute in, and so whose peak MFU is measured against."""
+    """Precision of the layers, whose peak is the basis of MFU."""
     return training.precision if training.fp8 is None else f"fp8 {training.fp8} {training.fp8_recipe}"
 
 
 def peak_memory_gib(device: str) -> float:
-    """Peak memory of this rank: what torch allocated on the GPU, or the resident set of the process."""
+    """Peak memory of this rank: torch's allocations on the GPU, or the resident set size of the process."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / GIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB

@@ -1,4 +1,4 @@
-"""TensorBoard's event files."""
+"""TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import FileWriter
 
 CLOSE_S = 5.0
-"""A storage that hangs does not keep a run from ending."""
+"""Timeout of the last writes, so that hanging storage does not block the end of a run (seconds)."""
 
 UNBOUNDED = 0
-"""The library's queue of events. At its own size, 10, a step waits as soon as the storage has hung for ten."""
+"""Size of the library's event queue. With its default of 10, a step would wait once the storage hangs for 10 events."""
 
 
 class TensorBoard:
@@ -26,9 +26,9 @@ class TensorBoard:
         self._log = log
 
     def scalars(self, iteration: int, values: dict[str, float]) -> None:
-        """Records numbers under their names. A thread writes them.
+        """Record numbers by name. A thread writes them.
 
-        In one event: SummaryWriter.add_scalar makes one of each number, which takes 1.3 ms of a step in place of 0.2.
+        All numbers share one event. SummaryWriter.add_scalar makes one per number, which takes 1.3 ms, not 0.2 ms.
         """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -40,9 +40,9 @@ class TensorBoard:
             self._give_up(error)
 
     def close(self) -> None:
-        """Writes what is left, for a limited time."""
+        """Write buffered events, for at most CLOSE_S."""
         if self._writer is not None:
-            # The library's own close waits for as long as the storage hangs.
+            # In a thread, since the library's close has no timeout.
             thread = threading.Thread(target=self._close, args=(self._writer,), daemon=True)
             self._writer = None
             thread.start()
@@ -60,25 +60,25 @@ class TensorBoard:
 
     def _give_up(self, error: OSError) -> None:
         self._writer = None
-        self._log.line(f"no TensorBoard files from here on, training goes on: {error}")
+        self._log.line(f"no TensorBoard files from here on; training continues: {error}")
 
 
 def open_tensorboard(directory: Path, iteration: int, log: Log) -> TensorBoard | None:
-    """A new event file for the steps after `iteration`; None, with a line in the log, where there can be none.
+    """Open a new event file for the steps after `iteration`. Returns None, with a line in the log, if that fails.
 
-    Earlier files stay. TensorBoard forgets what they hold of later steps when it reads where this one starts.
+    Earlier files are kept. TensorBoard hides their later steps when it reads where this file starts.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from torch.utils.tensorboard import FileWriter
     except ImportError as error:
-        log.line(f"no TensorBoard files: {error}; install tensorboard, or set logging.tensorboard = false")
+        log.line(f"no TensorBoard files: {error}. Install tensorboard, or set logging.tensorboard = false")
         return None
     try:
         writer = FileWriter(str(directory), max_queue=UNBOUNDED)
         writer.add_event(Event(step=iteration + 1, file_version="brain.Event:2"))
         writer.add_event(Event(step=iteration + 1, session_log=SessionLog(status=SessionLog.START)))
     except OSError as error:
-        log.line(f"no TensorBoard files, training goes on: {error}")
+        log.line(f"no TensorBoard files; training continues: {error}")
         return None
     return TensorBoard(writer, log)

@@ -1,8 +1,8 @@
-"""Where the time of a step goes, found out without ever waiting for the GPU.
+"""Measures the parts of a step without ever waiting for the GPU.
 
-Megatron-Core calls `config.timers(name, log_level=...)`, and `.start(barrier=...)` and `.stop()` of what it gets,
-around the parts of a step. Its own timers synchronise the GPU at each of these calls. Ours put CUDA events between the
-kernels and read them once the GPU has passed them; on a CPU, where everything blocks, they read the clock.
+Megatron-Core calls `config.timers(name, log_level=...)`, and `.start(barrier=...)` and `.stop()` on the result, around
+the parts of a step. Its own timers synchronize the GPU at each of these calls. These timers put CUDA events between the
+kernels and read them once the GPU has passed them. On a CPU, where every call blocks, they read the clock.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from megatron.core.utils import get_model_config
 T = TypeVar("T")
 
 BATCH = "batch"
-"""Our own name, for getting a micro-batch; it lies inside of forward-compute."""
+"""Name for loading a micro-batch, which is not one of Core's. It is part of forward-compute."""
 
-# Core's names, as they are in megatron-core 0.16 to 0.19. Those of sends and receives between pipeline stages are left
-# out: an interleaved schedule waits without them, and what they hold is mostly the bubble.
+# Core's names in megatron-core 0.16 to 0.19, without those of sends and receives between pipeline stages: they mostly
+# measure the bubble, and an interleaved schedule waits without them.
 KINDS = {
     "forward-compute": "compute_s",
     "backward-compute": "compute_s",
@@ -47,15 +47,15 @@ class Times:
     """Seconds of this rank."""
 
     compute_s: float = 0.0
-    """Forward and backward passes of its micro-batches, without getting them."""
+    """Forward and backward passes, without loading micro-batches."""
     communication_s: float = 0.0
-    """Reducing gradients and gathering parameters, as far as nothing is computed meanwhile."""
+    """Reducing gradients and gathering parameters, unless overlapped with computation."""
     update_s: float = 0.0
-    """The optimizer's arithmetic."""
+    """The optimizer's computation."""
     batch_s: float = 0.0
-    """The device had nothing to do for want of a micro-batch."""
+    """Time in which the device was idle because it waited for a micro-batch."""
     data_wait_s: float = 0.0
-    """The program waited for a micro-batch; on a GPU, which may have had work meanwhile, batch_s or more."""
+    """Time in which the program waited for micro-batches. At least batch_s, since a GPU may have had work meanwhile."""
 
     def __sub__(self, other: Times) -> Times:
         return Times(
@@ -64,12 +64,12 @@ class Times:
 
     @property
     def accounted_s(self) -> float:
-        """The part of a step that is none of its idle time."""
+        """Step time without idle time."""
         return self.compute_s + self.communication_s + self.update_s + self.batch_s
 
 
 class Timers:
-    """What Megatron-Core takes as `config.timers`: gives a stopwatch for each part of a step."""
+    """Implementation of Megatron-Core's `config.timers`: returns a stopwatch for each part of a step."""
 
     def __init__(self, device: str) -> None:
         self._marks: _Clock | _Events = _Events() if device == "cuda" else _Clock()
@@ -80,18 +80,18 @@ class Timers:
         self.is_paused = False
 
     def __call__(self, name: str, log_level: int | None = None) -> Stopwatch | _NoStopwatch:
-        """The stopwatch of a part; one that does nothing for parts that are not of interest."""
+        """The stopwatch of a part of a step. It does nothing for parts that are not recorded."""
         return self._watches.get(name, _NO_STOPWATCH)
 
     def attach(self, model: list[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
-        """Makes Megatron-Core time the steps of this model and optimizer."""
+        """Make Megatron-Core time the steps of this model and optimizer."""
         for chunk in model:
             get_model_config(chunk).timers = self
         for part in (optimizer, *getattr(optimizer, "chained_optimizers", ())):
             part.config.timers = self
 
     def waited_for(self, batches: Iterator[T]) -> Iterator[T]:
-        """`batches`, each waited for under a stopwatch."""
+        """`batches`, with a measurement of the time spent waiting for each."""
         watch = self._watches[BATCH]
         while True:
             began = time.perf_counter()
@@ -105,7 +105,7 @@ class Timers:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out what is no training step."""
+        """Exclude the time within this context, which is not part of a training step."""
         self.is_paused = True
         try:
             yield
@@ -113,14 +113,14 @@ class Timers:
             self.is_paused = False
 
     def totals(self) -> Times:
-        """The times so far, of what the device has finished; the rest follows in a later call. Does not wait.
+        """Times so far, of work that the device has finished. Does not wait; later calls include the rest.
 
-        After a step's loss is read, only its update can be unfinished.
+        Once the loss of a step is read, only its update can be unfinished.
         """
         while self._pending:
             name, start, stop = self._pending[0]
             seconds = self._marks.seconds(start, stop)
-            if seconds is None:  # one stream does its work in order: what follows is unfinished too
+            if seconds is None:  # a stream works in order, so all later work is unfinished too
                 break
             self._seconds[name] += seconds
             self._pending.popleft()
@@ -132,16 +132,16 @@ class Timers:
         return Times(**kinds, batch_s=batch_s, data_wait_s=self._data_wait_s)
 
     def mark(self) -> Any:
-        """The point of the device's work that this call stands at."""
+        """Mark the current point in the device's work."""
         return self._marks.mark()
 
     def add(self, name: str, start: Any, stop: Any) -> None:
-        """Counts the work between two points."""
+        """Add the work between two marks to a part."""
         self._pending.append((name, start, stop))
 
 
 class Stopwatch:
-    """One of Core's timers. It never waits, whatever barrier Core asks for."""
+    """Stand-in for one of Core's timers. It never waits, even if Core requests a barrier."""
 
     __slots__ = ("_name", "_start", "_timers")
 
@@ -150,19 +150,19 @@ class Stopwatch:
         self._start: Any = None
 
     def start(self, barrier: bool = False) -> None:
-        """Begins, unless the timers are paused."""
+        """Start, unless the timers are paused."""
         if not self._timers.is_paused:
             self._start = self._timers.mark()
 
     def stop(self, barrier: bool = False) -> None:
-        """Ends what `start` began."""
+        """Stop, and add the time since `start`."""
         if self._start is not None:
             self._timers.add(self._name, self._start, self._timers.mark())
             self._start = None
 
 
 class _NoStopwatch:
-    """For parts of a step that are not of interest."""
+    """Stopwatch for parts of a step that are not recorded."""
 
     def start(self, barrier: bool = False) -> None:
         pass
@@ -175,7 +175,7 @@ _NO_STOPWATCH = _NoStopwatch()
 
 
 class _Clock:
-    """Points in time of a program that blocks until its work is done."""
+    """Marks for a device that finishes its work before each call returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -185,7 +185,7 @@ class _Clock:
 
 
 class _Events:
-    """Points in the work of the current CUDA stream; events are used again once they are read."""
+    """Marks in the work of the current CUDA stream. Events are reused once they are read."""
 
     POOL = 256
 
@@ -198,7 +198,7 @@ class _Events:
         return event
 
     def seconds(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float | None:
-        """None while the GPU has not got to `stop`. Waits for nothing."""
+        """Time between two marks; None if the GPU has not reached `stop` yet. Does not wait."""
         if not stop.query():
             return None
         milliseconds = start.elapsed_time(stop)

@@ -1,4 +1,4 @@
-"""The versions of what a run stands on, in one line, and a check that all of it can be imported."""
+"""Versions of the libraries of a run, and a check that they can be imported."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from trainer.distributed import device
 
 
 def print_versions() -> int:
-    """Prints one line and returns the exit status: 0, or 1 naming what cannot be imported."""
+    """Print the versions in one line. Returns 0, or 1 with a message if a module cannot be imported."""
     for module in ("torch", "megatron.core", "trainer.train"):
         try:
             importlib.import_module(module)
-            device.stand_in_for_cuda()  # at once after torch, as a run does
+            device.stand_in_for_cuda()  # directly after torch, as in a run
         except Exception as error:  # an import can fail in any way: a missing library, a CUDA mismatch
             print(f"trainer: cannot import {module}: {type(error).__name__}: {error}", file=sys.stderr)
             return 1
@@ -23,7 +23,7 @@ def print_versions() -> int:
 
 
 def versions() -> dict[str, str]:
-    """What this process has imported, by name."""
+    """Versions of the imported libraries, by name."""
     return {
         "trainer": distribution_version("hpcgen"),
         "megatron-core": sys.modules["megatron.core"].__version__,
@@ -33,7 +33,7 @@ def versions() -> dict[str, str]:
 
 
 def distribution_version(name: str, missing: str = "unknown") -> str:
-    """The installed version of a distribution, or `missing` (for ours: it runs from plain files)."""
+    """Installed version of a distribution, or `missing`, as for a trainer that runs from plain files."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

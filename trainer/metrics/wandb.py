@@ -1,7 +1,7 @@
-"""Weights & Biases: the same numbers as in metrics.jsonl, in one of its runs over all attempts of ours.
+"""Weights & Biases: the numbers of metrics.jsonl in a W&B run that all attempts share.
 
-Rank 0 alone talks to it, and training never depends on it: a service that cannot be reached, a library that is
-missing and a process that died each cost a line in the log. The key stays in the environment.
+Only rank 0 uses it, and training never depends on it: an unreachable service, a missing library or a dead process only
+result in a line in the log. The key stays in the environment.
 """
 
 from __future__ import annotations
@@ -18,73 +18,73 @@ from trainer.contract.config import TrainerConfig, to_dict
 from trainer.contract.run_directory import RunDirectory, publish
 from trainer.metrics.console import Log
 
-KEY = "WANDB_API_KEY"
+API_KEY_VARIABLE = "WANDB_API_KEY"
 
 INIT_TIMEOUT_S = 60
-"""The other ranks wait this long at the start when the service does not answer."""
+"""Timeout at the start, during which the other ranks wait (seconds)."""
 
 FINISH_TIMEOUT_S = 60
-"""What is not uploaded by then stays in the files."""
+"""Timeout of the last upload (seconds). The rest stays in the files."""
 
 AXIS = "iteration"
-"""Our own axis. W&B's step only grows, and a run that walks back to an older checkpoint does not."""
+"""Custom x axis. W&B's own step can only grow, but a run may resume from an older checkpoint."""
 
 
 class Experiment:
     """This attempt's part of the W&B run."""
 
     def __init__(self, wandb_run: Any, log: Log, sync_command: str | None) -> None:
-        """`wandb_run` is what wandb.init gave; `sync_command` uploads it, when it does not do so itself."""
+        """`wandb_run` is the result of wandb.init. `sync_command` is the command that uploads an offline run."""
         self._run, self._log, self._sync_command = wandb_run, log, sync_command
         wandb_run.define_metric(AXIS)
         wandb_run.define_metric("*", step_metric=AXIS)
 
     def scalars(self, iteration: int, values: dict[str, float]) -> None:
-        """Records numbers under their names. Does not wait for the service."""
-        with self._harmless():
+        """Record numbers by name. Does not wait for the service."""
+        with self._errors_logged():
             if self._run is not None:
                 self._run.log({AXIS: iteration, **values})
 
     def close(self) -> None:
-        """Hands over what is left, for a limited time."""
-        with self._harmless():
+        """Upload the rest, for a limited time."""
+        with self._errors_logged():
             if self._run is not None:
                 self._run.finish()
         if self._sync_command is not None:
             self._log.line(f"Weights & Biases: to upload this run: {self._sync_command}")
 
     @contextlib.contextmanager
-    def _harmless(self) -> Iterator[None]:
+    def _errors_logged(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever it is, it is not worth the training
+        except Exception as error:  # no error of W&B may end the training
             self._run = None
-            self._log.line(f"Weights & Biases: nothing more is recorded there: {_in_words(error)}")
+            self._log.line(f"Weights & Biases: nothing is recorded from here on: {_message(error)}")
 
 
 def open_experiment(config: TrainerConfig, run: RunDirectory, log: Log) -> Experiment | None:
-    """Starts, or goes on with, the W&B run; None, with a line in the log, when that cannot be."""
+    """Start or resume the W&B run. Returns None, with a line in the log, if that fails."""
     try:
         import wandb
     except ImportError as error:
         log.line(
-            f"no Weights & Biases: {error}; install wandb (the extra hpcgen[wandb]), "
+            f"no Weights & Biases: {error}. Install wandb (the extra hpcgen[wandb]), "
             "or set logging.wandb_project = null"
         )
         return None
-    asked = os.environ.get("WANDB_MODE") or ("online" if os.environ.get(KEY) else "offline")
-    for mode in dict.fromkeys((asked, "offline")):
+    requested = os.environ.get("WANDB_MODE") or ("online" if os.environ.get(API_KEY_VARIABLE) else "offline")
+    for mode in dict.fromkeys((requested, "offline")):
         try:
-            if mode != asked:
-                wandb.teardown()  # or the id counts as in use by the start that failed
+            if mode != requested:
+                wandb.teardown()  # otherwise the failed start still occupies the run ID
             return _start(wandb, config, run, log, mode)
-        except Exception as error:  # the network, the key, the library: none of it is worth the training
-            log.line(f"Weights & Biases ({mode}) cannot be used: {_in_words(error)}")
+        except Exception as error:  # no error of W&B may end the training
+            log.line(f"Weights & Biases ({mode}) cannot be used: {_message(error)}")
     return None
 
 
 def run_id(run: RunDirectory) -> str:
-    """The id that all attempts of this run have at W&B; the first of them draws it."""
+    """W&B ID of this run. The first attempt chooses it at random, and all later ones reuse it."""
     try:
         known = run.wandb_id.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def _start(wandb: Any, config: TrainerConfig, run: RunDirectory, log: Log, mode:
         config=to_dict(config),
         allow_val_change=True,  # a later attempt may have other settings
         settings=wandb.Settings(
-            console="off",  # the job's log is there already
+            console="off",  # the job has its own log
             quiet=True,
             disable_git=True,
             init_timeout=INIT_TIMEOUT_S,
@@ -118,13 +118,13 @@ def _start(wandb: Any, config: TrainerConfig, run: RunDirectory, log: Log, mode:
     if mode != "offline":
         log.line(f"Weights & Biases: {started.url or mode}")
         return Experiment(started, log, sync_command=None)
-    why = "" if os.environ.get(KEY) else f" ({KEY} is not set)"
+    reason = "" if os.environ.get(API_KEY_VARIABLE) else f" ({API_KEY_VARIABLE} is not set)"
     sync_command = f"wandb sync {shlex.quote(str(run.root / 'wandb'))}"
-    log.line(f"Weights & Biases: offline{why}; to upload this run: {sync_command}")
+    log.line(f"Weights & Biases: offline{reason}; to upload this run: {sync_command}")
     return Experiment(started, log, sync_command)
 
 
-def _in_words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    key = os.environ.get(KEY)
+    key = os.environ.get(API_KEY_VARIABLE)
     return text.replace(key, "***") if key else text

@@ -1,1 +1,1 @@
-"""The GPT of this rank: its layers, kernels, initial weights and CUDA graphs."""
+"""This rank's part of the GPT: layers, kernels, initial weights and CUDA graphs."""

@@ -1,4 +1,4 @@
-"""From the configuration to this rank's chunks of the GPT, wrapped for data parallelism."""
+"""Builds this rank's chunks of the GPT from the configuration, wrapped for data parallelism."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ from trainer.model.initialization import initialize_by_name
 from trainer.model.kernels import Kernels
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""The precisions that keep fp32 master weights, and what the model itself is held in."""
+"""Data type of the model for each precision that has fp32 master weights."""
 
 
 def build_model(
     config: TrainerConfig, groups: ProcessGroupCollection, kernels: Kernels
 ) -> list[DistributedDataParallel]:
-    """This rank's model chunks in order of the pipeline: one, or virtual_pipeline_model_parallel_size."""
+    """Build this rank's model chunks, in pipeline order: one, or virtual_pipeline_model_parallel_size."""
     core = transformer_config(config, kernels)
     if core.tp_comm_overlap:
         _allocate_overlap_buffers(config, groups)
-    # On a GPU Core draws weights from its own generators, which must be there even though the draw is replaced.
+    # On a GPU Core needs its own generators, although their random weights are replaced below. Core's own tracker
+    # cannot be recorded in graphs, but Transformer Engine's can.
     uses_graphs = config.training.cuda_graph_impl != "none"
-    model_parallel_cuda_manual_seed(
-        config.training.seed, te_rng_tracker=uses_graphs
-    )  # Core's cannot be recorded
+    model_parallel_cuda_manual_seed(config.training.seed, te_rng_tracker=uses_graphs)
     stages = config.parallelism.virtual_pipeline_model_parallel_size
     vp_stages = [None] if stages is None else range(stages)
     chunks = [_build_chunk(config, core, groups, kernels, vp_stage) for vp_stage in vp_stages]
@@ -65,7 +64,7 @@ def build_model(
 
 
 def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerConfig:
-    """Megatron-Core's configuration of the same model and layout."""
+    """Megatron-Core's configuration for the model and layout."""
     model, layout, training = config.model, config.parallelism, config.training
     dtype = HALF.get(training.precision, torch.float32)
     interleaved = layout.virtual_pipeline_model_parallel_size is not None
@@ -107,13 +106,13 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         recompute_granularity=training.recompute_granularity,
         recompute_method=training.recompute_method,
         recompute_num_layers=training.recompute_num_layers,
-        # Batched point-to-point calls in an interleaved schedule of 2 stages give wrong gradients, silently.
+        # In an interleaved schedule with 2 stages, batched point-to-point calls silently produce wrong gradients.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
-        # The loss is the mean over the tokens of the global batch, however they are cut over ranks.
+        # The loss is the mean over the tokens of the global batch, independent of their distribution over ranks.
         calculate_per_token_loss=True,
         gradient_accumulation_fusion=kernels.weight_gradient is not None,
-        cross_entropy_loss_fusion=compiles,  # Megatron-LM calls the fused ones not deterministic
+        cross_entropy_loss_fusion=compiles,  # not deterministic, according to Megatron-LM
         cross_entropy_fusion_impl=kernels.cross_entropy,
         bias_activation_fusion=on_gpu and (model.swiglu or model.add_bias_linear),
         bias_dropout_fusion=on_gpu,
@@ -124,10 +123,10 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
 
 
 def _leave_as_is(weight: torch.Tensor) -> torch.Tensor:
-    """Core's hook for drawing a weight; `initialize_by_name` does it once the chunk is built.
+    """Initialization hook for Core that does nothing. `initialize_by_name` initializes the chunk after it is built.
 
-    perform_initialization = False would also skip the mark that a weight is split over tensor-parallel ranks,
-    and the gradient norm would then count one rank's part only.
+    perform_initialization = False would also skip the attribute that marks a weight as split over tensor-parallel
+    ranks, and the gradient norm would then only count one rank's part.
     """
     return weight
 
@@ -166,7 +165,7 @@ def _build_chunk(
 
 
 def _allocate_overlap_buffers(config: TrainerConfig, groups: ProcessGroupCollection) -> None:
-    """Memory that tensor-parallel ranks write into directly, which Transformer Engine's overlap works with.
+    """Allocate the buffers for Transformer Engine's overlap, into which tensor-parallel ranks write directly.
 
     Source: Megatron-LM initialize.py, _initialize_tp_communicators: [tokens on a context-parallel rank, hidden].
     """
@@ -182,7 +181,7 @@ def _allocate_overlap_buffers(config: TrainerConfig, groups: ProcessGroupCollect
 
 
 def _connect_schedule(core: TransformerConfig, overlap: bool, model: list[DistributedDataParallel]) -> None:
-    """Tells the pipeline schedule how to reduce gradients: one function for one chunk, else a list."""
+    """Tell the pipeline schedule how to reduce gradients: one function for a single chunk, else a list."""
     core.finalize_model_grads_func = finalize_model_grads
     if overlap:
         no_sync, start = [chunk.no_sync for chunk in model], [chunk.start_grad_sync for chunk in model]

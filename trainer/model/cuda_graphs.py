@@ -1,8 +1,8 @@
-"""Replays layers as CUDA graphs: a layer then costs the host two launches in place of hundreds.
+"""Replays layers as CUDA graphs, so that a layer costs the host two launches instead of hundreds.
 
-Worth it where the host cannot keep up with the GPU: small micro-batches, and matrices that tensor parallelism has cut
-small. Megatron-Core records the layers with Transformer Engine's make_graphed_callables. A pipeline stage needs a
-graph, and memory, for each micro-batch of a step.
+This helps if the host cannot keep up with the GPU, as with small micro-batches or with matrices that are small due to
+tensor parallelism. Megatron-Core records the layers with Transformer Engine's make_graphed_callables. A pipeline stage
+needs a graph, and memory, for each micro-batch of a step.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from trainer.metrics.console import Log
 from trainer.step import TrainingState
 
 WARMUP_STEPS = 3
-"""Steps of an attempt without graphs, in which kernels are chosen and compiled: cuda_graph_warmup_steps of Core."""
+"""First steps of an attempt, without graphs, to choose and compile kernels (Core: cuda_graph_warmup_steps)."""
 
 
 def prepare_nccl(config: TrainerConfig) -> None:
-    """Lets NCCL's collectives be recorded; called before it makes communicators. What is in the environment holds."""
+    """Prepare NCCL for recording. Call this before it creates communicators. Variables that are set take precedence."""
     if config.training.cuda_graph_impl != "none":
-        # What NCCL registers for a graph, expandable segments of torch's allocator may give back (TECudaGraphHelper).
+        # torch's expandable segments may free memory that NCCL has registered for a graph (TECudaGraphHelper).
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
 
 
 @contextlib.contextmanager
 def recordable_gradients(config: TrainerConfig) -> Iterator[None]:
-    """What is wrapped for data parallelism in here can be recorded.
+    """Context in which to wrap models for data parallelism, so that they can be recorded.
 
-    The nodes that take in gradients belong to the stream that is current when they are made. The default stream may
-    not wait for one that is recorded; another may (Megatron-LM training.py, get_model).
+    The autograd nodes that accumulate gradients belong to the stream that is current when they are created. The default
+    stream must not wait for a stream that is being recorded, but another stream may. Source: Megatron-LM training.py,
+    get_model.
     """
     if config.training.cuda_graph_impl == "none":
         yield
@@ -55,7 +56,7 @@ def recordable_gradients(config: TrainerConfig) -> Iterator[None]:
 
 
 class LayerGraphs:
-    """The graphs of this rank's layers; does nothing when the configuration asks for none."""
+    """CUDA graphs of this rank's layers. Does nothing if cuda_graph_impl is none."""
 
     def __init__(
         self, config: TrainerConfig, state: TrainingState, groups: ProcessGroupCollection, log: Log
@@ -66,7 +67,7 @@ class LayerGraphs:
         self._helper: Any = None
 
     def before(self, iteration: int) -> bool:
-        """Records the layers when it is time, as `iteration` is about to begin. Whether that took time."""
+        """Record the layers if that is due before `iteration`. Returns whether that took time."""
         if self._is_due_in < 0:
             return False
         self._is_due_in -= 1
@@ -79,7 +80,7 @@ class LayerGraphs:
         return True
 
     def close(self) -> None:
-        """Gives the graphs up: a communicator waits at its end for those that hold its collectives."""
+        """Delete the graphs. Otherwise a communicator would wait for them when it is destroyed."""
         if self._helper is not None:
             self._helper.delete_cuda_graphs()
             self._helper = None
@@ -95,7 +96,7 @@ class LayerGraphs:
             micro_batch_size=training.micro_batch_size,
             data_parallel_size=self._groups.dp.size(),
         )
-        # Recording is no step: nothing may be gathered from within, and the gradients that it leaves are cleared.
+        # Recording is not a step: it must not gather parameters, and the gradients that it leaves are cleared later.
         for chunk in self._model if gathers else ():
             chunk.disable_forward_pre_hook()
         self._helper = TECudaGraphHelper(
@@ -107,40 +108,40 @@ class LayerGraphs:
         )
         if not self._helper.flattened_callables:
             raise TrainerError(
-                f"training.cuda_graph_impl = {training.cuda_graph_impl}, and the model has no layer that can be "
-                "recorded: set it to none, or build the layers of Megatron-Core's TransformerLayer"
+                f"training.cuda_graph_impl = {training.cuda_graph_impl}, but the model has no layer that can be "
+                "recorded. Set it to none, or build the layers from Megatron-Core's TransformerLayer"
             )
         try:
             with _only_this_thread_recorded():
                 self._helper.create_cudagraphs()
         except RuntimeError as error:
-            if not _is_of_memory(error):
+            if not _is_out_of_memory(error):
                 raise
             raise TrainerError(
-                f"rank {torch.distributed.get_rank()}: no memory to record the layers as CUDA graphs ({error}); set "
-                "training.cuda_graph_impl: none, lower training.micro_batch_size, or cut the model further"
+                f"rank {torch.distributed.get_rank()}: not enough memory to record layers as CUDA graphs ({error}). "
+                "Set training.cuda_graph_impl: none, lower training.micro_batch_size, or shard the model further"
             ) from error
         if gathers:
             for chunk in self._model:
                 chunk.enable_forward_pre_hook()
             self._helper.cuda_graph_set_manual_hooks()
         gc.collect()
-        gc.freeze()  # as before the first step; Core has undone that
+        gc.freeze()  # again as before the first step, since Core has unfrozen the objects
 
 
-def _is_of_memory(error: BaseException | None) -> bool:
-    """Whether it is a want of GPU memory, or covers one: a record that is broken off raises an error of its own."""
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the error or one of its contexts is a lack of GPU memory. An aborted recording raises another error."""
     return error is not None and (
-        isinstance(error, torch.OutOfMemoryError) or _is_of_memory(error.__context__)
+        isinstance(error, torch.OutOfMemoryError) or _is_out_of_memory(error.__context__)
     )
 
 
 @contextlib.contextmanager
 def _only_this_thread_recorded() -> Iterator[None]:
-    """Graphs made in here may be recorded while other threads ask the driver for memory.
+    """Context that lets other threads allocate memory while graphs are recorded.
 
-    Transformer Engine takes torch's default, by which any thread's request spoils the record, that of the data
-    loader's for pinned memory among them. Core's own graphs are recorded in this mode.
+    In torch's default mode, which Transformer Engine uses, an allocation by any thread makes the recording fail, for
+    example the data loader's allocation of pinned memory. Core's own graphs use the thread-local mode.
     """
     usual = torch.cuda.graph
     torch.cuda.graph = functools.partial(usual, capture_error_mode="thread_local")

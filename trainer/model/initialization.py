@@ -1,9 +1,9 @@
-"""Initial weights that depend on the seed and on a parameter's global name, and not on the layout.
+"""Initializes weights by seed and global parameter name, independent of the layout.
 
-Megatron-Core draws each rank's shard from that rank's generator, so every layout starts elsewhere. Here the
-whole parameter is drawn and the rank keeps its shard: one seed gives one model at any TP, PP, VPP, CP and DP,
-and the same losses. The global name and the shard's place are those a checkpoint uses (`sharded_state_dict`),
-which also takes care of SwiGLU's two halves and of embeddings that the first and last stage share.
+Megatron-Core draws each rank's shard from that rank's generator, so the initial weights depend on the layout. Here each
+rank draws the complete parameter and keeps its shard. So a seed determines the model and the losses at any TP, PP, VPP,
+CP and DP. Global names and shard positions are those of checkpoints (`sharded_state_dict`), which also handles SwiGLU's
+two halves and embeddings that the first and the last stage share.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factor
 from megatron.core.models.gpt import GPTModel
 
 RESIDUAL_OUTPUTS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
-"""The layers that write to the residual stream: two per transformer layer."""
+"""Weights that write to the residual stream: two per transformer layer."""
 
 
 @torch.no_grad()
 def initialize_by_name(chunk: GPTModel, seed: int, std: float, num_layers: int) -> None:
-    """Draws every matrix of `chunk` from N(0, std^2) and zeroes the biases; norms keep their ones.
+    """Draw every matrix of `chunk` from N(0, std^2) and set biases to zero. Norm weights stay one.
 
-    The layers that write to the residual stream get std / sqrt(2 x num_layers), as in GPT-2 and Megatron-LM.
+    Weights that write to the residual stream have std / sqrt(2 x num_layers), as in GPT-2 and Megatron-LM.
     """
     shards = chunk.sharded_state_dict()
     apply_factories(shards)
@@ -39,9 +39,9 @@ def initialize_by_name(chunk: GPTModel, seed: int, std: float, num_layers: int) 
 
 
 def _draw(shard: ShardedTensor, seed: int) -> torch.Tensor:
-    """The shard's part of the whole parameter, of unit variance, in fp32.
+    """Draw the shard's part of the complete parameter, with unit variance, in fp32.
 
-    Layers are stacked along leading axes that the shard has one element of: their index is part of the name.
+    Layers are stacked along leading axes, in which a shard has one element. Their index is part of the seed.
     """
     axes = shard.prepend_axis_num
     layer, start = shard.global_offset[:axes], shard.global_offset[axes:]

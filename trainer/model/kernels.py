@@ -1,8 +1,8 @@
-"""Which kernels a run computes with: what is installed, what is used of it, and what a user would gain.
+"""Chooses the kernels of a run from those that are installed, and reports what is missing.
 
-Transformer Engine has the fast layers, attention, cross entropy and AdamW. NVIDIA's apex (never PyPI's package of
-that name) has one kernel that Megatron-Core asks for, which adds weight gradients straight into their fp32 buffer;
-torch can do the same by one matrix product, so that stands in for it.
+Transformer Engine has the fast layers, attention, cross entropy and AdamW. NVIDIA's apex (not PyPI's package of that
+name) has one kernel that Megatron-Core uses: it adds weight gradients directly to their fp32 buffer. If apex is
+missing, one matrix product of torch replaces it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Kernels:
     """The kernels of a run."""
 
     transformer_engine: str | None
-    """Its version, when the layers are made of it."""
+    """Version of Transformer Engine if the layers use it, else None."""
     adamw: str
-    """Whose fused AdamW updates the weights."""
+    """Library whose fused AdamW updates the weights."""
     cross_entropy: Literal["te", "native"]
     """Megatron-Core's name of the fused cross entropy."""
     weight_gradient: str | None
-    """Whose kernel accumulates weight gradients in fp32; None when none does."""
+    """Library whose kernel accumulates weight gradients in fp32; None if there is none."""
     on_gpu: bool
-    missed: tuple[str, ...] = ()
-    """What would make this run faster, and is not installed."""
+    missing: tuple[str, ...] = ()
+    """Libraries that are not installed and would make this run faster."""
 
     def __str__(self) -> str:
         if not self.on_gpu:
@@ -49,17 +49,17 @@ class Kernels:
         gradients = (
             f"weight gradients added in fp32 by {others}{self.weight_gradient}"
             if self.weight_gradient
-            else "weight gradients added apart from their matrix products"
+            else "weight gradients added separately from their matrix products"
         )
-        missed = f"; missed: {', '.join(self.missed)}" if self.missed else ""
-        return f"{layers}; cross entropy by {entropy}; fused AdamW by {self.adamw}; {gradients}{missed}"
+        missing = f"; not installed: {', '.join(self.missing)}" if self.missing else ""
+        return f"{layers}; cross entropy by {entropy}; fused AdamW by {self.adamw}; {gradients}{missing}"
 
 
 def choose(config: TrainerConfig) -> Kernels:
-    """Looks at what is installed and what `config` asks for; installs the stand-in for apex's kernel.
+    """Choose kernels by `config` from the installed libraries, and set up the replacement for apex's kernel.
 
     Raises:
-        TrainerError: the configuration asks for Transformer Engine, or for FP8, which needs it, and it is not there.
+        TrainerError: `config` requires Transformer Engine, directly or for example by FP8, and it is missing.
     """
     training = config.training
     version = transformer_engine_version() if config.device == "cuda" else None
@@ -74,7 +74,7 @@ def choose(config: TrainerConfig) -> Kernels:
         )
     if version is not None and wanted != "torch":
         _split_without_copies()
-    missed = () if version or wanted == "torch" else ("Transformer Engine (about 5% faster, and FP8)",)
+    missing = () if version or wanted == "torch" else ("Transformer Engine (about 5% faster, and FP8)",)
     adamw = "torch" if core_optimizer.USING_PYTORCH_OPTIMIZER else "Transformer Engine" if version else "apex"
     return Kernels(
         transformer_engine=None if wanted == "torch" else version,
@@ -82,24 +82,24 @@ def choose(config: TrainerConfig) -> Kernels:
         cross_entropy=_cross_entropy(training, version),
         weight_gradient=weight_gradient_kernel() if training.precision != "fp32" else None,
         on_gpu=True,
-        missed=missed,
+        missing=missing,
     )
 
 
 def _refuse_what_needs_transformer_engine(config: TrainerConfig) -> None:
     training = config.training
-    asked = {
+    requested = {
         "training.transformer_impl": training.transformer_impl
         if training.transformer_impl != "torch"
         else None,
         "training.cross_entropy_fusion_impl": "te" if training.cross_entropy_fusion_impl == "te" else None,
         **_needs_its_layers(config),
     }
-    for key, value in asked.items():
+    for key, value in requested.items():
         if value is not None:
             raise TrainerError(
-                f"{key} = {value} needs a GPU and Transformer Engine, which cannot be imported here; "
-                "use an image that has it (NVIDIA's PyTorch images do), or leave the key out"
+                f"{key} = {value} requires a GPU and Transformer Engine, which cannot be imported. "
+                "Use an image that has it (NVIDIA's PyTorch images do), or remove the key"
             )
 
 
@@ -107,13 +107,13 @@ def _refuse_what_needs_its_layers(config: TrainerConfig) -> None:
     for key, value in _needs_its_layers(config).items():
         if value is not None:
             raise TrainerError(
-                f"{key} = {value} needs Transformer Engine's layers, and training.transformer_impl = 'torch' asks for "
-                "others: leave one of the two out"
+                f"{key} = {value} requires Transformer Engine's layers, but training.transformer_impl is 'torch'. "
+                "Remove one of the two"
             )
 
 
 def _needs_its_layers(config: TrainerConfig) -> dict[str, object]:
-    """Keys that other layers would pass over in silence, and their values; None where nothing is asked for."""
+    """Keys that other layers would silently ignore, with their values. None means that the key requires nothing."""
     training = config.training
     return {
         "training.fp8": training.fp8,
@@ -123,11 +123,11 @@ def _needs_its_layers(config: TrainerConfig) -> dict[str, object]:
 
 
 def _cross_entropy(training: TrainingConfig, version: str | None) -> Literal["te", "native"]:
-    """Transformer Engine's where it rounds once, as Core's does; it is the faster one.
+    """Choose Transformer Engine's cross entropy, which is faster than Core's, if it only rounds once.
 
-    It rounds the gradient of each logit to the model's precision before it multiplies by the gradient of the loss,
-    which Megatron-LM found unstable (its pull request 5115). Here that factor is 1 and nothing is rounded twice,
-    since the loss is a sum that is scaled later, in fp32; but in fp16 it is the loss scale, which comes too late.
+    It rounds the gradient of each logit to the model's precision before it multiplies by the gradient of the loss.
+    Megatron-LM found this unstable (its pull request 5115). In bf16 this factor is 1 here, since the loss is a sum that
+    is scaled later in fp32, so nothing is rounded twice. In fp16 the factor is the loss scale, which comes too late.
     """
     if training.cross_entropy_fusion_impl is not None:
         return training.cross_entropy_fusion_impl
@@ -135,19 +135,19 @@ def _cross_entropy(training: TrainingConfig, version: str | None) -> Literal["te
 
 
 def transformer_engine_version() -> str | None:
-    """The version of the Transformer Engine that can be imported; None without one."""
+    """Version of Transformer Engine; None if it cannot be imported."""
     try:
         import transformer_engine.pytorch
-    except (ImportError, OSError):  # a library that it links to may be of another CUDA
+    except (ImportError, OSError):  # OSError: a linked library may be for another CUDA version
         return None
     return str(getattr(transformer_engine, "__version__", "of unknown version"))
 
 
 def _split_without_copies() -> None:
-    """Gives Core back Transformer Engine's split of queries, keys and values, whose backward pass copies nothing.
+    """Make Core use Transformer Engine's split of queries, keys and values, whose backward pass copies nothing.
 
-    Core looks for it under an older name, and without it takes torch's, which gathers the three gradients anew: 4% of
-    a step of GPT 1.3B on an H200 with megatron-core 0.19.2 and Transformer Engine 2.16.1.
+    Core looks for it under an older name, and otherwise uses torch's split, whose backward pass concatenates the three
+    gradients. That costs 4% of a step of GPT 1.3B on an H200 with megatron-core 0.19.2 and Transformer Engine 2.16.1.
     """
     if core_attention.SplitAlongDim is None:
         from transformer_engine.pytorch.utils import SplitAlongDim
@@ -156,10 +156,8 @@ def _split_without_copies() -> None:
 
 
 def weight_gradient_kernel() -> str | None:
-    """Whose kernel adds weight gradients in fp32; puts ours in the place of a missing one, where torch can."""
-    if (
-        core_layers._grad_accum_fusion_available
-    ):  # Core could import apex's, which may be built for another CUDA
+    """Library whose kernel adds weight gradients in fp32. If apex is missing, torch replaces it if possible."""
+    if core_layers._grad_accum_fusion_available:  # Core has imported apex's kernel
         return getattr(core_layers.fused_weight_gradient_mlp_cuda, "owner", "apex")
     if not hasattr(torch.ops.aten.addmm, "dtype_out"):  # torch before 2.8
         return None

@@ -1,7 +1,7 @@
-"""The parts of a transformer layer for where Transformer Engine is not: torch's norms and attention.
+"""Parts of a transformer layer without Transformer Engine: torch's norms and attention.
 
-Megatron-Core's own torch parts refuse sequence and context parallelism, and its attention keeps all scores.
-Shapes: s sequence on this context-parallel rank, S whole sequence, b micro-batch, n heads and g query groups
+Megatron-Core's own torch parts do not support sequence and context parallelism, and its attention stores all scores.
+Shapes: s sequence on this context-parallel rank, S complete sequence, b micro-batch, n heads and g query groups
 on this tensor-parallel rank, d width of a head.
 """
 
@@ -28,7 +28,7 @@ from trainer.distributed.sequence import zigzag_positions
 def block_submodules(
     config: TransformerConfig, vp_stage: int | None, use_transformer_engine: bool
 ) -> TransformerBlockSubmodules:
-    """What this chunk of the decoder is made of: Transformer Engine's parts, or ours around torch's."""
+    """Parts of this chunk of the decoder: Transformer Engine's, or this module's, which use torch."""
     norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
     if use_transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
@@ -43,7 +43,7 @@ def block_submodules(
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch's LayerNorm, built the way Megatron-Core builds its modules."""
+    """torch's LayerNorm with the constructor that Megatron-Core expects."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(hidden_size, eps=eps)
@@ -51,7 +51,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch's RMSNorm, built the way Megatron-Core builds its modules."""
+    """torch's RMSNorm with the constructor that Megatron-Core expects."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(hidden_size, eps=eps)
@@ -59,16 +59,16 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 def _mark_sequence_parallel(norm: torch.nn.Module, config: TransformerConfig) -> None:
-    # Each tensor-parallel rank normalises part of the sequence: finalize_model_grads sums their gradients.
+    # Each tensor-parallel rank normalizes part of the sequence, so finalize_model_grads must sum their gradients.
     for parameter in norm.parameters():
         parameter.sequence_parallel = config.sequence_parallel
 
 
 class CoreAttention(MegatronModule):
-    """Causal attention by torch's scaled_dot_product_attention, with grouped queries and context parallelism.
+    """Causal attention with torch's scaled_dot_product_attention, grouped queries and context parallelism.
 
-    With context parallelism each rank holds two chunks of the sequence (`zigzag_positions`), gathers the keys
-    and values of the others, and attends by an explicit mask.
+    With context parallelism, each rank has two chunks of the sequence (`zigzag_positions`), gathers the keys and values
+    of the others, and uses an explicit mask.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class CoreAttention(MegatronModule):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        """Query [s, b, n, d], key and value [s, b, g, d] -> [s, b, n*d]; causal, so no mask is read."""
+        """Query [s, b, n, d], key and value [s, b, g, d] -> [s, b, n*d]. Always causal; ignores mask arguments."""
         mask = None
         if self.cp_group.size() > 1:
             mask = self._mask(query.shape[0], query.device)  # [s, S]
@@ -112,7 +112,7 @@ class CoreAttention(MegatronModule):
         attend = torch.nn.functional.scaled_dot_product_attention
         if not (self.training and self.dropout > 0):
             return attend(query, key, value, **arguments)
-        if self.config.sequence_parallel:  # the whole layer already draws from this rank's own generator
+        if self.config.sequence_parallel:  # the layer already draws from this rank's own generator
             return attend(query, key, value, dropout_p=self.dropout, **arguments)
         with tensor_parallel.get_cuda_rng_tracker().fork():
             return attend(query, key, value, dropout_p=self.dropout, **arguments)

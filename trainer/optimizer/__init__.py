@@ -1,1 +1,1 @@
-"""AdamW, the parameter groups and the learning rate."""
+"""AdamW, parameter groups and learning-rate schedule."""

@@ -1,4 +1,4 @@
-"""AdamW through Megatron's distributed optimizer."""
+"""Builds AdamW as Megatron-Core's distributed optimizer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainer.optimizer import parameter_groups
 
 
 def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel]) -> MegatronOptimizer:
-    """The distributed optimizer over this rank's chunks; at DP = 1 too: checkpoints are of one kind.
+    """Build the distributed optimizer for this rank's chunks, also at DP = 1, so that checkpoints have one format.
 
     Raises:
-        ConfigError: on all ranks, when a group of parameters matches none.
+        ConfigError: on all ranks, if a parameter group matches no parameter.
     """
-    if core_optimizer.USING_PYTORCH_OPTIMIZER:  # neither Transformer Engine nor apex is there
+    if core_optimizer.USING_PYTORCH_OPTIMIZER:  # neither Transformer Engine nor apex is installed
         _stand_in_for_fused_adam()
     optimizer = get_megatron_optimizer(
         core_config(config),
@@ -36,7 +36,7 @@ def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel])
 
 
 def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
-    """Megatron-Core's configuration of the same optimizer."""
+    """Megatron-Core's configuration for the optimizer."""
     optimizer, precision = config.optimizer, config.training.precision
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     return core_optimizer.OptimizerConfig(
@@ -47,13 +47,13 @@ def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
         adam_beta1=optimizer.adam_beta1,
         adam_beta2=optimizer.adam_beta2,
         adam_eps=optimizer.adam_eps,
-        # An infinite limit clips nothing, and Core still computes the norm.
+        # With an infinite limit, Core computes the norm but clips nothing.
         clip_grad=optimizer.clip_grad or math.inf,
         bf16=precision == "bf16",
         fp16=precision == "fp16",
         fp8_recipe=config.training.fp8_recipe if config.training.fp8 else None,
         params_dtype=dtypes[precision],
-        # Core would scale the loss of other precisions too, which need none.
+        # Core would also scale the loss in other precisions, which do not need it.
         loss_scale=optimizer.loss_scale if precision == "fp16" else None,
         initial_loss_scale=optimizer.initial_loss_scale,
         min_loss_scale=optimizer.min_loss_scale,
@@ -65,10 +65,11 @@ def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
 
 
 def _scale_loss(core: ModelParallelConfig, optimizer: MegatronOptimizer, tokens: int) -> None:
-    """Scales the mean loss of a micro-batch, as Megatron-LM does.
+    """Apply the loss scale to the mean loss of a micro-batch, as Megatron-LM does.
 
-    The schedule differentiates sums over tokens, whose fp16 gradients would overflow at a scale of 1. So they are
-    divided by the `tokens` of a full micro-batch; the division of the fp32 gradients by all tokens takes that back.
+    The schedule differentiates sums over tokens, whose fp16 gradients would overflow at a scale of 1. So the sums are
+    divided by the number of `tokens` of a full micro-batch. The later division of fp32 gradients by the number of all
+    tokens compensates for that.
     """
     finalize = core.finalize_model_grads_func
 
@@ -80,7 +81,7 @@ def _scale_loss(core: ModelParallelConfig, optimizer: MegatronOptimizer, tokens:
 
 
 def _tokens_per_micro_batch(config: TrainerConfig) -> int:
-    """On one context-parallel rank."""
+    """Number of tokens of a full micro-batch on one context-parallel rank."""
     tokens = config.training.micro_batch_size * config.model.seq_length
     return tokens // config.parallelism.context_parallel_size
 
@@ -92,10 +93,10 @@ def _stand_in_for_fused_adam() -> None:
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """torch's fused AdamW with the state layout of Transformer Engine's, for where that is not installed.
+    """torch's fused AdamW with the state layout of Transformer Engine's, which it replaces if that is not installed.
 
-    Core's distributed optimizer saves and loads this layout (the step in the group, exp_avg and exp_avg_sq in
-    the state) and cannot load that of torch.optim.AdamW.
+    Core's distributed optimizer saves and loads this layout (the step in the group, exp_avg and exp_avg_sq in the
+    state), and cannot load the layout of torch.optim.AdamW.
     """
 
     def __init__(self, params: Any, lr: float, weight_decay: float, betas: Any, eps: float, **_: Any) -> None:
@@ -103,7 +104,7 @@ class FusedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update, decoupled weight decay first (arXiv 1711.05101)."""
+        """Update the parameters, with decoupled weight decay first (arXiv 1711.05101)."""
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
             parameters = [p for p in group["params"] if p.grad is not None]

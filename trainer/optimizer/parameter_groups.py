@@ -1,4 +1,4 @@
-"""Which parameters decay, and which have a rate of their own: by their global names, the same at every layout."""
+"""Weight decay and learning-rate multipliers of parameters, by global names, which are the same in every layout."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from megatron.core.optimizer.optimizer_config import ParamPredicate
 from trainer.contract.config import ConfigError, ParameterGroup
 
 Multipliers = tuple[float, float]
-"""Of the weight decay and of the learning rate."""
+"""Multipliers of the weight decay and of the learning rate."""
 
 RATES = ("max_lr", "min_lr")
-"""What Core writes into a group beside its multipliers; the schedule reads them from the configuration."""
+"""Learning rates that Core writes to a group in addition to its multipliers. The schedule uses the configuration's."""
 
 SHARED_EMBEDDING = "embedding.word_embeddings.weight"
 
@@ -25,12 +25,12 @@ SHARED_EMBEDDING = "embedding.word_embeddings.weight"
 def overrides(
     groups: Sequence[ParameterGroup], model: Iterable[torch.nn.Module]
 ) -> dict[ParamKey, dict[str, float]]:
-    """What Core's optimizer takes: multipliers for parameters of `model`, this rank's chunks. Every rank calls this.
+    """Overrides for Core's optimizer: multipliers for the parameters of this rank's chunks. Every rank must call this.
 
-    Biases and normalisation weights have no weight decay, in whatever group.
+    Biases and normalization weights have no weight decay in any group.
 
     Raises:
-        ConfigError: on all ranks, when a group matches no parameter of any rank.
+        ConfigError: on all ranks, if a group matches no parameter on any rank.
     """
     chosen: dict[Multipliers, set[int]] = {}
     matched: set[int] = set()
@@ -52,13 +52,13 @@ def overrides(
 
 
 def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The parameters of a chunk by their names in the whole model, without the wrappers' prefix.
+    """Parameters of a chunk with their names in the complete model, without the wrappers' prefix.
 
-    Layers are counted over all stages, from 0. The last stage's copy of tied embeddings has the embedding's name, for
-    both must be trained alike.
+    Layers are numbered from 0 over all stages. The last stage's copy of tied embeddings has the name of the embedding,
+    since both must be trained in the same way.
     """
     layers = {
-        name: module.layer_number - 1  # Core counts from 1, over the whole model
+        name: module.layer_number - 1  # Core numbers from 1, over the complete model
         for name, module in chunk.named_modules()
         if re.search(r"\.layers\.\d+$", name) and hasattr(module, "layer_number")
     }
@@ -73,8 +73,8 @@ def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramet
         )
 
 
-def give_rates(saved: Iterable[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
-    """Gives a checkpoint's groups the configured rates, which may be others: Core 0.19 pairs groups by these too."""
+def copy_rates(saved: Iterable[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
+    """Set the rates of a checkpoint's groups to the configured ones, since Core 0.19 also matches groups by rates."""
     configured = {_multipliers(group): group for group in groups}
     for group in saved:
         if (other := configured.get(_multipliers(group))) is not None:
@@ -91,7 +91,7 @@ def _key(multipliers: Multipliers, members: set[int]) -> ParamKey:
 
 
 def _override(multipliers: Multipliers) -> dict[str, float]:
-    """Megatron-LM's, where the rate is the usual one: its checkpoints hold groups by these."""
+    """Override for one group. Omits an lr_mult of 1 like Megatron-LM, whose checkpoints match groups by these."""
     wd_mult, lr_mult = multipliers
     return {"wd_mult": wd_mult} if lr_mult == 1.0 else {"wd_mult": wd_mult, "lr_mult": lr_mult}
 
@@ -105,6 +105,6 @@ def _check_all_match(groups: Sequence[ParameterGroup], matched: set[int], names:
     missed = [group.match for index, group in enumerate(groups) if index not in matched]
     if missed:
         raise ConfigError(
-            f"optimizer.parameter_groups: {', '.join(map(repr, missed))} matches no parameter, or only such as an "
-            f"earlier group has; the model has {', '.join(sorted(names))}"
+            f"optimizer.parameter_groups: {', '.join(map(repr, missed))} matches no parameter, or only those of an "
+            f"earlier group. The model has {', '.join(sorted(names))}"
         )

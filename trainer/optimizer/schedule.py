@@ -1,4 +1,4 @@
-"""The learning rate over the steps of a run: Megatron-Core's schedules, or a function of the user's."""
+"""Learning-rate schedule: Megatron-Core's schedules, or a user's function."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trainer.contract.config import OptimizerConfig
 from trainer.contract.errors import TrainerError
 
 TRIED_RATES = 1000
-"""Iterations of a user's schedule that are tried before the first step."""
+"""Number of iterations at which a user's schedule is tried before the first step."""
 
 
 class Schedule(OptimizerParamScheduler):
-    """Sets the rate and the weight decay of each parameter group; a function of the steps done and nothing else.
+    """Sets the learning rate and the weight decay of each parameter group, which only depend on the step count.
 
-    Linear warm-up from lr_warmup_init, then lr_decay_style by Core's formulas, or lr_schedule in its place. The
+    The schedule is a linear warm-up from lr_warmup_init, then lr_decay_style by Core's formulas or lr_schedule. The
     rate of a group is lr_mult times that.
     """
 
@@ -29,7 +29,7 @@ class Schedule(OptimizerParamScheduler):
 
         Raises:
             ConfigError: lr_schedule cannot be imported.
-            TrainerError: it gives something that is no rate, at one of TRIED_RATES iterations of the run.
+            TrainerError: lr_schedule fails or returns an invalid rate at one of TRIED_RATES iterations of the run.
         """
         self._config, self._last = config, train_iters - 1
         self._function: imports.Rate | None = None
@@ -51,21 +51,21 @@ class Schedule(OptimizerParamScheduler):
             wd_incr_style="constant",
         )
         if self._function is not None:
-            self._try_own_rates()
+            self._try_function()
 
     def rate(self) -> float:
-        """The learning rate of the next step, before any lr_mult.
+        """Learning rate of the next step, without lr_mult.
 
         Raises:
-            TrainerError: lr_schedule gives something that is no rate, or raises an error.
+            TrainerError: lr_schedule fails or returns an invalid rate.
         """
         is_warming_up = 0 < self.lr_warmup_steps >= self.num_steps
         if self._function is None or is_warming_up:
             return float(super().get_lr({}))
-        # Core asks after the last step too, for one that does not come and that the function need not know.
-        return self._own_rate(min(self.num_steps, self._last))
+        # Core also asks after the last step, for a step that the user's function need not support.
+        return self._function_rate(min(self.num_steps, self._last))
 
-    def _own_rate(self, iteration: int) -> float:
+    def _function_rate(self, iteration: int) -> float:
         assert self._function is not None
         named = f"optimizer.lr_schedule = {self._config.lr_schedule!r}"
         try:
@@ -78,19 +78,19 @@ class Schedule(OptimizerParamScheduler):
             ) from error
         if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
             raise TrainerError(
-                f"{named} gives {rate!r} for iteration {iteration}: a rate is a number of at least 0"
+                f"{named} returns {rate!r} for iteration {iteration}. It must return a non-negative number"
             )
         return float(rate)
 
-    def _try_own_rates(self) -> None:
-        """Asks for rates of the whole run: a mistake after the warm-up would show when it has cost hours."""
+    def _try_function(self) -> None:
+        """Call the function for iterations of the entire run, to find errors now and not after hours of training."""
         warmup, last = self._config.lr_warmup_iters or 0, self._last
         first = warmup + 1 if warmup else 0
         for iteration in range(first, last, max(1, (last - first) // TRIED_RATES)):
-            self._own_rate(iteration)
+            self._function_rate(iteration)
         if first <= last:
-            self._own_rate(last)
+            self._function_rate(last)
 
     def get_lr(self, param_group: dict[str, Any]) -> float:
-        """The learning rate of a parameter group; Core asks for it after each step."""
+        """Learning rate of a parameter group. Core calls this after each step."""
         return self.rate() * float(param_group.get("lr_mult", 1.0))

@@ -1,4 +1,4 @@
-"""The weak node is named from bandwidths of groups, whatever the number of nodes and wherever it sits."""
+"""The diagnosis finds the weak node from bandwidths of groups, for any number of nodes and any position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMITS = Limits(together_gb_s=350.0, deficit=0.25)
 
 
 class Cluster:
-    """Nodes whose bandwidths are made up: `alone` within a node, `links` of one to the fabric, `pairs` of two."""
+    """Nodes with simulated bandwidths: `alone` within a node, `links` to the fabric, `pairs` of two nodes."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.nodes = [f"n{index:03}" for index in range(size)]
@@ -53,7 +53,7 @@ def test_one_node_that_is_slow_by_itself(size: int) -> None:
         cluster.alone[cluster.nodes[index]] = 180.0
         found = cluster.diagnose()
         assert weak(found) == [cluster.nodes[index]]
-        assert found.weak[0].reason.startswith("alone 1")
+        assert " GB/s alone" in found.weak[0].reason
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 9, 16, 33])
@@ -106,7 +106,7 @@ def test_one_slow_node_is_told_apart_from_what_slows_all() -> None:
     one.alone["n000"] = 200.0
     limits = Limits(together_gb_s=460.0, alone_gb_s=460.0, deficit=0.25)
     assert one.diagnose(limits=limits).remarks == [
-        "n000 is slow by itself: no link to another node is part of it"
+        "n000 is slow alone, so the problem is not a link to another node"
     ]
     every = Cluster(6)
     every.alone = dict.fromkeys(every.nodes, 60.0)
@@ -130,7 +130,9 @@ def test_the_links_between_two_switches() -> None:
     cluster.many = lambda group: 200.0 if 0 < len(left & set(group)) < len(group) else 1000.0
     found = cluster.diagnose()
     assert weak(found) == []
-    assert found.remarks[0].endswith("are slow together and good in halves: the links between the halves")
+    assert found.remarks[0].endswith(
+        "are slow together but good in halves: check the links between the halves"
+    )
 
 
 def test_a_switch_that_is_slow_only_when_many_talk() -> None:
@@ -139,12 +141,12 @@ def test_a_switch_that_is_slow_only_when_many_talk() -> None:
     cluster.many = lambda group: 200.0 if len(crowded & set(group)) > 2 else 1000.0
     found = cluster.diagnose()
     assert found.remarks == [
-        "n004, n005, n006, n007 are slow together and good in halves: the links between the halves"
+        "n004, n005, n006, n007 are slow together but good in halves: check the links between the halves"
     ]
 
 
 def test_what_came_and_went_is_called_so() -> None:
-    assert "came and went" in Cluster(3).diagnose().remarks[0]
+    assert "temporary" in Cluster(3).diagnose().remarks[0]
 
 
 def test_one_rank_a_node_has_nothing_to_measure_alone() -> None:
@@ -171,7 +173,7 @@ def test_no_two_nodes_are_paired_twice(size: int) -> None:
 
 
 def test_without_any_figure_to_compare_with_the_nodes_are_compared_with_each_other() -> None:
-    """A first test must not make the bandwidth of a weak node what is expected from then on."""
+    """A first test must not record the bandwidth of a weak node as baseline."""
     nobody_knows = Limits(together_gb_s=None, deficit=0.25)
     healthy = Cluster(4)
     found = healthy.diagnose(limits=nobody_knows)

@@ -73,7 +73,8 @@ def test_four_gpus_pass_and_fail_by_name_when_nccl_is_crippled(site: Path, tmp_p
     assert third.status == 1, third.log
     assert "FAIL, too low" in third.log
     assert (
-        "CAUSE? NCCL_MAX_NCHANNELS=2 (environment): few channels leave links idle; on every node" in third.log
+        "POSSIBLE CAUSE: NCCL_MAX_NCHANNELS=2 (environment): few channels leave links idle; on every node"
+        in third.log
     )
     print(
         f"4 GPUs: {busbw(tmp_path, 1):.1f} and {busbw(tmp_path, 2):.1f} GB/s; "
@@ -94,8 +95,13 @@ def test_the_weak_one_of_two_nodes_is_named(tmp_path: Path) -> None:
     script = render("nccl-test", site, tasks("nccl-test", 2, 2))
     found = show(batch(script, tmp_path, ("n1", "n2"), environment={f"{OF_NODE}n2": "NCCL_P2P_DISABLE=1"}))
     assert found.status == 1, found.log
-    assert re.search(r"WEAK NODE n2: alone [\d.]+ GB/s, where [\d.]+ is usual", found.log), found.log
-    assert "CAUSE? NCCL_P2P_DISABLE=1 (environment): GPUs of a node talk through host memory" in found.log
+    assert re.search(r"WEAK NODE n2: [\d.]+ GB/s alone, compared with a median of [\d.]+", found.log), (
+        found.log
+    )
+    assert (
+        "POSSIBLE CAUSE: NCCL_P2P_DISABLE=1 (environment): GPUs of a node communicate through host memory"
+        in found.log
+    )
     assert "not NVLink; on n2" in found.log
     assert "--exclude=n2" in found.log
 

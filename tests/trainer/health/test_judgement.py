@@ -1,4 +1,4 @@
-"""Which threshold holds for a layout, what a bandwidth is worth by it, and the cluster's own baseline."""
+"""Choice of the threshold for a layout, comparison of bandwidths with it, and the cluster's own baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is named when ranks hang."""
+"""Messages on the ranks that cause a hang."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def test_a_rank_that_never_joined() -> None:
 
 
 def test_a_process_that_no_longer_moves() -> None:
-    assert blame(3, notes(3, 3, 3, 3), [True, True, False, False]) == "ranks 2 3 on node-b fell silent"
+    assert blame(3, notes(3, 3, 3, 3), [True, True, False, False]) == "ranks 2 3 on node-b stopped responding"
 
 
 def test_a_rank_that_is_still_at_an_earlier_step() -> None:
-    assert blame(3, notes(3, 2, 3, 3), [True] * 4) == "rank 1 on node-a did not come to it"
+    assert blame(3, notes(3, 2, 3, 3), [True] * 4) == "rank 1 on node-a did not reach it"
 
 
 def test_ranks_that_have_gone_on_are_not_blamed() -> None:
     found = blame(3, notes(4, 4, 3, 3), [True] * 4)
-    assert found == "ranks 2 3 on node-b began it, all are alive and none ended: a GPU or a link hangs"
+    assert found == "ranks 2 3 on node-b began it and are alive, but none finished: a GPU or a link hangs"
 
 
 def test_several_reasons_stand_side_by_side() -> None:
     found = blame(3, notes(3, 1, 0, 3), [True, True, False, False])
     assert found == (
-        "rank 2 on an unknown node never joined; rank 3 on node-b fell silent; "
-        "rank 1 on node-a did not come to it"
+        "rank 2 on an unknown node never joined; rank 3 on node-b stopped responding; "
+        "rank 1 on node-a did not reach it"
     )
 
 
@@ -67,11 +67,11 @@ with Meeting(Ranks(rank, 0, 2, "a test"), f"node-{rank}", os.environ, 3.0, "test
 @pytest.mark.parametrize(
     ("stopped", "line"),
     [
-        (1, "test: HANG: rank 0 on node-0 has waited 3 s in 'a sum': rank 1 on node-1 fell silent\n"),
+        (1, "test: HANG: rank 0 on node-0 has waited 3 s in 'a sum': rank 1 on node-1 stopped responding\n"),
         (
             0,
             "test: HANG: rank 1 on node-1 has waited 3 s in 'a sum': "
-            "rank 0, which keeps the notes of all, does not answer\n",
+            "rank 0, which hosts the store, does not answer\n",
         ),
     ],
 )

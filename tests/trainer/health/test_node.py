@@ -1,4 +1,4 @@
-"""What the figures of a node's GPUs are worth."""
+"""Comparison of the measurements of a node's GPUs with their limits."""
 
 from __future__ import annotations
 

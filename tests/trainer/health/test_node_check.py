@@ -1,4 +1,4 @@
-"""The host's part of a node's check, against made-up trees of /sys and /proc and a made-up nvidia-smi."""
+"""Host part of a node check, with simulated /sys and /proc trees and a simulated nvidia-smi."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ esac
 
 @dataclass
 class Host:
-    """A node with two GPUs, two NICs, one disk, and 1,900,000 MB of memory, all good."""
+    """A healthy node with two GPUs, two NICs, one disk and 1,900,000 MB of memory."""
 
     root: Path
     answers: dict[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Host:
         file.write_text(text)
 
     def check(self, *more: str, command: Sequence[str] = (), node: str = "n1") -> dict[str, Any]:
-        """Runs what a script would send to the node; its report, with the lines it printed."""
+        """Runs the program that a script would send to the node. Returns its report and the lines it printed."""
         answers, reports = self.root / "answers", self.root / "reports"
         reports.mkdir(exist_ok=True)
         answers.mkdir(exist_ok=True)

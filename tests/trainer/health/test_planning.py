@@ -1,4 +1,4 @@
-"""What the plans of nccl-test and node-health hand to the jobs, for the node types that come with hpcgen."""
+"""Configurations of nccl-test and node-health jobs for hpcgen's node types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What in a task's surroundings is named as the cause of a low bandwidth."""
+"""Settings and host states that are reported as possible causes of a low bandwidth."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def explained(environ: dict[str, str], planned: dict[str, str] | None = None) ->
         ("NCCL_MAX_CTAS=4", "few channels"),
         ("NCCL_P2P_DISABLE=1", "not NVLink"),
         ("NCCL_P2P_LEVEL=LOC", "not NVLink"),
-        ("NCCL_SHM_DISABLE=1", "through the network"),
+        ("NCCL_SHM_DISABLE=1", "uses the network"),
         ("NCCL_IB_DISABLE=1", "not InfiniBand"),
         ("NCCL_NET=Socket", "not InfiniBand"),
-        ("NCCL_NET_GDR_LEVEL=LOC", "no GPUDirect"),
+        ("NCCL_NET_GDR_LEVEL=LOC", "without GPUDirect"),
         ("NCCL_IB_HCA=mlx5_ib0:1,mlx5_ib1:1", "uses 2 of 8 NICs"),
         ("NCCL_IB_HCA==mlx5_ib0", "uses 1 of 8 NICs"),
         ("NCCL_IB_HCA=^mlx5_ib7", "uses 7 of 8 NICs"),
@@ -34,7 +34,7 @@ def explained(environ: dict[str, str], planned: dict[str, str] | None = None) ->
         ("NCCL_PROTO=LL", "forces a protocol"),
         ("NCCL_BUFFSIZE=65536", "4 MiB"),
         ("NCCL_NTHREADS=64", "few threads"),
-        ("CUDA_LAUNCH_BLOCKING=1", "waited for"),
+        ("CUDA_LAUNCH_BLOCKING=1", "host waits"),
     ],
 )
 def test_a_setting_that_costs_bandwidth_is_named_with_its_reason(setting: str, reason: str) -> None:
@@ -71,8 +71,8 @@ def test_what_the_node_type_sets_is_right_there() -> None:
 def test_other_values_than_the_node_types_are_named() -> None:
     planned = {"NCCL_IB_QPS_PER_CONNECTION": "4", "NCCL_TOPO_FILE": "/opt/topo.xml"}
     assert explained({"NCCL_IB_QPS_PER_CONNECTION": "1"}, planned) == [
-        "NCCL_IB_QPS_PER_CONNECTION=1 (environment): the node type sets 4",
-        "NCCL_TOPO_FILE is not set in the task: the node type sets /opt/topo.xml",
+        "NCCL_IB_QPS_PER_CONNECTION=1 (environment), but the node type sets 4",
+        "NCCL_TOPO_FILE is not set in the task, but the node type sets /opt/topo.xml",
     ]
 
 
@@ -88,7 +88,7 @@ def test_the_environment_wins_over_files_and_the_first_file_over_the_next() -> N
         "NCCL_MAX_NCHANNELS": ("4", "/etc/nccl.conf"),
     }
     assert list(explain(settings, {}, NICS)) == [
-        "NCCL_ALGO=Ring (~/.nccl.conf): forces an algorithm where NCCL would choose",
+        "NCCL_ALGO=Ring (~/.nccl.conf): forces an algorithm that NCCL would otherwise choose",
         "NCCL_MAX_NCHANNELS=4 (/etc/nccl.conf): few channels leave links idle",
     ]
 
@@ -101,10 +101,12 @@ def test_nics_that_are_down_or_gone_and_a_topology_file_that_is_missing(tmp_path
         (port / "phys_state").write_text("5: LinkUp\n" if "ACTIVE" in state else "3: Disabled\n")
     settings = nccl_settings({"NCCL_TOPO_FILE": str(tmp_path / "none.xml")}, [])
     found = list(explain_host(settings, NICS[:3], tmp_path))
-    assert f"NCCL_TOPO_FILE={tmp_path}/none.xml cannot be read: NCCL pairs GPUs with the wrong NICs" in found
+    assert (
+        f"NCCL_TOPO_FILE={tmp_path}/none.xml cannot be read, so NCCL pairs GPUs with the wrong NICs" in found
+    )
     assert [line for line in found if line.startswith("NIC")] == [
         "NIC mlx5_ib1 is DOWN, Disabled",
-        "NIC mlx5_ib2 is not there",
+        "NIC mlx5_ib2 is missing",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Keeps what a directory holds at each moment at which kill -9 could leave something half done.
+"""Copies a directory at every moment at which kill -9 could leave it in an incomplete state.
 
 Python imports this module at its start where its folder is in PYTHONPATH. Before and after every fsync, rename and
 replace of the process, it copies the directory SNAPSHOT_OF to SNAPSHOT_TO/NUMBER, if it differs from the copy before.
