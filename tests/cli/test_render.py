@@ -145,7 +145,7 @@ def test_a_template_that_bash_cannot_read_writes_nothing(workplace, run_file, co
     before = listing(workplace)
     found = hpcgen(*command, "-c", run_file, "--templates", "site")
     assert (found.status, found.stdout) == (2, "")
-    assert f"{site}:3: bash cannot read the script: `if` statement must end with `fi`" in found.stderr
+    assert f"{site}:3: the script has a syntax error: `if` statement must end with `fi`" in found.stderr
     assert listing(workplace) == before
 
 

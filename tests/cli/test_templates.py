@@ -100,7 +100,7 @@ def test_files_that_are_not_used_are_listed_with_the_reason(workplace: Path) -> 
     assert reasons[f"{first}/slurm/trian.sbatch.j2"] == f"did you mean {first}/slurm/train.sbatch.j2?"
     assert reasons[f"{first}/train.sbatch.j2"] == f"did you mean {first}/slurm/train.sbatch.j2?"
     assert reasons[f"{first}/slurm/nccl_test.sbatch.j2"].endswith("/slurm/nccl-test.sbatch.j2?")
-    assert "files are slurm/base.sbatch.j2" in reasons[f"{first}/slurm/zzz.j2"]
+    assert "templates are slurm/base.sbatch.j2" in reasons[f"{first}/slurm/zzz.j2"]
     assert reasons[f"{second}/slurm/train.sbatch.j2"] == f"{first}/slurm/train.sbatch.j2 takes precedence"
 
 
