@@ -12,9 +12,9 @@ import pytest
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.manifest import Manifest, ManifestFile
-from hpcgen.data.quota import Room, quotas
+from hpcgen.data.quota import FreeSpace, quotas
 from hpcgen.data.record import FileIdentity, Record, write_record
-from hpcgen.data.space import Need, bounds_text, check_room, check_space, estimates
+from hpcgen.data.space import Need, bounds_text, check_space, check_units, estimates
 from hpcgen.data.unit import configuration, units
 from hpcgen.errors import HpcgenError
 
@@ -131,7 +131,7 @@ def test_what_is_made_needs_nothing_more(tmp_path: Path, room: Any) -> None:
     assert check_space("download", job, files) == []
     # what is left is taken from whoever has looked already: these records are not read again
     with pytest.raises(HpcgenError, match=r"1\.5 TB at the least"):
-        check_room({"download": units("download", job, files)}, job, files)
+        check_units({"download": units("download", job, files)}, job, files)
 
 
 def test_inodes_count_as_well(tmp_path: Path, room: Any) -> None:
@@ -201,9 +201,9 @@ def lfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_quotas_of_user_group_and_project(tmp_path: Path, lfs: Path) -> None:
     group = os.getegid()
     assert list(quotas(tmp_path, 1000)) == [
-        Room("the quota of user 1000", (400 - 308) * 1024, 1),
-        Room(f"the quota of group {group}", None, None),
-        Room("the quota of project 110255", 2_000_000 * 1024, 300),
+        FreeSpace("the quota of user 1000", (400 - 308) * 1024, 1),
+        FreeSpace(f"the quota of group {group}", None, None),
+        FreeSpace("the quota of project 110255", 2_000_000 * 1024, 300),
     ]
     assert list(quotas(tmp_path, 0)) == []  # root is not held to quotas
 
