@@ -1,1 +1,1 @@
-"""Code for the compute nodes: what a container image lacks, in a directory of its own."""
+"""Code directory for the compute nodes, with what a container image lacks."""
