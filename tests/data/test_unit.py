@@ -153,7 +153,7 @@ def test_a_tokenizer_that_changes_while_its_task_runs_makes_nothing(tmp_path):
     )
     settings = configuration("prepare", job)
     own.write_bytes(swapped_merges(merges.read_bytes()))
-    with pytest.raises(HpcgenError, match="the tokenizer's files have changed since the task began"):
+    with pytest.raises(HpcgenError, match="the tokenizer's files have changed since the task started"):
         make_unit(one_unit(job, "prepare"), lambda step: None, job=job, settings_hash=settings, threads=1)
     assert published(job.directory) == []
 
@@ -185,7 +185,7 @@ def test_a_source_that_changed(corpus, touch, tmp_path):
     assert all_to_do(replanned) == of_it
     for stage in ("concat", "tokenize"):  # of what is there they could only make the old again
         with pytest.raises(
-            HpcgenError, match=r"is not what .* make now; run the stage extract again, and those"
+            HpcgenError, match=r"is outdated: .*; run the stage extract again, and the stages"
         ):
             make_units(replanned, stage)
     make_units(replanned, "extract")
@@ -303,7 +303,7 @@ def test_an_old_chain_of_one_file(tmp_path):
     report = run_task("tokenize", job, manifest, workers=1)
     assert report.done_before == 0
     assert [error.partition(": ")[2].partition(";")[2] for error in report.errors] == [
-        " run the stage extract again, and those after it"
+        " run the stage extract again, and the stages after it"
     ] * 2
     prefixes = [job.directory / name for name in TOKENS]
     assert set(stale_pairs(job, manifest, find_records(prefixes))) == set(prefixes)
@@ -380,7 +380,7 @@ def test_many_units_are_looked_at(tmp_path, monkeypatch, slow_call_s):
 
 def test_a_split_without_files(corpus):
     other = with_settings(corpus, splits=SplitPatterns(train=("a*",), valid=("b*",)))
-    with pytest.raises(HpcgenError, match=r"no file of train; correct data\.corpus\.splits"):
+    with pytest.raises(HpcgenError, match=r"no file in the split train; correct data\.corpus\.splits"):
         to_do(other, "prepare")
 
 
