@@ -1,5 +1,4 @@
-"""The checkpoints of a run for people: which there are, what each holds, which of them may go.
+"""Listing, inspecting and pruning of a run's checkpoints, without torch.
 
-trainer.contract.checkpoint_files decides what makes a checkpoint complete and which checkpoints stay, here and in the
-trainer. Nothing here needs torch.
+Here and in the trainer, trainer.contract.checkpoint_files decides which checkpoints are complete and which are kept.
 """

@@ -1,4 +1,4 @@
-"""Where checkpoints are, and whether they are as they were written."""
+"""Finds checkpoints and checks their files."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import Checkpoint
 
 SET_ASIDE = re.compile(r"iter_(\d+)\.broken(?:-\d+)?")
-"""What the trainer calls a broken checkpoint."""
+"""Name of a broken checkpoint that the trainer has set aside."""
 _BATCH = 16
-"""Files that are looked at between two words of progress."""
+"""Number of files to check between two progress updates."""
 
 
 def find_directory(path: Path) -> Path:
-    """The directory with the checkpoints: `path` itself, or that of the run in `path`.
+    """Finds the directory with the checkpoints: `path` itself, or that of the run in `path`.
 
     Raises:
         HpcgenError: there is none.
     """
     if not _is_directory(path):
-        what = "is a file" if path.exists() else "no such directory"
-        raise HpcgenError(f"{path}: {what}", "name a run's directory, or one that holds iter_... directories")
+        what = "not a directory" if path.exists() else "no such directory"
+        raise HpcgenError(f"{path}: {what}", "give a run directory, or a directory with iter_... directories")
     if any(path.glob("iter_*")):
         return path
     saved = checkpoint_section(read_run_config(path)[0]).get("save")
@@ -37,12 +37,12 @@ def find_directory(path: Path) -> Path:
     if path.name == "checkpoints" or (path / checkpoint_files.TRACKER).exists():
         return path
     raise HpcgenError(
-        f"{path}: holds no checkpoints", "name a run's directory, or one that holds iter_... directories"
+        f"{path} has no checkpoints", "give a run directory, or a directory with iter_... directories"
     )
 
 
 def find_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint `path`; of a run, or a directory of checkpoints, the newest one that is complete.
+    """Finds the checkpoint at `path`; in a run directory or a directory of checkpoints, the newest complete one.
 
     Raises:
         HpcgenError: there is none.
@@ -55,31 +55,31 @@ def find_checkpoint(path: Path) -> Checkpoint:
         if checkpoint.is_complete or checkpoint.is_foreign:
             return checkpoint
     raise HpcgenError(
-        f"{directory}: holds no complete checkpoint",
-        f"look at hpcgen checkpoint list {path}" if found else "",
+        f"{directory} has no complete checkpoint",
+        f"run hpcgen checkpoint list {path} for the others" if found else "",
     )
 
 
 def find_exactly(path: Path) -> Checkpoint:
-    """The checkpoint whose directory is `path`, be it one that was set aside.
+    """Finds the checkpoint whose directory is `path`, including one that was set aside.
 
     Raises:
-        HpcgenError: it is not there, or not a checkpoint.
+        HpcgenError: it is missing, or not a checkpoint.
     """
     absolute = path.absolute()
     if not _is_directory(path):
         near = [checkpoint.path.name for checkpoint in read_directory(absolute.parent)[:3]]
-        raise HpcgenError(f"{path}: no such directory", f"there are {', '.join(near)}" if near else "")
+        raise HpcgenError(f"{path}: no such directory", f"the newest are {', '.join(near)}" if near else "")
     if SET_ASIDE.fullmatch(absolute.name):
         return _read_set_aside(path)
     for checkpoint in read_directory(absolute.parent):
         if checkpoint.path.name == absolute.name:
             return dataclasses.replace(checkpoint, path=path)
-    raise HpcgenError(f"{path}: is not a checkpoint", "name a directory iter_...")
+    raise HpcgenError(f"{path} is not a checkpoint", "give an iter_... directory")
 
 
 def read_directory(directory: Path) -> list[Checkpoint]:
-    """The checkpoints in a directory, newest first.
+    """Lists the checkpoints in a directory, newest first.
 
     Raises:
         HpcgenError: it cannot be read.
@@ -93,7 +93,7 @@ def read_directory(directory: Path) -> list[Checkpoint]:
 def find_problems(
     checkpoint: Checkpoint, *, hashes: bool, on_bytes: Callable[[int], None] = lambda count: None
 ) -> list[str]:
-    """What of a checkpoint is missing or differs from its record; `on_bytes` is told of what is looked at.
+    """Lists the files of a checkpoint that are missing or differ from its record. `on_bytes` gets the progress.
 
     Raises:
         HpcgenError: a file cannot be read.
@@ -116,7 +116,7 @@ def demote_incomplete(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Demotes checkpoints with missing or truncated files to incomplete.
 
     Raises:
-        HpcgenError: a file cannot be looked at.
+        HpcgenError: a file cannot be accessed.
     """
     try:
         return checkpoint_files.demote_incomplete(checkpoints)
@@ -125,12 +125,12 @@ def demote_incomplete(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
 
 
 def file_error(error: OSError, path: Path, operation: str) -> HpcgenError:
-    """The error for a file that cannot be read, removed and so on; `path` is named where `error` names none."""
-    return HpcgenError(f"{error.filename or path}: cannot be {operation} ({error.strerror})")
+    """Error for a failed operation on a file; `path` is used if `error` has no file name."""
+    return HpcgenError(f"cannot {operation} {error.filename or path}: {error.strerror}")
 
 
 def set_aside_paths(directory: Path) -> list[Path]:
-    """The broken checkpoints in `directory` that the trainer renamed, newest first."""
+    """Broken checkpoints in `directory` that the trainer has renamed, newest first."""
     try:
         found = [path for path in directory.iterdir() if SET_ASIDE.fullmatch(path.name)]
     except OSError as error:
@@ -139,14 +139,14 @@ def set_aside_paths(directory: Path) -> list[Path]:
 
 
 def set_aside_iteration(path: Path) -> int:
-    """The iteration in the name of a checkpoint that was set aside."""
+    """Iteration in the name of a checkpoint that was set aside."""
     match = SET_ASIDE.fullmatch(path.absolute().name)
     assert match is not None
     return int(match[1])
 
 
 def checkpoint_section(config: dict[str, Any]) -> dict[str, Any]:
-    """The section `checkpoint` of a run's configuration; empty where there is none."""
+    """Section `checkpoint` of a run's configuration; empty if it is missing."""
     section = config.get("checkpoint")
     return section if isinstance(section, dict) else {}
 
@@ -154,7 +154,7 @@ def checkpoint_section(config: dict[str, Any]) -> dict[str, Any]:
 def _is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError as error:  # what leads there is not ours to look into
+    except OSError as error:  # a parent directory is not accessible
         raise file_error(error, path, "read") from error
 
 
@@ -176,6 +176,6 @@ def _read_set_aside(path: Path) -> Checkpoint:
 
 
 def _batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Few enough for a bar to move, and enough to read several at a time."""
+    """Splits names into batches: small enough for progress updates, large enough to read files in parallel."""
     for first in range(0, len(names), _BATCH):
         yield names[first : first + _BATCH]

@@ -1,4 +1,4 @@
-"""Which tensors a torch_dist checkpoint holds: its `.metadata`, read without torch."""
+"""Tensors of a torch_dist checkpoint, from its `.metadata`, read without torch."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "fl
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor of a checkpoint, whole, however many ranks wrote it."""
+    """One complete tensor of a checkpoint, however many ranks wrote it."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """As torch names it, without `torch.`."""
+    """Name in torch, without `torch.`."""
     chunks: int
-    """Pieces in which it was written."""
+    """Number of pieces in which it was written."""
 
     @property
     def elements(self) -> int:
-        """Numbers in it."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Bytes of its numbers; FP8 and other small types have one each."""
+        """Size in bytes. FP8 and other small types take one byte per element."""
         return self.elements * _BYTES.get(self.dtype, 1)
 
     @property
     def is_weight(self) -> bool:
-        """Whether the model computes with it; the others are the optimizer's."""
+        """True if it belongs to the model and not to the optimizer."""
         return not self.name.startswith("optimizer.")
 
 
 def read_tensors(checkpoint: Path) -> list[Tensor]:
-    """The tensors of a checkpoint directory, in its own order. What is kept as bytes (Core's extra states) is none.
+    """Lists the tensors of a checkpoint directory in the order of its index, without Core's extra states (bytes).
 
     Raises:
-        HpcgenError: the index is missing, or is not one.
+        HpcgenError: the index is missing or invalid.
     """
     path = checkpoint / INDEX
     try:
@@ -52,11 +52,11 @@ def read_tensors(checkpoint: Path) -> list[Tensor]:
     except FileNotFoundError:
         raise HpcgenError(f"{path}: no such file", "only torch_dist checkpoints have this index") from None
     except OSError as error:
-        raise HpcgenError(f"{path}: cannot be read ({error.strerror})") from error
+        raise HpcgenError(f"cannot read {path}: {error.strerror}") from error
     except checkpoint_index.ForbiddenError as error:
         raise HpcgenError(
             f"{path}: {error}",
-            "nothing was run; do not load this checkpoint, and find out who wrote the file",
+            "no code was executed; do not load this checkpoint, and find out who wrote the file",
         ) from error
     except ValueError as error:
         raise HpcgenError(f"{path}: {error}") from error

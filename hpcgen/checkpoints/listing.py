@@ -1,4 +1,4 @@
-"""A list of checkpoints, with what there is to say of each."""
+"""Listing of checkpoints with their state, size and retention."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ State = Literal["complete", "damaged", "incomplete", "Megatron-LM's", "set aside
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One checkpoint, as a list shows it."""
+    """One checkpoint of a listing."""
 
     path: Path
     iteration: int
     state: State
     problem: str | None
-    """What is wrong with it, in one sentence."""
+    """Description of what is wrong with it."""
     time: float | None
-    """When it became complete (Unix seconds)."""
+    """Time when it became complete (Unix time in seconds)."""
     bytes: int
     is_pinned: bool
     kept_by: str | None
-    """Why retention leaves it; None for one that may go."""
+    """Reason why retention keeps it; None if it may be removed."""
 
 
 def list_entries(directory: Path, retention: Retention) -> list[Entry]:
-    """Every checkpoint in `directory`, newest first, then those that were set aside as broken."""
+    """Lists every checkpoint in `directory`, newest first, then those set aside as broken."""
     checkpoints = read_directory(directory)
-    looked_at = demote_incomplete(checkpoints)
-    kept = checkpoint_files.kept(looked_at, retention.keep_last, retention.keep_every)
+    checked = demote_incomplete(checkpoints)
+    kept = checkpoint_files.kept(checked, retention.keep_last, retention.keep_every)
     entries = [
         Entry(
             path=checkpoint.path,
             iteration=checkpoint.iteration,
             state=_state(checkpoint, seen),
-            problem=_begun(checkpoint) if checkpoint.is_cut_off else seen.flaw,
+            problem=_unfinished_save(checkpoint) if checkpoint.is_cut_off else seen.flaw,
             time=checkpoint.record.get("time") if checkpoint.record else None,
             bytes=size_of(checkpoint),
             is_pinned=checkpoint.is_pinned,
             kept_by=kept.get(checkpoint.iteration),
         )
-        for checkpoint, seen in zip(checkpoints, looked_at, strict=True)
+        for checkpoint, seen in zip(checkpoints, checked, strict=True)
     ]
     return [*entries, *list_set_aside(directory)]
 
 
 def list_set_aside(directory: Path) -> list[Entry]:
-    """Those in `directory` that the trainer found broken and renamed; no rule of retention removes them."""
+    """Lists checkpoints in `directory` that the trainer set aside as broken. Retention never removes them."""
     return [_set_aside(path) for path in set_aside_paths(directory)]
 
 
 def size_of(checkpoint: Checkpoint) -> int:
-    """Bytes of its files: as recorded, or where there is no record as they are."""
+    """Size of a checkpoint's files in bytes, from its record or, without one, from the files."""
     if checkpoint.record is not None:
         return sum(file["bytes"] for file in checkpoint.record["files"].values())
     return _directory_size(checkpoint.path)
@@ -68,7 +68,7 @@ def size_of(checkpoint: Checkpoint) -> int:
 def _directory_size(path: Path) -> int:
     total = 0
     for file in path.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # the trainer may be writing there, or removing
+        with contextlib.suppress(FileNotFoundError):  # the trainer may be writing or removing it
             total += file.lstat().st_size if file.is_file() else 0
     return total
 
@@ -81,15 +81,15 @@ def _state(checkpoint: Checkpoint, seen: Checkpoint) -> State:
     return "incomplete" if checkpoint.is_cut_off else "damaged"
 
 
-def _begun(checkpoint: Checkpoint) -> str:
-    """What there is to say of a save that has not ended."""
+def _unfinished_save(checkpoint: Checkpoint) -> str:
+    """Describes a save that has not finished."""
     try:
-        begun = (
+        started = (
             (checkpoint.path / checkpoint_files.STARTED).read_text(encoding="utf-8", errors="replace").strip()
         )
     except OSError:
         return str(checkpoint.flaw)
-    return f"its save was cut off, or goes on: begun {begun}"
+    return f"the save started {started} was interrupted or is still running"
 
 
 def _set_aside(path: Path) -> Entry:
@@ -97,7 +97,7 @@ def _set_aside(path: Path) -> Entry:
         path=path,
         iteration=set_aside_iteration(path),
         state="set aside",
-        problem="the trainer found it broken; once it was looked at, prune --broken removes it",
+        problem="the trainer found it broken; after inspection, remove it with prune --broken",
         time=None,
         bytes=_directory_size(path),
         is_pinned=False,

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and removing and pinning them by hand."""
+"""Retention rules of checkpoints, and manual removal and pinning."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from trainer.contract.checkpoint_files import Checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints a run keeps, and where that is written."""
+    """Retention rules of a run, and their source."""
 
     keep_last: int | None
     keep_every: int | None
     source: Path | None
-    """The configuration that says so; None when there is none."""
+    """Configuration file with the rules; None if there is none."""
 
     def __str__(self) -> str:
         if self.keep_last is None:
-            return "no rule removes any"
-        newest = "the newest one stays" if self.keep_last == 1 else f"the newest {self.keep_last} stay"
-        every = f", and multiples of {self.keep_every:,}" if self.keep_every else ""
-        return f"{newest}{every}, and pinned ones"
+            return "keeps all: no retention rule"
+        newest = "the newest one" if self.keep_last == 1 else f"the newest {self.keep_last}"
+        every = f", multiples of {self.keep_every:,}" if self.keep_every else ""
+        return f"keeps {newest}{every}, and pinned ones"
 
 
 def read_retention(path: Path) -> Retention:
-    """What the configuration of the run in `path`, or of the one that saves there, says of retention."""
+    """Reads the retention rules from the configuration of the run in `path`, or of the run that saves there."""
     config, source = read_run_config(path)
     if source is None:
         config, source = read_run_config(path.absolute().parent)
@@ -43,7 +43,7 @@ def read_retention(path: Path) -> Retention:
 
 
 def _saves_into(config: dict[str, Any], path: Path) -> bool:
-    """Whether a run's checkpoints lie in `path`; beside them may lie anything, other runs' configurations too."""
+    """Returns whether the run of `config` saves to `path`; a configuration next to it may belong to another run."""
     saved, run_dir = checkpoint_section(config).get("save"), config.get("run_dir")
     if not isinstance(saved, str):
         saved = str(Path(run_dir) / "checkpoints") if isinstance(run_dir, str) else None
@@ -51,15 +51,15 @@ def _saves_into(config: dict[str, Any], path: Path) -> bool:
 
 
 def prunable(directory: Path, retention: Retention) -> list[Checkpoint]:
-    """The checkpoints that retention does not keep, oldest first.
+    """Checkpoints that retention does not keep, oldest first.
 
     Raises:
-        HpcgenError: no rule says how many to keep.
+        HpcgenError: keep_last is not set.
     """
     if retention.keep_last is None:
         where = f" in {retention.source}" if retention.source else ""
         raise HpcgenError(
-            f"{directory}: checkpoint.keep_last is not set{where}: all are kept", "add --keep-last N"
+            f"{directory}: checkpoint.keep_last is not set{where}, so all are kept", "add --keep-last N"
         )
     checkpoints = demote_incomplete(read_directory(directory))
     kept = checkpoint_files.kept(checkpoints, retention.keep_last, retention.keep_every)
@@ -67,7 +67,7 @@ def prunable(directory: Path, retention: Retention) -> list[Checkpoint]:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint: it loses its name first, so that a kill leaves nothing that looks like one.
+    """Removes a checkpoint. It is renamed first, so that a kill leaves nothing that looks like a checkpoint.
 
     Raises:
         HpcgenError: it cannot be removed.
@@ -75,19 +75,19 @@ def remove(path: Path) -> None:
     try:
         checkpoint_files.remove(path)
     except FileNotFoundError:
-        pass  # the trainer was faster
+        pass  # the trainer has already removed it
     except OSError as error:
-        raise HpcgenError(f"{error.filename or path}: cannot be removed ({error.strerror})") from error
+        raise file_error(error, path, "remove") from error
 
 
 def pin(checkpoint: Checkpoint) -> None:
-    """Marks a checkpoint so that nothing ever removes it by itself.
+    """Pins a checkpoint, so that retention never removes it.
 
     Raises:
-        HpcgenError: it is not complete, or cannot be written to.
+        HpcgenError: it is not complete, or not writable.
     """
     if not (checkpoint.is_complete or checkpoint.is_foreign):
-        raise HpcgenError(f"{checkpoint.path}: is not complete, {checkpoint.flaw}", "pin one that is")
+        raise HpcgenError(f"{checkpoint.path} is not complete ({checkpoint.flaw})", "pin a complete one")
     try:
         os.close(
             os.open(
@@ -95,16 +95,16 @@ def pin(checkpoint: Checkpoint) -> None:
             )
         )
     except OSError as error:
-        raise file_error(error, checkpoint.path, "pinned") from error
+        raise file_error(error, checkpoint.path, "pin") from error
 
 
 def unpin(checkpoint: Checkpoint) -> None:
-    """Takes the mark away.
+    """Unpins a checkpoint, so that retention may remove it.
 
     Raises:
-        HpcgenError: it cannot be.
+        HpcgenError: it cannot be unpinned.
     """
     try:
         (checkpoint.path / checkpoint_files.PINNED).unlink(missing_ok=True)
     except OSError as error:
-        raise file_error(error, checkpoint.path, "unpinned") from error
+        raise file_error(error, checkpoint.path, "unpin") from error

@@ -1,4 +1,4 @@
-"""The trainer's configuration that a run's directory holds, as plain data: of the newest job, or of what trained."""
+"""Reads the trainer configuration from a run directory as plain data: of the newest job, or of the latest attempt."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from trainer.contract.run_directory import RunDirectory
 
 
 def read_run_config(run_dir: Path) -> tuple[dict[str, Any], Path | None]:
-    """The newest configuration that a job of the run was given, and its file; empty and None without any.
+    """Returns the newest configuration of the run's jobs and its file; empty and None if there is none.
 
-    A job's lies in `jobs/JOBID/trainer.json`; a run that was started by hand may have one beside its results.
-    It is read as it is: a checkpoint or a report may be older or newer than what this version would accept.
+    The configuration of a job is in `jobs/JOBID/trainer.json`. A run started by hand may have one next to its results.
+    It is not validated, because the run may be older or newer than this version.
     """
     found = [*run_dir.glob("jobs/*/trainer.json"), *run_dir.glob("*.json")]
     for path in sorted(found, key=_modified, reverse=True):
@@ -23,15 +23,15 @@ def read_run_config(run_dir: Path) -> tuple[dict[str, Any], Path | None]:
 
 
 def read_trained_config(run_dir: Path) -> dict[str, Any]:
-    """The configuration of the newest attempt that trained; a newer job may have been refused, or had nothing to do.
+    """Returns the configuration of the latest attempt that trained; a newer job may have failed early or had no work.
 
-    A run of a trainer that did not record it has the newest configuration instead, and one without any is empty.
+    If the trainer did not record it, returns the newest configuration; empty if there is none.
     """
     return _read(run_dir / RunDirectory.TRAINED_WITH) or read_run_config(run_dir)[0]
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A trainer's configuration; empty where `path` is not there, or is something else."""
+    """Reads a trainer configuration; empty if `path` is missing or is something else."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -45,5 +45,5 @@ def _read(path: Path) -> dict[str, Any]:
 def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:  # gone meanwhile
+    except OSError:  # removed meanwhile
         return 0.0

@@ -42,10 +42,10 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
     The file needs nothing else, so that it can be mailed. A run that still trains is shown as far as it is.
     """
     from hpcgen.report.run import read_run
-    from hpcgen.report.summary import summarise
+    from hpcgen.report.summary import summarize
 
     runs = [read_run(directory, time.time()) for directory in run_dirs]
-    summaries = [summarise(run) for run in runs]
+    summaries = [summarize(run) for run in runs]
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(summary) for summary in summaries], indent=1))
     elif str(output) != "-":

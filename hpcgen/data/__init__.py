@@ -1,1 +1,1 @@
-"""JSON Lines, tokenizers and the .bin/.idx pairs that Megatron-Core trains on."""
+"""JSON Lines, tokenizers, and the .bin/.idx pairs that Megatron-Core trains on."""

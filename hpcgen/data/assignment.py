@@ -1,4 +1,4 @@
-"""Which inputs go to which outputs: the one rule that concat and prepare share."""
+"""Assignment of input files to output files, shared by concat and prepare."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcgen.errors import HpcgenError
 
 @dataclass(frozen=True)
 class Share:
-    """Consecutive inputs that feed consecutive outputs: many to one, or one to k.
+    """Consecutive inputs and the consecutive outputs made of them: many to one, or one to k.
 
     With k outputs, line n of the input (counted from 0) goes to output n mod k.
     """
@@ -22,17 +22,16 @@ class Share:
 
 
 def assign(sizes: Sequence[int | None], num_outputs: int) -> list[Share]:
-    """Cuts inputs of `sizes` bytes, in their order, into contiguous runs of about equal bytes, one per output.
+    """Splits inputs of `sizes` bytes, in order, into contiguous groups of about equal size, one per output.
 
-    With fewer inputs than outputs, the outputs are cut instead, in proportion to the inputs' bytes: each input
-    feeds at least one. A size that is not known counts as the mean of the others. The result depends on
-    nothing but the arguments.
+    With fewer inputs than outputs, the outputs are split instead, in proportion to the input sizes; each input gets
+    at least one. An unknown size counts as the mean of the others. The result depends only on the arguments.
 
     Raises:
         HpcgenError: there is no input.
     """
     if not sizes:
-        raise HpcgenError("there is no file to make output files of")
+        raise HpcgenError("there are no input files to make output files of")
     known = [size for size in sizes if size]
     usual = max(1, sum(known) // len(known)) if known else 1
     weights = [size or usual for size in sizes]
@@ -44,13 +43,13 @@ def assign(sizes: Sequence[int | None], num_outputs: int) -> list[Share]:
 
 
 def _cut(weights: Sequence[int], parts: int) -> list[int]:
-    """Where to cut `weights` into that many runs of about equal sums, none empty: parts + 1 bounds."""
+    """Splits `weights` into `parts` non-empty runs with about equal sums. Returns parts + 1 bounds."""
     ends = list(accumulate(weights))
     bounds = [0]
     for part in range(1, parts):
-        goal = ends[-1] * part  # over parts: whole numbers keep the cut the same on every machine
+        goal = ends[-1] * part  # times parts: integers make the same cut on every machine
         index = bisect_left(ends, -(-goal // parts))
-        # the end of this input, or of the one before, whichever is nearer
+        # Cut at the end of this input or of the previous one, whichever is nearer.
         if index and goal - ends[index - 1] * parts <= ends[index] * parts - goal:
             index -= 1
         bounds.append(min(max(index + 1, bounds[-1] + 1), len(weights) - (parts - part)))
@@ -58,7 +57,7 @@ def _cut(weights: Sequence[int], parts: int) -> list[int]:
 
 
 def _spread(weights: Sequence[int], parts: int) -> list[int]:
-    """How many of that many parts each weight gets, in proportion, at least one: len(weights) + 1 bounds."""
+    """Distributes `parts` over `weights` in proportion, at least one each. Returns len(weights) + 1 bounds."""
     ends = list(accumulate(weights))
     bounds = [0]
     for index, end in enumerate(ends[:-1]):

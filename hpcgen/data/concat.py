@@ -1,7 +1,7 @@
-"""The stage concat: many files of lines into one, or one into k.
+"""The concat stage: joins several files of lines into one, or splits one into k.
 
-Reads and writes every byte once, in large blocks: the hashes that go into the records need all of them, so
-letting the kernel copy (copy_file_range) would save nothing.
+It reads and writes every byte once, in large blocks. The hashes in the records need all bytes anyway, so a copy by the
+kernel (copy_file_range) would save nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 
 
 def concat(unit: Unit, job: CorpusJob, context: Context) -> Record:
-    """Copies the lines of the unit's inputs, in order; with k outputs, line n of the one input to output n mod k.
+    """Copies the lines of the unit's inputs in order. With k outputs, line n of the one input goes to output n mod k.
 
-    The last line of an input needs no "\\n": it gets one, so that lines of two files never join.
+    If the last line of an input has no "\\n", it gets one, so that lines of two files never join.
 
     Raises:
-        HpcgenError: an input is empty, or another than was planned or made; or an output would get no line.
-        OSError: an output cannot be written. Nothing is published either way.
+        HpcgenError: an input is empty, or not the file that was planned or made; or an output would get no line.
+        OSError: an output cannot be written. Nothing is published in either case.
     """
     started = time.monotonic()
     places = [job.directory / name for name in unit.outputs]
@@ -41,7 +41,7 @@ def concat(unit: Unit, job: CorpusJob, context: Context) -> Record:
         if not all(output.size for output in outputs):
             raise HpcgenError(
                 f"{unit.inputs[0].path}: {counted(documents, 'line')} cannot fill {counted(len(outputs), 'file')}",
-                f"use a num_output_files of at most {documents}",
+                f"set num_output_files to at most {documents}",
             )
         record = Record(
             stage=unit.stage,
@@ -60,7 +60,7 @@ def concat(unit: Unit, job: CorpusJob, context: Context) -> Record:
 
 
 def _copy(item: Input, outputs: Sequence[OutputFile], context: Context) -> tuple[FileIdentity, int]:
-    """Appends an input to the outputs; what it held, and its lines, as the stage before counted them if it did."""
+    """Appends an input to the outputs. Returns its identity and its line count, preferring a recorded count."""
     lines, ends_line = 0, True
     with CheckedFile(item) as source:
         write = outputs[0].write if len(outputs) == 1 else _Dealer(outputs).write
@@ -70,7 +70,7 @@ def _copy(item: Input, outputs: Sequence[OutputFile], context: Context) -> tuple
             context.advance(Step(bytes=len(block), documents=documents))
             ends_line = block.endswith(b"\n")
         if not source.tell():
-            raise HpcgenError(f"{item.path}: there is nothing in it", "fetch it again, or leave it out")
+            raise HpcgenError(f"{item.path}: the file is empty", "download it again, or exclude it")
         if not ends_line:
             lines += write(b"\n")
             context.advance(Step(documents=1))
@@ -79,17 +79,17 @@ def _copy(item: Input, outputs: Sequence[OutputFile], context: Context) -> tuple
 
 
 class _Dealer:
-    """Deals lines to outputs, one after the other in turn."""
+    """Distributes lines to outputs in turn (round robin)."""
 
     def __init__(self, outputs: Sequence[OutputFile]) -> None:
         self._outputs = outputs
         self._next = 0
-        """The output that the line to come goes to."""
+        """Index of the output for the next line."""
         self._begun: list[bytes] = []
-        """Pieces of a line whose end has not come yet."""
+        """Pieces of a line that has not ended yet."""
 
     def write(self, data: bytes) -> int:
-        """Deals the lines that end in `data`, and gives their number."""
+        """Writes the lines that end in `data` and returns their number."""
         end = data.rfind(b"\n") + 1
         if not end:
             self._begun.append(data)

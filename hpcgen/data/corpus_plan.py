@@ -1,4 +1,4 @@
-"""Planning a corpus: its source is listed, what it takes is chosen, and the manifest freezes that."""
+"""Planning of a corpus: list its source, select files, and freeze them in the manifest."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hpcgen.files import make_directory
 
 @dataclass(frozen=True)
 class Difference:
-    """What a new manifest changes in the one that is there."""
+    """Difference between an existing manifest and a new one."""
 
     added: int = 0
     removed: int = 0
     changed: int = 0
-    """Files of the same name with another size, hash, time of change or split."""
+    """Files of the same name with another size, hash, modification time or split."""
     restated: int = 0
-    """Files of the same content as far as is known, at another address, or whose hash is known only now."""
+    """Files with the same content as far as is known, but another URL or a hash that was unknown before."""
     reordered: bool = False
-    """Whether the files that both have come in another order."""
+    """True if the common files are in another order."""
 
     def __bool__(self) -> bool:
         return self != Difference()
@@ -35,7 +35,7 @@ class Difference:
             "added": self.added,
             "removed": self.removed,
             "changed": self.changed,
-            "with another address or hash": self.restated,
+            "with another URL or hash": self.restated,
         }
         parts = [f"{count:,} {what}" for what, count in counts.items() if count]
         return ", ".join([*parts, "in another order"] if self.reordered else parts)
@@ -43,35 +43,35 @@ class Difference:
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """A corpus as it would be frozen."""
+    """Planned corpus that is not frozen yet."""
 
     manifest: Manifest
     selection: Selection
     before: Manifest | None
-    """The manifest that is there already, when it can be read."""
+    """The existing manifest, if it is readable."""
     unreadable: str = ""
-    """Why it cannot."""
+    """Reason why the existing manifest is unreadable."""
 
     @property
     def difference(self) -> Difference | None:
-        """What is new; None where there is no manifest yet."""
+        """Difference to the existing manifest; None if there is none."""
         return None if self.before is None else difference(self.before, self.manifest)
 
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """What a split holds and becomes."""
+    """Number and size of a split's files, and number of its outputs."""
 
     split: str
     files: int
     bytes: int
-    """Of the files whose size is known, as the source has them."""
+    """Total of the known file sizes in the source."""
     outputs: int
-    """.bin/.idx pairs."""
+    """Number of .bin/.idx pairs."""
 
 
 def split_summaries(job: CorpusJob, manifest: Manifest) -> list[SplitSummary]:
-    """One summary for each split, in the order train, valid, test."""
+    """Summarizes each split, in the order train, valid, test."""
     outputs = num_outputs(job.corpus)
     by_split = {split: manifest.of_split(split) for split in (*SPLITS, WHOLE)}
     return [
@@ -82,13 +82,13 @@ def split_summaries(job: CorpusJob, manifest: Manifest) -> list[SplitSummary]:
 
 
 def plan_corpus(job: CorpusJob, *, hash_contents: bool = False) -> CorpusPlan:
-    """Lists the source and chooses; writes nothing.
+    """Lists the source and selects files. Writes nothing.
 
-    `hash_contents` computes the SHA-256 of files that lie here, which then count by their content and not by their
-    times.
+    `hash_contents` computes the SHA-256 of local files, so that their content identifies them and not their
+    modification times.
 
     Raises:
-        HpcgenError: the source is gone or refuses us; what it holds does not fit the configuration.
+        HpcgenError: the source is missing or denies access, or its files do not match the configuration.
     """
     listing = list_source(job)
     selection = select(listing.files, job.corpus, listing.source)
@@ -101,22 +101,22 @@ def plan_corpus(job: CorpusJob, *, hash_contents: bool = False) -> CorpusPlan:
 
 
 def freeze(plan: CorpusPlan, job: CorpusJob, *, replan: bool) -> bool:
-    """Writes the manifest; False where the same one is there already.
+    """Writes the manifest. Returns False if the same manifest already exists.
 
-    Another selection that takes the same files needs no `replan`: nothing changes but what the manifest says of it.
+    Another selection of the same files needs no `replan`, because only the manifest's own header changes.
 
     Raises:
-        HpcgenError: another manifest is there and `replan` is not given, or it cannot be written.
+        HpcgenError: another manifest exists and `replan` is false, or the manifest cannot be written.
     """
     path = manifest_path(job.directory)
     if plan.unreadable and not replan:
-        raise HpcgenError(plan.unreadable, "with --replan, which replaces it")
+        raise HpcgenError(plan.unreadable)
     if plan.before == plan.manifest:
         return False
     if plan.difference and not replan:
         raise HpcgenError(
-            f"{path} is another manifest: against it, this plan has {plan.difference}",
-            "keep it, or use --replan: what later stages made of files that changed is then made again",
+            f"{path} already exists and differs from this plan, which has {plan.difference}",
+            "keep it, or replace it with --replan: later stages then make the outputs of changed files again",
         )
     make_directory(job.directory, job.share)
     write_manifest(plan.manifest, path, job.share)
@@ -124,7 +124,7 @@ def freeze(plan: CorpusPlan, job: CorpusJob, *, replan: bool) -> bool:
 
 
 def difference(old: Manifest, new: Manifest) -> Difference:
-    """What `new` changes in `old`."""
+    """Compares two manifests."""
     before = {file.name: file for file in old.files}
     after = {file.name: file for file in new.files}
     both = [name for name in after if name in before]

@@ -1,4 +1,4 @@
-"""The stage extract: a compressed file of the corpus, uncompressed."""
+"""The extract stage: uncompresses one file of the corpus."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hpcgen.files import private_file
 
 
 def extract(unit: Unit, job: CorpusJob, context: Context) -> Record:
-    """Uncompresses the unit's .zst or .gz file; documents are its lines, of which the last needs no "\\n".
+    """Uncompresses the unit's .zst or .gz file. Each line is a document; the last one needs no "\\n".
 
     Raises:
-        HpcgenError: the file is damaged, cut off, empty, or another than was planned.
-        OSError: the output cannot be written. Nothing is published either way.
+        HpcgenError: the file is damaged, truncated, empty, or not the one that was planned.
+        OSError: the output cannot be written. Nothing is published in either case.
     """
     started = time.monotonic()
     (item,) = unit.inputs
@@ -32,7 +32,7 @@ def extract(unit: Unit, job: CorpusJob, context: Context) -> Record:
             context.advance(Step(bytes=source.tell() - read, documents=documents))
             read = source.tell()
         if not output.size:
-            raise HpcgenError(f"{item.path}: there is nothing in it", "fetch it again, or leave it out")
+            raise HpcgenError(f"{item.path}: the file is empty", "download it again, or exclude it")
         documents = output.num_lines
         record = Record(
             stage=unit.stage,

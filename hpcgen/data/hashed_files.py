@@ -1,4 +1,4 @@
-"""Files that are hashed as they are read or written, so that every record names the content it was made of."""
+"""Files that are hashed as they are read or written, so that every record identifies its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpcgen.errors import HpcgenError
 
 
 class CheckedFile:
-    """An input of a unit, to be read once from its begin to its end.
+    """An input of a unit, to be read once from start to end.
 
     Raises:
-        HpcgenError: on entering, it is not there, or of another size or time than it must be; on reading, it
-            cannot be read; on `finish`, it holds something else than it must, or has changed meanwhile.
+        HpcgenError: on entering, if it is missing or has another size or modification time than expected; on reading,
+            if it is unreadable; on `finish`, if its content is not the expected one or has changed meanwhile.
     """
 
     def __init__(self, item: Input) -> None:
@@ -37,7 +37,7 @@ class CheckedFile:
             self._status = os.fstat(self._file.fileno())
             self._compare("size", self._wanted.size, self._status.st_size)
             if self._wanted.sha256 is None:
-                self._compare("time of change (ns)", self._wanted.modified_ns, self._status.st_mtime_ns)
+                self._compare("modification time (ns)", self._wanted.modified_ns, self._status.st_mtime_ns)
         except BaseException:
             self._file.close()
             raise
@@ -49,7 +49,7 @@ class CheckedFile:
         self._file.close()
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes, none at the end."""
+        """Returns at most `size` bytes, and none at the end."""
         try:
             data = self._file.read(size) or b""
         except OSError as error:
@@ -63,12 +63,12 @@ class CheckedFile:
         return self._size
 
     def finish(self) -> FileIdentity:
-        """What was read, once it is known to be what it must be."""
+        """Checks the content that was read and returns its identity."""
         now = os.fstat(self._file.fileno())
         if (now.st_size, now.st_mtime_ns) != (self._status.st_size, self._status.st_mtime_ns) or (
             self._size != now.st_size
         ):
-            raise HpcgenError(f"{self.path}: changed while it was read", "run it again")
+            raise HpcgenError(f"{self.path} changed while it was read", "run the stage again")
         digest = self._hash.hexdigest()
         self._compare("SHA-256", self._wanted.sha256, digest)
         return FileIdentity(self._wanted.name, self._size, digest, self._wanted.modified_ns)
@@ -77,21 +77,21 @@ class CheckedFile:
         if wanted not in (None, found):
             made_by = self._made_by
             since = "made" if made_by else "planned"
-            message = f"{self.path}: changed since it was {since}: its {what} is {found}, not {wanted}"
+            message = f"{self.path} has changed since it was {since}: its {what} is {found}, not {wanted}"
             if made_by is None:
                 raise HpcgenError(message, "run hpcgen data plan again")
-            # what keeps its length and its time is done for all who do not read it
+            # A file with the recorded size and time counts as done, so it must be removed to be made again.
             first = "remove it and " if what == "SHA-256" else ""
             raise HpcgenError(message, f"{first}run the stage {made_by} again")
 
 
 class HashedFile:
-    """Appends to a private file; `name` is what the record calls it."""
+    """Appends to a private file. `name` is its name in the record."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file = file
         self.size = 0
-        """Bytes written."""
+        """Number of bytes written."""
         self._name = name
         self._hash = hashlib.sha256()
 
@@ -102,21 +102,21 @@ class HashedFile:
         self.size += memoryview(data).nbytes
 
     def identity(self) -> FileIdentity:
-        """What was written."""
+        """Identity of the content written so far."""
         return FileIdentity(self._name, self.size, self._hash.hexdigest())
 
 
 class OutputFile(HashedFile):
-    """The same of lines, which are counted. The last line needs no "\\n" to count."""
+    """A hashed file that counts its lines. The last line counts even without "\\n"."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         super().__init__(file, name)
         self._newlines = 0
         self.ends_line = True
-        """Whether the next byte begins a line."""
+        """True if the next byte starts a new line."""
 
     def write(self, data: bytes) -> int:
-        """Appends `data`, and gives the number of line ends in it."""
+        """Appends `data` and returns the number of line ends in it."""
         super().write(data)
         newlines = data.count(b"\n")
         self._newlines += newlines
@@ -126,5 +126,5 @@ class OutputFile(HashedFile):
 
     @property
     def num_lines(self) -> int:
-        """Lines written."""
+        """Number of lines written."""
         return self._newlines + (not self.ends_line)

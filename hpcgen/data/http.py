@@ -1,9 +1,9 @@
-"""Web servers as they are: busy, slow, gone, or answering with a page for people instead of data.
+"""HTTP requests with retries, for servers that are busy, slow, down, or send a web page instead of data.
 
-httpx2 does the talking: huggingface_hub brings it along, it has separate timeouts for connecting and reading, keeps
-connections open, reads the proxies of the environment, notices a body that ends early, and leaves the token out when
-a server redirects to another one. It costs a core 2 to 3 seconds for a GB, hash and write included (http.client: 2,
-without all this); a download task has a process for each of its connections.
+The client is httpx2, which is a dependency of huggingface_hub. It has separate timeouts for connecting and reading,
+keeps connections open, reads the proxies of the environment, detects a body that ends early, and drops the token when
+a server redirects to another one. It takes 2 to 3 s of CPU time per GB, including hash and write (http.client: 2 s,
+without these features). A download task has one process per connection.
 """
 
 from __future__ import annotations
@@ -28,37 +28,38 @@ from hpcgen.text import counted
 from hpcgen.version import __version__
 
 logging.getLogger("httpx2").setLevel(logging.WARNING)
-"""At INFO it logs whole addresses, signatures included."""
+"""httpx2 logs complete URLs at INFO, including signatures."""
 
 Result = TypeVar("Result")
 
-TRY_AGAIN = frozenset((408, 425, 429, 500, 502, 503, 504))
-"""Statuses that may be another one the next time."""
+TRANSIENT_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504))
+"""HTTP statuses worth a retry."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long a server is waited for."""
+class RetryPolicy:
+    """Timeouts, and how often and how long to retry."""
 
     attempts: int = 10
-    """Without any progress between them; then it is given up."""
+    """Maximum number of consecutive attempts without progress."""
     first_wait_s: float = 1.0
-    """Upper bound of the first wait; each further one is twice as long."""
+    """Upper bound of the first wait; it doubles with each further wait."""
     longest_wait_s: float = 120.0
     longest_retry_after_s: float = 900.0
-    """The most that a server's Retry-After is believed."""
+    """Upper bound for a server's Retry-After."""
     connect_timeout_s: float = 20.0
     read_timeout_s: float = 60.0
-    """A connection on which nothing comes for so long is dead."""
+    """A connection that delivers nothing for this long is closed."""
     slowest_bytes_per_s: float = 1024.0
-    """A connection that is slower over `read_timeout_s` is given up too."""
-    wrong_answers: int = 3
-    """Answers of status 200 that are not the file (a web page, an empty body, another size); the last one is final."""
+    """A connection that is slower than this over `read_timeout_s` is closed too."""
+    invalid_responses: int = 3
+    """Maximum number of responses with status 200 that are not the file (a web page, an empty body, another size)."""
 
     def wait_s(self, failures: int, retry_after_s: float | None) -> float:
-        """How long to wait after so many failures in a row.
+        """Seconds to wait after a number of consecutive failures.
 
-        The whole wait is drawn at random ("full jitter"): clients that failed together do not come back together.
+        The wait is drawn at random from its full range ("full jitter"), so that clients that failed together do not
+        retry together.
         """
         bound = min(self.longest_wait_s, self.first_wait_s * 2 ** (failures - 1))
         if retry_after_s is None:
@@ -66,39 +67,39 @@ class Patience:
         return min(retry_after_s, self.longest_retry_after_s) + random.uniform(0, self.first_wait_s)
 
 
-class TryAgain(Exception):
-    """What went wrong may be right the next time."""
+class TransientError(Exception):
+    """An error that a retry may resolve."""
 
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
 
 
-class Gone(HpcgenError):
-    """The server knows no such file (any more)."""
+class FileNotOnServer(HpcgenError):
+    """The server does not have the file (HTTP 404 or 410)."""
 
 
 class Web:
-    """The servers that a process talks to. Its threads wait together where a server asks to be left alone.
+    """HTTP client of a process. When a server sends Retry-After, all threads pause their requests to it.
 
-    The processes of a download task do not know of each other's waits: each is told so by the server itself, and the
-    random part of its wait keeps it from coming back at the same moment as the others.
+    The processes of a download task do not share these pauses: the server tells each of them, and the random part of
+    the wait keeps them from retrying at the same moment.
     """
 
-    def __init__(self, patience: Patience | None = None, connections: int = 64) -> None:
-        self.patience = patience or Patience()
-        timeout = httpx2.Timeout(self.patience.read_timeout_s, connect=self.patience.connect_timeout_s)
+    def __init__(self, policy: RetryPolicy | None = None, connections: int = 64) -> None:
+        self.policy = policy or RetryPolicy()
+        timeout = httpx2.Timeout(self.policy.read_timeout_s, connect=self.policy.connect_timeout_s)
         self._client = httpx2.Client(
             follow_redirects=True,
             max_redirects=10,
             timeout=timeout,
             limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
-            # identity: lengths, ranges and hashes are those of the file
+            # identity: lengths, ranges and hashes refer to the file itself
             headers={"User-Agent": f"hpcgen/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"},
             event_hooks={"response": [_refuse_other_scheme]},
         )
         self._lock = threading.Lock()
-        self._quiet_until: dict[str, float] = {}
+        self._paused_until: dict[str, float] = {}
 
     def __enter__(self) -> Web:
         return self
@@ -107,99 +108,99 @@ class Web:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections that are kept open."""
+        """Closes the open connections."""
         self._client.close()
 
     @contextmanager
-    def answer(
+    def request(
         self, method: str, url: str, headers: Mapping[str, str], also: tuple[int, ...] = ()
     ) -> Iterator[httpx2.Response]:
-        """The answer to one request, its body not read yet: of status 200, 206 or one of `also`.
+        """Sends one request. Yields the response, with status 200, 206 or one of `also`, before its body is read.
 
         Raises:
-            TryAgain: the server is busy or not there, or the connection broke, also while the body is read.
-            HpcgenError: it refuses, has no such file, or redirects to what is no web server.
+            TransientError: the server is busy or unreachable, or the connection broke (also while the body is read).
+            HpcgenError: the server refuses access, does not have the file, or redirects to another protocol.
         """
-        self._keep_quiet(url)
+        self._wait_while_paused(url)
         try:
             with self._client.stream(method, url, headers=dict(headers)) as response:
                 if response.status_code not in (200, 206, *also):
                     raise _refusal(response, url, has_token="Authorization" in headers)
                 yield response
         except (httpx2.UnsupportedProtocol, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
-            raise HpcgenError(f"{shown(url)}: {error}", "correct the source") from error
+            raise HpcgenError(f"{redacted(url)}: {error}", "correct the source") from error
         except httpx2.RequestError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise HpcgenError(
-                    f"{shown(url)}: its certificate is not trusted here",
+                    f"{redacted(url)}: this machine does not trust the server's certificate",
                     "set SSL_CERT_FILE to the certificates of your site",
                 ) from error
-            raise TryAgain(_broken(error, self.patience)) from error
+            raise TransientError(_broken(error, self.policy)) from error
 
-    def patiently(
+    def retry(
         self, url: str, once: Callable[[], Result], progress: Callable[[], int] = lambda: 0, hint: str = ""
     ) -> Result:
-        """What `once` returns, called again after each TryAgain.
+        """Calls `once` again after each TransientError and returns its result.
 
-        `progress` tells how far the work is: getting further starts the count of failures anew.
+        `progress` returns how far the work is. Any increase resets the count of failures.
 
         Raises:
-            HpcgenError: it failed too often in a row, or in a way that waiting does not mend.
+            HpcgenError: too many consecutive failures, or an error that a retry cannot resolve.
         """
         failures, furthest, started = 0, progress(), time.monotonic()
         while True:
             try:
                 return once()
-            except TryAgain as problem:
+            except TransientError as problem:
                 if progress() > furthest:
                     failures, furthest = 0, progress()
                 failures += 1
-                if failures >= self.patience.attempts:
+                if failures >= self.policy.attempts:
                     after = f"after {counted(failures, 'attempt')} in {time.monotonic() - started:.0f} s"
-                    raise HpcgenError(f"{shown(url)}: {problem} ({after})", hint) from problem
-                wait_s = self.patience.wait_s(failures, problem.retry_after_s)
+                    raise HpcgenError(f"{redacted(url)}: {problem} ({after})", hint) from problem
+                wait_s = self.policy.wait_s(failures, problem.retry_after_s)
                 if problem.retry_after_s is not None:
-                    self.ask_for_quiet(url, min(problem.retry_after_s, self.patience.longest_retry_after_s))
+                    self.pause(url, min(problem.retry_after_s, self.policy.longest_retry_after_s))
                 time.sleep(wait_s)
 
-    def ask_for_quiet(self, url: str, seconds: float) -> None:
-        """Holds back every request to the server of `url`, from now on and for so long."""
+    def pause(self, url: str, seconds: float) -> None:
+        """Delays all further requests to the server of `url` by `seconds` from now."""
         with self._lock:
-            until = max(self._quiet_until.get(_host(url), 0.0), time.monotonic() + seconds)
-            self._quiet_until[_host(url)] = until
+            until = max(self._paused_until.get(_host(url), 0.0), time.monotonic() + seconds)
+            self._paused_until[_host(url)] = until
 
-    def _keep_quiet(self, url: str) -> None:
+    def _wait_while_paused(self, url: str) -> None:
         with self._lock:
-            seconds = self._quiet_until.get(_host(url), 0.0) - time.monotonic()
+            seconds = self._paused_until.get(_host(url), 0.0) - time.monotonic()
         if seconds > 0:
-            time.sleep(seconds + random.uniform(0, self.patience.first_wait_s))
+            time.sleep(seconds + random.uniform(0, self.policy.first_wait_s))
 
 
-def shown(url: str) -> str:
-    """`url` for messages: without a query, which may hold a signature, and without a password."""
+def redacted(url: str) -> str:
+    """`url` for messages: without a password, and without its query, which may contain a signature."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # no address: then nobody knows where a password would end
+    except ValueError:  # not a URL, so the end of a password is unknown
         return url.partition("?")[0].rpartition("@")[2]
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", "")) + ("?..." if parts.query else "")
 
 
 def authorization(url: str, token_variable: str | None) -> dict[str, str]:
-    """The headers that carry the token of `token_for`.
+    """HTTP headers with the token of `token_for`.
 
     Raises:
-        HpcgenError: as `token_for`.
+        HpcgenError: see `token_for`.
     """
     token = token_for(url, token_variable)
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 def token_for(url: str, token_variable: str | None) -> str | None:
-    """The token for the server of `url`, which the environment variable holds; None where none is named.
+    """Reads the token for the server of `url` from the environment variable; None if no variable is given.
 
     Raises:
-        HpcgenError: the variable is empty, or the token would cross the network in the clear.
+        HpcgenError: the variable is empty, or the token would be sent without encryption.
     """
     if token_variable is None:
         return None
@@ -211,21 +212,22 @@ def token_for(url: str, token_variable: str | None) -> str | None:
         )
     if not re.fullmatch(r"[\x21-\x7e]+", token):
         raise HpcgenError(
-            f"${token_variable} holds characters that no token has", "look for a line break or a space"
+            f"${token_variable} contains characters that are invalid in a token",
+            "check it for a line break or a space",
         )
     parts = urlsplit(url)
     if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         raise HpcgenError(
-            f"{shown(url)}: the token in ${token_variable} would be sent without encryption", "use https"
+            f"{redacted(url)}: the token in ${token_variable} would be sent without encryption", "use https"
         )
     return token
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """How long a server asks to be left alone; None where it does not say.
+    """Seconds that a server asks its clients to wait; None if it does not state them.
 
-    It says so by Retry-After, in seconds or as a date, or as the hub does, by `RateLimit: "resolvers";r=0;t=55`
-    (draft-ietf-httpapi-ratelimit-headers): nothing remains for 55 seconds.
+    They are in Retry-After (in seconds or as a date) or, as on the Hugging Face hub, in
+    `RateLimit: "resolvers";r=0;t=55` (draft-ietf-httpapi-ratelimit-headers): no requests remain for 55 seconds.
     """
     value = headers.get("Retry-After", "").strip()
     limit = re.search(r";\s*r=0\s*;\s*t=(\d{1,9})", headers.get("RateLimit", ""))
@@ -242,9 +244,9 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def content_validator(response: httpx2.Response) -> str | None:
-    """The validator for If-Range: a strong ETag, else the time of the last change where that was a minute ago or more.
+    """Validator for If-Range: a strong ETag, or a Last-Modified that is at least a minute old.
 
-    Within a minute a file might change twice under the same time (RFC 9110, 8.8.2.2).
+    A more recent Last-Modified is not unique: the file could change twice within it (RFC 9110, 8.8.2.2).
     """
     headers = response.headers
     if headers.get("ETag", "").startswith('"'):
@@ -257,7 +259,7 @@ def content_validator(response: httpx2.Response) -> str | None:
 
 
 def content_total(response: httpx2.Response) -> int | None:
-    """Bytes of the whole file, where the answer says."""
+    """Size of the complete file in bytes, if the response states it."""
     match = re.fullmatch(r"bytes (?:\d+-\d+|\*)/(\d{1,18})", response.headers.get("Content-Range", ""))
     if match:
         return int(match[1])
@@ -266,7 +268,7 @@ def content_total(response: httpx2.Response) -> int | None:
 
 
 def range_start(response: httpx2.Response) -> int | None:
-    """The place in the file, in bytes, of the first byte of a partial answer; None where it does not say."""
+    """Offset in the file of the first byte of a partial response; None if the response does not state it."""
     match = re.match(r"bytes (\d{1,18})-", response.headers.get("Content-Range", ""))
     return int(match[1]) if match else None
 
@@ -274,42 +276,43 @@ def range_start(response: httpx2.Response) -> int | None:
 def _refusal(response: httpx2.Response, url: str, has_token: bool) -> Exception:
     status = response.status_code
     words = f"HTTP {status} {response.reason_phrase}".strip()
-    if status in TRY_AGAIN:
-        return TryAgain(f"the server answers {words}", retry_after_s(response.headers))
+    if status in TRANSIENT_STATUSES:
+        return TransientError(f"the server answers {words}", retry_after_s(response.headers))
     if status in (401, 403):
         hint = (
-            "the token may lack the right to read this, or its terms may have to be accepted on the hub's page"
+            "check that the token has read access, and accept the dataset's terms on its page on the hub"
             if has_token
-            else "set data.corpus.source.token_variable to the name of the variable that holds your token"
+            else "set data.corpus.source.token_variable to the name of the environment variable with your token"
         )
-        return HpcgenError(f"{shown(url)}: the server refuses us ({words})", hint)
+        return HpcgenError(f"{redacted(url)}: the server denies access ({words})", hint)
     if status in (404, 410):
-        return Gone(
-            f"{shown(url)}: is gone ({words})", "name another source in data.corpus.source and plan again"
+        return FileNotOnServer(
+            f"{redacted(url)}: the server does not have this file ({words})",
+            "set another source in data.corpus.source and plan again",
         )
-    return HpcgenError(f"{shown(url)}: the server answers {words}", "try the address by hand: curl -I")
+    return HpcgenError(f"{redacted(url)}: the server answers {words}", "try the URL by hand: curl -I")
 
 
 def _refuse_other_scheme(response: httpx2.Response) -> None:
-    """Ends a redirect that leaves the web. httpx2 reports `javascript:` and the like as a broken connection.
+    """Rejects redirects to other protocols. httpx2 reports `javascript:` and the like as a broken connection.
 
     Raises:
-        HpcgenError: the redirect names a scheme other than http and https.
+        HpcgenError: the scheme of the redirect is not http or https.
     """
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", response.headers.get("Location", "").strip())
     if response.is_redirect and scheme and scheme[1].lower() not in ("http", "https"):
         raise HpcgenError(
-            f"{shown(str(response.url))}: redirects to an unsupported protocol ({scheme[1]})",
+            f"{redacted(str(response.url))}: redirects to an unsupported protocol ({scheme[1]})",
             "correct the source",
         )
 
 
-def _broken(error: httpx2.RequestError, patience: Patience) -> str:
-    """What a broken connection means, in words."""
+def _broken(error: httpx2.RequestError, policy: RetryPolicy) -> str:
+    """Describes a broken connection."""
     if isinstance(error, httpx2.ConnectTimeout):
-        return f"no connection within {patience.connect_timeout_s:g} s"
+        return f"no connection within {policy.connect_timeout_s:g} s"
     if isinstance(error, httpx2.ReadTimeout):
-        return f"nothing came for {patience.read_timeout_s:g} s"
+        return f"no data for {policy.read_timeout_s:g} s"
     if isinstance(error, httpx2.ConnectError):
         return f"no connection ({error})"
     return f"the connection broke ({error or type(error).__name__})"

@@ -9,7 +9,7 @@ PREFIX.bin holds the token ids of all sequences end to end. PREFIX.idx, all inte
     int32[S]   tokens in each sequence
     int64[S]   byte offset of each sequence in PREFIX.bin
     int64[D+1] 0, then after each document the number of sequences so far
-Here a document is one sequence, or none when it holds no token.
+In pairs made by hpcgen, a document is one sequence, or none if it has no tokens.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8
 """megatron.core.datasets.indexed_dataset.DType."""
 _LONGEST_SEQUENCE = 2**31 - 1
 _CHUNK_BYTES = 4 * 1024 * 1024
-"""Of the lengths that are looked at together; a multiple of their size."""
+"""Bytes of document lengths to process at once; a multiple of their item size."""
 
 
 def bin_path(prefix: Path) -> Path:
-    """The file of token ids. The suffix is appended: a dot in the prefix is part of its name."""
+    """The file of token ids. The suffix is appended, because a dot in the prefix is part of its name."""
     return prefix.with_name(prefix.name + ".bin")
 
 
@@ -48,21 +48,21 @@ def idx_path(prefix: Path) -> Path:
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The dtype Megatron-Core chooses for a vocabulary before padding (DType.optimal_dtype)."""
+    """The dtype that Megatron-Core chooses for an unpadded vocabulary (DType.optimal_dtype)."""
     return np.dtype("<u2" if vocab_size < 65500 else "<i4")
 
 
 class Writable(Protocol):
-    """What is written to: a file, or one that is hashed as it is written."""
+    """A file, or one that is hashed as it is written."""
 
     def write(self, data: Any, /) -> Any:
         """Appends the bytes of `data`."""
 
 
 class IndexedDatasetWriter:
-    """Appends documents to an open .bin file and, at the end, writes the .idx file that goes with it.
+    """Appends documents to an open .bin file and, at the end, writes the matching .idx file.
 
-    Memory does not grow with the number of documents: past `spool_bytes` their lengths go to an unnamed file in
+    Memory does not grow with the number of documents: beyond `spool_bytes`, their lengths go to an unnamed file in
     `spool_directory`.
     """
 
@@ -90,7 +90,9 @@ class IndexedDatasetWriter:
             OverflowError: a document is too long for the index (2^31 - 1 tokens).
         """
         if lengths.max(initial=0) > _LONGEST_SEQUENCE:
-            raise OverflowError(f"a document has {lengths.max()} tokens; the index holds {_LONGEST_SEQUENCE}")
+            raise OverflowError(
+                f"a document has {lengths.max():,} tokens; the index format allows at most {_LONGEST_SEQUENCE:,}"
+            )
         self._bin_file.write(tokens.astype(self._dtype, copy=False).data)
         self._lengths.write(lengths.astype("<i4").data)
         self.num_documents += len(lengths)
@@ -125,7 +127,7 @@ class IndexedDatasetWriter:
         self._lengths.close()
 
     def _length_chunks(self) -> Iterator[NDArray[np.int32]]:
-        """The lengths of all documents, some at a time."""
+        """Yields the lengths of all documents in chunks."""
         self._lengths.seek(0)
         while data := self._lengths.read(_CHUNK_BYTES):
             yield np.frombuffer(data, "<i4")
@@ -133,7 +135,7 @@ class IndexedDatasetWriter:
 
 @dataclass(frozen=True)
 class DatasetCounts:
-    """What a .bin/.idx pair holds."""
+    """Size of the content of a .bin/.idx pair."""
 
     documents: int
     sequences: int
@@ -142,10 +144,10 @@ class DatasetCounts:
 
 
 def read_counts(prefix: Path) -> DatasetCounts:
-    """Counts the pair at `prefix` from the index's header and the size of the .bin file.
+    """Reads the counts of the pair at `prefix` from the index's header and the size of the .bin file.
 
     Raises:
-        HpcgenError: a file is missing, is no index, or the sizes do not agree (a torn or truncated pair).
+        HpcgenError: a file is missing, is not an index, or the sizes do not match (a torn or truncated pair).
     """
     index, data = idx_path(prefix), bin_path(prefix)
     try:
@@ -153,24 +155,31 @@ def read_counts(prefix: Path) -> DatasetCounts:
             header = file.read(_HEADER.size)
         index_size, data_size = index.stat().st_size, data.stat().st_size
     except OSError as error:
-        raise HpcgenError(f"cannot read the dataset {prefix}: {error}", "it needs .bin and .idx") from error
+        raise HpcgenError(
+            f"cannot read the dataset {prefix}: {error}", "a dataset is a .bin and an .idx file"
+        ) from error
     if len(header) < _HEADER.size:
-        raise HpcgenError(f"{index}: {len(header)} bytes are too few for a Megatron index")
+        raise HpcgenError(
+            f"{index}: {counted(len(header), 'byte')}, less than the header of a Megatron index ({_HEADER.size})",
+            "tokenize again",
+        )
     magic, version, code, sequences, documents = _HEADER.unpack(header)
     if magic != _MAGIC or version != 1 or code not in _DTYPES:
-        raise HpcgenError(f"{index}: this is not a Megatron index (version 1)")
+        raise HpcgenError(f"{index}: not a Megatron index (version 1)", "give the prefix of a .bin/.idx pair")
     if index_size < _HEADER.size + 12 * sequences + 8 * documents:
-        size = f"{index_size} bytes for {counted(sequences, 'sequence')} and {counted(documents, 'document')}"
+        size = f"{index_size:,} bytes for {counted(sequences, 'sequence')} and {counted(documents - 1, 'document')}"
         raise HpcgenError(f"{index}: truncated ({size})", "tokenize again")
     dtype = np.dtype(_DTYPES[code])
     end = _end(index, sequences, dtype.itemsize)
     if end != data_size:
-        raise HpcgenError(f"{data}: {data_size} bytes, but its index ends at {end}", "tokenize again")
+        raise HpcgenError(
+            f"{data}: {data_size:,} bytes, but its index describes {end:,} bytes", "tokenize again"
+        )
     return DatasetCounts(documents - 1, sequences, end // dtype.itemsize, dtype.name)
 
 
 def _end(index: Path, sequences: int, itemsize: int) -> int:
-    """Where the last sequence ends in the .bin file (bytes): its offset and its length."""
+    """End of the last sequence in the .bin file in bytes: its offset plus its length."""
     if not sequences:
         return 0
     with index.open("rb") as file:

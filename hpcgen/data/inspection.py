@@ -1,4 +1,4 @@
-"""What a .bin/.idx pair holds: the lengths of its documents, and their text."""
+"""Inspection of a .bin/.idx pair: the lengths of its documents, and their text."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hpcgen.config.tokenizer import TokenizerConfig, eod_id, problems, tokens
 from hpcgen.data.pair import Pair, open_pair
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, publish, require_directory
+from hpcgen.text import counted
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
@@ -31,7 +32,7 @@ class Bin:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What a pair holds. Lengths are in tokens, end-of-document tokens included."""
+    """Statistics of a pair. Lengths are in tokens, including end-of-document tokens."""
 
     prefix: str
     dtype: str
@@ -39,16 +40,16 @@ class Inspection:
     sequences: int
     tokens: int
     empty_documents: int
-    """Documents without tokens."""
+    """Number of documents without tokens."""
     mean_length: float
     shortest: int
-    """Of the documents that are not empty, as all lengths here."""
+    """Shortest length. Like all lengths here, it ignores empty documents."""
     shortest_document: int
     longest: int
     longest_document: int
     percentiles: dict[int, int]
     histogram: tuple[Bin, ...]
-    """From the shortest to the longest; each bin is twice as wide as the one before it."""
+    """Bins from the shortest to the longest length; each is twice as wide as the previous one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +59,18 @@ class Document:
     number: int
     ids: list[int]
     text: str | None
-    """Special tokens shown as they are spelled; None when the tokenizer is not known."""
+    """Decoded text with special tokens spelled out; None if the tokenizer is unknown."""
 
 
 def inspect_pair(prefix: Path) -> tuple[Inspection, Pair]:
-    """Reads the index of the pair at `prefix`; its ids are not read.
+    """Reads the index of the pair at `prefix`, but not its ids.
 
     Raises:
         HpcgenError: a file is missing, or the index is damaged.
     """
     pair = open_pair(prefix)
     for fault in pair.faults():
-        raise HpcgenError(fault, "hpcgen data verify says more")
+        raise HpcgenError(fault, "run hpcgen data verify for details")
     lengths = pair.document_lengths()
     filled = lengths[lengths > 0]
     ordered = np.sort(filled)
@@ -92,10 +93,10 @@ def inspect_pair(prefix: Path) -> tuple[Inspection, Pair]:
 
 
 def read_document(pair: Pair, number: int, tokenizer: TokenizerConfig | None) -> Document:
-    """Document `number` of a pair, counted from the end when negative, as text where there is a tokenizer.
+    """Reads document `number` of a pair and decodes it if there is a tokenizer. A negative number counts from the end.
 
     Raises:
-        HpcgenError: there is no such document, or it was not made with this tokenizer.
+        HpcgenError: there is no such document, or it was encoded with another tokenizer.
     """
     count = pair.num_documents
     if not -count <= number < count:
@@ -108,10 +109,10 @@ def read_document(pair: Pair, number: int, tokenizer: TokenizerConfig | None) ->
 
 
 def decode(ids: Sequence[int], config: TokenizerConfig) -> str:
-    """The text of `ids`, special tokens as they are spelled; bytes that are not UTF-8 become U+FFFD.
+    """Decodes `ids` with special tokens spelled out. Bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        HpcgenError: a file of the tokenizer is missing or wrong, or an id is not in its vocabulary.
+        HpcgenError: a file of the tokenizer is missing or invalid, or an id is not in its vocabulary.
     """
     for problem in problems(config, "tokenizer"):
         raise HpcgenError(f"{problem.path} {problem.reason}", problem.hint)
@@ -123,7 +124,7 @@ def decode(ids: Sequence[int], config: TokenizerConfig) -> str:
 
 
 def draw_png(inspection: Inspection, path: Path) -> None:
-    """Draws the histogram of the lengths to a PNG, replacing what is there.
+    """Draws the histogram of lengths as a PNG file and replaces an existing one.
 
     Raises:
         HpcgenError: matplotlib is not installed, or the file cannot be written.
@@ -133,8 +134,8 @@ def draw_png(inspection: Inspection, path: Path) -> None:
         import matplotlib
     except ImportError:
         raise HpcgenError(
-            "the picture needs matplotlib, which is not installed",
-            "pip install matplotlib, or leave out --png",
+            "--png needs matplotlib, which is not installed",
+            "pip install matplotlib, or omit --png",
         ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -156,9 +157,10 @@ def draw_png(inspection: Inspection, path: Path) -> None:
         axes.set_axisbelow(True)
         axes.grid(alpha=0.3)
     of_documents.set_title(
-        f"{Path(inspection.prefix).name}: {inspection.documents:,} documents, {inspection.tokens:,} tokens"
+        f"{Path(inspection.prefix).name}: {counted(inspection.documents, 'document')}, "
+        f"{counted(inspection.tokens, 'token')}"
     )
-    of_tokens.set_xlabel(f"tokens in a document (dashed: the median, {inspection.percentiles[50]:,})")
+    of_tokens.set_xlabel(f"tokens per document (dashed line: median, {inspection.percentiles[50]:,})")
     picture = io.BytesIO()
     figure.savefig(picture, dpi=120, format="png")
     pyplot.close(figure)
@@ -167,18 +169,18 @@ def draw_png(inspection: Inspection, path: Path) -> None:
             file.write(picture.getvalue())
             publish(file, path)
     except OSError as error:
-        raise HpcgenError(f"{path}: cannot be written ({error.strerror})") from error
+        raise HpcgenError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _percentile(ordered: NDArray[np.int64], percent: int) -> int:
-    """The smallest length that this share of the documents does not exceed."""
+    """Smallest length that `percent` of the documents do not exceed."""
     if not len(ordered):
         return 0
     return int(ordered[max(0, -(-len(ordered) * percent // 100) - 1)])
 
 
 def _histogram(ordered: NDArray[np.int64]) -> Iterator[Bin]:
-    """Bins of 1, 2 to 3, 4 to 7 and so on, from the shortest to the longest document."""
+    """Yields the bins 1, 2 to 3, 4 to 7 and so on, from the shortest to the longest document."""
     if not len(ordered):
         return
     sums = np.concatenate([[0], np.cumsum(ordered)])
@@ -202,7 +204,7 @@ def _decode_bytes(ids: Sequence[int], eod: int) -> str:
 
 
 def gpt2_decoder(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, int]:
-    """A tokenizer that can decode, which takes the vocabulary alone, and its size."""
+    """Returns a tokenizer that can only decode (it has no merges), and the size of its vocabulary."""
     vocabulary = tokens(config)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -215,7 +217,7 @@ def _huggingface(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, int]:
         tokenizer = tokenizers.Tokenizer.from_file(str(config.tokenizer_file))
     except Exception as error:  # the library raises bare Exception for every fault of the file
         raise HpcgenError(
-            f"{config.tokenizer_file}: the library tokenizers cannot load this tokenizer: {error}"
+            f"{config.tokenizer_file}: the library tokenizers cannot load this file: {error}"
         ) from error
     return tokenizer, max(vocabulary.values()) + 1
 
@@ -224,6 +226,6 @@ def _require_known(ids: Sequence[int], size: int) -> None:
     wrong = next((number for number in ids if not 0 <= number < size), None)
     if wrong is not None:
         raise HpcgenError(
-            f"the id {wrong} is not one of the tokenizer's 0 to {size - 1}",
-            "name the tokenizer that made the pair (--tokenizer, or -c run.yaml)",
+            f"id {wrong} is outside the tokenizer's range 0 to {size - 1}",
+            "give the tokenizer that encoded the pair (--tokenizer, or -c run.yaml)",
         )

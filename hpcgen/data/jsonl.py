@@ -1,6 +1,6 @@
-"""Reads JSON Lines in blocks of whole lines, and takes the text out of each line.
+"""Reads JSON Lines in blocks of complete lines, and extracts the text of each line.
 
-Lines end at "\\n" and nowhere else: U+2028 and its like are ordinary characters of a JSON string.
+Lines end only at "\\n": U+2028 and similar are ordinary characters of a JSON string.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from numpy.typing import NDArray
 from hpcgen.errors import HpcgenError
 
 LONGEST_LINE = 24 * 1024 * 1024
-"""Bytes without the "\\n". On its way to token ids a line takes up to thirty times as many; a worker has 1 GiB."""
+"""Bytes without the "\\n". Tokenizing a line needs up to thirty times its size, and a worker has 1 GiB."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _SHOWN_BYTES = 200
-"""Of a line that is too long, what is kept for people to see."""
+"""Bytes of a too long line that are kept for messages."""
 _LONG_LINE = 1024
 _PIECE_BYTES = 64 * 1024
-"""Bytes whose UTF-8 is looked at together: what is decoded for that stays in the cache of the core."""
+"""Bytes per UTF-8 check: small enough for the decoded text to stay in the core's cache."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive whole lines of one file."""
+    """Consecutive complete lines of one file."""
 
     path: Path
     first_line: int
-    """Its number, counted from 0."""
+    """Number of the first line, counted from 0."""
     data: bytes
-    """Every line with its "\\n", the last line of a file included."""
+    """All lines, each with its "\\n", including the last line of a file."""
     newlines: NDArray[np.int64]
-    """Where the "\\n" stand in `data`."""
+    """Offsets of the "\\n" in `data`."""
     too_long: Reject | None = None
-    """The one line of this block when it is longer than LONGEST_LINE; `data` is empty then."""
+    """The only line of this block if it is longer than LONGEST_LINE; `data` is then empty."""
     left_out: int = 0
-    """Bytes of that line, with its "\\n"."""
+    """Bytes of the too long line, with its "\\n"."""
 
     @property
     def num_lines(self) -> int:
-        """How many lines these are."""
+        """Number of lines."""
         return len(self.newlines) + (self.too_long is not None)
 
     @property
     def num_bytes(self) -> int:
-        """How long they are, those that are too long included."""
+        """Size of all lines, including a too long one."""
         return len(self.data) + self.left_out
 
 
@@ -61,12 +61,12 @@ class Reject:
 
     path: Path
     line: int
-    """Its number, counted from 0."""
+    """Line number, counted from 0."""
     reason: str
     data: bytes
-    """The line itself, without its "\\n"."""
-    is_whole: bool = True
-    """False when the line is too long, and `data` only the begin of it."""
+    """The line, without its "\\n"."""
+    is_complete: bool = True
+    """False if the line is too long and `data` is only its beginning."""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line + 1}: {self.reason}"
@@ -74,22 +74,22 @@ class Reject:
 
 @dataclass(frozen=True)
 class Texts:
-    """What the lines of a block hold."""
+    """Texts and rejected lines of a block."""
 
     texts: list[str]
     lines: NDArray[np.int64]
-    """The number of each text's line, counted from 0."""
+    """Line number of each text, counted from 0."""
     rejects: list[Reject]
 
 
 def read_blocks(path: Path, content: Iterable[bytes]) -> Iterator[Block]:
-    """The lines of `content`, which the file at `path` holds, in blocks of about 4 MiB.
+    """Yields the lines of `content`, which comes from the file at `path`, in blocks of about 4 MiB.
 
-    A longer line makes a longer block, and one longer than LONGEST_LINE a block without data: memory is bounded. The
-    last line needs no "\\n".
+    A longer line makes a longer block; a line longer than LONGEST_LINE makes a block without data, which bounds the
+    memory. The last line needs no "\\n".
 
     Raises:
-        HpcgenError: there is nothing in it.
+        HpcgenError: the file is empty.
     """
     pieces = _pieces(content)
     parts: list[bytes] = []
@@ -104,7 +104,9 @@ def read_blocks(path: Path, content: Iterable[bytes]) -> Iterator[Block]:
         if end:
             parts[-1], rest = piece[:end], piece[end:]
             found = _blocks(path, line, b"".join(parts))
-        elif size > _BLOCK_BYTES + LONGEST_LINE:  # less than _BLOCK_BYTES of whole lines may come before it
+        elif (
+            size > _BLOCK_BYTES + LONGEST_LINE
+        ):  # up to _BLOCK_BYTES of complete lines may precede the long one
             found, rest = _blocks_around_long_line(path, line, b"".join(parts), pieces)
         else:
             continue
@@ -117,13 +119,13 @@ def read_blocks(path: Path, content: Iterable[bytes]) -> Iterator[Block]:
         end_of_last = b"" if parts[-1].endswith(b"\n") else b"\n"
         yield from _blocks(path, line, b"".join((*parts, end_of_last)))
     elif not line:
-        raise HpcgenError(f"{path}: the file holds no documents (it is empty)", "remove it or fetch it again")
+        raise HpcgenError(f"{path}: the file is empty", "remove it or download it again")
 
 
 def text_reader(json_key: str) -> Callable[[Block], Texts]:
-    """A function that gives the texts under `json_key` of a block's lines; threads may share it.
+    """Returns a thread-safe function that extracts the texts under `json_key` from a block's lines.
 
-    A line is refused where it is too long, not UTF-8, not JSON, or has no string there.
+    It rejects a line that is too long, not UTF-8, not JSON, or has no string under the key.
     """
     record: Any = msgspec.defstruct("Record", [("text", str)], rename={"text": json_key}, gc=False)
     decoder: Any = msgspec.json.Decoder(record)
@@ -140,7 +142,7 @@ def text_reader(json_key: str) -> Callable[[Block], Texts]:
 
 
 def _pieces(content: Iterable[bytes]) -> Iterator[bytes]:
-    """`content` in pieces of at most _BLOCK_BYTES, so that a block is never much longer than its longest line."""
+    """Splits `content` into pieces of at most _BLOCK_BYTES, so that blocks are not much longer than their lines."""
     for chunk in content:
         if len(chunk) <= _BLOCK_BYTES:
             yield chunk
@@ -149,7 +151,7 @@ def _pieces(content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _blocks(path: Path, first_line: int, data: bytes) -> Iterator[Block]:
-    """The whole lines of `data`: one block, and where some are too long one for each of them."""
+    """Yields the complete lines of `data`: one block, or several, with one for each line that is too long."""
     newlines = _newlines(data)
     if len(data) <= LONGEST_LINE:
         yield Block(path, first_line, data, newlines)
@@ -170,7 +172,7 @@ def _blocks(path: Path, first_line: int, data: bytes) -> Iterator[Block]:
 def _blocks_around_long_line(
     path: Path, first_line: int, data: bytes, pieces: Iterator[bytes]
 ) -> tuple[list[Block], bytes]:
-    """The blocks of `data`, whose last line is too long and goes on in `pieces`; and what follows its end there."""
+    """Returns the blocks of `data`, whose too long last line continues in `pieces`, and the bytes after that line."""
     begin = data.rfind(b"\n") + 1
     blocks = list(_blocks(path, first_line, data[:begin])) if begin else []
     size, shown, rest = len(data) - begin, data[begin : begin + _SHOWN_BYTES], b""
@@ -186,15 +188,15 @@ def _blocks_around_long_line(
 
 
 def _long_line(path: Path, number: int, begin: bytes, size: int) -> Block:
-    """The block of one line of `size` bytes, too long, of which `begin` is known."""
-    begin = begin[: codecs.utf_8_decode(begin, "replace", False)[1]]  # not half a character at its end
-    reason = f"the line has {size:,} bytes, and the most is {LONGEST_LINE:,}; it begins with {_begin(begin)}"
-    reject = Reject(path, number, reason, begin, is_whole=False)
+    """Block of one too long line of `size` bytes, which starts with `begin`."""
+    begin = begin[: codecs.utf_8_decode(begin, "replace", False)[1]]  # drops half a character at the end
+    reason = f"the line has {size:,} bytes, more than the maximum of {LONGEST_LINE:,}; it starts with {_begin(begin)}"
+    reject = Reject(path, number, reason, begin, is_complete=False)
     return Block(path, number, b"", np.empty(0, np.int64), reject, size + 1)
 
 
 def _newlines(data: bytes) -> NDArray[np.int64]:
-    """Where the "\\n" stand. Between long lines `find` is seven times as fast as comparing every byte."""
+    """Offsets of the "\\n". For long lines, `find` is seven times as fast as comparing every byte."""
     found: list[int] = []
     position = data.find(b"\n")
     while position >= 0 and len(found) * _LONG_LINE <= len(data):
@@ -206,11 +208,11 @@ def _newlines(data: bytes) -> NDArray[np.int64]:
 
 
 def _all_texts(block: Block, decoder: Any) -> list[str] | None:
-    """The text of every line, or None where they must be looked at one by one.
+    """Texts of all lines, or None if the lines must be read one by one.
 
-    decode_lines is twice as fast as a loop, but takes any white space for the end of a line. In valid JSON, a
-    "\\n" between "}" and "{" always stands between two documents: when every line begins and ends so, and there
-    are as many documents as lines, each line is one document.
+    decode_lines is twice as fast as a loop, but accepts any white space as the end of a line. In valid JSON, a
+    "\\n" between "}" and "{" always separates two documents. So if every line starts with "{" and ends with "}", and
+    there are as many documents as lines, each line is one document.
     """
     data = np.frombuffer(block.data, np.uint8)
     is_regular = (
@@ -228,13 +230,13 @@ def _all_texts(block: Block, decoder: Any) -> list[str] | None:
 
 
 def _good_texts(block: Block, decode: Callable[[bytes], Any], json_key: str) -> Texts:
-    """The texts of the good lines, and what is wrong with the others."""
+    """Reads line by line: the texts of the valid lines, and the reasons for rejecting the others."""
     texts: list[str] = []
     numbers: list[int] = []
     rejects: list[Reject] = []
     for number, line in enumerate(block.data[:-1].split(b"\n"), block.first_line):
         try:
-            if not line.isascii():  # msgspec does not look at the bytes of the strings that it skips
+            if not line.isascii():  # msgspec does not check the UTF-8 of strings that it skips
                 str(line, "utf-8")
             texts.append(decode(line).text)
             numbers.append(number)
@@ -258,7 +260,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _reason(line: bytes, json_key: str, error: Exception) -> str:
-    """Says what is wrong with a line that was refused, more plainly than the parser's own message does."""
+    """Explains why a line was rejected, more clearly than the parser's message."""
     if line.lstrip().startswith(b"<"):
         return f"this looks like HTML, not JSON: {_begin(line)}"
     if isinstance(error, UnicodeDecodeError):
@@ -273,13 +275,13 @@ def _reason(line: bytes, json_key: str, error: Exception) -> str:
         return f"expected a JSON object, got {_shown(document)}"
     if json_key not in document:
         keys = ", ".join(map(repr, document)) or "none"
-        return f"no key {json_key!r} among {keys}; name the right one (json_key)"
+        return f"missing key {json_key!r} (the keys are {keys}); set json_key to the one with the text"
     if not isinstance(document[json_key], str):
         return f"{json_key!r} must be a string, got {_shown(document[json_key])}"
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as fault:
-        return f"\\u{ord(fault.object[fault.start]):04x} is half of a surrogate pair, which is no character"
+        return f"\\u{ord(fault.object[fault.start]):04x} is an unpaired surrogate, which is not a character"
     return f"not valid JSON: {error}"
 
 

@@ -1,6 +1,6 @@
-"""The manifest: the frozen list of a corpus's files, in order. Every later stage is decided by it alone.
+"""The manifest: the frozen, ordered list of a corpus's files. It alone determines what every later stage reads.
 
-A JSON Lines file. The first line describes the corpus, each further line one file:
+It is a JSON Lines file. The first line describes the corpus, each further line one file:
     {"hpcgen_manifest": 1, "source": "hub cerebras/SlimPajama-627B at 2d0accdd58c5", "files": 59166,
      "selection": {"source.huggingface": "cerebras/SlimPajama-627B at main"}}
     {"name": "train/chunk1/example_train_0.jsonl.zst", "size": 15700000, "sha256": "...", "split": "train", "url": "https://..."}
@@ -25,18 +25,18 @@ VERSION = 1
 
 
 class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One file of a corpus. It has a `url`, or a `path` where it already lies."""
+    """One file of a corpus. It has either a `url`, or the `path` of a local file."""
 
     name: str
     """Relative path with forward slashes; unique in the corpus."""
     split: str
-    """train, valid or test where the corpus's own files decide, else "corpus"."""
+    """train, valid or test if data.corpus.splits assigns files to splits, otherwise "corpus"."""
     size: int | None = None
-    """Bytes; None where the source does not say."""
+    """Size in bytes; None if the source does not state it."""
     sha256: str | None = None
-    """Of the content, in hexadecimal; None where the source does not say."""
+    """SHA-256 of the content in hexadecimal; None if the source does not state it."""
     modified_ns: int | None = None
-    """Time of the last change of a file at `path` (ns): tells that it was exchanged after planning."""
+    """Modification time of the file at `path` (ns), to detect changes after planning."""
     url: str | None = None
     path: str | None = None
 
@@ -50,32 +50,33 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 @dataclass(frozen=True)
 class Manifest:
-    """A corpus, frozen."""
+    """Frozen list of a corpus's files."""
 
     source: str
-    """Where it comes from, for people."""
+    """Description of the source, for messages."""
     files: Sequence[ManifestFile]
     selection: Mapping[str, str] = field(default_factory=dict)
-    """What the run file said of which files to take (hpcgen.config.corpus.selection); empty where nobody says."""
+    """Settings of the run file that select files (hpcgen.config.corpus.selection); empty if none are set."""
 
     @property
     def has_queries(self) -> bool:
-        """Whether an address has a query: it may be a signature, and who has that can read the corpus."""
+        """True if a URL has a query. It may be a signature, which gives its holder access to the corpus."""
         return any("?" in (file.url or "") for file in self.files)
 
     def of_split(self, split: str) -> list[ManifestFile]:
-        """The files of one split, in order."""
+        """Files of one split, in order."""
         return [file for file in self.files if file.split == split]
 
 
 def manifest_path(directory: Path) -> Path:
-    """Where the manifest of a corpus lies."""
+    """Path of the manifest of the corpus in `directory`."""
     return directory / "manifest.jsonl"
 
 
 def write_manifest(manifest: Manifest, target: Path, share: Share = "private") -> None:
-    """Publishes the manifest, replacing an older one. One whose addresses have queries nobody else can write, and
-    only the group can read, where `share` says so.
+    """Publishes the manifest and replaces an older one.
+
+    A manifest whose URLs have queries is writable only by its owner. The group can read it unless `share` is private.
 
     Raises:
         HpcgenError: it cannot be written.
@@ -83,7 +84,7 @@ def write_manifest(manifest: Manifest, target: Path, share: Share = "private") -
     header = _Header(VERSION, manifest.source, len(manifest.files), dict(manifest.selection))
     try:
         with private_file(target) as file:
-            if manifest.has_queries:  # before anything is in it
+            if manifest.has_queries:  # before any content is written
                 os.fchmod(file.fileno(), 0o600 if share == "private" else 0o640)
             file.write(msgspec.json.Encoder().encode_lines([header, *manifest.files]))
             publish(file, target)
@@ -92,16 +93,16 @@ def write_manifest(manifest: Manifest, target: Path, share: Share = "private") -
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest that `hpcgen data plan` wrote.
+    """Reads the manifest that `hpcgen data plan` wrote.
 
     Raises:
-        HpcgenError: it is missing, damaged, or not a manifest; or it has what `hpcgen data plan` would refuse, such as
-            a name that leads out of the corpus's directory.
+        HpcgenError: it is missing, damaged, or not a manifest; or it has entries that `hpcgen data plan` would reject,
+            such as a name that leads out of the corpus's directory.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise HpcgenError(f"{path}: the corpus is not planned", "run hpcgen data plan first") from error
+        raise HpcgenError(f"{path}: the corpus has no manifest", "run hpcgen data plan first") from error
     except OSError as error:
         raise HpcgenError(f"cannot read the manifest {path}: {error.strerror}") from error
     first, _, rest = content.partition(b"\n")
@@ -110,40 +111,47 @@ def read_manifest(path: Path) -> Manifest:
         files = msgspec.json.Decoder(ManifestFile).decode_lines(rest)
     except msgspec.MsgspecError as error:
         raise HpcgenError(
-            f"{path}: not a manifest of hpcgen: {error}", "run hpcgen data plan again"
+            f"{path}: not an hpcgen manifest: {error}", "run hpcgen data plan --replan"
         ) from error
     if header.hpcgen_manifest != VERSION:
-        raise HpcgenError(f"{path}: version {header.hpcgen_manifest}, and this hpcgen reads {VERSION}")
+        raise HpcgenError(
+            f"{path}: format version {header.hpcgen_manifest}, but this hpcgen reads version {VERSION}",
+            "run hpcgen data plan --replan",
+        )
     if header.files != len(files):
         raise HpcgenError(
-            f"{path}: {counted(len(files), 'file')}, and its first line says {header.files}", "plan again"
+            f"{path}: it lists {counted(len(files), 'file')}, but its first line has files = {header.files}",
+            "run hpcgen data plan --replan",
         )
     if wrong := [reason for reason, _ in problems(files)]:
-        raise HpcgenError(f"{path}: {'; '.join(wrong)}", "somebody edited it: run hpcgen data plan --replan")
+        raise HpcgenError(
+            f"{path}: {'; '.join(wrong)}",
+            "the manifest was edited after planning: run hpcgen data plan --replan",
+        )
     return Manifest(header.source, files, header.selection)
 
 
 def require_selection(job: CorpusJob) -> None:
-    """Looks whether the corpus's manifest lists what the run file takes; where there is none, nothing is said.
+    """Checks that the run file still selects the files of the manifest. Does nothing without a manifest.
 
     Raises:
-        HpcgenError: the run file has changed since; the message says in which keys.
+        HpcgenError: the selection in the run file has changed; the message names the keys.
     """
     path = manifest_path(job.directory)
     try:
         with path.open("rb") as file:
             planned = msgspec.json.decode(file.readline(), type=_Header).selection
     except (OSError, msgspec.MsgspecError):
-        return  # whoever reads all of it says what is wrong
+        return  # read_manifest reports the error
     if not planned or not job.selection:
         return
     differing = [
-        f"data.corpus.{key} was {planned.get(key, 'not given')} and is {job.selection.get(key, 'not given')}"
+        f"data.corpus.{key} was {planned.get(key, 'not set')} and is now {job.selection.get(key, 'not set')}"
         for key in dict.fromkeys((*planned, *job.selection))
         if planned.get(key) != job.selection.get(key)
     ]
     if differing:
         raise HpcgenError(
-            f"{path} was planned for another selection: {'; '.join(differing)}",
-            "run hpcgen data plan --replan, or set it back",
+            f"{path} was planned with another selection: {'; '.join(differing)}",
+            "run hpcgen data plan --replan, or restore the old values",
         )

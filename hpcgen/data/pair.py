@@ -1,4 +1,4 @@
-"""A published .bin/.idx pair, read back: its arrays, its documents, and the prefixes that people type for it."""
+"""Reading of published .bin/.idx pairs: arrays, documents, and prefixes as users type them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
 
 HEADER_BYTES = 34
-"""Of an .idx file: magic, version, dtype, number of sequences, number of documents (hpcgen.data.indexed_dataset)."""
+"""Header size of an .idx file: magic, version, dtype, number of sequences, number of documents + 1."""
 _CHUNK = 1024 * 1024
-"""Sequences or documents looked at together: what a check holds in memory does not grow with the pair."""
+"""Sequences or documents to check at once, which bounds the memory."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The index of a pair as arrays over the file; ids are read when they are asked for.
+    """The index of a pair as memory-mapped arrays. Ids are read on demand.
 
-    S sequences, D documents. A document is any number of sequences: one or none where hpcgen made it, and one for
-    each sentence where Megatron-LM was told to split sentences.
+    S sequences, D documents. A document has any number of sequences: one or none if hpcgen made the pair, and one per
+    sentence if Megatron-LM split sentences.
     """
 
     prefix: Path
@@ -34,13 +34,13 @@ class Pair:
     lengths: NDArray[np.int32]
     """[S] tokens in each sequence."""
     offsets: NDArray[np.int64]
-    """[S] where each sequence begins in the .bin file, in bytes."""
+    """[S] offset of each sequence in the .bin file, in bytes."""
     bounds: NDArray[np.int64]
-    """[D + 1] document d is the sequences bounds[d] to bounds[d + 1]."""
+    """[D + 1] document d consists of sequences bounds[d] to bounds[d + 1] (exclusive)."""
 
     @property
     def num_documents(self) -> int:
-        """D."""
+        """Number of documents (D)."""
         return len(self.bounds) - 1
 
     def document_lengths(self) -> NDArray[np.int64]:
@@ -49,14 +49,15 @@ class Pair:
         return np.diff(ends[self.bounds])
 
     def document(self, number: int) -> NDArray[Any]:
-        """The ids of document `number`, the sequences of it end to end.
+        """Reads the ids of document `number`, its sequences end to end.
 
         Raises:
-            HpcgenError: there is no such document, or the .bin file is shorter than the index says.
+            HpcgenError: there is no such document, or the .bin file is shorter than the index requires.
         """
         if not 0 <= number < self.num_documents:
             raise HpcgenError(
-                f"{self.prefix}: there is no document {number}", f"it has {self.num_documents:,}"
+                f"{self.prefix}: there is no document {number}",
+                f"the pair has {counted(self.num_documents, 'document')}",
             )
         sequences = range(int(self.bounds[number]), int(self.bounds[number + 1]))
         with bin_path(self.prefix).open("rb") as file:
@@ -67,34 +68,36 @@ class Pair:
         file.seek(int(self.offsets[index]))
         raw = file.read(int(self.lengths[index]) * self.dtype.itemsize)
         if len(raw) != int(self.lengths[index]) * self.dtype.itemsize:
-            raise HpcgenError(f"{bin_path(self.prefix)}: ends within sequence {index}", "tokenize again")
+            raise HpcgenError(
+                f"{bin_path(self.prefix)}: the file ends within sequence {index}", "tokenize again"
+            )
         return np.frombuffer(raw, self.dtype)
 
     def faults(self) -> Iterator[str]:
-        """What is wrong in the index, the first of each kind with its place; its header and its end are right."""
+        """Yields the first error of each kind in the index. `open_pair` has already checked its header and its end."""
         index = idx_path(self.prefix)
         size, needed = index.stat().st_size, HEADER_BYTES + 12 * len(self.lengths) + 8 * len(self.bounds)
         if size not in (
             needed,
             needed + len(self.lengths),
-        ):  # Megatron may add a mode (1 byte) for each sequence
-            yield f"{index}: {size:,} bytes, and its header says {needed:,}"
+        ):  # Megatron may append a mode (1 byte) per sequence
+            yield f"{index}: the size is {size:,} bytes, but its header requires {needed:,}"
         yield from self._sequence_faults()
         if self.bounds[0] != 0 or self.bounds[-1] != len(self.lengths):
             yield (
                 f"{index}: documents span the sequences {self.bounds[0]:,} to {self.bounds[-1]:,}, "
-                f"and there are 0 to {len(self.lengths):,}"
+                f"but the index has 0 to {len(self.lengths):,}"
             )
         for start in range(0, self.num_documents, _CHUNK):
             part = self.bounds[start : start + _CHUNK + 1]
             wrong = np.flatnonzero(part[1:] < part[:-1])
             if len(wrong):
                 number = start + int(wrong[0])
-                yield f"{index}: document {number:,} ends at sequence {self.bounds[number + 1]:,}, before it begins"
+                yield f"{index}: document {number:,} ends at sequence {self.bounds[number + 1]:,}, before its start"
                 return
 
     def _sequence_faults(self) -> Iterator[str]:
-        """The first sequence that does not begin where the one before it ends."""
+        """Yields the first sequence that does not start where the previous one ends."""
         end = 0
         for start in range(0, len(self.lengths), _CHUNK):
             lengths = self.lengths[start : start + _CHUNK].astype(np.int64)
@@ -105,17 +108,17 @@ class Pair:
                 number = start + int(wrong[0])
                 yield (
                     f"{idx_path(self.prefix)}: sequence {number:,} ({counted(int(self.lengths[number]), 'token')}) "
-                    f"begins at byte {self.offsets[number]:,}, and the one before it ends at {begins[wrong[0]]:,}"
+                    f"starts at byte {self.offsets[number]:,}, but the previous one ends at {begins[wrong[0]]:,}"
                 )
                 return
             end = int(ends[-1])
 
 
 def open_pair(prefix: Path) -> Pair:
-    """Opens the pair at `prefix`, whose header and sizes agree.
+    """Opens the pair at `prefix` and checks its header and sizes.
 
     Raises:
-        HpcgenError: a file is missing, is no index, or the sizes do not agree.
+        HpcgenError: a file is missing, is not an index, or the sizes do not match.
     """
     counts = read_counts(prefix)
     index = idx_path(prefix)
@@ -137,7 +140,7 @@ def open_pair(prefix: Path) -> Pair:
 
 
 def as_prefix(path: Path) -> Path:
-    """The prefix that a person means: x for x.bin and x.idx, which a shell's * gives."""
+    """Removes .bin or .idx from a path, as users and shell globs give the names of files."""
     for suffix in (".bin", ".idx"):
         if path.name.endswith(suffix) and not idx_path(path).exists():
             return path.with_name(path.name.removesuffix(suffix))
@@ -145,6 +148,6 @@ def as_prefix(path: Path) -> Path:
 
 
 def as_prefixes(paths: Iterable[Path]) -> list[Path]:
-    """The prefixes of `paths`, each once, in their order; names of other files that lie beside pairs are left out."""
-    beside = (RECORD_FILE, SIDE_FILE)
-    return list(dict.fromkeys(as_prefix(path) for path in paths if not path.name.endswith(beside)))
+    """Prefixes of `paths` in order, without duplicates. Ignores records and side files."""
+    others = (RECORD_FILE, SIDE_FILE)
+    return list(dict.fromkeys(as_prefix(path) for path in paths if not path.name.endswith(others)))

@@ -1,8 +1,9 @@
-"""What has been fetched of a file so far: kept over kills, and never shared between two processes.
+"""Partially downloaded files: they survive kills and are never shared between two processes.
 
-A part is `.NAME.<host><random>.part` beside its target and belongs to the process that made it. What a killed process
-left is copied, not taken over: a lock may seem free on a file system that keeps locks to each node, and two writers in
-one file would spoil it. Beside a long part lies `.part.json`, which says how much of it is safely on the disk.
+A part is `.NAME.<host><random>.part` next to its target and belongs to the process that created it. A new process
+copies the part of a killed process instead of taking it over: on a file system with node-local locks, a lock may look
+free although it is held, and two writers would corrupt the file. A long part comes with a `.part.json`, which records
+how much of it is safely on disk.
 """
 
 from __future__ import annotations
@@ -23,98 +24,102 @@ import msgspec
 from hpcgen.files import host_tag, is_abandoned, sync
 
 SYNC_INTERVAL = 32 << 20
-"""Bytes after which a part is synced and noted: what a kill can cost at most."""
-HEAD = 512
-"""Bytes of the beginning that are kept in memory."""
+"""Bytes between two syncs of a part: the most that a kill can lose."""
+HEAD_BYTES = 512
+"""Number of leading bytes kept in memory."""
 _BLOCK = 1 << 20
 _NAME = re.compile(r"\.(?P<target>.+)\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.part")
 
 
-class _Note(msgspec.Struct, frozen=True):
-    """What stands in .part.json."""
+class _State(msgspec.Struct, frozen=True):
+    """Content of .part.json."""
 
     origin: str
-    """Hash of the address."""
+    """SHA-256 of the URL."""
     validator: str | None
     """ETag or Last-Modified of the content."""
     size: int
-    """Bytes that are on the disk."""
+    """Bytes that are safely on disk."""
     total: int | None = None
-    """Bytes of the complete content, where the server said."""
+    """Size of the complete content in bytes, if the server stated it."""
 
 
 class PartialFile:
-    """The beginning of a file that is being fetched. `partial_file` makes one."""
+    """Beginning of a file that is being downloaded. Created by `partial_file`."""
 
     def __init__(self, target: Path, url: str) -> None:
-        _left_behind(target.parent)  # before there is a part of our own
+        _leftover_parts(target.parent)  # must run before this process creates a part of its own
         self._target = target
         self._origin = hashlib.sha256(url.encode()).hexdigest()
         self._path, self.file = _create(target)
-        """Renamed to the target by whoever publishes it."""
+        """Open file; the caller renames it to the target when it publishes the file."""
         self._clear()
 
     def _clear(self) -> None:
         self.size = 0
         self.head = b""
         self.validator: str | None = None
-        """Of the content that this is the beginning of; None where the server names none."""
+        """Validator (ETag or Last-Modified) of the content; None if the server sends none."""
         self.total: int | None = None
-        """Bytes of the complete content as the server states them; None where it has not."""
+        """Size of the complete content in bytes; None if the server has not stated it."""
         self._hash = hashlib.sha256()
-        self._noted = 0
+        self._saved_size = 0
 
     @property
     def sha256(self) -> str:
-        """Of all bytes so far."""
+        """SHA-256 of all bytes so far."""
         return self._hash.hexdigest()
 
     def write(self, block: bytes) -> None:
         """Appends a block.
 
         Raises:
-            OSError: the disk is full, or does not work.
+            OSError: the disk is full or fails.
         """
         self.file.write(block)
         self._hash.update(block)
-        if len(self.head) < HEAD:
-            self.head = (self.head + block)[:HEAD]
+        if len(self.head) < HEAD_BYTES:
+            self.head = (self.head + block)[:HEAD_BYTES]
         self.size += len(block)
-        if self.size - self._noted >= SYNC_INTERVAL:
-            self.note()
+        if self.size - self._saved_size >= SYNC_INTERVAL:
+            self.save_state()
 
-    def note(self) -> None:
-        """Brings what there is to the disk, and writes down that it is there."""
+    def save_state(self) -> None:
+        """Syncs the part to disk and records its size in .part.json."""
         sync(self.file)
-        private = _new_note_path(self._path)
-        private.unlink(missing_ok=True)  # of a note that a full disk cut off
-        with private.open("xb") as note:
-            note.write(msgspec.json.encode(_Note(self._origin, self.validator, self.size, self.total)))
-        private.replace(_note_path(self._path))
-        self._noted = self.size
+        private = _new_state_path(self._path)
+        private.unlink(missing_ok=True)  # left by a write that a full disk cut off
+        with private.open("xb") as file:
+            file.write(msgspec.json.encode(_State(self._origin, self.validator, self.size, self.total)))
+        private.replace(_state_path(self._path))
+        self._saved_size = self.size
 
     def restart(self) -> None:
-        """Forgets everything: what there is belongs to another content."""
-        _note_path(self._path).unlink(missing_ok=True)  # first: whoever copies the part looks for it last
+        """Discards all content, because it belongs to another version of the file."""
+        _state_path(self._path).unlink(
+            missing_ok=True
+        )  # first: a process that copies the part reads this last
         self.file.seek(0)
         self.file.truncate()
         self._clear()
 
     def copy_leftover(self) -> None:
-        """Begins with the longest beginning of the same file that another process left."""
-        others = _left_behind(self._target.parent).pop(self._target.name, [])
-        notes = [(path, note) for path in others if (note := _read(path)) and note.origin == self._origin]
-        for path, note in sorted(notes, key=lambda entry: -entry[1].size):
-            if self._copy(path, note):
-                self.validator, self.total = note.validator, note.total
-                self.note()
+        """Starts from the longest part of the same file that another process left."""
+        others = _leftover_parts(self._target.parent).pop(self._target.name, [])
+        states = [
+            (path, state) for path in others if (state := _read_state(path)) and state.origin == self._origin
+        ]
+        for path, state in sorted(states, key=lambda entry: -entry[1].size):
+            if self._copy(path, state):
+                self.validator, self.total = state.validator, state.total
+                self.save_state()
                 break
             self.restart()
         _remember(self._target, [path for path in others if not _remove_abandoned(path)])
 
-    def _copy(self, path: Path, note: _Note) -> bool:
-        """Whether what `note` says could be copied whole."""
-        left = note.size
+    def _copy(self, path: Path, state: _State) -> bool:
+        """Copies the `state.size` bytes of the part at `path`. Returns False if they are no longer there."""
+        left = state.size
         try:
             with path.open("rb") as file:
                 while left and (block := file.read(min(_BLOCK, left))):
@@ -122,16 +127,16 @@ class PartialFile:
                     left -= len(block)
         except FileNotFoundError:
             return False
-        # its owner may live and have started again meanwhile: then the note is gone, or tells of other content
-        now = _read(path)
-        return not left and now is not None and now.validator == note.validator and now.size >= note.size
+        # The owner may still be running and may have restarted: then the state is gone or describes other content.
+        now = _read_state(path)
+        return not left and now is not None and now.validator == state.validator and now.size >= state.size
 
     def close(self, *, keep: bool) -> None:
-        """Ends the work on it; with `keep`, a later process finds it."""
+        """Closes the part. With `keep`, it stays on disk for a later process; otherwise it is removed."""
         keep = keep and self.size > 0
         with contextlib.suppress(OSError):
             if keep:
-                self.note()
+                self.save_state()
             self.file.close()
         if keep:
             _remember(self._target, [self._path])
@@ -142,13 +147,13 @@ class PartialFile:
 
 @contextlib.contextmanager
 def partial_file(target: Path, url: str) -> Iterator[PartialFile]:
-    """The part of `target`, which begins with what an earlier process fetched.
+    """Creates the part of `target`, starting with what an earlier process downloaded.
 
-    It is kept when an exception ends the work, unless the disk failed; else what is left of it goes. So does what
-    dead processes left of this file.
+    The part is kept when an exception ends the download, unless the disk failed; otherwise it is removed. Parts of
+    this file that dead processes left are removed as well.
 
     Raises:
-        OSError: the directory cannot be made or written.
+        OSError: the directory cannot be created or written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = PartialFile(target, url)
@@ -158,7 +163,7 @@ def partial_file(target: Path, url: str) -> Iterator[PartialFile]:
         yield part
         keep = False
     except OSError:
-        keep = False  # a full disk is not helped by what stays on it
+        keep = False  # keeping the part would not help a full disk
         raise
     finally:
         part.close(keep=keep)
@@ -170,18 +175,18 @@ def _create(target: Path) -> tuple[Path, BinaryIO]:
         file = path.open("xb", buffering=_BLOCK)
         with contextlib.suppress(OSError):  # not every file system has locks
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Before it was locked, another process may have taken it for abandoned: then it has no name any more.
+        # Before the lock was taken, another process may have removed the file as abandoned.
         if os.fstat(file.fileno()).st_nlink:
             return path, file
         file.close()
 
 
 @functools.cache
-def _left_behind(directory: Path) -> dict[str, list[Path]]:
-    """The parts that lay in a directory when this process first wrote there: name of the target -> parts.
+def _leftover_parts(directory: Path) -> dict[str, list[Path]]:
+    """Parts that were in `directory` when this process first wrote there: target name -> parts.
 
-    Looked for once: a folder may hold as many files as a process downloads. What other processes leave later is for
-    the next run to go on with. Of files that are whole, nobody will go on with the parts of the dead: these go.
+    The directory is scanned once, because it can hold as many files as a process downloads. Parts that other
+    processes leave later are for the next run. Abandoned parts of files that are already complete are removed.
     """
     with os.scandir(directory) as entries:
         names = [entry.name for entry in entries if entry.name.endswith(".part")]
@@ -194,13 +199,13 @@ def _left_behind(directory: Path) -> dict[str, list[Path]]:
 
 
 def _remember(target: Path, parts: list[Path]) -> None:
-    """For a later attempt of this process."""
+    """Keeps `parts` of `target` for a later attempt of this process."""
     if parts:
-        _left_behind(target.parent).setdefault(target.name, []).extend(parts)
+        _leftover_parts(target.parent).setdefault(target.name, []).extend(parts)
 
 
 def _remove_abandoned(part: Path) -> bool:
-    """Removes a part whose owner is dead; whether it was one."""
+    """Removes a part whose owner is dead. Returns whether it did."""
     match = _NAME.fullmatch(part.name)
     if match is None or not is_abandoned(part, match["host"]):
         return False
@@ -209,20 +214,20 @@ def _remove_abandoned(part: Path) -> bool:
 
 
 def _remove(part: Path) -> None:
-    for path in (_note_path(part), _new_note_path(part), part):
+    for path in (_state_path(part), _new_state_path(part), part):
         path.unlink(missing_ok=True)
 
 
-def _read(part: Path) -> _Note | None:
+def _read_state(part: Path) -> _State | None:
     try:
-        return msgspec.json.decode(_note_path(part).read_bytes(), type=_Note)
+        return msgspec.json.decode(_state_path(part).read_bytes(), type=_State)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _note_path(part: Path) -> Path:
+def _state_path(part: Path) -> Path:
     return part.with_name(part.name + ".json")
 
 
-def _new_note_path(part: Path) -> Path:
+def _new_state_path(part: Path) -> Path:
     return part.with_name(part.name + ".new")

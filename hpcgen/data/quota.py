@@ -1,4 +1,4 @@
-"""The quotas of Lustre, as its program lfs tells them: of the user, of the group, and of the directory's project."""
+"""Lustre quotas of the user, the group and the directory's project, as reported by the program lfs."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _TIMEOUT_S = 20.0
 _ROW = re.compile(
     r"(\[?\d+\]?\*?)\s+(\d+)\s+(\d+)\s+\S+\s+(\[?\d+\]?\*?)\s+(\d+)\s+(\d+)\s+\S+\s*$", re.MULTILINE
 )
-"""kbytes quota limit grace, files quota limit grace; the name of the file system may stand on a line of its own.
-A star marks what is over its quota, brackets what is not known exactly."""
+"""Columns: kbytes quota limit grace, files quota limit grace. The name of the file system may be on a separate line.
+An asterisk marks a value above its quota; brackets mark an inexact value."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """How much may still be written."""
+class FreeSpace:
+    """Remaining bytes and files under one limit."""
 
     name: str
-    """Whose room it is, for people."""
+    """Name of the limit, for messages."""
     bytes: int | None
     """None: no limit."""
     files: int | None
 
 
-def quotas(directory: Path, user_id: int) -> Iterator[Room]:
-    """What each quota on `directory` leaves to a user. None without lfs, on another file system, and for root."""
+def quotas(directory: Path, user_id: int) -> Iterator[FreeSpace]:
+    """Yields the space left under each quota on `directory`. Empty without lfs, off Lustre, and for root."""
     if shutil.which("lfs") is None or user_id == 0:
         return
     status = directory.stat()
-    # new files get the group of a set-gid directory
+    # New files get the group of a set-gid directory.
     group = status.st_gid if status.st_mode & stat.S_ISGID else os.getegid()
     owners = [("user", "-u", str(user_id)), ("group", "-g", str(group))]
     if (project := _project(directory)) is not None:
@@ -48,11 +48,11 @@ def quotas(directory: Path, user_id: int) -> Iterator[Room]:
             int(column.strip("[]*")) for column in row.groups()
         )
         left_kib, left_files = _left(used_kib, soft_kib, hard_kib), _left(used_files, soft_files, hard_files)
-        yield Room(f"the quota of {kind} {number}", left_kib and left_kib * 1024, left_files)
+        yield FreeSpace(f"the quota of {kind} {number}", left_kib and left_kib * 1024, left_files)
 
 
 def _project(directory: Path) -> str | None:
-    """The project that the files of a directory belong to: `lfs project -d` prints its number, flags and path."""
+    """Project ID of a directory, from `lfs project -d`, which prints the ID, flags and path."""
     match = re.match(r"\s*(\d+)\s", _lfs("project", "-d", str(directory)))
     return match[1] if match and match[1] != "0" else None
 
@@ -63,7 +63,7 @@ def _left(used: int, soft: int, hard: int) -> int | None:
 
 
 def _lfs(*arguments: str) -> str:
-    """What lfs prints; nothing when it fails, as it does on other file systems and without quotas."""
+    """Output of lfs; empty if it fails, as on other file systems and without quotas."""
     try:
         done = subprocess.run(
             ["lfs", *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True

@@ -1,4 +1,4 @@
-"""A small corpus of real text that every machine has: sources and docstrings of Python's standard library."""
+"""A small corpus of real text that is on every machine: sources and docstrings of Python's standard library."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from hpcgen.files import private_file, publish
 from hpcgen.text import counted
 
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-"""Installed packages, and test data that is made to be odd."""
+"""Directories to skip: installed packages, and tests with deliberately odd files."""
 
 
 @dataclass(frozen=True)
 class SampleReport:
-    """What `write_sample` wrote."""
+    """Result of `write_sample`."""
 
     path: str
     documents: int
     text_bytes: int
-    """UTF-8 bytes of all texts."""
+    """Total size of the texts in UTF-8."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -42,11 +42,11 @@ class SampleReport:
 def write_sample(target: Path, *, max_mb: float = 8.0, overwrite: bool = False) -> SampleReport:
     """Writes the corpus as JSON Lines to `target`, whose name ends in .jsonl or .jsonl.zst.
 
-    Documents come in the order of their paths in the library, up to `max_mb` megabytes (10^6 bytes) of text.
-    The same Python gives the same bytes, and a `target` that holds them already is left alone.
+    Documents are in the order of their paths in the library, up to `max_mb` megabytes (10^6 bytes) of text.
+    The same Python version produces the same bytes, and a `target` that already has them is left alone.
 
     Raises:
-        HpcgenError: another file is in the way, the library has no sources, or the file cannot be written.
+        HpcgenError: `target` is another file, the library has no sources, or the file cannot be written.
     """
     if not target.name.endswith((".jsonl", ".jsonl.zst")):
         raise HpcgenError(f"{target}: the name must end in .jsonl or .jsonl.zst")
@@ -59,7 +59,7 @@ def write_sample(target: Path, *, max_mb: float = 8.0, overwrite: bool = False) 
         text_bytes += len(text.encode())
         lines.append(json.dumps({"text": text, "source": source}, ensure_ascii=False) + "\n")
     if not lines:
-        raise HpcgenError(f"no document fits into {max_mb} MB", "use a larger --max-mb")
+        raise HpcgenError(f"--max-mb = {max_mb} is too small for the first document", "use a larger value")
     content = "".join(lines).encode()
     if target.suffix == ".zst":
         content = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(content)
@@ -68,11 +68,13 @@ def write_sample(target: Path, *, max_mb: float = 8.0, overwrite: bool = False) 
 
 
 def _documents(library: Path) -> Iterator[tuple[str, str]]:
-    """Of each module its source and, as a document of its own, its docstrings; each with its name."""
+    """Yields the name and text of two documents per module: its source, and its docstrings."""
     paths = sorted(path.relative_to(library).as_posix() for path in library.rglob("*.py"))
     modules = [path for path in paths if not _NOT_THE_LIBRARY.intersection(path.split("/"))]
     if not modules:
-        raise HpcgenError(f"{library} holds no Python sources", "use a Python that has its library as files")
+        raise HpcgenError(
+            f"{library} has no Python sources", "use a Python whose standard library is installed as files"
+        )
     for path in modules:
         with tokenize.open(library / path) as file:
             source = file.read()
@@ -94,7 +96,7 @@ def _write(target: Path, content: bytes, overwrite: bool) -> None:
             if target.read_bytes() == content:
                 return
             raise HpcgenError(
-                f"{target} exists and is not this corpus", "choose another name, or pass --overwrite"
+                f"{target} already exists with other content", "choose another name, or pass --overwrite"
             )
         with private_file(target) as file:
             file.write(content)

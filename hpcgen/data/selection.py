@@ -1,4 +1,4 @@
-"""Which files of a source make the corpus: by their names, into splits, and a sample of them."""
+"""Selection of a corpus's files: by name patterns, into splits, and as a sample."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ from hpcgen.text import counted, few
 
 @dataclass(frozen=True)
 class Selection:
-    """The files of a corpus."""
+    """Selected files of a corpus, and counts of those left out."""
 
     files: Sequence[ManifestFile]
-    """With their splits, in the order of the source."""
+    """Files with their splits, in the order of the source."""
     not_data: int
-    """Files whose names do not end as data does, where no patterns say what to take."""
+    """Number of files excluded by their suffix; only without `include` patterns."""
     not_included: int
-    """Files that no pattern of `include` names."""
+    """Number of files that match no pattern of `include`."""
     in_no_split: Sequence[str]
-    """Names that no pattern of `splits` names."""
+    """Names that match no pattern of `splits`."""
     not_sampled: int
-    """Files that the sample leaves out."""
+    """Number of files that are not in the sample."""
 
 
 def select(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> Selection:
-    """What `corpus` takes of the files of its source.
+    """Selects the files of `corpus` from the files of its source.
 
     Raises:
-        ConfigErrors: everything that is wrong with the names and sizes of what would be taken.
-        HpcgenError: nothing would be taken, or a sample cannot have a file of each split.
+        ConfigErrors: selected files have invalid names or sizes (all of them are listed).
+        HpcgenError: no file is selected, or a sample cannot have a file of each split.
     """
     included = [file for file in files if _is_included(file.name, corpus)]
     if not included:
         wanted = (
             f"matches {few([repr(text) for text in corpus.include])}" if corpus.include else "is JSON Lines"
         )
-        raise HpcgenError(f"{source}: of {counted(len(files), 'file')} none {wanted}", _what_there_is(files))
+        raise HpcgenError(
+            f"{source}: no file {wanted} ({counted(len(files), 'file')} found)", _available_files(files)
+        )
     in_splits, in_no_split = _by_split(included, corpus)
     wrong = list(problems(in_splits))
     if empty := [repr(file.name) for file in in_splits if file.size == 0]:
-        hint = "fetch them again, or leave them out with data.corpus.include"
+        hint = "download them again, or exclude them with data.corpus.include"
         wrong.append((f"{counted(len(empty), 'file')} of 0 bytes: {few(empty)}", hint))
     if wrong:
         raise ConfigErrors([Mistake.at(source, reason, hint) for reason, hint in wrong])
@@ -64,28 +66,30 @@ def select(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> 
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether the whole of `name` fits: * and ? also stand for slashes, `**/` for any number of folders, even none.
+    """Returns whether `pattern` matches all of `name`: * and ? also match slashes, `**/` zero or more directories.
 
-    [abc] is one of these characters, and case matters: the rules of Python's fnmatch, which huggingface_hub's
-    allow_patterns follows too.
+    [abc] matches one of these characters, and case matters. These are the rules of Python's fnmatch, which
+    huggingface_hub's allow_patterns follows too.
     """
     return any(fnmatchcase(name, variant) for variant in _variants(pattern))
 
 
 def _variants(pattern: str) -> list[str]:
-    """`pattern` for fnmatch, which does not know that `**/` may be nothing."""
+    """Expands `pattern` for fnmatch, where `**/` cannot match an empty string."""
     head, folders, rest = pattern.partition("**/")
     if not folders:
         return [pattern]
     return [head + middle + variant for variant in _variants(rest) for middle in ("", "*/")]
 
 
-def _what_there_is(files: Sequence[ManifestFile]) -> str:
-    """The hint where nothing fits."""
+def _available_files(files: Sequence[ManifestFile]) -> str:
+    """Hint for the case that no file is selected."""
     names = [file.name for file in files]
     if any(name.endswith(".parquet") for name in names):
-        return "make JSON Lines of its Parquet files, and name their directory as the source"
-    return f"its files are {few(names)}" if names else "it is empty"
+        return (
+            "convert its Parquet files to JSON Lines, and set data.corpus.source.directory to their directory"
+        )
+    return f"its files are {few(names)}" if names else "the source is empty"
 
 
 def _is_included(name: str, corpus: CorpusConfig) -> bool:
@@ -95,7 +99,7 @@ def _is_included(name: str, corpus: CorpusConfig) -> bool:
 
 
 def _by_split(files: Sequence[ManifestFile], corpus: CorpusConfig) -> tuple[list[ManifestFile], list[str]]:
-    """The files with their splits, and the names of those that are in none."""
+    """Returns the files with their splits, and the names of files in no split."""
     if not has_own_splits(corpus):
         return [msgspec.structs.replace(file, split=WHOLE) for file in files], []
     found: list[ManifestFile] = []
@@ -117,8 +121,8 @@ def _by_split(files: Sequence[ManifestFile], corpus: CorpusConfig) -> tuple[list
             found.append(msgspec.structs.replace(file, split=splits[0]))
     if in_two:
         raise HpcgenError(
-            f"data.corpus.splits: in two splits at once: {few(in_two)}",
-            "give patterns that have no file in common",
+            f"data.corpus.splits: files that match two splits: {few(in_two)}",
+            "use patterns that have no file in common",
         )
     for split in SPLITS:
         if getattr(corpus.splits, split) and not used[split]:
@@ -149,26 +153,26 @@ def _sample(files: Sequence[ManifestFile], corpus: CorpusConfig) -> list[Manifes
 
 
 def sample_sizes(counts: Mapping[str, int], total: int) -> dict[str, int]:
-    """How many of `total` files each split gives, in proportion to the files it has, at least one each.
+    """Distributes `total` sampled files over the splits, in proportion to their file counts and at least one each.
 
     Raises:
-        HpcgenError: there are more splits than files to take.
+        HpcgenError: `total` is smaller than the number of splits.
     """
     if total >= sum(counts.values()):
         return dict(counts)
     if total < len(counts):
         raise HpcgenError(
-            f"a sample of {counted(total, 'file')} cannot have one of each of {', '.join(counts)}",
-            f"use a data.corpus.sample_files of {len(counts)} or more, or a larger sample_fraction",
+            f"a sample of {counted(total, 'file')} cannot have a file of each split ({', '.join(counts)})",
+            f"set data.corpus.sample_files to at least {len(counts)}, or use a larger sample_fraction",
         )
     taken = dict.fromkeys(counts, 1)
     for _ in range(total - len(counts)):
-        # the split that is furthest below its share (the method of Webster, as seats go to parties)
+        # Next: the split furthest below its share (Webster's method of apportionment).
         open_splits = [split for split in counts if taken[split] < counts[split]]
         taken[min(open_splits, key=lambda split: (2 * taken[split] + 1) / counts[split])] += 1
     return taken
 
 
 def evenly_spread(count: int, taken: int) -> list[int]:
-    """`taken` of `count` indices: the middles of `taken` runs of about equal length."""
+    """Chooses `taken` of `count` indices: the middles of `taken` runs of about equal length."""
     return [(2 * index + 1) * count // (2 * taken) for index in range(taken)]

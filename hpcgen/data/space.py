@@ -1,8 +1,8 @@
-"""Whether what the stages will write fits: bytes and files, against the file system's room and the quotas.
+"""Disk space check: compares the bytes and files that the stages will write with free space and quotas.
 
-Only what is certain not to fit is refused: downloads of known size, and files that are uncompressed into larger ones.
-How large JSON Lines become once they are uncompressed, and how much of them is text, differs from corpus to corpus:
-that is estimated by two numbers, and what may not fit by the upper one is a warning.
+An error is raised only if the outputs cannot fit: downloads of known size, and compressed files whose uncompressed
+size is at least their own. The expansion of compressed JSON Lines and their share of text differ between corpora, so
+they are estimated by a lower and an upper bound. Outputs that may not fit by the upper bound cause a warning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.quota import Room, quotas
+from hpcgen.data.quota import FreeSpace, quotas
 from hpcgen.data.unit import (
     DATA_STAGES,
     DataStage,
@@ -30,24 +30,26 @@ from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, size_text
 
 _EXPANSION = {".zst": (2.0, 8.0), ".gz": (1.8, 6.0)}
-"""Bytes of JSON Lines for a compressed byte. SlimPajama (.zst) has 2.8, C4 (.gz) 2.6; source code (.zst) 5.2 to 6.5."""
+"""Bytes of JSON Lines per compressed byte. Measured: SlimPajama (.zst) 2.8, C4 (.gz) 2.6, source code (.zst) 5.2 to
+6.5."""
 _STORED = 0.99
-"""Bytes that a compressed byte holds at least: what cannot be made smaller is stored, with little around it."""
+"""Minimum uncompressed bytes per compressed byte: incompressible data is stored with little overhead."""
 _TOKEN_BYTES = {"uint16": (0.35, 0.95), "int32": (0.5, 1.9), "bytes": (1.6, 2.05)}
-"""Bytes of .bin for a byte of JSON Lines: SlimPajama with GPT-2's vocabulary has 0.46, source code 0.83. Where most
-of a line is metadata, it may be next to none.
-An id is 2 bytes where the vocabulary has fewer than 65,500 and else 4; the byte tokenizer has an id for each byte."""
+"""Bytes of .bin per byte of JSON Lines. Measured with GPT-2's vocabulary: SlimPajama 0.46, source code 0.83. If most of
+a line is metadata, the ratio may be close to 0.
+An id takes 2 bytes if the vocabulary has fewer than 65,500 entries, otherwise 4. The byte tokenizer has one id per
+byte."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What units will write: in bytes, what is usual, between two bounds; and files, with their records."""
+    """Space that units will need: usual bounds in bytes, and the number of files including records."""
 
     least: int = 0
     most: int = 0
     files: int = 0
     certain: int = 0
-    """Bytes that it will be whatever is in the files."""
+    """Bytes needed whatever the content of the files."""
 
     def __add__(self, other: Need) -> Need:
         return Need(
@@ -66,13 +68,13 @@ def check_space(
     task_id: int = 0,
     num_tasks: int = 1,
 ) -> list[str]:
-    """Warnings about what may not fit, of a stage or of several one after another; all of it, or one task's share.
+    """Checks the space for one stage or several consecutive ones (all units or one task's share). Returns warnings.
 
-    What is made already needs nothing more, unless an earlier one of `stages` makes its inputs again. A download
-    of unknown size is counted as the mean of the others.
+    Units that are done need no space, unless an earlier one of `stages` makes their inputs again. A download of
+    unknown size counts as the mean of the others.
 
     Raises:
-        HpcgenError: it cannot fit, or the manifest does not suit the configuration.
+        HpcgenError: the outputs cannot fit, or the manifest does not match the configuration.
     """
     names = (stages,) if isinstance(stages, str) else tuple(sorted(stages, key=DATA_STAGES.index))
     left, remade = dict[DataStage, list[Unit]](), frozenset[str]()
@@ -81,14 +83,14 @@ def check_space(
             stage, units_of_task(units(stage, job, manifest), task_id, num_tasks), job, remade
         )
         remade |= {output for unit in left[stage] for output in unit.outputs}
-    return check_room(left, job, manifest)
+    return check_units(left, job, manifest)
 
 
-def check_room(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob, manifest: Manifest) -> list[str]:
-    """The same of units that are known to be `left`, in the order of the stages. No record of theirs is read.
+def check_units(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob, manifest: Manifest) -> list[str]:
+    """Checks the space for the units `left` in each stage, without reading their records. Returns warnings.
 
     Raises:
-        HpcgenError: it cannot fit.
+        HpcgenError: the outputs cannot fit.
     """
     names = tuple(left)
     need = sum((_estimate(stage, missing, job, manifest) for stage, missing in left.items()), Need())
@@ -98,25 +100,25 @@ def check_room(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob, manifes
     warnings = []
     if unknown:
         warnings.append(
-            f"{counted(unknown, 'file')} of unknown size in the corpus: the space needed is a guess"
+            f"the corpus has {counted(unknown, 'file')} of unknown size, so the space needed is a rough estimate"
         )
-    for room in _rooms(job.directory):
-        warnings += _compared(need, room, names, job.directory)
+    for free in _limits(job.directory):
+        warnings += _check_limit(need, free, names, job.directory)
     return warnings
 
 
 def bytes_left(directory: Path) -> tuple[int, str]:
-    """Bytes that may still be written below `directory`, and the name of the limit that is reached first."""
-    return min((room.bytes, room.name) for room in _rooms(directory) if room.bytes is not None)
+    """Bytes that can still be written below `directory`, and the name of the limit that is reached first."""
+    return min((free.bytes, free.name) for free in _limits(directory) if free.bytes is not None)
 
 
-def _rooms(directory: Path) -> tuple[Room, ...]:
-    """Every limit on what may still be written below `directory`: the file system's, then the quotas."""
+def _limits(directory: Path) -> tuple[FreeSpace, ...]:
+    """Every limit that applies below `directory`: the file system's, then the quotas."""
     return (_file_system(directory), *quotas(_existing(directory), os.geteuid()))
 
 
 def _estimate(stage: DataStage, missing: Sequence[Unit], job: CorpusJob, manifest: Manifest) -> Need:
-    """What `missing`, a part of a stage's units, will write: its share of all by the bytes of its inputs."""
+    """Estimates the space for the units `missing` of a stage, in proportion to their share of the input bytes."""
     if not missing:
         return Need()
     everything = units(stage, job, manifest)
@@ -126,22 +128,22 @@ def _estimate(stage: DataStage, missing: Sequence[Unit], job: CorpusJob, manifes
     return Need(
         round(least * share),
         round(most * share),
-        sum(len(unit.files) + 1 for unit in missing),  # and a record
+        sum(len(unit.files) + 1 for unit in missing),  # plus one record
         sum(_certain(item, unit) for unit in missing for item in unit.inputs),
     )
 
 
 def _certain(item: Input, unit: Unit) -> int:
-    """Bytes that `unit` writes at the least for what is in one of its inputs."""
+    """Minimum bytes that `unit` writes for one of its inputs."""
     if unit.stage in ("tokenize", "prepare"):
-        return 0  # its lines may hold next to no text
+        return 0  # the lines may be almost only metadata
     if unit.stage == "extract" or (unit.stage == "concat" and item.name.startswith("extract/")):
         return int((item.size or 0) * _STORED)
     return item.size or 0
 
 
 def estimates(job: CorpusJob, manifest: Manifest) -> dict[DataStage, Need]:
-    """What each stage writes in all, without looking at what is made already; `files` is left out.
+    """Estimates the total output of each stage, without checking which units are done. Does not set `files`.
 
     Raises:
         HpcgenError: a file of the tokenizer is missing.
@@ -151,7 +153,7 @@ def estimates(job: CorpusJob, manifest: Manifest) -> dict[DataStage, Need]:
 
 
 def bounds_text(need: Need) -> str:
-    """Its bytes for people: 1.2 to 2.7 TB."""
+    """Formats the bounds of `need`: 1.2 to 2.7 TB."""
     least, most = size_text(need.least), size_text(need.most)
     if least == most:
         return least
@@ -169,7 +171,7 @@ def _missing(stage: DataStage, mine: Sequence[Unit], job: CorpusJob, remade: fro
 
 
 def _outputs_of_all(stage: DataStage, job: CorpusJob, manifest: Manifest) -> tuple[float, float]:
-    """Bounds of what the whole stage writes, in bytes."""
+    """Lower and upper bound of a stage's total output in bytes."""
     known = [file.size for file in manifest.files if file.size is not None]
     mean = sum(known) / len(known) if known else 0.0
     least = most = 0.0
@@ -194,10 +196,10 @@ def _kind_of_ids(job: CorpusJob) -> str:
     return "uint16" if tokenizers.vocab_size(job.tokenizer) < 65500 else "int32"
 
 
-def _file_system(directory: Path) -> Room:
+def _file_system(directory: Path) -> FreeSpace:
     status = os.statvfs(_existing(directory))
-    # a file system without a table of inodes (btrfs, some NFS servers) counts none
-    return Room(
+    # File systems without an inode table (btrfs, some NFS servers) report 0 inodes.
+    return FreeSpace(
         f"the file system of {directory}",
         status.f_bavail * status.f_frsize,
         status.f_favail if status.f_files else None,
@@ -208,8 +210,8 @@ def _existing(directory: Path) -> Path:
     return next(path for path in (directory, *directory.parents) if path.exists())
 
 
-def _compared(need: Need, room: Room, stages: Sequence[DataStage], directory: Path) -> list[str]:
-    """What to say of one kind of room: nothing when all fits surely.
+def _check_limit(need: Need, free: FreeSpace, stages: Sequence[DataStage], directory: Path) -> list[str]:
+    """Compares `need` with one limit. Returns a warning if it may not fit.
 
     Raises:
         HpcgenError: it cannot fit.
@@ -219,17 +221,17 @@ def _compared(need: Need, room: Room, stages: Sequence[DataStage], directory: Pa
     hint = ""
     if "extract" in stages or "concat" in stages:
         hint = ", or use prepare instead of extract, concat and tokenize"
-    if room.bytes is not None and need.certain > room.bytes:
+    if free.bytes is not None and need.certain > free.bytes:
         raise HpcgenError(
-            f"{asked}, {size_text(need.certain)} at the least, and {room.name} has room for {size_text(room.bytes)}",
-            f"make room, or take a sample (data.corpus.sample_files){hint}",
+            f"{asked} (at least {size_text(need.certain)}), but {free.name} has only {size_text(free.bytes)} left",
+            f"free some space, or use a sample (data.corpus.sample_files){hint}",
         )
-    if room.files is not None and need.files > room.files:
+    if free.files is not None and need.files > free.files:
         raise HpcgenError(
-            f"{asked}, and {room.name} has room for {counted(room.files, 'file')}",
-            f"make room for more files{hint}",
+            f"{asked}, but {free.name} has only {counted(free.files, 'file')} left",
+            f"remove some files{hint}",
         )
-    if room.bytes is not None and need.most > room.bytes:
-        doubt = "will hardly fit" if need.least > room.bytes else "may not fit"
-        return [f"{asked}, and {room.name} has room for {size_text(room.bytes)}: it {doubt}"]
+    if free.bytes is not None and need.most > free.bytes:
+        doubt = "probably will not fit" if need.least > free.bytes else "may not fit"
+        return [f"{asked}; {free.name} has {size_text(free.bytes)} left, so they {doubt}"]
     return []

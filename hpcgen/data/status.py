@@ -1,4 +1,4 @@
-"""How far the stages of a corpus are, from what every task leaves on disk: records of what is done, and progress."""
+"""Status of a corpus's stages, from the records and progress files that tasks write."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Literal
 import msgspec
 
 from hpcgen.config.corpus import CorpusJob
-from hpcgen.data.each import of_each
+from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.record import Counts, Record
-from hpcgen.data.unit import DATA_STAGES, DataStage, Looker, Unit, units
+from hpcgen.data.unit import DATA_STAGES, DataStage, Unit, UnitChecker, units
 
 STALLED_S = 120.0
-"""A task writes its progress every 5 s; one that has not for so long was killed, or its host is gone."""
+"""Seconds without an update after which a task counts as killed or its host as down. Tasks write progress every 5 s."""
 
 State = Literal["running", "stalled", "failed", "ended"]
 
 
 class TaskProgress(msgspec.Struct, frozen=True):
-    """What a task last wrote of itself: hpcgen.data.task.Progress and where it runs."""
+    """Content of a task's progress file: hpcgen.data.task.Progress and the host."""
 
     stage: str
     task_id: int
     num_tasks: int
     host: str
     updated: float
-    """Seconds since 1970, as `started`."""
+    """Unix time in seconds, like `started`."""
     started: float
     ended: bool
     units: int = 0
@@ -44,66 +44,66 @@ class TaskProgress(msgspec.Struct, frozen=True):
     tokens: int = 0
     failed: int = 0
     errors: list[str] = []
-    """One for each of its units that failed, once it has ended: NAME: REASON."""
+    """One "NAME: REASON" per failed unit, written when the task ends."""
 
     @property
     def bytes_per_second(self) -> float:
-        """At which it reads."""
+        """Average read rate."""
         return self.bytes_new / max(self.updated - self.started, 1e-3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStatus:
-    """A task that has units left to make."""
+    """Status of a task that has unfinished units."""
 
     task_id: int
     num_tasks: int
     state: State
-    """running; stalled: no word for STALLED_S; failed: it ended and said why; ended: it left units without a word."""
+    """running; stalled: no update for STALLED_S; failed: ended with errors; ended: ended early without errors."""
     host: str
     silent_s: float
-    """Seconds since its last word."""
+    """Seconds since the last update."""
     units_left: int
     failed: int
-    """Of these, the ones that could not be made."""
+    """Number of unfinished units that failed."""
     errors: tuple[str, ...]
-    """One for each that could not be made, once the task has ended."""
+    """One message per failed unit, available when the task has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageStatus:
-    """How far a stage is. A unit is a file to make, or the several output files that one input feeds."""
+    """Status of a stage. A unit makes one output file, or the several output files of one input."""
 
     stage: DataStage
     units: int
     done: int
     running: int
-    """Not done, in a task that runs."""
+    """Unfinished units of running tasks."""
     failed: int
-    """Not done, and tried."""
+    """Unfinished units that failed."""
     missing: int
-    """Not done, and nobody is at it: their task was not started, is stalled, or ended without a word."""
+    """Unfinished units whose task has not started, is stalled, or ended without an error."""
     bytes: int
-    """Of all inputs on disk, as far as their sizes are known."""
+    """Total of the known input sizes on disk."""
     bytes_done: int
-    """These and the next two count what the running tasks have read and written so far as well."""
+    """Bytes read. Like the next two fields, it includes the progress of running tasks."""
     documents: int
     tokens: int
     counts: Counts
-    """Of the units that are done."""
+    """Sum over the units that are done."""
     bytes_per_second: float
-    """Of the tasks that run, together."""
+    """Combined rate of the running tasks."""
     remaining_s: float | None
-    """At that rate; None when nothing runs, or no size is known."""
+    """Remaining time at that rate; None if no task runs or no size is known."""
     tasks: tuple[TaskStatus, ...]
-    """Those that have units left and have said anything."""
+    """Tasks with unfinished units and a progress file."""
     tokens_of_split: dict[str, int]
-    """Tokens in the pairs that are done, of each split; empty for stages that make none."""
+    """Tokens in finished pairs per split; empty for stages that make no pairs."""
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """A unit, its record when it is done, and the bytes that it reads."""
+    """A unit, its record if it is done, and the size of its inputs in bytes."""
 
     unit: Unit
     record: Record | None
@@ -112,14 +112,14 @@ class _Unit:
 
 @dataclass
 class _Sums:
-    """Bytes read, documents and tokens written."""
+    """Bytes read, and documents and tokens written."""
 
     bytes: int = 0
     documents: int = 0
     tokens: int = 0
 
     def add_unit(self, unit: _Unit) -> None:
-        """Counts a unit that is done."""
+        """Adds a unit if it is done."""
         if unit.record is not None:
             self.bytes += unit.bytes
             self.documents += unit.record.counts.documents_out
@@ -129,53 +129,55 @@ class _Sums:
 def corpus_status(
     job: CorpusJob, manifest: Manifest, stages: Sequence[DataStage], now: float
 ) -> list[StageStatus]:
-    """How far `stages` are at `now` (seconds since 1970). With none given: all on the way that was begun.
+    """Determines the status of `stages` at `now` (Unix time in seconds). Default: all stages of the route in use.
 
     Raises:
-        HpcgenError: the manifest or the tokenizer is not what the configuration says.
+        HpcgenError: the manifest or the tokenizer does not match the configuration.
     """
-    told = _read_progress(job.directory)
-    looker, sizes = Looker(job), dict[str, int]()
+    reports = _read_progress(job.directory)
+    checker, sizes = UnitChecker(job), dict[str, int]()
     found = []
-    with _no_collection():
-        for stage in stages or _way(job.directory, {task.stage for task in told}):
-            all_units = _look_at(looker, units(stage, job, manifest), sizes)
-            of_stage = [task for task in told if task.stage == stage]
+    with _gc_disabled():
+        for stage in stages or _route(job.directory, {task.stage for task in reports}):
+            all_units = _check_units(checker, units(stage, job, manifest), sizes)
+            of_stage = [task for task in reports if task.stage == stage]
             found.append(_stage_status(stage, all_units, of_stage, now))
     return found if stages else [status for status in found if status.units]
 
 
-def _way(directory: Path, told: Container[str]) -> tuple[DataStage, ...]:
-    """The stages from the source to pairs: the three with files between them once one was begun, else the one pass."""
-    if not any(stage in told or (directory / stage).is_dir() for stage in ("extract", "concat", "tokenize")):
+def _route(directory: Path, reported: Container[str]) -> tuple[DataStage, ...]:
+    """Stages from the source to pairs: extract, concat and tokenize if one of them has started, otherwise prepare."""
+    if not any(
+        stage in reported or (directory / stage).is_dir() for stage in ("extract", "concat", "tokenize")
+    ):
         return ("download", "prepare")
-    return DATA_STAGES if "prepare" in told else ("download", "extract", "concat", "tokenize")
+    return DATA_STAGES if "prepare" in reported else ("download", "extract", "concat", "tokenize")
 
 
 def _read_progress(directory: Path) -> list[TaskProgress]:
-    """The last word of every task, the oldest first."""
+    """Reads the progress files of all tasks, the oldest first."""
     decoder = msgspec.json.Decoder(TaskProgress)
-    told = []
+    reports = []
     for path in (directory / "progress").glob("*.json"):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):  # one that is not ours says nothing
-            told.append(decoder.decode(path.read_bytes()))
-    return sorted(told, key=lambda task: task.updated)
+        with contextlib.suppress(OSError, msgspec.MsgspecError):  # skips files that are not progress files
+            reports.append(decoder.decode(path.read_bytes()))
+    return sorted(reports, key=lambda task: task.updated)
 
 
-def _look_at(looker: Looker, all_units: Sequence[Unit], sizes: dict[str, int]) -> list[_Unit]:
-    """Every unit of a stage, with its record when it is done.
+def _check_units(checker: UnitChecker, all_units: Sequence[Unit], sizes: dict[str, int]) -> list[_Unit]:
+    """Returns every unit of a stage, with its record if it is done.
 
-    `sizes` holds those of the outputs that were looked at before, and gets those of this stage.
+    `sizes` has the sizes of the outputs of earlier stages; those of this stage are added.
     """
-    found = of_each(all_units, lambda unit: _looked_at(unit, looker.done_record(unit), sizes))
+    found = concurrent_map(all_units, lambda unit: _with_size(unit, checker.done_record(unit), sizes))
     records = (unit.record for unit in found if unit.record)
     sizes |= {output.name: output.size or 0 for record in records for output in record.outputs}
     return found
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """No looking for garbage: of a hundred thousand records none is, and it would take a quarter of the time."""
+def _gc_disabled() -> Iterator[None]:
+    """Disables garbage collection, which takes a quarter of the time for 100,000 records and frees none of them."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -185,7 +187,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _looked_at(unit: Unit, record: Record | None, sizes: Mapping[str, int]) -> _Unit:
+def _with_size(unit: Unit, record: Record | None, sizes: Mapping[str, int]) -> _Unit:
     if record is not None:
         return _Unit(unit, record, sum(read.size or 0 for read in record.inputs))
     known = (sizes.get(item.name) for item in unit.inputs)
@@ -194,16 +196,16 @@ def _looked_at(unit: Unit, record: Record | None, sizes: Mapping[str, int]) -> _
 
 
 def _stage_status(
-    stage: DataStage, all_units: Sequence[_Unit], told: Sequence[TaskProgress], now: float
+    stage: DataStage, all_units: Sequence[_Unit], reports: Sequence[TaskProgress], now: float
 ) -> StageStatus:
-    """How far a stage is whose tasks have `told` of themselves, the oldest first."""
+    """Determines the status of a stage from its units and its tasks' progress, the oldest first."""
     done, left = _Sums(), 0
     for unit in all_units:
         done.add_unit(unit)
         left += unit.record is None
-    tasks = [_task_status(task, indices, all_units, now) for task, indices in _at(all_units, told)]
+    tasks = [_task_status(task, indices, all_units, now) for task, indices in _units_left(all_units, reports)]
     rate = 0.0
-    for task in told:
+    for task in reports:
         if _state(task, now) == "running":
             rate += task.bytes_per_second
             _add_unfinished(done, task, all_units)
@@ -229,17 +231,19 @@ def _stage_status(
     )
 
 
-def _at(all_units: Sequence[_Unit], told: Sequence[TaskProgress]) -> Iterator[tuple[TaskProgress, list[int]]]:
-    """The tasks with the units that they have left. Of several tasks that had a unit, the last to speak has it."""
-    last: list[int | None] = [None] * len(all_units)
-    for number, task in enumerate(told):
+def _units_left(
+    all_units: Sequence[_Unit], reports: Sequence[TaskProgress]
+) -> Iterator[tuple[TaskProgress, list[int]]]:
+    """Yields each task with its unfinished units. A unit of several tasks counts for the one with the latest update."""
+    latest: list[int | None] = [None] * len(all_units)
+    for number, task in enumerate(reports):
         for index in range(task.task_id, len(all_units), task.num_tasks):
-            last[index] = number
+            latest[index] = number
     left: dict[int, list[int]] = {}
-    for index, at in enumerate(last):
-        if at is not None and all_units[index].record is None:
-            left.setdefault(at, []).append(index)
-    return ((told[number], indices) for number, indices in left.items())
+    for index, owner in enumerate(latest):
+        if owner is not None and all_units[index].record is None:
+            left.setdefault(owner, []).append(index)
+    return ((reports[number], indices) for number, indices in left.items())
 
 
 def _task_status(
@@ -267,7 +271,7 @@ def _state(task: TaskProgress, now: float) -> State:
 
 
 def _add_unfinished(done: _Sums, task: TaskProgress, all_units: Sequence[_Unit]) -> None:
-    """Adds what a task is ahead of the records of its units."""
+    """Adds the progress of a task that is not in the records of its units yet."""
     recorded = _Sums()
     for unit in all_units[task.task_id :: task.num_tasks]:
         recorded.add_unit(unit)
@@ -277,13 +281,13 @@ def _add_unfinished(done: _Sums, task: TaskProgress, all_units: Sequence[_Unit])
 
 
 def _sum(counts: Sequence[Counts]) -> Counts:
-    """As sum() does it, without a dictionary for each of a hundred thousand."""
+    """Adds up counts. Counts.total would build a dictionary for each of a hundred thousand."""
     names = [field.name for field in dataclasses.fields(Counts)]
     return Counts(**{name: sum(getattr(each, name) for each in counts) for name in names})
 
 
 def _tokens_of_split(all_units: Sequence[_Unit]) -> dict[str, int]:
-    """Outputs are named after their split: tokens/train-00000-of-00072."""
+    """Tokens of finished pairs per split, from names such as tokens/train-00000-of-00072."""
     found: dict[str, int] = {}
     for unit in all_units:
         directory, _, name = unit.unit.name.partition("/")

@@ -1,4 +1,4 @@
-"""One task of a stage's array: its units that are not done yet, on every core it has."""
+"""One task of a stage's array: makes the task's units that are not done yet, on all of its cores."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hpcgen.data.manifest import Manifest
 from hpcgen.data.record import SIDE_FILE, Counts, Record, record_path
 from hpcgen.data.unit import (
     DataStage,
-    Looker,
     Unit,
+    UnitChecker,
     bytes_to_read,
     configuration,
     done_records,
     units,
     units_of_task,
 )
-from hpcgen.data.workers import Failed, Made, Told, run_all
+from hpcgen.data.workers import Failed, Finished, Update, run_all
 from hpcgen.data.workers import cores as cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, sweep
@@ -41,14 +41,14 @@ _WORK = {
     "tokenize": ("hpcgen.data.tokenize", "tokenize_unit"),
     "prepare": ("hpcgen.data.tokenize", "tokenize_unit"),
 }
-"""Module and function of each stage: (unit, job, context) -> the record, published."""
-_TELL_INTERVAL_S = 0.5
+"""Module and function of each stage: (unit, job, context) -> published record."""
+_REPORT_INTERVAL_S = 0.5
 _WRITE_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a unit did since it last told: bytes read from its inputs (on disk), documents and tokens written."""
+    """Progress of a unit since its last report: bytes read from its inputs (on disk), documents and tokens written."""
 
     bytes: int = 0
     documents: int = 0
@@ -60,19 +60,19 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a unit's work is given besides the unit and the job."""
+    """Arguments of a stage's function, apart from the unit and the job."""
 
     configuration: str
-    """Goes into the record."""
+    """Configuration hash for the record."""
     threads: int = 1
-    """Cores that this unit may keep busy."""
+    """Number of cores that this unit may use."""
     advance: Callable[[Step], None] = lambda step: None
-    """To be called now and then, from the thread that runs the unit."""
+    """Reports progress. Call it regularly, from the thread that runs the unit."""
 
 
 @dataclass
 class Progress:
-    """How far a task is. Bytes, documents and tokens of units that were done before are counted as well."""
+    """Progress of a task. Bytes, documents and tokens include units that were already done."""
 
     stage: str
     task_id: int
@@ -80,10 +80,10 @@ class Progress:
     units: int = 0
     units_done: int = 0
     bytes: int = 0
-    """Of the inputs, on disk; sizes that are not known yet count when they are read."""
+    """Size of the inputs on disk. An unknown size counts once it is read."""
     bytes_done: int = 0
     bytes_new: int = 0
-    """What this run read, of units that failed as well."""
+    """Bytes read by this run, including those of failed units."""
     documents: int = 0
     tokens: int = 0
     started: float = field(default_factory=time.time)
@@ -92,29 +92,29 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """What a task did."""
+    """Result of a task."""
 
     stage: str
     task_id: int
     num_tasks: int
     done_before: int
-    """Units that were done already."""
+    """Number of units that were already done."""
     records: tuple[Record, ...]
-    """Of all its units that are done, those done before included."""
+    """Records of all its done units, including those already done."""
     errors: tuple[str, ...]
-    """One message for each unit that failed; nothing of these is published."""
+    """One message for each failed unit. Nothing of a failed unit is published."""
     bytes_read: int
-    """Of the inputs, on disk, by this run."""
+    """Bytes of inputs (on disk) that this run read."""
     seconds: float
 
     @property
     def counts(self) -> Counts:
-        """Of all its units."""
+        """Sum over all done units."""
         return Counts.total(record.counts for record in self.records)
 
     @property
     def bytes_per_second(self) -> float:
-        """At which this run read its inputs."""
+        """Average rate at which this run read its inputs."""
         return self.bytes_read / self.seconds if self.seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class TaskReport:
 
     @property
     def side_files(self) -> list[str]:
-        """Where rejected documents stand, below the corpus's directory."""
+        """Files with rejected documents, relative to the corpus's directory."""
         outputs = (output.name for record in self.records for output in record.outputs)
         return sorted(name for name in outputs if name.endswith(SIDE_FILE))
 
@@ -143,7 +143,7 @@ class TaskReport:
         failed = f", {len(self.errors):,} failed" if self.errors else ""
         lines = [
             f"{self.stage} task {self.task_id} of {self.num_tasks}: "
-            f"{made:,} made, {self.done_before:,} done before{failed}"
+            f"{made:,} made, {self.done_before:,} already done{failed}"
         ]
         if counts.documents_in:
             lines.append(
@@ -157,7 +157,7 @@ class TaskReport:
             lines.append(f"tokens     {counts.tokens:,} in {counted(counts.sequences, 'sequence')}")
         if counts.eod_in_text:
             lines.append(
-                f"note       {counts.eod_in_text:,} end-of-document tokens are spelled out in the text"
+                f"note       the text spells out {counted(counts.eod_in_text, 'end-of-document token')}"
             )
         rate = f" ({self.bytes_per_second / 1e6:,.1f} MB/s)" if self.bytes_read else ""
         lines.append(f"read       {self.bytes_read:,} bytes in {self.seconds:,.1f} s{rate}")
@@ -174,17 +174,19 @@ def run_task(
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TaskReport:
-    """Makes the units of one task that are not done, `workers` at a time (None: as many as it has cores).
+    """Makes the units of one task that are not done, `workers` at a time (None: one per core).
 
-    A unit that fails does not keep the others from being made. `on_progress` is called about twice a second;
-    every five seconds progress is also written to the corpus's directory, for `hpcgen data status`. Runs worker
-    processes: a script that calls it needs `if __name__ == "__main__":`.
+    A failed unit does not stop the others. `on_progress` is called about twice a second. Every five seconds, progress
+    is also written to the corpus's directory for `hpcgen data status`. Starts worker processes: a script that calls
+    this function needs `if __name__ == "__main__":`.
 
     Raises:
-        HpcgenError: what concerns all units: no manifest, a wrong tokenizer, a task_id that is out of range.
+        HpcgenError: an error that affects all units: no manifest, an invalid tokenizer, a task_id out of range.
     """
     if not 0 <= task_id < num_tasks:
-        raise HpcgenError(f"task {task_id} is not one of {num_tasks}", f"use 0 to {num_tasks - 1}")
+        raise HpcgenError(
+            f"task {task_id} is out of range for {counted(num_tasks, 'task')}", f"use 0 to {num_tasks - 1}"
+        )
     started = time.monotonic()
     mine = units_of_task(units(stage, job, manifest), task_id, num_tasks)
     task = _Task(stage, job, mine, Progress(stage, task_id, num_tasks, units=len(mine)), on_progress)
@@ -202,12 +204,12 @@ def run_task(
 
 
 def progress_path(directory: Path, stage: str, task_id: int, num_tasks: int) -> Path:
-    """Where a task of the corpus in `directory` writes how far it is."""
+    """Progress file of a task of the corpus in `directory`."""
     return directory / "progress" / f"{stage}-{task_id:05d}-of-{num_tasks:05d}.json"
 
 
 class _Task:
-    """The units of a task on their way."""
+    """A running task: its units and their progress."""
 
     def __init__(
         self,
@@ -221,17 +223,18 @@ class _Task:
         self._configuration = configuration(stage, job)
         self.progress = progress
         self._on_progress = on_progress
-        self._told_at = self._written = 0.0
+        self._reported_at = self._written_at = 0.0
         self.errors: list[str] = []
         before = done_records(mine, job, self._configuration)
         self.records = [record for record in before if record is not None]
         pending = [unit for unit, record in zip(mine, before, strict=True) if record is None]
         sizes = bytes_to_read(pending)
-        # the largest first, so that the cores end at about the same time
+        # Largest first, so that all cores finish at about the same time.
         order = sorted(range(len(pending)), key=lambda index: -sizes[index])
         self._pending = [pending[index] for index in order]
         self._sizes = [sizes[index] for index in order]
-        self._told = [Step() for _ in pending]
+        self._steps = [Step() for _ in pending]
+        """Progress reported so far, per pending unit."""
         self.done_before = progress.units_done = len(self.records)
         progress.bytes_done = sum(read.size or 0 for record in self.records for read in record.inputs)
         progress.bytes = progress.bytes_done + sum(sizes)
@@ -241,32 +244,30 @@ class _Task:
     def make_all(self, workers: int) -> None:
         """Makes the units that are not done."""
         if self._pending:
-            _work_of(
-                self.progress.stage
-            )  # a package that is missing is found here, before anything is written
-        self._tell(ended=not self._pending)
+            _work_of(self.progress.stage)  # a missing package is found here, before anything is written
+        self._report(ended=not self._pending)
         if not self._pending:
             return
         self._sweep()
         workers = min(workers, len(self._pending))
         work = partial(
-            make_unit, job=self._job, of_configuration=self._configuration, threads=max(1, cores() // workers)
+            make_unit, job=self._job, settings_hash=self._configuration, threads=max(1, cores() // workers)
         )
         try:
-            with closing(run_all(work, self._pending, workers, _TELL_INTERVAL_S)) as events:
+            with closing(run_all(work, self._pending, workers, _REPORT_INTERVAL_S)) as events:
                 for event in events:
-                    self._take(event)
-                    self._tell()
+                    self._handle(event)
+                    self._report()
         except BaseException as error:
             self._sweep()
-            self._tell(ended=True, interrupted=type(error).__name__)
+            self._report(ended=True, interrupted=type(error).__name__)
             raise
         if self.errors:
-            self._sweep()  # a worker that was killed could not do it
-        self._tell(ended=True)
+            self._sweep()  # a killed worker could not remove its own files
+        self._report(ended=True)
 
     def _sweep(self) -> None:
-        """Removes private files that the dead left behind: of earlier runs at first, and of this one at its end."""
+        """Removes private files of dead processes: first those of earlier runs, at the end those of this run."""
         directory = self._job.directory
         sweep(
             place
@@ -277,39 +278,40 @@ class _Task:
             )
         )
 
-    def _take(self, event: Told | Made | Failed | None) -> None:
-        """Counts what happened. What a unit told on the way gives way to what its record says."""
+    def _handle(self, event: Update | Finished | Failed | None) -> None:
+        """Updates the progress. The counts of a unit's record replace what the unit reported while it ran."""
         progress = self.progress
         if event is None:
             return
-        told, size = self._told[event.index], self._sizes[event.index]
-        if isinstance(event, Told):
+        reported, size = self._steps[event.index], self._sizes[event.index]
+        if isinstance(event, Update):
             step: Step = event.message
-            self._told[event.index] = told + step
+            self._steps[event.index] = reported + step
             progress.bytes_done += step.bytes
             progress.bytes_new += step.bytes
             progress.documents += step.documents
             progress.tokens += step.tokens
             return
-        counts = event.result.counts if isinstance(event, Made) else Counts()
-        progress.documents += counts.documents_out - told.documents
-        progress.tokens += counts.tokens - told.tokens
-        if isinstance(event, Made):
+        counts = event.result.counts if isinstance(event, Finished) else Counts()
+        progress.documents += counts.documents_out - reported.documents
+        progress.tokens += counts.tokens - reported.tokens
+        if isinstance(event, Finished):
             self.records.append(event.result)
             progress.units_done += 1
-            progress.bytes += max(0, told.bytes - size)
-            progress.bytes_done += max(0, size - told.bytes)
+            progress.bytes += max(0, reported.bytes - size)
+            progress.bytes_done += max(0, size - reported.bytes)
         else:
             self.errors.append(f"{self._pending[event.index].name}: {event.reason}")
             progress.failed += 1
-            progress.bytes_done -= told.bytes
+            progress.bytes_done -= reported.bytes
 
-    def _tell(self, ended: bool = False, interrupted: str = "") -> None:
+    def _report(self, ended: bool = False, interrupted: str = "") -> None:
+        """Calls `on_progress` and writes the progress file, each at its own interval."""
         now = time.monotonic()
-        if self._on_progress and (ended or now - self._told_at >= _TELL_INTERVAL_S):
-            self._told_at = now
+        if self._on_progress and (ended or now - self._reported_at >= _REPORT_INTERVAL_S):
+            self._reported_at = now
             self._on_progress(self.progress)
-        if not ended and now - self._written < _WRITE_INTERVAL_S:
+        if not ended and now - self._written_at < _WRITE_INTERVAL_S:
             return
         progress = self.progress
         status = {
@@ -322,23 +324,23 @@ class _Task:
         }
         target = progress_path(self._job.directory, progress.stage, progress.task_id, progress.num_tasks)
         try:
-            with private_file(target, swept=bool(self._written)) as file:  # once is enough
+            with private_file(target, swept=bool(self._written_at)) as file:  # sweep only the first time
                 file.write(json.dumps(status, indent=1).encode() + b"\n")
-                file.flush()  # without fsync: it is whole for every reader, and news are not worth the wait
+                file.flush()  # no fsync: readers see a complete file anyway
                 Path(file.name).replace(target)
         except OSError:
-            pass  # full disks and the like are reported by the units, which matter more
-        self._written = now
+            pass  # the units report full disks and similar errors
+        self._written_at = now
 
 
 def make_unit(
-    unit: Unit, tell: Callable[[Step], None], *, job: CorpusJob, of_configuration: str, threads: int
+    unit: Unit, report: Callable[[Step], None], *, job: CorpusJob, settings_hash: str, threads: int
 ) -> Record:
-    """What a worker process does with a unit."""
+    """Makes one unit in a worker process. `report` sends its progress to the parent."""
     if unit.stage != "download":
-        Looker(job).require_inputs(unit)
-    meter = _Meter(tell)
-    context = Context(configuration=of_configuration, threads=threads, advance=meter.add)
+        UnitChecker(job).require_inputs(unit)
+    meter = _Meter(report)
+    context = Context(configuration=settings_hash, threads=threads, advance=meter.add)
     record = _work_of(unit.stage)(unit, job, context)
     meter.flush()
     return record
@@ -352,21 +354,21 @@ def _work_of(stage: str) -> Callable[[Unit, CorpusJob, Context], Record]:
 
 
 class _Meter:
-    """Gathers steps, so that the parent is told twice a second and not at every block."""
+    """Adds up steps and reports them to the parent twice a second instead of at every block."""
 
-    def __init__(self, tell: Callable[[Step], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[Step], None]) -> None:
+        self._report = report
         self._sum = Step()
         self._last = time.monotonic()
 
     def add(self, step: Step) -> None:
-        """Counts a step."""
+        """Adds a step."""
         self._sum += step
-        if time.monotonic() - self._last >= _TELL_INTERVAL_S:
+        if time.monotonic() - self._last >= _REPORT_INTERVAL_S:
             self.flush()
 
     def flush(self) -> None:
-        """Tells what was counted."""
-        self._tell(self._sum)
+        """Reports the steps added since the last report."""
+        self._report(self._sum)
         self._sum = Step()
         self._last = time.monotonic()

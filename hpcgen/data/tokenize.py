@@ -1,4 +1,4 @@
-"""JSON Lines in, Megatron's .bin/.idx pairs out: read, uncompress, parse, encode, hash, write, publish, in one pass."""
+"""JSON Lines to Megatron's .bin/.idx pairs: read, uncompress, parse, encode, hash, write and publish in one pass."""
 
 from __future__ import annotations
 
@@ -32,41 +32,42 @@ from hpcgen.files import private_file
 from hpcgen.text import counted
 
 _SPOOL_BYTES = 64 * 1024 * 1024
-"""Lengths of documents that are held in memory, of all outputs of a unit together."""
+"""Memory for document lengths, shared by all outputs of a unit."""
 _LONG_DOCUMENT = 256
-"""Tokens from which on documents are copied one by one: numpy's insert costs as much for each token."""
-_HOPELESS_BAD = 10_000
-_HOPELESS_TIMES = 10
-"""A unit ends early when so many documents are bad, and so many times the share that may be; else at its end."""
+"""Mean tokens per document from which documents are copied one by one, because numpy.insert's cost is per token."""
+_EARLY_STOP_REJECTS = 10_000
+_EARLY_STOP_FACTOR = 10
+"""A unit stops early after this many bad documents if their share exceeds this multiple of max_bad_fraction."""
 
 
 def tokenize_unit(unit: Unit, job: CorpusJob, context: Context) -> Record:
     """Makes the .bin/.idx pairs of a unit of the stages tokenize and prepare.
 
     With k outputs, line n of the one input goes to output n mod k. Each document becomes one sequence that ends
-    with the end-of-document token; one without tokens becomes a document without a sequence, as in Megatron-LM,
-    or is left out with `drop_empty`.
+    with the end-of-document token. A document without tokens becomes a document without a sequence, as in
+    Megatron-LM, or is dropped with `drop_empty`.
 
     Raises:
-        HpcgenError: an input is damaged or changed; a line has no readable text, and bad documents are not
-            skipped, or too many are; ids differ from those of the library tokenizers; an output would be empty.
-        OSError: an output cannot be written. Nothing is published either way.
+        HpcgenError: an input is damaged or has changed; a line has no readable text and bad documents are not
+            skipped, or too many were skipped; ids differ from those of the library `tokenizers`; an output would
+            be empty.
+        OSError: an output cannot be written. Nothing is published in either case.
     """
     tokenizer = _loaded_tokenizer(job.tokenizer, context.threads)
     if configuration(unit.stage, job) != context.configuration:
-        raise HpcgenError("the tokenizer's files have changed since the task began", "run the stage again")
+        raise HpcgenError("the tokenizer's files have changed since the task started", "run the stage again")
     return make_pairs(unit, job.corpus, tokenizer, context)
 
 
 @functools.lru_cache(maxsize=1)
 def _loaded_tokenizer(config: TokenizerConfig, threads: int) -> Tokenizer:
-    """Loaded once in a worker: what gigatoken remembers of a corpus makes the units after the first faster."""
+    """Loads the tokenizer once per worker: gigatoken's word cache makes all units after the first faster."""
     limit_threads(threads)
     return load_tokenizer(config, threads=threads)
 
 
 def make_pairs(unit: Unit, corpus: CorpusConfig, tokenizer: Tokenizer, context: Context) -> Record:
-    """`tokenize_unit` with a tokenizer that is loaded already. What killed runs left is not swept."""
+    """Does the work of `tokenize_unit` with a loaded tokenizer. Does not sweep files of killed runs."""
     started = time.monotonic()
     directory = Path(corpus.directory)
     counts = _RunningCounts(corpus)
@@ -107,28 +108,28 @@ def _write(part: _Encoded, outputs: Sequence[_Output]) -> None:
 
 @dataclass(frozen=True)
 class _Encoded:
-    """The documents of one block, in the order of the outputs that they go to."""
+    """Encoded documents of one block, sorted by output."""
 
     tokens: NDArray[Any]
-    """[sum(lengths)] end to end, end-of-document tokens included."""
+    """[sum(lengths)] end to end, including end-of-document tokens."""
     lengths: NDArray[np.int64]
     """[documents]"""
     ends: list[int]
-    """[outputs] the documents before ends[0] go to output 0, those from there to ends[1] to output 1, and so on."""
+    """[outputs] documents before ends[0] go to output 0, documents ends[0] to ends[1] to output 1, and so on."""
     rejects: list[tuple[Reject, int]]
-    """Bad lines, each with its output."""
+    """Bad lines, each with the index of its output."""
     counts: Counts
 
 
 def _encoder(tokenizer: Tokenizer, corpus: CorpusConfig, num_outputs: int) -> Callable[[Block], _Encoded]:
-    """A function that parses and encodes a block; threads may share it."""
+    """Returns a thread-safe function that parses and encodes a block."""
     read_texts = text_reader(corpus.json_key)
     dtype = token_dtype(tokenizer.vocab_size)
 
     def encode(block: Block) -> _Encoded:
         found = read_texts(block)
         if found.rejects and corpus.bad_documents == "fail":
-            raise HpcgenError(str(found.rejects[0]), "mend it, or set bad_documents: skip")
+            raise HpcgenError(str(found.rejects[0]), "correct the line, or set bad_documents: skip")
         texts, lines = found.texts, found.lines
         ends = [len(texts)]
         if num_outputs > 1:
@@ -165,7 +166,7 @@ def _encoder(tokenizer: Tokenizer, corpus: CorpusConfig, num_outputs: int) -> Ca
 
 
 def _ended(tokens: NDArray[Any], lengths: NDArray[np.int64], eod: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """`tokens` [sum(lengths)] of documents that are not empty, with the end-of-document id after each."""
+    """Appends the end-of-document id to each document of `tokens` [sum(lengths)]; no document is empty."""
     if len(tokens) < _LONG_DOCUMENT * len(lengths):
         return np.insert(tokens.astype(dtype), np.cumsum(lengths), eod)
     ended = np.empty(len(tokens) + len(lengths), dtype)
@@ -186,13 +187,13 @@ def _verify(
     lengths: NDArray[np.int64],
     fraction: float,
 ) -> int:
-    """Compares the ids of a sample of documents with those of the library tokenizers, and gives their number.
+    """Compares the ids of a sample of documents with those of the library `tokenizers`. Returns the sample's size.
 
-    The number of its line decides whether a document is in the sample; the first one of each file is.
+    The line number decides whether a document is in the sample. The first document of each file always is.
     """
     if tokenizer.reference is None or not fraction:
         return 0
-    # Fibonacci hashing: the products of consecutive numbers lie evenly in [0, 2^32)
+    # Fibonacci hashing: the products of consecutive numbers are evenly distributed in [0, 2^32).
     position = (lines.astype(np.uint64) * np.uint64(2654435769)) & np.uint64(0xFFFFFFFF)
     sample = np.flatnonzero(position < fraction * 2**32)
     if not len(sample):
@@ -200,61 +201,61 @@ def _verify(
     expected, expected_lengths = tokenizer.reference([texts[index] for index in sample.tolist()])
     ends, expected_ends = np.cumsum(lengths), np.cumsum(expected_lengths)
     for number, index in enumerate(sample.tolist()):
-        ours = tokens[ends[index] - lengths[index] : ends[index]]
-        theirs = expected[expected_ends[number] - expected_lengths[number] : expected_ends[number]]
-        if not np.array_equal(ours, theirs):
+        actual = tokens[ends[index] - lengths[index] : ends[index]]
+        wanted = expected[expected_ends[number] - expected_lengths[number] : expected_ends[number]]
+        if not np.array_equal(actual, wanted):
             raise HpcgenError(
-                f"{block.path}:{lines[index] + 1}: {tokenizer.backend} and tokenizers give different ids: "
-                f"{_first_difference(ours, theirs)}",
-                "nothing of this file was published",
+                f"{block.path}:{lines[index] + 1}: {tokenizer.backend} and the library tokenizers return different "
+                f"ids: {_first_difference(actual, wanted)}",
+                "nothing of this file was published; please report this tokenizer and text as a bug",
             )
     return len(sample)
 
 
-def _first_difference(ours: NDArray[Any], theirs: NDArray[Any]) -> str:
-    length = min(len(ours), len(theirs))
-    different = np.flatnonzero(ours[:length] != theirs[:length])
+def _first_difference(actual: NDArray[Any], wanted: NDArray[Any]) -> str:
+    length = min(len(actual), len(wanted))
+    different = np.flatnonzero(actual[:length] != wanted[:length])
     if not len(different):
-        return f"{counted(len(ours), 'id')}, and {len(theirs):,}"
+        return f"{counted(len(actual), 'id')} and {len(wanted):,}"
     at = int(different[0])
-    return f"at token {at} of {len(theirs)}, {ours[at]} and {theirs[at]}"
+    return f"at token {at} of {len(wanted)}: {actual[at]} and {wanted[at]}"
 
 
 class _RunningCounts:
-    """Adds up, and stops a unit in which too many documents are bad.
+    """Adds up the counts of a unit and stops it if too many documents are bad.
 
-    Before its end only by a large margin: bad documents may all stand at the begin of good files.
+    It stops before the end only by a large margin, because all bad documents may be at the start of the files.
     """
 
     def __init__(self, corpus: CorpusConfig) -> None:
-        self._most_bad = corpus.max_bad_fraction
+        self._max_bad_fraction = corpus.max_bad_fraction
         self._first: Reject | None = None
         self.total = Counts()
 
     def add(self, part: _Encoded) -> None:
-        """Counts a block."""
+        """Adds the counts of a block."""
         self.total += part.counts
         if part.rejects and self._first is None:
             self._first = min((reject for reject, _ in part.rejects), key=lambda reject: reject.line)
-        if self.total.rejected >= _HOPELESS_BAD:
-            self._check(_HOPELESS_TIMES * self._most_bad)
+        if self.total.rejected >= _EARLY_STOP_REJECTS:
+            self._check(_EARLY_STOP_FACTOR * self._max_bad_fraction)
 
     def finish(self) -> None:
-        """To be called when there are no more blocks."""
-        self._check(self._most_bad)
+        """Checks the total. Call it after the last block."""
+        self._check(self._max_bad_fraction)
 
-    def _check(self, most: float) -> None:
+    def _check(self, max_fraction: float) -> None:
         total = self.total
-        if total.rejected > most * total.documents_in:
+        if total.rejected > max_fraction * total.documents_in:
             raise HpcgenError(
-                f"{total.rejected:,} of {total.documents_in:,} documents are bad, more than a share of "
-                f"{self._most_bad:g}; the first one: {self._first}",
-                "mend the files, or raise max_bad_fraction",
+                f"{total.rejected:,} of {total.documents_in:,} documents are bad, which exceeds max_bad_fraction = "
+                f"{self._max_bad_fraction:g}; the first is {self._first}",
+                "correct the files, or raise max_bad_fraction",
             )
 
 
 class _PairFile(HashedFile):
-    """A private file that knows where it goes."""
+    """A private file with its final path."""
 
     def __init__(self, file: BinaryIO, target: Path, directory: Path) -> None:
         super().__init__(file, target.relative_to(directory).as_posix())
@@ -262,7 +263,7 @@ class _PairFile(HashedFile):
 
 
 class _Output:
-    """One pair, and the side file of its rejects where there are any."""
+    """One pair, with a side file for rejects if there are any."""
 
     def __init__(
         self, stack: ExitStack, directory: Path, name: str, dtype: np.dtype[Any], num_outputs: int
@@ -284,20 +285,20 @@ class _Output:
 
     @property
     def files(self) -> list[_PairFile]:
-        """All of them, the index last: for those who read no records, it marks a whole pair."""
+        """All files, the index last: for readers that ignore records, the index marks a complete pair."""
         return [*([self._rejects] if self._rejects else []), self._bin, self._idx]
 
     @property
     def rejects_path(self) -> Path:
-        """Where bad lines go."""
+        """File for rejected lines."""
         return self._prefix.with_name(self._prefix.name + SIDE_FILE)
 
     def add_reject(self, reject: Reject) -> None:
-        """Notes a bad line: which, why, and what it is."""
+        """Writes the place, reason and content of a bad line to the side file."""
         if self._rejects is None:
             self._rejects = self._open(self.rejects_path)
         line: dict[str, Any] = {"file": str(reject.path), "line": reject.line + 1, "reason": reject.reason}
-        key = "content" if reject.is_whole else "begin"
+        key = "content" if reject.is_complete else "begin"
         try:
             line[key] = str(reject.data, "utf-8")
         except UnicodeDecodeError:
@@ -308,12 +309,14 @@ class _Output:
         """Writes the index.
 
         Raises:
-            HpcgenError: there is nothing in the pair: Megatron-Core cannot read it then.
+            HpcgenError: the pair has no tokens. Megatron-Core cannot read such a pair.
         """
         if not self.writer.num_tokens:
-            shares = f"{counted(documents_in, 'line')} for {counted(num_outputs, 'output')}"
-            reason = f"none of its documents holds a token ({shares})"
-            raise HpcgenError(f"{self._prefix}: {reason}", "use a smaller num_output_files")
+            split = f"{counted(documents_in, 'line')} for {counted(num_outputs, 'output')}"
+            raise HpcgenError(
+                f"{self._prefix}: none of its documents has a token ({split})",
+                "use a smaller num_output_files",
+            )
         self.writer.write_index(self._idx)
 
     def _open(self, target: Path, swept: bool = False) -> _PairFile:
@@ -322,7 +325,7 @@ class _Output:
 
 
 def _publish(outputs: Sequence[_Output], record: Record, place: Path) -> None:
-    """Puts everything in its place; rejects of an older run go, and records of runs that made each pair alone."""
+    """Publishes all files. Removes stale side files, and records of runs that made each pair as its own unit."""
     files = [file for output in outputs for file in output.files]
     targets = [file.target for file in files]
     pairs = [path.with_suffix("") for path in targets if path.suffix == ".bin"]
@@ -332,7 +335,7 @@ def _publish(outputs: Sequence[_Output], record: Record, place: Path) -> None:
 
 
 def _blocks(unit: Unit, inputs: list[FileIdentity], context: Context) -> Iterator[Block]:
-    """The lines of all inputs in order. What was read goes to `inputs`."""
+    """Yields the lines of all inputs in order and appends the identity of each input to `inputs`."""
     for item in unit.inputs:
         with CheckedFile(item) as source:
             read = 0
@@ -350,7 +353,7 @@ _Out = TypeVar("_Out")
 def _in_order(
     stack: ExitStack, function: Callable[[_In], _Out], items: Iterable[_In], threads: int
 ) -> Iterator[_Out]:
-    """`function` of each item, in the order of the items; with several threads, of some items at once."""
+    """Yields `function` of each item in order; with several threads, processes several items at once."""
     if threads == 1:
         yield from map(function, items)
         return

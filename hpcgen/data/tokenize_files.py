@@ -1,4 +1,4 @@
-"""One pair of some files that a person names, apart from any corpus."""
+"""Tokenizes files named on the command line into one pair, without a corpus."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from hpcgen.data.unit import Input, Unit, configuration
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import sweep
-from hpcgen.text import counted
+from hpcgen.text import counted, one_of
 
 
 @dataclass(frozen=True)
 class TokenizeReport:
-    """What `tokenize_files` read and wrote."""
+    """Result of `tokenize_files`."""
 
     output_prefix: str
     documents_read: int
     documents: int
-    """Documents in the pair: documents_read, less the empty ones when those are dropped, and the rejected ones."""
+    """Documents in the pair: documents_read minus rejected documents, and minus empty ones if they are dropped."""
     rejected_documents: int
-    """Lines without a readable text, which stand in OUTPUT_PREFIX.rejects.jsonl."""
+    """Lines without a readable text; they are in OUTPUT_PREFIX.rejects.jsonl."""
     empty_documents: int
-    """Documents read that gave no token."""
+    """Documents read that have no token."""
     sequences: int
-    """Documents in the pair that hold tokens."""
+    """Documents in the pair that have tokens."""
     tokens: int
-    """Token ids in the pair, the end-of-document tokens included."""
+    """Token ids in the pair, including end-of-document tokens."""
     eod_in_text: int
-    """End-of-document ids that came from the text itself, which spelled the token out."""
+    """End-of-document ids that come from text that spells the token out."""
     verified_documents: int
-    """Documents whose ids were compared with those of the library tokenizers."""
+    """Documents whose ids were compared with those of the library `tokenizers`."""
     input_bytes: int
-    """Bytes of JSON Lines, uncompressed."""
+    """Uncompressed size of the JSON Lines."""
     output_bytes: int
-    """Bytes of the pair."""
+    """Size of the pair."""
     dtype: str
     vocab_size: int
     eod_id: int
     backend: str
-    """The library that encoded: gigatoken, tokenizers or bytes."""
+    """Library that encoded the text: gigatoken, tokenizers or bytes."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -63,16 +63,18 @@ class TokenizeReport:
             f"{self.output_prefix}.bin, .idx  ({self.output_bytes:,} bytes, {self.dtype})",
             f"documents  {self.documents_read:,} in = {self.documents:,} out + {skipped:,} skipped + "
             f"{self.rejected_documents:,} rejected; {self.empty_documents:,} empty",
-            f"tokens     {self.tokens:,} in {counted(self.sequences, 'sequence')}, each ended by {self.eod_id}",
+            f"tokens     {self.tokens:,} in {counted(self.sequences, 'sequence')}, each ends with id {self.eod_id}",
             f"input      {self.input_bytes:,} bytes of JSON Lines, encoded with {self.backend}",
         ]
         if self.verified_documents:
-            lines.append(f"verified   {counted(self.verified_documents, 'document')}: the ids of tokenizers")
+            lines.append(
+                f"verified   {counted(self.verified_documents, 'document')} against the library tokenizers"
+            )
         if self.rejected_documents:
             lines.append(f"rejects    {self.output_prefix}.rejects.jsonl")
         if self.eod_in_text:
             lines.append(
-                f"note       {self.eod_in_text:,} end-of-document tokens are spelled out in the text"
+                f"note       the text spells out {counted(self.eod_in_text, 'end-of-document token')}"
             )
         return "\n".join(lines)
 
@@ -93,17 +95,19 @@ def tokenize_files(
 ) -> TokenizeReport:
     """Tokenizes every document of `inputs`, in order, into output_prefix.bin and output_prefix.idx.
 
-    Documents are treated as hpcgen.data.tokenize.tokenize_unit says. The pair appears only when all of it is on the
-    disk, .idx and the record last. `workers` blocks of 4 MiB are parsed and encoded at once (None means one per core);
-    the output does not depend on it.
+    Documents are handled as in hpcgen.data.tokenize.tokenize_unit. The pair appears only after all of it is on disk;
+    .idx and the record come last. `workers` blocks of 4 MiB are parsed and encoded at once (None: one per core);
+    the output does not depend on this number.
 
     Raises:
-        HpcgenError: an input is missing, damaged or holds a line without text; no document has a token; the
+        HpcgenError: an input is missing, damaged or has a line without text; no document has a token; the
             pair exists and `overwrite` is false; or the output cannot be written. Nothing is published then.
     """
     progress = Progress("tokenize", 0, 1, units=1, bytes=sum(_input_size(path) for path in inputs))
     if idx_path(output_prefix).exists() and not overwrite:
-        raise HpcgenError(f"{idx_path(output_prefix)} exists", "choose another prefix, or pass --overwrite")
+        raise HpcgenError(
+            f"{idx_path(output_prefix)} already exists", "choose another prefix, or pass --overwrite"
+        )
     corpus = CorpusConfig(
         directory=str(output_prefix.parent),
         json_key=json_key,
@@ -139,9 +143,9 @@ def tokenize_files(
 
 
 def _input_size(path: Path) -> int:
-    """Bytes on disk of an input, once it is known to be there and to have a suffix that we know."""
+    """Checks the suffix of an input and returns its size on disk."""
     if not path.name.endswith(SUFFIXES):
-        raise HpcgenError(f"{path}: the name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+        raise HpcgenError(f"{path}: the name must end in {one_of(SUFFIXES)}")
     try:
         with path.open("rb") as file:
             return file.seek(0, os.SEEK_END)

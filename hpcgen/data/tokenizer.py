@@ -1,7 +1,7 @@
-"""Turns text into token ids: with gigatoken where its ids are those of `tokenizers`, else with `tokenizers`.
+"""Text to token ids: with gigatoken if it produces the same ids as the library `tokenizers`, else with `tokenizers`.
 
-Special tokens are never added. Text that spells one out ("<|endoftext|>") becomes that token's id, as it does
-in Megatron-LM's preprocess_data.py; `hpcgen.data.tokenize` counts the end-of-document tokens that arise so.
+Special tokens are never added. Text that spells one out ("<|endoftext|>") becomes that token's id, as in
+Megatron-LM's preprocess_data.py; `hpcgen.data.tokenize` counts the end-of-document tokens that come from text.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from hpcgen.errors import HpcgenError
 
 Backend = Literal["auto", "gigatoken", "tokenizers"]
 Encode = Callable[[list[str]], tuple[NDArray[Any], NDArray[np.int64]]]
-"""The ids of all texts end to end, and the number of ids of each text."""
+"""Returns the ids of all texts end to end, and the number of ids of each text."""
 
-_LOOK_CHARACTERS = 128 * 1024 * 1024
-"""Of text, for each thread, after which the memory of the process is looked at."""
-_MUCH_MEMORY = 640 * 1024 * 1024
-"""Bytes, for each thread. gigatoken remembers every word that it has met; a worker is to stay below 1 GiB."""
+_MEMORY_CHECK_CHARACTERS = 128 * 1024 * 1024
+"""Characters of text per thread between two checks of the process's memory."""
+_MAX_MEMORY = 640 * 1024 * 1024
+"""Bytes per thread. gigatoken caches every word that it has seen; a worker should stay below 1 GiB."""
 
 _PROBE = (
     "",
@@ -55,12 +55,12 @@ _PROBE = (
     "<s></s><unk>[SEP]<|endoftext|> <0x41> ▁x▁▁y Ġz",
     "a" * 300 + "=" * 80 + " " * 70 + "-" * 33,
 )
-"""What tokenizers disagree about: spaces, line ends, digits, case, scripts, normal forms, specials."""
+"""Texts on which tokenizers disagree: spaces, line ends, digits, case, scripts, normal forms, special tokens."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A loaded tokenizer. `encode` may be called from several threads at once."""
+    """A loaded tokenizer. `encode` is thread-safe."""
 
     config: TokenizerConfig
     encode: Encode
@@ -69,21 +69,21 @@ class Tokenizer:
     backend: str
     """gigatoken, tokenizers or bytes."""
     note: str = ""
-    """Why gigatoken was passed over; empty when it was not."""
+    """Reason why gigatoken is not used; empty if it is, or if it was not considered."""
     reference: Encode | None = None
-    """The library tokenizers, where another one encodes."""
+    """Encoder of the library `tokenizers`, if `encode` is another one."""
 
 
 def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto", *, threads: int = 2) -> Tokenizer:
-    """Loads the tokenizer of `config`; `backend` forces one of the two libraries (bytes needs neither).
+    """Loads the tokenizer of `config`. `backend` forces one of the two libraries (kind "bytes" needs neither).
 
-    With one thread gigatoken encodes where it is called, which costs least, but keeps Python's lock meanwhile.
-    The threads of both libraries can be limited before they are loaded alone: `limit_threads`.
+    With one thread, gigatoken encodes in the calling thread. This is cheapest, but it holds the GIL meanwhile.
+    The number of threads can be limited only before the libraries are loaded: see `limit_threads`.
 
     Raises:
-        HpcgenError: the configuration does not hold together, a file is missing or wrong, the end-of-document
-            token is unknown, or gigatoken was forced on a tokenizer that it does not take.
-        ModuleNotFoundError: gigatoken was forced and is not installed.
+        HpcgenError: the configuration is inconsistent, a file is missing or invalid, the end-of-document token is
+            unknown, or `backend` is gigatoken and it does not support this tokenizer.
+        ModuleNotFoundError: `backend` is gigatoken, which is not installed.
     """
     for problem in problems(config, "tokenizer"):
         raise HpcgenError(f"{problem.path} {problem.reason}", problem.hint)
@@ -100,7 +100,9 @@ def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto", *, thread
     if fast is not None:
         return Tokenizer(config, fast, size, eod, "gigatoken", reference=reference)
     if backend == "gigatoken":
-        raise HpcgenError(f"gigatoken does not take this tokenizer: {reason}", "use the backend tokenizers")
+        raise HpcgenError(
+            f"gigatoken does not support this tokenizer: {reason}", "use the backend tokenizers"
+        )
     return Tokenizer(config, reference, size, eod, "tokenizers", reason)
 
 
@@ -119,21 +121,21 @@ def missing_gigatoken() -> str:
 
 
 def limit_threads(threads: int) -> None:
-    """Lets both libraries use that many cores; for a process that has not encoded anything yet."""
+    """Limits both libraries to this number of cores. Call it before the process encodes anything."""
     os.environ["RAYON_NUM_THREADS"] = str(threads)
 
 
 def encode_bytes(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """One id for each byte of the UTF-8 form."""
+    """Encodes each byte of the UTF-8 text as one id."""
     raw = [text.encode() for text in texts]
     return np.frombuffer(b"".join(raw), np.uint8), np.fromiter(map(len, raw), np.int64, len(raw))
 
 
 def read_definition(config: TokenizerConfig) -> dict[str, Any]:
-    """The content of the tokenizer's tokenizer.json; for gpt2, the one that its two files stand for.
+    """Reads the tokenizer's tokenizer.json; for gpt2, builds the equivalent of its two files.
 
     Raises:
-        HpcgenError: a file is missing or wrong, or makes random ids.
+        HpcgenError: a file is missing or invalid, or its ids are random (dropout).
     """
     if config.kind == "gpt2":
         return _gpt2_definition(config)
@@ -141,7 +143,7 @@ def read_definition(config: TokenizerConfig) -> dict[str, Any]:
     if definition["model"].get("dropout"):
         dropout = f"{config.tokenizer_file}: model.dropout = {definition['model']['dropout']}"
         raise HpcgenError(f"{dropout} makes the ids random", "set it to null")
-    # Limits of a model's input, which some files carry, would cut or pad every document.
+    # Some files carry the input limits of a model. They would truncate or pad every document.
     return definition | {"truncation": None, "padding": None}
 
 
@@ -156,15 +158,16 @@ def _gpt2_definition(config: TokenizerConfig) -> dict[str, Any]:
         if len(pair) != 2:
             line = " ".join(pair)
             raise HpcgenError(
-                f"{merges_file}: {line!r:.60} is not a merge of two tokens", "name a merges.txt"
+                f"{merges_file}: {line!r:.60} is not a merge of two tokens",
+                "use a merges.txt in GPT-2's format",
             )
     end = {"id": eod_id(config), "content": eod_token(config), "special": True}
-    whole = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     model = {"type": "BPE", "vocab": tokens(config), "merges": merges}
     return {
         "version": "1.0",
-        "added_tokens": [end | whole],
+        "added_tokens": [end | plain],
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "post_processor": None,
@@ -178,7 +181,7 @@ def _load_tokenizers(config: TokenizerConfig, definition: dict[str, Any]) -> Enc
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(definition))
     except Exception as error:  # the library raises bare Exception for every fault of the file
         source = config.tokenizer_file or gpt2_files(config)[0]
-        raise HpcgenError(f"{source}: the library tokenizers cannot load this tokenizer: {error}") from error
+        raise HpcgenError(f"{source}: the library tokenizers cannot load this file: {error}") from error
 
     def encode(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
@@ -189,10 +192,10 @@ def _load_tokenizers(config: TokenizerConfig, definition: dict[str, Any]) -> Enc
 
 
 def _load_gigatoken(definition: dict[str, Any], reference: Encode, threads: int) -> tuple[Encode | None, str]:
-    """gigatoken's encoder, or None and why not.
+    """Returns gigatoken's encoder, or None and the reason.
 
-    gigatoken refuses most of what it does not know, but ignores some of it (single_word, say), so
-    it must also give the ids of `reference` on a probe.
+    gigatoken rejects most settings that it does not support, but ignores some (single_word, for example). So its
+    ids must also equal those of `reference` on probe texts.
     """
     import awkward  # noqa: F401  # without it, gigatoken returns lists
     import gigatoken
@@ -200,38 +203,38 @@ def _load_gigatoken(definition: dict[str, Any], reference: Encode, threads: int)
     source = json.dumps(definition)
     try:
         tokenizer = gigatoken.Tokenizer.from_json(source)
-    except Exception as error:  # RuntimeError with the place in its own source after the first line
+    except Exception as error:  # RuntimeError; the lines after the first name places in gigatoken's source
         return None, str(error).partition("\n")[0]
-    unlooked = 0
+    unchecked = 0
 
     def encode(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        nonlocal tokenizer, unlooked
+        nonlocal tokenizer, unchecked
         rows = tokenizer.encode_batch(texts, parallel=threads > 1).layout
-        unlooked += sum(map(len, texts))
-        if unlooked >= _LOOK_CHARACTERS * threads:
-            unlooked = 0
-            _give_back_memory()
-            if _resident_bytes() > _MUCH_MEMORY * threads:
-                tokenizer = gigatoken.Tokenizer.from_json(source)  # without the words that it remembers
-        # its arrays themselves: awkward.flatten would copy the ids
+        unchecked += sum(map(len, texts))
+        if unchecked >= _MEMORY_CHECK_CHARACTERS * threads:
+            unchecked = 0
+            _release_freed_memory()
+            if _resident_bytes() > _MAX_MEMORY * threads:
+                tokenizer = gigatoken.Tokenizer.from_json(source)  # starts with an empty word cache
+        # the arrays of the layout itself: awkward.flatten would copy the ids
         return np.asarray(rows.content.data), np.diff(np.asarray(rows.offsets.data))
 
     added = [token["content"] for token in definition.get("added_tokens", [])]
     probe = [*_PROBE, *(f"word {token} word{token}word  {token}{token}\n" for token in added)]
     for text in probe:
         if not np.array_equal(encode([text])[0], reference([text])[0]):
-            return None, f"its ids differ from those of tokenizers on {text!r:.60}"
+            return None, f"its ids differ from those of the library tokenizers for {text!r:.60}"
     return encode, ""
 
 
-def _give_back_memory() -> None:
-    """Returns freed memory to the system: that of blocks of all sizes has holes, and glibc keeps it, more and more."""
+def _release_freed_memory() -> None:
+    """Returns freed memory to the system. glibc keeps fragmented heaps, which would grow without bound."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resident_bytes() -> int:
-    """Memory of this process; 0 on systems that do not say it here."""
+    """Resident memory of this process; 0 on systems without /proc."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:

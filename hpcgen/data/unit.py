@@ -1,14 +1,14 @@
-"""The units of each stage: what is made in one go, from which files, to which.
+"""The units of each stage: which files are made in one step, and from which inputs.
 
-Where everything lies below the corpus's directory:
-    manifest.jsonl            the frozen list of files
-    download/NAME             as the source has it
+Layout of the corpus's directory:
+    manifest.jsonl            frozen list of files
+    download/NAME             as in the source
     extract/NAME              without .zst or .gz; plain .jsonl files are not copied
     concat/train-00000-of-00072.jsonl
     tokens/train-00000-of-00072.bin, .idx
-Beside the first output of each unit lies its record (hpcgen.data.record), which says whether it is done. Outputs of
-another num_output_files have other names and stay, for they may be in use; so do those of files that a new manifest
-leaves out. Nothing reads them, and they may be removed.
+The record of a unit (hpcgen.data.record) is next to its first output and shows whether the unit is done. Outputs for
+another num_output_files have other names. They are kept because they may be in use, as are outputs of files that a
+new manifest drops. No stage reads them, and they may be removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.corpus import CorpusJob, num_outputs, output_names
 from hpcgen.data.assignment import Share, assign
-from hpcgen.data.each import of_each
+from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.listed_files import extracted_name
 from hpcgen.data.manifest import Manifest, ManifestFile
 from hpcgen.data.record import SIDE_FILE, FileIdentity, Record, configuration_hash, read_record
@@ -37,65 +37,65 @@ class Input:
     """A file that a unit reads."""
 
     name: str
-    """Its name in the manifest, or below the corpus's directory."""
+    """Name in the manifest, or path relative to the corpus's directory."""
     path: Path
     size: int | None = None
-    """Bytes, for progress and balance."""
+    """Size in bytes, for progress and balance."""
     made_by: Path | None = None
-    """The output (of an earlier stage) whose record says what the file holds; None for the corpus's own files."""
+    """Output of an earlier stage whose record describes the file; None for files of the source."""
     maker: Unit | None = None
-    """The unit that makes it."""
+    """The unit that makes the file."""
     sha256: str | None = None
     modified_ns: int | None = None
 
     def identity(self) -> FileIdentity:
-        """Which content the file has to have.
+        """Content that the file must have.
 
         Raises:
-            HpcgenError: the stage that makes it has not made it.
+            HpcgenError: the stage that makes the file has not made it.
         """
-        known = self.planned() or self._recorded()
+        known = self.planned_identity() or self._recorded_identity()
         if known is None:
-            raise HpcgenError(f"{self.path} is not there yet, or not whole", self._hint())
+            raise HpcgenError(f"{self.path} does not exist yet or is incomplete", self._hint())
         return known
 
     def require(self) -> None:
-        """Looks whether the file is there.
+        """Checks that the file exists.
 
         Raises:
-            HpcgenError: it is not.
+            HpcgenError: it does not.
         """
         if not self.path.is_file():
-            raise HpcgenError(f"{self.path} is not there", self._hint())
+            raise HpcgenError(f"{self.path} does not exist", self._hint())
 
     def bytes_to_read(self) -> int:
-        """Its size, as far as it is known: of what an earlier stage makes, from the record where there is one."""
-        made = self._recorded() if self.made_by else None
+        """Size of the file; for an output of an earlier stage, from its record. 0 if unknown."""
+        made = self._recorded_identity() if self.made_by else None
         return (made.size if made else self.size) or 0
 
     def recorded_documents(self) -> int | None:
-        """Its documents, where a stage that counts them made it, and nothing else beside it."""
+        """Number of documents, if the record of the file's unit has it and the file is the unit's only output."""
         record = read_record(self.made_by) if self.made_by else None
         if record is None or len(record.outputs) != 1 or not record.counts.documents_in:
             return None
         return record.counts.documents_out
 
-    def planned(self) -> FileIdentity | None:
-        """Its content by the manifest; None where the record of the stage that makes it has to say."""
+    def planned_identity(self) -> FileIdentity | None:
+        """Content according to the manifest; None if only the record of the stage that makes the file describes it."""
         if self.made_by is None or self.sha256:
             return FileIdentity(self.name, self.size, self.sha256, self.modified_ns)
         return None
 
-    def _recorded(self) -> FileIdentity | None:
+    def _recorded_identity(self) -> FileIdentity | None:
         record = read_record(self.made_by) if self.made_by else None
-        return self.among(record.outputs) if record else None
+        return self.find_in(record.outputs) if record else None
 
-    def among(self, outputs: Sequence[FileIdentity]) -> FileIdentity | None:
-        """Its content, where it is one of these outputs."""
+    def find_in(self, outputs: Sequence[FileIdentity]) -> FileIdentity | None:
+        """Returns the entry of this file in `outputs`, or None."""
         return next((made.without_time() for made in outputs if made.name == self.name), None)
 
     def is_changed(self) -> bool:
-        """Whether a file of the corpus's own is there and is another than the one that was planned."""
+        """Returns whether a file of the source exists and differs from the one that was planned."""
         if self.made_by is not None:
             return False
         try:
@@ -108,68 +108,69 @@ class Input:
 
     def _hint(self) -> str:
         if self.made_by is None:
-            return "it was there when the corpus was planned"
+            return "it existed when the corpus was planned; restore it, or plan again"
         return f"run the stage {self.name.partition('/')[0]} first"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A piece of a stage that is made in one go and recorded as done."""
+    """Part of a stage that is made in one step and recorded as done."""
 
     stage: DataStage
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
-    """Below the corpus's directory, of pairs without suffix. Line n of the input goes to output n mod len(outputs)."""
+    """Paths relative to the corpus's directory; for pairs, their prefixes. Line n of the input goes to output
+    n mod len(outputs)."""
     url: str | None = None
-    """Of a download."""
+    """Source of a download."""
 
     @property
     def name(self) -> str:
-        """Of its first output; the record lies beside that."""
+        """Name of the first output; the record is next to it."""
         return self.outputs[0]
 
     @property
     def size(self) -> int:
-        """Bytes of its inputs in the manifest, as far as they are known there."""
+        """Total of the known input sizes in the manifest."""
         return sum(item.size or 0 for item in self.inputs)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that it makes, below the corpus's directory."""
+        """Files that the unit makes, relative to the corpus's directory."""
         if self.stage not in ("tokenize", "prepare"):
             return self.outputs
         return tuple(prefix + suffix for prefix in self.outputs for suffix in (".bin", ".idx"))
 
     @property
     def side_files(self) -> tuple[str, ...]:
-        """What it makes only when there is something to put into it."""
+        """Files that the unit makes only if they have content."""
         return tuple(prefix + SIDE_FILE for prefix in self.outputs) if self.files != self.outputs else ()
 
 
 def units(stage: DataStage, job: CorpusJob, manifest: Manifest) -> list[Unit]:
-    """All units of a stage, in the order of the manifest. Which task makes which: `units_of_task`.
+    """All units of a stage, in the order of the manifest. `units_of_task` assigns them to tasks.
 
     Raises:
-        HpcgenError: the manifest has no file for a split that the configuration names.
+        HpcgenError: the manifest has no file for a split of the configuration.
     """
     return list(_UNITS[stage](job, manifest))
 
 
 def units_of_task(all_units: list[Unit], task_id: int, num_tasks: int) -> list[Unit]:
-    """The units of task `task_id` of `num_tasks`: every num_tasks-th, so that neighbours of one size spread."""
+    """Units of task `task_id` of `num_tasks`: every num_tasks-th, because neighbors often have similar sizes."""
     return all_units[task_id::num_tasks]
 
 
 def configuration(stage: DataStage, job: CorpusJob) -> str:
-    """The hash of all settings that decide the bytes of a stage's outputs."""
+    """Hash of all settings that determine the bytes of a stage's outputs."""
     return configuration_hash(_SETTINGS[stage](job))
 
 
-def unnamed_vocabulary(stage: DataStage, job: CorpusJob) -> str | None:
-    """The hash that earlier versions recorded for GPT-2's own vocabulary: it did not cover the vocabulary's content.
+def configuration_without_vocabulary(stage: DataStage, job: CorpusJob) -> str | None:
+    """Hash that earlier versions recorded for the built-in GPT-2 vocabulary, without the vocabulary's content.
 
-    Its files came from another package then. Such records count, and `hpcgen data verify` encodes documents of their
-    pairs again. None for every other stage and tokenizer, whose hashes are what they were.
+    The vocabulary files came from another package then. Records with this hash remain valid, and `hpcgen data verify`
+    encodes documents of their pairs again. None for other stages and tokenizers, whose hashes have not changed.
     """
     tokenizer = job.tokenizer
     if stage not in ("tokenize", "prepare") or tokenizer.kind != "gpt2" or tokenizer.vocab_file is not None:
@@ -179,123 +180,123 @@ def unnamed_vocabulary(stage: DataStage, job: CorpusJob) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Made:
-    """What an earlier stage has made."""
+class _MakerState:
+    """Recorded outputs of a unit of an earlier stage."""
 
     outputs: tuple[FileIdentity, ...]
     is_current: bool
 
 
-class Looker:
-    """Looks which units are done, back to the source; at what several of them read once only.
+class UnitChecker:
+    """Checks which units are done, back to the source. Caches the state of units whose outputs several units read.
 
-    A unit is current when its record says that it was made with these settings, of what its inputs hold now, and
-    the units that made these inputs are current as well. Where one of these has no record, it was removed to make
-    room: that says nothing against what was made of it. So does an input that is gone.
+    A unit is current if its record has the current settings and inputs, and the units that made these inputs are
+    current as well. A unit without a record was removed to free space, and an input may be removed too: neither
+    makes the units after it outdated.
     """
 
     def __init__(self, job: CorpusJob, known: Mapping[DataStage, str] | None = None) -> None:
         self._job = job
         self._settings = dict(known or {})
-        """`configuration` of each stage, as far as it is known."""
+        """Cache of `configuration` per stage."""
         self._earlier: dict[DataStage, str | None] = {}
-        self._made: dict[str, _Made | None] = {}
+        self._makers: dict[str, _MakerState | None] = {}
 
     def done_record(self, unit: Unit) -> Record | None:
-        """The record of `unit` when it is done: it is current, and its outputs are there as it says."""
+        """Returns the record of `unit` if the unit is done: it is current, and its recorded outputs are unchanged."""
         record = read_record(self._job.directory / unit.name)
         if record is None or not self.is_current(unit, record):
             return None
-        return record if record.is_whole(self._job.directory, unit.files) else None
+        return record if record.has_valid_outputs(self._job.directory, unit.files) else None
 
-    def done_records(self, some: Sequence[Unit]) -> list[Record | None]:
-        """`done_record` of each of many units."""
-        return of_each(some, self.done_record)
+    def done_records(self, selected: Sequence[Unit]) -> list[Record | None]:
+        """Returns `done_record` of each of many units."""
+        return concurrent_map(selected, self.done_record)
 
     def is_current(self, unit: Unit, record: Record) -> bool:
-        """Whether the unit, made now, would be what `record` says."""
+        """Returns whether making the unit now would produce what `record` describes."""
         if record.stage != unit.stage or not self.has_settings(record, unit.stage):
             return False
         if len(record.inputs) != len(unit.inputs):
             return False
         if unit.stage != "download" and any(item.is_changed() for item in unit.inputs):
-            return False  # what a download reads lies elsewhere
-        return all(map(self._is_of, unit.inputs, record.inputs))
+            return False  # not for downloads, whose inputs are on a server
+        return all(map(self._input_matches, unit.inputs, record.inputs))
 
     def has_settings(self, record: Record, stage: DataStage) -> bool:
-        """Whether `record` tells of the settings that the job has for `stage`."""
+        """Returns whether `record` has the job's settings for `stage`."""
         if stage not in self._settings:
             self._settings[stage] = configuration(stage, self._job)
         if record.configuration == self._settings[stage]:
             return True
         if stage not in self._earlier:
-            self._earlier[stage] = unnamed_vocabulary(stage, self._job)
+            self._earlier[stage] = configuration_without_vocabulary(stage, self._job)
         return record.configuration == self._earlier[stage]
 
     def require_inputs(self, unit: Unit) -> None:
-        """Looks whether what the unit reads is there, and current.
+        """Checks that the inputs of `unit` exist and are current.
 
         Raises:
-            HpcgenError: it is not.
+            HpcgenError: an input is missing or outdated.
         """
         for item in unit.inputs:
             item.require()
             if item.maker is not None and not self._is_current_or_gone(item.maker):
                 stage = self._first_outdated(item.maker).stage
                 raise HpcgenError(
-                    f"{item.path} is not what the corpus's manifest and settings make now",
-                    f"run the stage {stage} again, and those after it",
+                    f"{item.path} is outdated: the manifest or the settings have changed since it was made",
+                    f"run the stage {stage} again, and the stages after it",
                 )
 
-    def _is_of(self, item: Input, read: FileIdentity) -> bool:
-        """Whether what was `read` under an input's name may be what it holds now."""
-        made = self._look_at(item.maker) if item.maker is not None else None
+    def _input_matches(self, item: Input, read: FileIdentity) -> bool:
+        """Returns whether the recorded content `read` can be the current content of an input."""
+        made = self._maker_state(item.maker) if item.maker is not None else None
         if made is not None and not made.is_current:
             return False
-        known = item.planned() or (made and item.among(made.outputs)) or FileIdentity(item.name)
+        known = item.planned_identity() or (made and item.find_in(made.outputs)) or FileIdentity(item.name)
         return known.same_content(read)
 
     def _is_current_or_gone(self, maker: Unit) -> bool:
-        made = self._look_at(maker)
+        made = self._maker_state(maker)
         return made is None or made.is_current
 
     def _first_outdated(self, unit: Unit) -> Unit:
-        """The one nearest to the source of a unit that is not current and those that it is made of."""
+        """Returns the outdated unit nearest to the source: `unit` itself, or one that it is made from."""
         makers = (item.maker for item in unit.inputs if item.maker is not None)
         earlier = next((maker for maker in makers if not self._is_current_or_gone(maker)), None)
         return unit if earlier is None else self._first_outdated(earlier)
 
-    def _look_at(self, maker: Unit) -> _Made | None:
-        if maker.name not in self._made:
+    def _maker_state(self, maker: Unit) -> _MakerState | None:
+        if maker.name not in self._makers:
             record = read_record(self._job.directory / maker.name)
-            self._made[maker.name] = (
-                _Made(record.outputs, self.is_current(maker, record)) if record is not None else None
+            self._makers[maker.name] = (
+                _MakerState(record.outputs, self.is_current(maker, record)) if record is not None else None
             )
-        return self._made[maker.name]
+        return self._makers[maker.name]
 
 
-def done_record(unit: Unit, job: CorpusJob, of_configuration: str) -> Record | None:
-    """The record of `unit` when it is done: made of these inputs with these settings, and its outputs are there."""
-    return Looker(job, {unit.stage: of_configuration}).done_record(unit)
+def done_record(unit: Unit, job: CorpusJob, settings_hash: str) -> Record | None:
+    """Returns the record of `unit` if it is done: made from these inputs with these settings, outputs unchanged."""
+    return UnitChecker(job, {unit.stage: settings_hash}).done_record(unit)
 
 
-def done_records(some: Sequence[Unit], job: CorpusJob, of_configuration: str) -> list[Record | None]:
-    """`done_record` of each of many units: of a hundred thousand in seconds, on network file systems as well."""
-    return Looker(job, {unit.stage: of_configuration for unit in some[:1]}).done_records(some)
+def done_records(selected: Sequence[Unit], job: CorpusJob, settings_hash: str) -> list[Record | None]:
+    """Returns `done_record` of many units: a hundred thousand take seconds, even on network file systems."""
+    return UnitChecker(job, {unit.stage: settings_hash for unit in selected[:1]}).done_records(selected)
 
 
-def bytes_to_read(some: Sequence[Unit]) -> list[int]:
-    """Of each unit the bytes of its inputs, of what an earlier stage made as it recorded them; 0 where unknown."""
-    return of_each(some, lambda unit: sum(item.bytes_to_read() for item in unit.inputs))
+def bytes_to_read(selected: Sequence[Unit]) -> list[int]:
+    """Returns the input size of each unit, from the records of earlier stages if there are any. 0 if unknown."""
+    return concurrent_map(selected, lambda unit: sum(item.bytes_to_read() for item in unit.inputs))
 
 
 def is_local(file: ManifestFile) -> bool:
-    """Whether the file lies in its place already, and needs no download."""
+    """Returns whether the file is on this file system and needs no download."""
     return file.path is not None
 
 
 def _source(directory: Path, file: ManifestFile) -> Input:
-    """A file of the corpus as download leaves it, or where it lies."""
+    """A file of the corpus after download, or in place if it is local."""
     if file.path is not None:
         return Input(
             name=file.name,
@@ -342,12 +343,12 @@ def _extract_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
 
 
 def _shares(job: CorpusJob, manifest: Manifest) -> Iterator[tuple[list[ManifestFile], Share, list[str]]]:
-    """Of each split and share: the split's files, the share, and the names of the split's outputs."""
+    """Yields for each share of each split: the split's files, the share, and the names of the split's outputs."""
     for split, count in num_outputs(job.corpus).items():
         files = manifest.of_split(split)
         if not files:
             raise HpcgenError(
-                f"{job.directory}: the manifest has no file of {split}",
+                f"{job.directory}: the manifest has no file in the split {split}",
                 "correct data.corpus.splits, or run hpcgen data plan again",
             )
         names = output_names(split, count)

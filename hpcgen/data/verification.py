@@ -1,4 +1,4 @@
-"""Whether .bin/.idx pairs are what they should be: their structure, their records, and Megatron-Core's own reader."""
+"""Verification of .bin/.idx pairs: their structure, their records, and the view of Megatron-Core's own reader."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from numpy.typing import NDArray
 import trainer
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.data.each import of_each
+from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.pair import Pair, open_pair
 from hpcgen.data.record import RECORD_FILE, FileIdentity, Record
 from hpcgen.data.reencoding import Reencoder
-from hpcgen.data.unit import DataStage, Looker, Unit, units, unnamed_vocabulary
+from hpcgen.data.unit import DataStage, Unit, UnitChecker, configuration_without_vocabulary, units
 from hpcgen.errors import HpcgenError
 
 PAIR_STAGES: tuple[DataStage, ...] = ("tokenize", "prepare")
-"""Stages that make pairs."""
+"""Stages that produce pairs."""
 _CHUNK_BYTES = 8 * 1024 * 1024
 _CANNOT_IMPORT = 3
 """Exit status of trainer.data.dataset_check without megatron-core."""
 
 OnProgress = Callable[[int, int], None]
-"""Called with the bytes read so far and in all."""
+"""Called with the bytes read so far and the total."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What is known of a pair from elsewhere; None where nothing is."""
+    """Expected properties of a pair; None if unknown."""
 
     record: Record | None = None
-    """Of the task that made it."""
+    """Record of the task that made the pair."""
     needs_record: bool = False
-    """Whether it is wrong that there is none."""
+    """True if a missing record is an error."""
     stale: str = ""
-    """Why it is not what the corpus's stages would make now."""
+    """Reason why the corpus's stages would no longer make this pair; empty if they would."""
     vocab_size: int | None = None
-    """Ids are smaller than this."""
+    """All ids must be smaller."""
     eod_id: int | None = None
-    """Ends each sequence of a pair that has a record."""
+    """Last id of each sequence, checked only in a pair with a record."""
     encoded_by: TokenizerConfig | None = None
-    """The tokenizer that documents are encoded with again: for a record that does not cover its content."""
+    """Tokenizer to encode documents again, set if the record does not cover the vocabulary's content."""
 
 
 @dataclass(kw_only=True)
 class PairReport:
-    """What was found in one pair."""
+    """Result for one pair."""
 
     prefix: str
     documents: int = 0
@@ -69,30 +69,30 @@ class PairReport:
     dtype: str = ""
     largest_id: int | None = None
     hashes_checked: bool = False
-    """Whether there was a record to compare the files' hashes with."""
+    """True if the files' hashes were compared with those of a record."""
     megatron_checked: bool = False
     documents_encoded: int = 0
-    """Documents that were encoded again, since the record does not cover the content of the tokenizer."""
+    """Number of documents encoded again because the record does not cover the vocabulary's content."""
     findings: list[str] = field(default_factory=list)
-    """What is wrong, each with the file and the place; empty when nothing is."""
+    """Problems, each with the file and the place; empty if the pair is valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """What was found in all pairs."""
+    """Result for all pairs."""
 
     pairs: list[PairReport]
     megatron_core: str | None
-    """The version of megatron-core that read them; None when none did."""
+    """Version of the megatron-core that read the pairs; None if none did."""
     not_checked: str = ""
-    """Why megatron-core did not read them."""
+    """Reason why megatron-core did not read them."""
     unmeasured: list[str] = field(default_factory=list)
-    """Files of the corpus that came from a server, and whose size and SHA-256 no manifest tells: of their being
-    complete there is no proof but the server's own word."""
+    """Downloaded files of the corpus without a size or SHA-256 in the manifest. Only the server's own statement shows
+    that they are complete."""
 
     @property
     def num_wrong(self) -> int:
-        """Pairs with findings."""
+        """Number of pairs with findings."""
         return sum(bool(pair.findings) for pair in self.pairs)
 
 
@@ -106,9 +106,8 @@ def verify(
 ) -> VerifyReport:
     """Reads every byte of the pairs at the prefixes `expected`, `workers` pairs at a time.
 
-    `manifest` is that of the corpus they are made of, where there is one.
-
-    With `megatron`, Megatron-Core's own reader has to find the same in them, where it is installed.
+    `manifest` is the manifest of their corpus, if there is one. With `megatron`, Megatron-Core's own reader must
+    return the same content, if it is installed.
     """
     meter = _Meter(sum(_size(path) for prefix in expected for path in _files(prefix)), on_progress)
 
@@ -123,20 +122,20 @@ def verify(
             report.findings += [finding] if finding else []
         return report
 
-    with ThreadPoolExecutor(workers) as pool:  # hashing and numpy leave Python's lock
+    with ThreadPoolExecutor(workers) as pool:  # hashing and numpy release the GIL
         pairs = list(pool.map(one, expected.items()))
     for pair, (prefix, known) in zip(pairs, expected.items(), strict=True):
         if known.record is not None and prefix.name == _prefixes(known.record)[0]:
             pair.findings += _unit_findings(prefix.parent, known.record)
     unmeasured = _unmeasured(manifest) if manifest is not None else []
-    version, reason = None, "it was not asked"
+    version, reason = None, "not requested"
     if megatron:
         version, reason = _read_by_megatron([pair for pair in pairs if pair.documents])
     return VerifyReport(pairs=pairs, megatron_core=version, not_checked=reason, unmeasured=unmeasured)
 
 
 def find_records(prefixes: Sequence[Path]) -> dict[Path, Record]:
-    """The records of those pairs that have one. That of a unit with several pairs lies beside the first."""
+    """Finds the records of pairs. The record of a unit with several pairs is next to the first pair."""
     found: dict[Path, Record] = {}
     for directory in dict.fromkeys(prefix.parent for prefix in prefixes):
         made: dict[str, Record] = {}
@@ -148,32 +147,32 @@ def find_records(prefixes: Sequence[Path]) -> dict[Path, Record]:
 
 
 def stale_pairs(job: CorpusJob, manifest: Manifest | None, records: Mapping[Path, Record]) -> dict[Path, str]:
-    """Those of the pairs with `records` that are not what the stages would make now, and why.
+    """Finds the pairs that the stages would no longer make as recorded, with the reason.
 
-    `manifest` is that of the corpus, where there is one.
+    `manifest` is the manifest of the corpus, if there is one.
     """
-    looker, wanted = Looker(job), dict[tuple[str, Path], Unit]()
+    checker, wanted = UnitChecker(job), dict[tuple[str, Path], Unit]()
     for stage in PAIR_STAGES:
         for unit in units(stage, job, manifest) if manifest is not None else ():
             wanted |= {(stage, job.directory / output): unit for output in unit.outputs}
 
     def reason(item: tuple[Path, Record]) -> str:
         prefix, record = item
-        if not any(stage == record.stage and looker.has_settings(record, stage) for stage in PAIR_STAGES):
+        if not any(stage == record.stage and checker.has_settings(record, stage) for stage in PAIR_STAGES):
             what = "tokenizer, json_key, drop_empty or bad_documents"
-            return f"made with other settings than the run file's ({what})"
+            return f"stale: it was made with other settings than those of the run file ({what})"
         unit = wanted.get((record.stage, prefix.absolute()))
-        if manifest is not None and (unit is None or not looker.is_current(unit, record)):
-            return "made of other files than the manifest has for it"
+        if manifest is not None and (unit is None or not checker.is_current(unit, record)):
+            return "stale: it was not made from the files that the manifest lists for it"
         return ""
 
-    reasons = of_each(list(records.items()), reason)
+    reasons = concurrent_map(list(records.items()), reason)
     return {prefix: why for prefix, why in zip(records, reasons, strict=True) if why}
 
 
-def without_vocabulary(job: CorpusJob, records: Mapping[Path, Record]) -> set[Path]:
-    """The pairs whose records do not cover the content of GPT-2's vocabulary: an earlier version made them."""
-    earlier = {stage: unnamed_vocabulary(stage, job) for stage in PAIR_STAGES}
+def pairs_without_vocabulary_hash(job: CorpusJob, records: Mapping[Path, Record]) -> set[Path]:
+    """Finds pairs of earlier versions, whose records do not cover the content of GPT-2's vocabulary."""
+    earlier = {stage: configuration_without_vocabulary(stage, job) for stage in PAIR_STAGES}
     return {
         prefix
         for prefix, record in records.items()
@@ -194,11 +193,11 @@ def _records(directory: Path) -> Iterator[Record]:
         try:
             yield msgspec.json.decode(path.read_bytes(), type=Record)
         except (OSError, msgspec.MsgspecError):
-            continue  # the pair counts as one without a record
+            continue  # the pair then counts as one without a record
 
 
 def _prefixes(record: Record) -> list[str]:
-    """Names of the pairs that a record is of, without directory."""
+    """Names (without directory) of the pairs that a record describes."""
     names = (Path(output.name).name for output in record.outputs)
     return [name.removesuffix(".bin") for name in names if name.endswith(".bin")]
 
@@ -214,7 +213,7 @@ def _verify_pair(prefix: Path, expected: Expected, advance: Callable[[int], None
         report.findings += pair.faults()
         scan = _Scan(pair, expected if not report.findings else Expected(vocab_size=expected.vocab_size))
         hashes = {
-            bin_path(prefix).name: _hash(bin_path(prefix), scan.look, advance),
+            bin_path(prefix).name: _hash(bin_path(prefix), scan.add, advance),
             idx_path(prefix).name: _hash(idx_path(prefix), lambda chunk: None, advance),
         }
     except (HpcgenError, OSError) as error:
@@ -226,7 +225,7 @@ def _verify_pair(prefix: Path, expected: Expected, advance: Callable[[int], None
         report.findings.append(f"{prefix}: {expected.stale}; run the stage again")
     if expected.record is None and expected.needs_record:
         report.findings.append(
-            f"{prefix}: has no record: its task was killed before the end, or made it in another way; "
+            f"{prefix}: it has no record, because its task was killed or because another tool made it; "
             "run the stage again"
         )
     if expected.record is not None:
@@ -236,7 +235,7 @@ def _verify_pair(prefix: Path, expected: Expected, advance: Callable[[int], None
 
 
 class _Scan:
-    """Looks at the ids of a .bin file, chunk by chunk."""
+    """Checks the ids of a .bin file, chunk by chunk."""
 
     def __init__(self, pair: Pair, expected: Expected) -> None:
         self.findings: list[str] = []
@@ -248,8 +247,8 @@ class _Scan:
         self._size = _size(bin_path(pair.prefix))
         self._bad_id = self._bad_end = False
 
-    def look(self, chunk: bytes) -> None:
-        """Looks at the next chunk, of whole ids."""
+    def add(self, chunk: bytes) -> None:
+        """Checks the next chunk, which must not split an id."""
         ids = np.frombuffer(chunk, self._pair.dtype)
         largest = int(ids.max())
         self.largest = largest if self.largest is None else max(self.largest, largest)
@@ -257,15 +256,15 @@ class _Scan:
         if not self._bad_id and (int(ids.min()) < 0 or (limit is not None and largest >= limit)):
             self._bad_id = True
             wrong = (ids < 0) if limit is None else (ids < 0) | (ids >= limit)
-            self._tell(
-                ids, int(np.argmax(wrong)), "" if limit is None else f"the ids go from 0 to {limit - 1}"
+            self._add_finding(
+                ids, int(np.argmax(wrong)), "" if limit is None else f"valid ids are 0 to {limit - 1}"
             )
         if self._eod_id is not None and not self._bad_end:
-            self._look_at_ends(ids, self._eod_id)
+            self._check_sequence_ends(ids, self._eod_id)
         self._position += len(chunk)
 
-    def _look_at_ends(self, ids: NDArray[Any], eod: int) -> None:
-        """Sequences end where the next begins; the last one ends with the file."""
+    def _check_sequence_ends(self, ids: NDArray[Any], eod: int) -> None:
+        """Checks that sequences end with `eod`. A sequence ends where the next one starts, the last with the file."""
         item, end = self._pair.dtype.itemsize, self._position + ids.nbytes
         first, last = np.searchsorted(self._pair.offsets, [self._position, end], side="right")
         ends = (self._pair.offsets[first:last] - self._position) // item - 1
@@ -274,11 +273,11 @@ class _Scan:
         wrong = np.flatnonzero(ids[ends] != eod)
         if len(wrong):
             self._bad_end = True
-            self._tell(
-                ids, int(ends[wrong[0]]), f"the last of its sequence should be {eod}, the end of document"
+            self._add_finding(
+                ids, int(ends[wrong[0]]), f"the sequence should end with the end-of-document id {eod}"
             )
 
-    def _tell(self, ids: NDArray[Any], index: int, why: str) -> None:
+    def _add_finding(self, ids: NDArray[Any], index: int, why: str) -> None:
         pair, byte = self._pair, self._position + index * self._pair.dtype.itemsize
         sequence = int(np.searchsorted(pair.offsets, byte, side="right")) - 1
         document = int(np.searchsorted(pair.bounds, sequence, side="right")) - 1
@@ -297,13 +296,13 @@ def _hash_findings(directory: Path, record: Record, hashes: Mapping[str, FileIde
 
 def _difference(path: Path, recorded: FileIdentity, found: FileIdentity) -> Iterator[str]:
     if found.size != recorded.size:
-        yield f"{path}: {found.size:,} bytes, and its record says {recorded.size:,}"
+        yield f"{path}: the size is {found.size:,} bytes, but its record has {recorded.size:,}"
     elif found.sha256 != recorded.sha256:
-        yield f"{path}: SHA-256 is {found.sha256}, and its record says {recorded.sha256}"
+        yield f"{path}: the SHA-256 is {found.sha256}, but its record has {recorded.sha256}"
 
 
 def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
-    """Of what belongs to all pairs of one record together: the counts, and files such as the rejected lines."""
+    """Checks what all pairs of a record share: the counts, and other files such as rejected lines."""
     if not record.counts.balanced:
         yield f"{directory / _prefixes(record)[0]}: its record does not account for every document"
     for output in record.outputs:
@@ -317,7 +316,7 @@ def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
     try:
         found = [read_counts(directory / name) for name in _prefixes(record)]
     except HpcgenError:
-        return  # said of that pair
+        return  # a finding of that pair already
     for what, recorded in (
         ("documents", record.counts.documents_out),
         ("sequences", record.counts.sequences),
@@ -326,25 +325,30 @@ def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
         total = sum(getattr(counts, what) for counts in found)
         if total != recorded:
             names = ", ".join(_prefixes(record))
-            yield f"{directory}: {names}: {total:,} {what}, and the record says {recorded:,}"
+            yield f"{directory}: {names}: {total:,} {what}, but the record has {recorded:,}"
 
 
 def _read_by_megatron(pairs: Sequence[PairReport]) -> tuple[str | None, str]:
-    """Adds to `pairs` what Megatron-Core's reader finds otherwise; its version, or why it did not read them."""
+    """Adds the differences that Megatron-Core's reader finds to `pairs`.
+
+    Returns the version of megatron-core, or None and the reason why it did not read them.
+    """
     if not pairs:
-        return None, "there is no whole pair to read"
+        return None, "there is no complete pair to read"
     prefixes = {str(Path(pair.prefix).absolute()): pair for pair in pairs}
     done = subprocess.run(
         [sys.executable, "-m", "trainer.data.dataset_check", *prefixes],
-        cwd=Path(str(trainer.__file__)).parents[1],  # another folder called trainer may be where we are
+        cwd=Path(str(trainer.__file__)).parents[
+            1
+        ],  # the working directory may have another folder named trainer
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode == _CANNOT_IMPORT:
-        return None, f"no megatron-core here ({done.stderr.strip().splitlines()[-1]})"
-    # libraries may print lines of their own as they are imported
+        return None, f"megatron-core cannot be imported ({done.stderr.strip().splitlines()[-1]})"
+    # Libraries may print other lines while they are imported.
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     found = {line["prefix"]: line for line in lines if "prefix" in line}
     for prefix, pair in prefixes.items():
@@ -352,8 +356,10 @@ def _read_by_megatron(pairs: Sequence[PairReport]) -> tuple[str | None, str]:
             pair.megatron_checked = True
             pair.findings += _megatron_findings(pair, found[prefix])
         else:
-            last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-            pair.findings.append(f"{pair.prefix}: megatron-core's reader ended ({done.returncode}): {last}")
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            pair.findings.append(
+                f"{pair.prefix}: megatron-core's reader ended with status {done.returncode}: {last}"
+            )
     return (str(lines[0]["megatron_core"]) if lines else None), ""
 
 
@@ -363,24 +369,24 @@ def _megatron_findings(pair: PairReport, found: Mapping[str, Any]) -> Iterator[s
         return
     for what in ("documents", "sequences", "tokens", "dtype"):
         if found[what] != getattr(pair, what):
-            yield f"{pair.prefix}: megatron-core finds {found[what]} {what}, and hpcgen {getattr(pair, what)}"
+            yield f"{pair.prefix}: megatron-core reads {what} = {found[what]}, hpcgen {getattr(pair, what)}"
     if pair.findings:
-        return  # nothing can be read by an index that is wrong, nor compared where ids are
-    ours = open_pair(Path(pair.prefix))
+        return  # an invalid index or invalid ids make a comparison of documents meaningless
+    own = open_pair(Path(pair.prefix))
     for read in found["read"]:
-        ids = ours.document(read["document"]).astype("<i8")
+        ids = own.document(read["document"]).astype("<i8")
         if (len(ids), hashlib.sha256(ids.tobytes()).hexdigest()) != (read["tokens"], read["sha256"]):
-            yield f"{pair.prefix}: megatron-core reads other ids than hpcgen in document {read['document']:,}"
+            yield f"{pair.prefix}: megatron-core and hpcgen read different ids in document {read['document']:,}"
             return
 
 
-def _hash(path: Path, look: Callable[[bytes], None], advance: Callable[[int], None]) -> FileIdentity:
-    """Size and SHA-256 of a file; every chunk of it goes to `look`."""
+def _hash(path: Path, on_chunk: Callable[[bytes], None], advance: Callable[[int], None]) -> FileIdentity:
+    """Computes the size and SHA-256 of a file, and calls `on_chunk` with every chunk."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         for chunk in _chunks(file):
             digest.update(chunk)
-            look(chunk)
+            on_chunk(chunk)
             size += len(chunk)
             advance(len(chunk))
     return FileIdentity(path.name, size, digest.hexdigest())
@@ -399,11 +405,11 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        return 0  # the reader says so
+        return 0  # reading the pair reports the error
 
 
 class _Meter:
-    """Adds up what all threads read."""
+    """Adds up the bytes read by all threads."""
 
     def __init__(self, total: int, on_progress: OnProgress | None) -> None:
         self._total, self._done = total, 0
@@ -411,7 +417,7 @@ class _Meter:
         self._lock = threading.Lock()
 
     def add(self, size: int) -> None:
-        """Counts bytes that were read."""
+        """Adds bytes that were read."""
         with self._lock:
             self._done += size
             if self._on_progress:

@@ -1,7 +1,7 @@
-"""Worker processes that take one item of a list after the other.
+"""Worker processes that take the items of a list one after the other.
 
-In place of concurrent.futures: there, a worker that is killed takes all others with it, and nobody learns what it
-was at. Here each has a pipe of its own, so that it can be killed at any time without harm to the others.
+Replaces concurrent.futures, where a killed worker breaks the whole pool and its item is unknown. Here each worker has
+its own pipe, so it can be killed at any time without affecting the others.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any, NoReturn, TypeAlias, cast
 
 from hpcgen.errors import HpcgenError
 
-_PATIENCE_S = 5.0
-"""A worker that was asked to end, and removes its private files, is killed after this time."""
-_MOST_DEATHS = 5
-"""So many workers killed in a row, with nothing done in between, are no accident."""
+_STOP_GRACE_S = 5.0
+"""Time for a terminated worker to remove its private files before it is killed."""
+_MAX_CONSECUTIVE_DEATHS = 5
+"""If this many workers in a row are killed without finishing an item, the remaining items are not tried."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What an item's work said on the way."""
+class Update:
+    """Progress message about an item in work."""
 
     index: int
     message: Any
 
 
 @dataclass(frozen=True)
-class Made:
+class Finished:
     """An item is done."""
 
     index: int
@@ -47,19 +47,19 @@ class Made:
 
 @dataclass(frozen=True)
 class Failed:
-    """An item is not done."""
+    """An item failed."""
 
     index: int
     reason: str
 
 
-Event: TypeAlias = Told | Made | Failed
+Event: TypeAlias = Update | Finished | Failed
 Work: TypeAlias = Callable[[Any, Callable[[Any], None]], Any]
-"""Called with an item and a function that tells; importable, since it runs in another process."""
+"""Called with an item and a function that sends updates. Must be importable, because it runs in another process."""
 
 
 def cores() -> int:
-    """Cores that this process may use: of a Slurm job its own, even where Slurm does not bind tasks to cores."""
+    """Number of cores that this process may use: in a Slurm job, those of its task, even without core binding."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return min(available, int(given)) if given.isdigit() and int(given) else available
@@ -68,12 +68,12 @@ def cores() -> int:
 def run_all(
     work: Work, items: Sequence[Any], num_workers: int, interval_s: float = 0.5
 ) -> Generator[Event | None, None, None]:
-    """Works through `items`, `num_workers` at a time, and yields what happens; None when nothing did for a while.
+    """Processes `items`, `num_workers` at a time, and yields events, or None after `interval_s` without one.
 
-    An item whose worker is killed has failed, and the worker is not replaced as long as there are others: when
-    memory is short, fewer of them go further. Closing the generator ends the workers; when this process is
-    killed, they end themselves. Workers that end remove their private files, unless they are killed. When one
-    worker after the other is killed, what is left has failed as well, untried.
+    An item whose worker is killed has failed. The worker is not replaced while there are others, because fewer
+    workers get further when memory is short. Closing the generator terminates the workers; if this process is
+    killed, they exit by themselves. A worker removes its private files when it exits, unless it is killed. If one
+    worker after the other is killed, the remaining items fail without being tried.
     """
     left = deque(enumerate(items))
     deaths = 0
@@ -91,15 +91,16 @@ def run_all(
                 event = worker.receive()
                 if event is not None:
                     yield event
-                if isinstance(event, Told):
+                if isinstance(event, Update):
                     continue
                 deaths = deaths + 1 if worker.is_dead else 0 if event else deaths
-                if deaths == _MOST_DEATHS:
+                if deaths == _MAX_CONSECUTIVE_DEATHS:
                     yield from (
-                        Failed(index, f"not tried, since {deaths} workers in a row died") for index, _ in left
+                        Failed(index, f"not tried, because {deaths} workers in a row died")
+                        for index, _ in left
                     )
                     left.clear()
-                if worker.is_dead or not worker.give(left):
+                if worker.is_dead or not worker.assign(left):
                     del busy[pipe]
                     pipe.close()
                 if left and not busy:
@@ -107,48 +108,50 @@ def run_all(
                     busy[started[-1].pipe] = started[-1]
         _join(started)
     finally:
-        _end(started)
+        _stop(started)
 
 
 class _Worker:
-    """One process, seen from its parent. It says None when it is ready for its first item."""
+    """Parent's handle of one worker process. The worker sends None when it is ready for its first item."""
 
     def __init__(self, work: Work) -> None:
         context = multiprocessing.get_context(
             "spawn"
         )  # a fork would copy the locks of this process's threads
-        self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, work), daemon=True)
+        self.pipe, child_pipe = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(child_pipe, work), daemon=True)
         with _without_ctrl_c():
             self.process.start()
-        theirs.close()  # so that our end tells when the process is gone
+        child_pipe.close()  # so that the parent's end reports when the process is gone
         self.is_dead = False
-        self._at: int | None = None
+        self._current: int | None = None
 
-    def give(self, left: deque[tuple[int, Any]]) -> bool:
-        """Gives it the next item; False when there is none."""
+    def assign(self, left: deque[tuple[int, Any]]) -> bool:
+        """Sends the next item to the worker. Returns False if there is none."""
         if not left:
             return False
-        self._at, item = left.popleft()
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead: `receive` tells
-            self.pipe.send((self._at, item))
+        self._current, item = left.popleft()
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which `receive` detects
+            self.pipe.send((self._current, item))
         return True
 
     def receive(self) -> Event | None:
-        """The next thing it says. When it is dead, the item it was at has failed."""
+        """Returns the next event. If the worker is dead, its current item has failed."""
         try:
             event: Event | None = self.pipe.recv()
         except (EOFError, OSError):
             self.is_dead = True
-            self.process.join(_PATIENCE_S)
-            return None if self._at is None else Failed(self._at, _cause_of_death(self.process.exitcode))
+            self.process.join(_STOP_GRACE_S)
+            return (
+                None if self._current is None else Failed(self._current, _exit_reason(self.process.exitcode))
+            )
         return event
 
 
 @contextmanager
 def _without_ctrl_c() -> Iterator[None]:
-    """Processes started now never see it: it reaches this process too, which ends them."""
-    resource_tracker.ensure_running()  # by itself it would start with the first process, and undo this
+    """Blocks SIGINT for processes started here. Ctrl-C reaches this process as well, which terminates them."""
+    resource_tracker.ensure_running()  # otherwise it would start with the first process and unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -156,10 +159,10 @@ def _without_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _cause_of_death(exit_code: int | None) -> str:
+def _exit_reason(exit_code: int | None) -> str:
     if exit_code == -signal.SIGKILL:
         return (
-            "its worker process was killed (SIGKILL), as the kernel does when memory runs out; "
+            "its worker process was killed (SIGKILL), probably because memory ran out; "
             "run it again with fewer --workers or more memory"
         )
     name = (
@@ -168,8 +171,8 @@ def _cause_of_death(exit_code: int | None) -> str:
     return f"its worker process ended with {name}; run it again"
 
 
-def _end(workers: Sequence[_Worker]) -> None:
-    """Ends at once those that have not ended."""
+def _stop(workers: Sequence[_Worker]) -> None:
+    """Terminates workers that are still running, and kills them after a grace period."""
     for worker in workers:
         worker.process.terminate()
     _join(workers)
@@ -180,16 +183,16 @@ def _end(workers: Sequence[_Worker]) -> None:
 
 
 def _join(workers: Sequence[_Worker]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _STOP_GRACE_S
     for worker in workers:
         worker.process.join(max(0.0, deadline - time.monotonic()))
 
 
 def _serve(pipe: Connection, work: Work) -> None:
-    """What a worker process does."""
-    signal.signal(signal.SIGTERM, _leave)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has no more for us
+    """Main loop of a worker process."""
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has no more items
         pipe.send(None)
         while True:
             index, item = pipe.recv()
@@ -198,7 +201,7 @@ def _serve(pipe: Connection, work: Work) -> None:
 
 def _outcome(index: int, item: Any, work: Work, pipe: Connection) -> Event:
     try:
-        return Made(index, work(item, lambda message: pipe.send(Told(index, message))))
+        return Finished(index, work(item, lambda message: pipe.send(Update(index, message))))
     except HpcgenError as error:
         return Failed(index, str(error))
     except MemoryError:
@@ -206,16 +209,16 @@ def _outcome(index: int, item: Any, work: Work, pipe: Connection) -> Event:
     except OSError as error:
         names = [name for name in (error.filename, error.filename2) if name is not None]
         return Failed(index, ": ".join((error.strerror or str(error), *map(str, names))))
-    except Exception:  # our own mistake: with its traceback, and without harm to the other items
+    except Exception:  # a bug in hpcgen: report the traceback and go on with the other items
         return Failed(index, traceback.format_exc())
 
 
-def _leave(signal_number: int, frame: Any) -> NoReturn:
-    raise SystemExit(128 + signal_number)  # through the context managers that remove private files
+def _exit_on_signal(signal_number: int, frame: Any) -> NoReturn:
+    raise SystemExit(128 + signal_number)  # unwinds the context managers that remove private files
 
 
-def _follow_parent() -> None:
-    """A worker whose parent was killed ends as well."""
+def _exit_with_parent() -> None:
+    """Ends this worker when its parent is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,8 +1,8 @@
-"""A directory of code for the compute nodes: hpcgen, the trainer, and what both need besides a PyTorch image.
+"""Code directory for the compute nodes: hpcgen, the trainer, and their dependencies that a PyTorch image lacks.
 
-It comes first on PYTHONPATH, so whatever lies in it hides the image's own. `LEFT_TO_IMAGE` must not be
-hidden; the rest is what an image lacks, or what serves the image's packages as well when it is newer.
-The directory is named by its content and never changes.
+The directory is first on PYTHONPATH, so its packages hide those of the image. Packages in `LEFT_TO_IMAGE` must not be
+hidden. The others are missing in images, or work with the image's packages even in a newer version. The directory is
+named by a hash of its content and never changes.
 """
 
 from __future__ import annotations
@@ -25,48 +25,52 @@ from hpcgen.errors import HpcgenError
 from hpcgen.files import sync_path
 from hpcgen.install.extras import project_name, requirements
 from hpcgen.resources import SHIPPED_FOLDERS, shipped
-from hpcgen.text import counted
+from hpcgen.text import counted, few
 
 LEFT_TO_IMAGE = frozenset(
     (
-        # Built together for the image's CUDA, so never to be mixed.
+        # Built together for the image's CUDA, so they must not be mixed.
         *("torch", "triton", "transformer-engine", "apex", "numpy"),
-        # What torch itself needs: wherever torch is, these are.
+        # Dependencies of torch, which are installed wherever torch is.
         *("filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "setuptools", "sympy"),
-        # Compiled, with many needs of their own, and only for showing results.
+        # Compiled packages with many dependencies, used only to show results.
         *("matplotlib", "tensorboard"),
     )
 )
 
-# Installed without what they declare: megatron-core's torch and numpy are the image's, and tokenizers' hub client
-# is never asked for anything.
-WITHOUT_THEIR_NEEDS = frozenset(("megatron-core", "tokenizers"))
+# Installed without their declared dependencies: the image has torch and numpy for megatron-core, and the hub client
+# of tokenizers is never used.
+WITHOUT_DEPENDENCIES = frozenset(("megatron-core", "tokenizers"))
 
-# Needs that no one else states: megatron-core's, and awkward's below Python 3.12 (pip asks the running Python
-# whether such a condition holds, not the one that it installs for).
-FURTHER_NEEDS = ("packaging>=24.2", "importlib-metadata>=4.13")
+# Dependencies that pip would miss: one of megatron-core, and one of awkward for Python below 3.12 (pip evaluates such
+# conditions for the running Python, not for the target version).
+EXTRA_DEPENDENCIES = ("packaging>=24.2", "importlib-metadata>=4.13")
 
 JOB_EXTRAS = ("data", "submit", "train")
 """Extras of hpcgen that jobs need."""
 
-# What one side pickles the other unpickles, so both have the versions of the running environment.
-SAME_AS_HERE = ("submitit", "cloudpickle")
+# Jobs unpickle what the login node pickles, so both sides need the same versions.
+SAME_VERSION_AS_HERE = ("submitit", "cloudpickle")
 
-# Wheels for the oldest C library (2.28, AlmaLinux 8) that the nodes or an image of today have.
+# Wheels for the oldest glibc (2.28, AlmaLinux 8) that current nodes and images have.
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64")
 
 MANIFEST = "manifest.json"
 
 
 def install_code(parent: Path, python_version: str) -> Path:
-    """Build the code directory for `python_version` ("3.12") below `parent`, or find it there; its path.
+    """Builds the code directory for `python_version` ("3.12") below `parent`, or finds it there. Returns its path.
 
-    What is there under the same name is compared file by file. Raises HpcgenError: no such Python version,
-    pip fails, `parent` can't be written, or the directory that is there was changed.
+    An existing directory with the same name is compared file by file.
+
+    Raises:
+        HpcgenError: `python_version` is not a Python version, pip fails, `parent` is not writable, or an existing
+            directory was modified.
     """
     if not re.fullmatch(r"3\.\d{2}", python_version):
         raise HpcgenError(
-            f"--python-version = {python_version!r} is not a Python version", "give two numbers, as in 3.12"
+            f"--python-version = {python_version!r} is not a Python version",
+            "use major and minor, such as 3.12",
         )
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -77,11 +81,11 @@ def install_code(parent: Path, python_version: str) -> Path:
             install_needs(tree, python_version)
             return publish(tree, parent, python_version)
     except OSError as error:
-        raise HpcgenError(f"can't install the code in {parent}: {error}") from error
+        raise HpcgenError(f"cannot install the code in {parent}: {error}") from error
 
 
 def copy_own_packages(tree: Path) -> None:
-    """Copy hpcgen with the folders that it ships, and the trainer, from where they run now."""
+    """Copies the running hpcgen, with the folders that it ships, and the trainer."""
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
     for name in ("hpcgen", "trainer"):
         spec = importlib.util.find_spec(name)
@@ -97,23 +101,23 @@ def copy_own_packages(tree: Path) -> None:
 
 
 def install_needs(tree: Path, python_version: str) -> None:
-    """Install what hpcgen and the trainer need and the image may lack into `tree`, with pip."""
-    alone, together = [], [f"{name}=={version}" for name in SAME_AS_HERE if (version := version_here(name))]
-    for requirement in (*own_requirements(), *FURTHER_NEEDS):
+    """Installs the dependencies of hpcgen and the trainer that an image may lack into `tree`, with pip."""
+    alone, together = [], [f"{name}=={version}" for name in SAME_VERSION_AS_HERE if (version := version_here(name))]
+    for requirement in (*own_requirements(), *EXTRA_DEPENDENCIES):
         name = project_name(requirement)
-        if name in WITHOUT_THEIR_NEEDS:
+        if name in WITHOUT_DEPENDENCIES:
             alone.append(requirement)
         elif name not in LEFT_TO_IMAGE:
             together.append(requirement)
     platforms = (f"--platform={platform}" for platform in PLATFORMS)
-    # pip before 23.1 takes --platform only together with --target, also in a dry run.
+    # pip before 23.1 accepts --platform only together with --target, even in a dry run.
     target = (f"--target={tree}", f"--python-version={python_version}", *platforms)
     resolved = pip_install("--dry-run", "--ignore-installed", "--report=-", *target, *together)
     found = [entry["metadata"] for entry in json.loads(resolved)["install"]]
     kept = [one for one in found if project_name(one["name"]) not in LEFT_TO_IMAGE]
     pinned = [f"{one['name']}=={one['version']}" for one in kept]
     pip_install("--no-deps", "--no-compile", *target, *pinned, *alone)
-    # Scripts would start this machine's Python, and pip's records list them; the manifest takes their place.
+    # The scripts in bin/ would start this machine's Python, and pip's records list them. The manifest replaces them.
     shutil.rmtree(tree / "bin", ignore_errors=True)
     for record in ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json"):
         for file in tree.glob(f"*.dist-info/{record}"):
@@ -121,7 +125,7 @@ def install_needs(tree: Path, python_version: str) -> None:
 
 
 def own_requirements() -> Iterator[str]:
-    """What hpcgen declares that jobs need."""
+    """Requirements that hpcgen declares for itself and for the extras that jobs need."""
     for extra, requirement in requirements():
         if extra is None or extra in JOB_EXTRAS:
             yield requirement
@@ -147,20 +151,24 @@ def version_here(name: str) -> str | None:
 
 
 def pip_install(*arguments: str) -> str:
-    """What `pip install` prints on stdout; raises HpcgenError with what it says when it fails."""
+    """Runs `pip install` and returns its stdout.
+
+    Raises:
+        HpcgenError: pip fails; the message has the end of its output.
+    """
     command = (sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *arguments)
     result = subprocess.run(command, text=True, capture_output=True)
     if result.returncode != 0:
-        said = "\n".join(result.stderr.strip().splitlines()[-8:])
+        output = "\n".join(result.stderr.strip().splitlines()[-8:])
         raise HpcgenError(
-            "pip could not get the packages for the code directory; run this where it reaches an index of "
-            f"packages, or name one (PIP_INDEX_URL, or PIP_FIND_LINKS for a folder). It says:\n{said}"
+            "pip cannot get the packages for the code directory; run this on a machine with access to a package "
+            f"index, or set one (PIP_INDEX_URL, or PIP_FIND_LINKS for a folder). Output of pip:\n{output}"
         )
     return result.stdout
 
 
 def publish(tree: Path, parent: Path, python_version: str) -> Path:
-    """Rename a finished tree to its name by content below `parent`; what is there is checked and kept."""
+    """Renames a finished tree to its content-based name below `parent`. Verifies and keeps an existing one."""
     files = content(tree)
     manifest = {
         "python_version": python_version,
@@ -183,7 +191,7 @@ def publish(tree: Path, parent: Path, python_version: str) -> Path:
 
 
 def content(tree: Path) -> dict[str, str]:
-    """The SHA-256 of every file of a code directory by relative path, without what Python caches there."""
+    """SHA-256 of every file of a code directory by relative path, without Python's caches."""
     return {
         path.relative_to(tree).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(tree.rglob("*"))
@@ -192,18 +200,22 @@ def content(tree: Path) -> dict[str, str]:
 
 
 def verify(target: Path, files: dict[str, str]) -> None:
-    """Raise HpcgenError unless the directory that is there holds exactly `files`."""
+    """Checks that an existing directory has exactly `files`.
+
+    Raises:
+        HpcgenError: files were added, removed or changed.
+    """
     there = content(target)
     changed = sorted(path for path in files.keys() | there.keys() if files.get(path) != there.get(path))
     if changed:
         raise HpcgenError(
-            f"{target}: {counted(len(changed), 'file')} changed since the installation ({', '.join(changed[:3])})",
+            f"{target}: {counted(len(changed), 'file')} changed since the installation ({few(changed)})",
             "remove the directory when no job uses it, and run this again",
         )
 
 
 def settle(tree: Path) -> None:
-    """Give everything the rights that the umask allows, but never let others write, and bring it to disk."""
+    """Sets the permissions that the umask allows, without write access for others, and syncs everything to disk."""
     umask = os.umask(0o077)
     os.umask(umask)
     for path in (*tree.rglob("*"), tree):

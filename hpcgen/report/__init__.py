@@ -1,6 +1,6 @@
-"""What a training run did, as one HTML file that needs nothing else: no network, no server, no other file.
+"""Report of a training run as one self-contained HTML file: no network, no server, no other file.
 
-The charts are SVG paths that this package writes, and a short script adds the values under the pointer. A plotting
-library would bring 3 to 5 MB of script into every report (plotly), or pictures without values (matplotlib); and a
-page that draws itself in the browser shows nothing in a mail, in print, or where scripts are off.
+The charts are SVG paths written by this package, and a short script shows the values under the pointer. A plotting
+library would add 3 to 5 MB of script to every report (plotly), or produce images without values (matplotlib). A page
+that draws its charts in the browser shows nothing in an email, in print, or without scripts.
 """

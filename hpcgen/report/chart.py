@@ -1,6 +1,6 @@
 """Draws series of numbers as SVG paths in a square of 1000 by 1000, which the page stretches to the chart's size.
 
-So a chart is as wide as its place without any script; texts are HTML, and keep their size.
+A chart thus fills its place without a script. Texts are HTML and keep their size.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from hpcgen.report.history import Column
 from hpcgen.report.scale import Scale, scale_for, short, tick_texts
 
 SIZE = 1000
-MOST_MARKS = 200
-"""Ticks of restarts or skipped steps that a chart shows; more would be a grey area."""
+MAX_MARKS = 200
+"""Maximum number of marks for restarts or skipped steps; more would be a gray area."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """What a chart shows of one quantity of one run. `colour` is the number of a colour of the page."""
+    """One quantity of one run in a chart. `color` is the index of a color of the page."""
 
     label: str
-    colour: int
+    color: int
     x: Column
     low: Column
     high: Column
     middle: Column
     kind: Literal["line", "dots", "area"] = "line"
     middle_label: str = ""
-    """What the smoothed line is; empty where there is none."""
+    """Description of the smoothed line; empty if there is none."""
 
     @classmethod
-    def line(cls, label: str, colour: int, buckets: Buckets, *, smooth: bool) -> Series:
-        """A thin line or a band of extremes; over it, with `smooth` and enough steps, a median, else single values."""
+    def line(cls, label: str, color: int, buckets: Buckets, *, smooth: bool) -> Series:
+        """A thin line or a band of extremes, below a median (`smooth` and enough steps) or below the values."""
         is_smooth = smooth and buckets.window > 1
         values = np.where(np.isfinite(buckets.last), buckets.last, (buckets.low + buckets.high) / 2)
         return cls(
             label=label,
-            colour=colour,
+            color=color,
             x=buckets.x,
             low=buckets.low,
             high=buckets.high,
@@ -50,19 +50,19 @@ class Series:
         )
 
     @classmethod
-    def dots(cls, label: str, colour: int, x: Column, y: Column) -> Series:
+    def dots(cls, label: str, color: int, x: Column, y: Column) -> Series:
         """Single values, joined by a dashed line."""
-        return cls(label=label, colour=colour, x=x, low=y, high=y, middle=y, kind="dots")
+        return cls(label=label, color=color, x=x, low=y, high=y, middle=y, kind="dots")
 
     @classmethod
-    def area(cls, label: str, colour: int, x: Column, low: Column, high: Column) -> Series:
-        """What lies between two lines; its value is the difference."""
-        return cls(label=label, colour=colour, x=x, low=low, high=high, middle=high - low, kind="area")
+    def area(cls, label: str, color: int, x: Column, low: Column, high: Column) -> Series:
+        """Area between two lines; its value is the difference."""
+        return cls(label=label, color=color, x=x, low=low, high=high, middle=high - low, kind="area")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """A place on an axis, in percent from the left or from the bottom."""
+    """Position on an axis, in percent from the left or from the bottom."""
 
     at: float
     text: str
@@ -70,10 +70,10 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """One path, with its class in the page's style."""
+    """One SVG path with its CSS class."""
 
     kind: Literal["band", "raw", "smooth", "dots", "link", "area", "mark"]
-    colour: int
+    color: int
     d: str
 
 
@@ -86,10 +86,10 @@ class Chart:
     unit: str
     note: str
     summary: str
-    """For those who hear the page."""
+    """Text for screen readers."""
     paths: tuple[Path, ...]
     legend: tuple[tuple[str, int, str], ...]
-    """Label, colour, and whether it is a line, dots or an area."""
+    """Label, color, and kind (line, dots or area)."""
     x_unit: str
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
@@ -99,27 +99,27 @@ class Chart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """How the axes of a chart are."""
+class Style:
+    """Appearance of a chart and its axes."""
 
     unit: str
     x_unit: str = "iteration"
     note: str = ""
     from_zero: bool = False
     log_from: float = float("inf")
-    """The ratio of the largest to the smallest value from which the axis is logarithmic."""
+    """Ratio of the largest to the smallest value from which the axis is logarithmic."""
     cuts_outliers: bool = False
-    """Whether the axis holds the smoothed lines, and a few steps may lie beyond it."""
+    """True if the axis range covers only the smoothed lines, so that a few steps may be outside."""
     right: Callable[[float], str] | None = None
-    """A second way to write the values, on the right."""
+    """Formats the values for a second axis on the right."""
     restarts: Sequence[tuple[int, str]] = ()
-    """Iterations at which attempts began, and what to say of each."""
+    """Iterations at which attempts started, with a text for each."""
     skipped: Column = field(default_factory=lambda: np.array([]))
-    """Iterations whose update was left out."""
+    """Iterations whose update was skipped."""
 
 
-def draw(key: str, title: str, series: Sequence[Series], x_scale: Scale, look: Look) -> Chart | None:
-    """The chart; None when no series has a number to show."""
+def draw(key: str, title: str, series: Sequence[Series], x_scale: Scale, style: Style) -> Chart | None:
+    """Draws a chart; None if no series has a number to show."""
     values = (
         np.concatenate([np.concatenate([each.low, each.high]) for each in series]) if series else np.array([])
     )
@@ -127,33 +127,33 @@ def draw(key: str, title: str, series: Sequence[Series], x_scale: Scale, look: L
     if not len(values):
         return None
     low, high = float(values.min()), float(values.max())
-    if look.cuts_outliers:
+    if style.cuts_outliers:
         low, high = _usual_range(series, low, high)
-    scale = scale_for(low, high, from_zero=look.from_zero, log_from=look.log_from)
+    scale = scale_for(low, high, from_zero=style.from_zero, log_from=style.log_from)
     y_ticks = scale.ticks()
     return Chart(
         key=key,
         title=title,
-        unit=f"{look.unit}, log scale" if scale.is_log else look.unit,
-        note="; ".join(filter(None, (look.note, _cut_off(values, scale)))),
-        summary=f"{title}: from {short(low)} to {short(high)} {look.unit}",
+        unit=f"{style.unit}, log scale" if scale.is_log else style.unit,
+        note="; ".join(filter(None, (style.note, _cut_off(values, scale)))),
+        summary=f"{title}: from {short(low)} to {short(high)} {style.unit}",
         paths=(
             *(path for each in series for path in _paths(each, x_scale, scale) if path.d),
-            *_marks(look.skipped, x_scale),
+            *_marks(style.skipped, x_scale),
         ),
         legend=tuple(_legend(series)),
-        x_unit=look.x_unit,
+        x_unit=style.x_unit,
         x_ticks=_ticks(x_scale, [x for x in x_scale.ticks() if _is_whole(x)]),
         y_ticks=_ticks(scale, y_ticks),
-        right_ticks=tuple(Tick(at=100 * scale.place(y), text=look.right(y)) for y in y_ticks)
-        if look.right
+        right_ticks=tuple(Tick(at=100 * scale.place(y), text=style.right(y)) for y in y_ticks)
+        if style.right
         else (),
-        restarts=tuple(_restarts(look.restarts, x_scale)),
+        restarts=tuple(_restarts(style.restarts, x_scale)),
         hover={
             "low": x_scale.low,
             "high": x_scale.high,
-            "unit": look.unit,
-            "x_unit": look.x_unit,
+            "unit": style.unit,
+            "x_unit": style.x_unit,
             "series": [_hover(each) for each in series],
         },
     )
@@ -167,7 +167,7 @@ def _ticks(scale: Scale, values: Sequence[float]) -> tuple[Tick, ...]:
 
 
 def _usual_range(series: Sequence[Series], low: float, high: float) -> tuple[float, float]:
-    """The range of the smoothed lines and of what lies around them most of the time, within low and high."""
+    """Range of the smoothed lines plus the usual deviation of the steps, within low and high."""
     lows, highs = [], []
     for each in series:
         middle = each.middle[np.isfinite(each.middle)]
@@ -182,54 +182,54 @@ def _usual_range(series: Sequence[Series], low: float, high: float) -> tuple[flo
 
 def _cut_off(values: Column, scale: Scale) -> str:
     beyond = values.max() > scale.high or values.min() < scale.low
-    return "some steps lie beyond this chart" if beyond else ""
+    return "some steps are outside this chart" if beyond else ""
 
 
 def _legend(series: Sequence[Series]) -> Iterator[tuple[str, int, str]]:
-    """With several lines their names are enough: what is smoothed is smoothed alike."""
+    """Legend entries. Only a single line describes its smoothing, which is the same for all lines."""
     is_one = sum(each.kind == "line" for each in series) == 1
     for each in series:
         label = f"{each.label}, {each.middle_label}" if each.middle_label and is_one else each.label
-        yield label, each.colour, each.kind
+        yield label, each.color, each.kind
 
 
 def _paths(series: Series, x_scale: Scale, y_scale: Scale) -> Iterator[Path]:
     x = x_scale.places(series.x) * SIZE
     low, high, middle = ((1 - y_scale.places(y)) * SIZE for y in (series.low, series.high, series.middle))
     if series.kind == "area":
-        yield Path(kind="area", colour=series.colour, d=_band(x, low, high))
+        yield Path(kind="area", color=series.color, d=_band(x, low, high))
         return
     if series.kind == "dots":
-        yield Path(kind="link", colour=series.colour, d=_line(x, high))
-        yield Path(kind="dots", colour=series.colour, d=_dots(x, high))
+        yield Path(kind="link", color=series.color, d=_line(x, high))
+        yield Path(kind="dots", color=series.color, d=_dots(x, high))
         return
     if bool(np.any(series.high > series.low)):
-        yield Path(kind="band", colour=series.colour, d=_band(x, low, high))
+        yield Path(kind="band", color=series.color, d=_band(x, low, high))
     elif series.middle_label:
-        yield Path(kind="raw", colour=series.colour, d=_line(x, high))
-    yield Path(kind="smooth", colour=series.colour, d=_line(x, middle))
-    yield Path(kind="dots", colour=series.colour, d=_lone_dots(x, middle))
+        yield Path(kind="raw", color=series.color, d=_line(x, high))
+    yield Path(kind="smooth", color=series.color, d=_line(x, middle))
+    yield Path(kind="dots", color=series.color, d=_lone_dots(x, middle))
 
 
 def _marks(x: Column, x_scale: Scale) -> Iterator[Path]:
-    """Short ticks at the bottom; those that would be drawn over another are left out."""
-    places = np.unique(np.round(x_scale.places(x) * MOST_MARKS)) * SIZE / MOST_MARKS
+    """Short marks at the bottom, without those that would overlap."""
+    places = np.unique(np.round(x_scale.places(x) * MAX_MARKS)) * SIZE / MAX_MARKS
     if len(places := places[(places >= 0) & (places <= SIZE)]):
-        yield Path(kind="mark", colour=0, d="".join(f"M{_n(place)} {SIZE}v-40" for place in places))
+        yield Path(kind="mark", color=0, d="".join(f"M{_n(place)} {SIZE}v-40" for place in places))
 
 
 def _restarts(restarts: Sequence[tuple[int, str]], x_scale: Scale) -> Iterator[Tick]:
     seen: dict[int, list[str]] = {}
     for iteration, text in restarts:
         if x_scale.low <= iteration <= x_scale.high:
-            seen.setdefault(round(x_scale.place(iteration) * MOST_MARKS), []).append(text)
+            seen.setdefault(round(x_scale.place(iteration) * MAX_MARKS), []).append(text)
     for place, texts in seen.items():
         text = texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
-        yield Tick(at=100 * place / MOST_MARKS, text=text)
+        yield Tick(at=100 * place / MAX_MARKS, text=text)
 
 
 def _hover(series: Series) -> dict[str, Any]:
-    values: dict[str, Any] = {"label": series.label, "colour": series.colour, "x": _rounded(series.x, 12)}
+    values: dict[str, Any] = {"label": series.label, "color": series.color, "x": _rounded(series.x, 12)}
     values["middle"] = _rounded(series.middle)
     if series.middle_label:
         values["middle_label"] = series.middle_label
@@ -241,7 +241,7 @@ def _hover(series: Series) -> dict[str, Any]:
 
 
 def _rounded(values: Column, digits: int = 5) -> list[float | int | None]:
-    """Numbers for the page, null for gaps."""
+    """Rounds numbers for the page; gaps become null."""
     rounded = (float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist())
     return [int(value) if value is not None and value == int(value) else value for value in rounded]
 
@@ -255,7 +255,7 @@ def _line(x: Column, y: Column) -> str:
 
 
 def _lone_dots(x: Column, y: Column) -> str:
-    """Points between gaps, which no line shows."""
+    """Dots for single points between gaps, which have no line."""
     return "".join(_dot(x[first], y[first]) for first, end in _stretches(y) if end - first == 1)
 
 
@@ -275,12 +275,12 @@ def _dots(x: Column, y: Column) -> str:
 
 
 def _dot(x: float, y: float) -> str:
-    """A line of no length, whose round caps are a dot however the chart is stretched."""
+    """A line of zero length, whose round caps stay a dot however the chart is stretched."""
     return f"M{_n(x)} {_n(y)}h0"
 
 
 def _stretches(y: Column) -> Iterator[tuple[int, int]]:
-    """First and end of each stretch without a gap."""
+    """Yields the start and end index of each stretch without a gap."""
     is_number = np.concatenate([[False], np.isfinite(y), [False]])
     changes = np.flatnonzero(is_number[1:] != is_number[:-1])
     yield from zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True)

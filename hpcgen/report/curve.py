@@ -1,4 +1,4 @@
-"""The loss of a run as text and as a picture."""
+"""The loss curve of a run as text and as an image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Curve:
 
 
 def read_curve(metrics: Path) -> Curve:
-    """The curve in a metrics.jsonl; a torn last line is left out."""
+    """Reads the curve from a metrics.jsonl and ignores a torn last line."""
     train: dict[int, float] = {}
     evaluations: dict[str, dict[int, float]] = {}
     for line in metrics.read_text(encoding="utf-8").splitlines():
@@ -37,10 +37,10 @@ def read_curve(metrics: Path) -> Curve:
 
 
 def draw_text(curve: Curve, width: int = 60) -> str:
-    """Two lines: the losses as blocks, each the mean of its share of the steps, and the first and last figures."""
+    """Draws the training loss as a line of blocks, each the mean of several steps, and lists the evaluation losses."""
     losses = list(curve.train.values())
     if not losses:
-        return "no step was taken: the run was done before"
+        return "no steps: the run was already done"
     share = max(1, -(-len(losses) // width))
     means = [
         sum(losses[start : start + share]) / len(losses[start : start + share])
@@ -58,7 +58,7 @@ def draw_text(curve: Curve, width: int = 60) -> str:
 
 
 def draw_png(curve: Curve, path: Path, title: str) -> Path | None:
-    """Draws the curve to a PNG; None without matplotlib, which the base package does not need."""
+    """Draws the curve as a PNG file. Returns None without matplotlib, which is optional."""
     try:
         import matplotlib
     except ImportError:

@@ -1,4 +1,4 @@
-"""Half a million steps as a few hundred buckets that keep the extremes."""
+"""Downsampling of up to half a million steps to a few hundred buckets that keep the extremes."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from numpy.typing import NDArray
 
 from hpcgen.report.history import Column
 
-MOST_BUCKETS = 400
-"""About as many as a chart has pixels; what is finer could not be seen."""
+MAX_BUCKETS = 400
+"""About the width of a chart in pixels; finer details would be invisible."""
 SMOOTHED_SHARE = 150
-"""The smoothed line takes the median over one part in so many of the run,"""
-FEWEST_SMOOTHED = 15
-"""and over no fewer steps than this, as long as they are at most a quarter of it."""
+"""The smoothed line is the median over 1/150 of the run."""
+MIN_SMOOTHED = 15
+"""Minimum number of steps in that median, unless they are more than a quarter of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """A line over the run, left to right; NaN where a bucket has no number."""
+    """A downsampled line; NaN for buckets without a number."""
 
     x: Column
-    """The last x of each bucket."""
+    """Last x of each bucket."""
     low: Column
     high: Column
     last: Column
-    """The value at `x`."""
+    """Value at `x`."""
     middle: Column
-    """The median of the steps around the bucket, `window` of them."""
+    """Median of the `window` steps around the bucket."""
     window: int
 
 
-def downsample(x: Column, y: Column, most: int = MOST_BUCKETS) -> Buckets:
-    """Buckets of equally many lines each, at most `most`. Lines without a number count as gaps."""
+def downsample(x: Column, y: Column, most: int = MAX_BUCKETS) -> Buckets:
+    """Splits lines into at most `most` buckets of equal size. Lines without a number count as gaps."""
     edges = bucket_edges(len(x), most)
     last = np.append(edges[1:], len(x)) - 1
-    window = max(1, len(x) // SMOOTHED_SHARE, min(FEWEST_SMOOTHED, len(x) // 4)) | 1
+    window = max(1, len(x) // SMOOTHED_SHARE, min(MIN_SMOOTHED, len(x) // 4)) | 1
     return Buckets(
         x=x[last],
         low=np.fmin.reduceat(y, edges),
@@ -48,8 +48,8 @@ def downsample(x: Column, y: Column, most: int = MOST_BUCKETS) -> Buckets:
     )
 
 
-def bucket_means(y: Column, weights: Column, most: int = MOST_BUCKETS) -> Column:
-    """The weighted mean of each bucket; lines without a number do not count."""
+def bucket_means(y: Column, weights: Column, most: int = MAX_BUCKETS) -> Column:
+    """Weighted mean of each bucket, ignoring lines without a number."""
     edges = bucket_edges(len(y), most)
     is_number = np.isfinite(y)
     sums = np.add.reduceat(np.where(is_number, y, 0) * weights, edges)
@@ -58,14 +58,14 @@ def bucket_means(y: Column, weights: Column, most: int = MOST_BUCKETS) -> Column
     return means
 
 
-def bucket_edges(lines: int, most: int = MOST_BUCKETS) -> NDArray[np.int64]:
-    """Where each bucket begins."""
+def bucket_edges(lines: int, most: int = MAX_BUCKETS) -> NDArray[np.int64]:
+    """Index of the first line of each bucket."""
     return np.arange(min(lines, most), dtype=np.int64) * lines // min(lines, most)
 
 
-def _medians(y: Column, centres: NDArray[np.int64], window: int) -> Column:
-    """The median of `window` values around each centre, fewer at the ends."""
+def _medians(y: Column, centers: NDArray[np.int64], window: int) -> Column:
+    """Median of `window` values around each center, or fewer at the ends."""
     half = window // 2
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a window of nothing but gaps is a gap
-        return np.array([np.nanmedian(y[max(0, centre - half) : centre + half + 1]) for centre in centres])
+        warnings.simplefilter("ignore", RuntimeWarning)  # a window of only gaps is a gap
+        return np.array([np.nanmedian(y[max(0, center - half) : center + half + 1]) for center in centers])

@@ -1,4 +1,4 @@
-"""The configuration of a run in a few lines, and what differs between the configurations of several."""
+"""Summary of a run's configuration, and differences between the configurations of several runs."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "checkpoint": ("save_interval", "save_interval_minutes", "async_save", "keep_last", "keep_every", "load"),
 }
-"""What most people look for first; the page has the rest as JSON."""
+"""Keys that most people look for first; the page has the rest as JSON."""
 
 
 def essentials(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Sections with their keys and values; what is null or off is left out."""
+    """Sections with keys and values, without those that are null or off."""
     config, start = run.config, run.history.start
     sections = [
         (section, [(key, text(values[key])) for key in keys if values.get(key) not in (None, False)])
@@ -73,7 +73,7 @@ def essentials(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _recorded(start: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the trainer itself said at its last start."""
+    """Facts that the trainer recorded at its last start."""
     hosts, versions = start.get("hosts"), start.get("versions")
     layout = {key: start[key] for key in ("tp", "pp", "cp", "dp", "vpp") if start.get(key) is not None}
     if isinstance(start.get("layout"), dict):
@@ -90,7 +90,7 @@ def _recorded(start: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Keys of the configurations that are not the same in all runs, with the value in each."""
+    """Keys whose values differ between the runs, with the value of each run."""
     flat = [dict(_flat(run.config)) for run in runs]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     rows = [(key, [text(config.get(key)) for config in flat]) for key in keys if key != "run_dir"]
@@ -98,7 +98,7 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def text(value: Any) -> str:
-    """A value of a configuration on one line, as it can be pasted into another."""
+    """Formats a configuration value on one line, so that it can be pasted into a run file."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, list):

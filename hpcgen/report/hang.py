@@ -1,4 +1,4 @@
-"""What the ranks of a run that hung left in RUN_DIR/stacks, in one line."""
+"""One-line summary of the files that the ranks of a hung run wrote to RUN_DIR/stacks."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Any
 
 from hpcgen.report.history import number_or_none
 from hpcgen.report.words import figure
-from hpcgen.text import ranges
+from hpcgen.text import counted, ranges
 
-MOST_PLACES = 3
-"""That the line names; the files have the rest."""
-MOST_RANKS = 1_000_000
-"""A larger one is no rank."""
+MAX_PLACES = 3
+"""Maximum number of places in the summary; the files have the rest."""
+MAX_RANKS = 1_000_000
+"""Larger rank numbers are invalid."""
 
 
 def hung_at(stacks: Path) -> float | None:
-    """When the last rank wrote its stacks (Unix seconds); None when none did."""
+    """Time at which the last rank wrote its stacks (Unix time in seconds); None if no rank did."""
     try:
         return max((path.stat().st_mtime for path in _files(stacks)), default=None)
-    except FileNotFoundError:  # a new attempt has set them aside meanwhile
+    except FileNotFoundError:  # a new attempt has just moved them
         return None
 
 
-def hang_in_words(stacks: Path, world_size: object) -> str:
-    """For how long nothing moved, which of `world_size` ranks did not report, and where the others stand.
+def describe_hang(stacks: Path, world_size: object) -> str:
+    """Describes how long the run made no progress, which ranks did not report, and where the others were stuck.
 
-    Ranks that stand elsewhere than most come first. Says nothing of files that are still being written.
+    Places with the fewest ranks come first. Files that are still being written are ignored.
     """
     reports = {report["rank"]: report for report in map(_report, _files(stacks)) if report}
     if not reports:
         return ""
     quiet_s = max(number_or_none(report.get("quiet_s")) or 0.0 for report in reports.values())
-    parts = [f"nothing moved for {figure(quiet_s, 3)} s"]
+    parts = [f"no progress for {figure(quiet_s, 3)} s"]
     if isinstance(world_size, int) and (missing := sorted(set(range(world_size)) - reports.keys())):
-        parts.append(f"look first at rank {ranges(missing)}, which did not report")
+        parts.append(f"check rank {ranges(missing)} first, which did not report")
     places: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, report in reports.items():
         places[str(report.get("iteration")), str(report.get("at"))].append(rank)
     fewest_first = sorted(places.items(), key=lambda place: len(place[1]))
-    left_out = len(fewest_first) - MOST_PLACES
-    for (iteration, at), ranks in fewest_first[:MOST_PLACES]:
+    left_out = len(fewest_first) - MAX_PLACES
+    for (iteration, at), ranks in fewest_first[:MAX_PLACES]:
         hosts = {str(reports[rank].get("host")) for rank in ranks}
         host = f" on {hosts.pop()}" if len(hosts) == 1 else ""
-        parts.append(f"rank {ranges(sorted(ranks))}{host} stood after iteration {iteration} at {at}")
-    return "; ".join([*parts, *([f"others at {left_out} more places"] if left_out > 0 else [])])
+        parts.append(f"rank {ranges(sorted(ranks))}{host} was stuck after iteration {iteration} at {at}")
+    return "; ".join([*parts, *([f"others at {counted(left_out, 'more place')}"] if left_out > 0 else [])])
 
 
 def _files(stacks: Path) -> list[Path]:
@@ -54,7 +54,7 @@ def _files(stacks: Path) -> list[Path]:
 
 
 def _report(path: Path) -> dict[str, Any] | None:
-    """The first line of a rank's file; None when it is not all there."""
+    """Reads the first line of a rank's file; None if it is incomplete."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             report = json.loads(file.readline())
@@ -63,7 +63,7 @@ def _report(path: Path) -> dict[str, Any] | None:
     if (
         not isinstance(report, dict)
         or type(report.get("rank")) is not int
-        or not 0 <= report["rank"] < MOST_RANKS
+        or not 0 <= report["rank"] < MAX_RANKS
     ):
         return None
     return report

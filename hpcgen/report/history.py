@@ -1,4 +1,4 @@
-"""Reads metrics.jsonl into columns of steps and lists of the rarer events. Times are Unix seconds."""
+"""Reads metrics.jsonl into columns of steps and lists of rarer events. Times are Unix times in seconds."""
 
 from __future__ import annotations
 
@@ -40,39 +40,39 @@ COLUMNS = (
     "idle_s",
     "skipped",
 )
-"""What is read of a step, as a number; NaN where a line has none."""
+"""Numeric fields of a step; NaN if a line has no value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of the run, up to its end or to the last line so far."""
+    """One attempt of the run, from its start to its end or to the last line so far."""
 
     start: Event
     last_iteration: int
-    """Of the steps that still count: what a later attempt did again is that attempt's."""
+    """Last step that was kept. Steps repeated by a later attempt belong to that attempt."""
     last_time: float | None
     stop_reason: str | None
-    """What the attempt said when it left early."""
+    """Reason recorded when the attempt stopped early."""
 
     @property
     def began(self) -> float | None:
-        """When its first line was written."""
+        """Time of its first line."""
         return number_or_none(self.start.get("time"))
 
     @property
     def iteration(self) -> int:
-        """The iteration that it went on from."""
+        """Iteration from which it resumed."""
         return int(self.start["iteration"])
 
     @property
     def lost_iteration(self) -> int | None:
-        """How far the attempt before had come when that is further; those steps are done again."""
+        """Last iteration of the previous attempt, if it is later than `iteration`; the steps between are repeated."""
         found = self._lost.get("iteration")
         return found if type(found) is int else None
 
     @property
     def lost_time(self) -> float | None:
-        """When it had come that far."""
+        """Time at which the previous attempt reached `lost_iteration`."""
         return number_or_none(self._lost.get("time"))
 
     @property
@@ -83,7 +83,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """Everything that a run recorded. The steps are in order, and each counts once."""
+    """Everything that a run recorded. Steps are in order and without repetitions."""
 
     iteration: NDArray[np.int64]
     columns: dict[str, Column]
@@ -93,26 +93,26 @@ class History:
     checkpoints: tuple[Event, ...]
     stragglers: tuple[Event, ...]
     unreadable_lines: int
-    """Lines that are not what a trainer writes; a last line that is still being written is none."""
+    """Number of lines that the trainer did not write. A last line that is still being written does not count."""
 
     @property
     def start(self) -> Event:
-        """The start of the last attempt."""
+        """Start event of the last attempt."""
         return self.attempts[-1].start if self.attempts else {}
 
     @property
     def weights(self) -> Column:
-        """Steps that each line is the mean of; where it does not say, those since the line before."""
+        """Number of steps that each line averages. Default: the steps since the previous line."""
         since = np.diff(self.iteration, prepend=self.attempts[0].iteration if self.attempts else 0)
-        said = self.columns["steps"]
-        return np.where(np.isfinite(said), said, np.maximum(since, 1)).astype(float)
+        steps = self.columns["steps"]
+        return np.where(np.isfinite(steps), steps, np.maximum(since, 1)).astype(float)
 
 
 def read_history(metrics: Path) -> History:
-    """The history in a metrics.jsonl, which may be growing, and may hold events that are not known here.
+    """Reads a metrics.jsonl, which may be growing and may have unknown events.
 
     Raises:
-        HpcgenError: it is not there, or holds no step.
+        HpcgenError: the file is missing, or has no step.
         OSError: it cannot be read.
     """
     reader = _Reader()
@@ -120,24 +120,24 @@ def read_history(metrics: Path) -> History:
         with metrics.open("rb") as file:
             reader.read(file)
     except FileNotFoundError:
-        hint = "name the directory of a training run (paths.run_dir), in which the trainer writes it"
+        hint = "give the directory of a training run (paths.run_dir), where the trainer writes it"
         raise HpcgenError(f"{metrics}: no such file", hint) from None
     if not reader.iterations:
-        what = "the run has started and has not done a step yet" if reader.attempts else "it holds no step"
-        why = f": {passed_over}" if (passed_over := reader.passed_over()) else ""
-        raise HpcgenError(f"{metrics}: there is nothing to show, {what}{why}")
+        what = "the run has started but has not completed a step yet" if reader.attempts else "it has no step"
+        why = f" ({ignored})" if (ignored := reader.ignored()) else ""
+        raise HpcgenError(f"{metrics}: nothing to show, because {what}{why}")
     return reader.history()
 
 
 def number_or_none(value: object) -> float | None:
-    """A finite number as it is, and nothing else."""
+    """Returns `value` if it is a finite number, otherwise None."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return value
     return None
 
 
 class _Reader:
-    """Takes the lines one by one."""
+    """Collects the events of the lines."""
 
     def __init__(self) -> None:
         self.iterations = array("q")
@@ -161,13 +161,13 @@ class _Reader:
                 self._is_torn = not line.endswith(b"\n")
                 self.unreadable += not self._is_torn
 
-    def passed_over(self) -> str:
-        """What is wrong with the first line that cannot be read, and how many there are; empty without any."""
+    def ignored(self) -> str:
+        """Describes the first unreadable line and the number of such lines; empty if there are none."""
         if self._first_unreadable is None:
             return ""
         number, line = self._first_unreadable
-        what = "is no line of a trainer" if _is_json(line) else "is not JSON"
-        return f"line {number} {what}; {self.unreadable + self._is_torn} of {counted(self.lines, 'line')} passed over"
+        what = "was not written by the trainer" if _is_json(line) else "is not JSON"
+        return f"line {number} {what}; {self.unreadable + self._is_torn} of {counted(self.lines, 'line')} ignored"
 
     def history(self) -> History:
         return History(
@@ -202,7 +202,7 @@ class _Reader:
             column.append(value if isinstance(value, int | float) and math.isfinite(value) else math.nan)
 
     def _forget_after(self, iteration: int) -> None:
-        """Drops what is done again. The trainer does so at a resume; a copy of its file may be older."""
+        """Drops repeated steps. The trainer drops them when it resumes, but a copy of its file may be older."""
         while self.iterations and self.iterations[-1] > iteration:
             self.iterations.pop()
             for column in self.columns.values():
@@ -215,7 +215,7 @@ class _Reader:
 
 
 class _OpenAttempt:
-    """An attempt whose end may still come."""
+    """An attempt that may still be running."""
 
     def __init__(self, start: Event) -> None:
         self.start = start
@@ -249,13 +249,13 @@ def _is_json(line: bytes) -> bool:
 
 
 def _decode(line: bytes) -> Event | None:
-    """The event of a line; None when it is not one."""
+    """Decodes the event of a line; None if it is not one."""
     event: Any
     try:
         event = msgspec.json.decode(line)
     except msgspec.DecodeError:
         try:
-            event = json.loads(line)  # the standard library writes and reads NaN, which JSON has no word for
+            event = json.loads(line)  # the standard library writes and reads NaN, which JSON does not have
         except (ValueError, RecursionError):
             return None
     if (

@@ -1,4 +1,4 @@
-"""What several runs are called beside one another."""
+"""Labels that distinguish several runs in one report."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from hpcgen.report.run import Run
 
-MOST_NAMED = 3
-"""Runs that a heading names one by one."""
+MAX_NAMED = 3
+"""Maximum number of runs that a heading lists by name."""
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """The name of each; where names are the same, the shortest ends of the paths that tell the directories apart.
+    """Name of each run. Runs with the same name get the shortest path suffixes that distinguish their directories.
 
-    A directory that is given twice is numbered.
+    A directory that is given twice gets a number.
     """
     names = [run.name for run in runs]
     found = list(names)
@@ -31,14 +31,14 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def heading(names: Sequence[str]) -> str:
-    """All of the names, or of many the first ones and how many more there are."""
-    if len(names) <= MOST_NAMED:
+    """Joins the names; of many, lists the first ones and the number of others."""
+    if len(names) <= MAX_NAMED:
         return " and ".join(names)
-    return f"{', '.join(names[: MOST_NAMED - 1])} and {len(names) - MOST_NAMED + 1} others"
+    return f"{', '.join(names[: MAX_NAMED - 1])} and {len(names) - MAX_NAMED + 1} others"
 
 
 def _ends(directories: Sequence[Path], taken: set[str]) -> list[str]:
-    """The ends of the paths, all of as many parts: the fewest that tell them apart, and from what is taken."""
+    """Path suffixes of equal length: the shortest that differ from each other and from `taken`."""
     parts = [directory.resolve().parts for directory in directories]
     ends: list[str] = []
     for count in range(1, max(map(len, parts)) + 1):

@@ -1,4 +1,4 @@
-// Shows the values under the pointer, on every chart with the same axis at once. Without it the charts are all there.
+// Shows the values under the pointer on all charts with the same axis. The charts themselves do not need this script.
 "use strict";
 (() => {
   const { places, charts } = JSON.parse(document.getElementById("data").textContent);
@@ -26,9 +26,9 @@
     return value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
   };
 
-  const row = (label, colour, text) => {
+  const row = (label, color, text) => {
     const line = document.createElement("div");
-    line.className = "c" + (colour % 8);
+    line.className = "c" + (color % 8);
     for (const part of [label, text]) line.appendChild(document.createElement("span")).textContent = part;
     return line;
   };
@@ -44,9 +44,9 @@
       if (at === null) at = xs[index];
       const place = xs[index] === at ? "" : ` (at ${format(xs[index])})`;
       if (series.middle_label || range === null) {
-        rows.push(row(series.middle_label ? `${series.label}, median` : series.label + place, series.colour, format(series.middle[index])));
+        rows.push(row(series.middle_label ? `${series.label}, median` : series.label + place, series.color, format(series.middle[index])));
       }
-      if (range !== null) rows.push(row(series.label + place, series.colour, range));
+      if (range !== null) rows.push(row(series.label + place, series.color, range));
     }
     return { at, rows };
   };

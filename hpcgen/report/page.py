@@ -14,37 +14,37 @@ from hpcgen.report import words
 from hpcgen.report.chart import Chart
 from hpcgen.report.essentials import differences, essentials
 from hpcgen.report.history import Event, number_or_none
-from hpcgen.report.labels import MOST_NAMED, heading, labels
+from hpcgen.report.labels import MAX_NAMED, heading, labels
 from hpcgen.report.panels import NamedHistory, draw_charts
 from hpcgen.report.run import Run
-from hpcgen.report.summary import AttemptSummary, Summary, summarise
+from hpcgen.report.summary import AttemptSummary, Summary, summarize
 from hpcgen.text import counted
 from hpcgen.version import __version__
 
 HERE = Path(__file__).parent
-MOST_ROWS = 25
-"""Of a table; the newest, or the worst."""
-COLOURS = 8
-"""Of lines, in page.css and page.js."""
-MOST_CHARACTERS = 50_000
-"""Of a configuration: one with thousands of corpora would be larger than the rest of the page."""
+MAX_ROWS = 25
+"""Maximum rows of a table: the newest or the worst ones."""
+COLORS = 8
+"""Number of line colors in page.css and page.js."""
+MAX_CHARACTERS = 50_000
+"""Maximum length of a configuration. One with thousands of corpora would be larger than the rest of the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A figure at the head of the page."""
+    """A figure at the top of the page."""
 
     title: str
     value: str
     unit: str = ""
     notes: tuple[str, ...] = ()
     share: float | None = None
-    """Drawn as a bar."""
+    """Fraction to draw as a bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of text; `note` says what was left out."""
+    """Rows of text; `note` describes omitted rows."""
 
     title: str
     heads: tuple[str, ...]
@@ -54,7 +54,7 @@ class Table:
 
 
 def render_page(runs: Sequence[Run]) -> str:
-    """The whole file. It asks nobody for anything: its own policy forbids every request."""
+    """Renders the complete page. Its content security policy forbids all network requests."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -63,7 +63,7 @@ def render_page(runs: Sequence[Run]) -> str:
         lstrip_blocks=True,
     )
     names = labels(runs)
-    summaries = [summarise(run) for run in runs]
+    summaries = [summarize(run) for run in runs]
     charts = draw_charts(
         [NamedHistory(name=name, history=run.history) for name, run in zip(names, runs, strict=True)]
     )
@@ -71,10 +71,10 @@ def render_page(runs: Sequence[Run]) -> str:
     return environment.get_template("page.html.j2").render(
         title=heading(names),
         names=names,
-        most_named=MOST_NAMED,
+        max_named=MAX_NAMED,
         summaries=summaries,
         ended=[_ended(summary) for summary in summaries],
-        made=words.moment(runs[0].now),
+        created=words.moment(runs[0].now),
         version=__version__,
         tiles=list(_tiles(summaries[0])) if is_one else [],
         comparison=None if is_one else _comparison(names, summaries),
@@ -84,7 +84,8 @@ def render_page(runs: Sequence[Run]) -> str:
         essentials=essentials(runs[0]) if is_one else [],
         configs=[(name, _as_json(run.config)) for name, run in zip(names, runs, strict=True) if run.config],
         formulas=list(_formulas(summaries)),
-        colour_class=_colour_class,
+        color_class=_color_class,
+        counted=counted,
         words=words,
     )  # fmt: skip
 
@@ -110,7 +111,7 @@ def _tiles(summary: Summary) -> Iterator[Tile]:
         unit="tokens/s",
         notes=(f"{words.duration(summary.step_time_s)} a step",),
     )
-    mfu = f"MFU {words.percent(summary.mfu)}" if summary.mfu is not None else "MFU unknown: no peak is given"
+    mfu = f"MFU {words.percent(summary.mfu)}" if summary.mfu is not None else "MFU unknown: no peak was set"
     yield Tile(
         title="Per device", value=words.figure(summary.tflops_per_device, 3), unit="TFLOP/s", notes=(mfu,)
     )
@@ -120,15 +121,15 @@ def _tiles(summary: Summary) -> Iterator[Tile]:
     yield Tile(
         title="Wall clock",
         value=words.duration(summary.wall_clock_s),
-        notes=(f"{words.percent(summary.productive_share)} in steps that count",)
+        notes=(f"{words.percent(summary.productive_share)} in steps that were kept",)
         if summary.productive_share is not None
         else (),
     )
     trouble = (f"loss spikes: {summary.spikes}", f"skipped steps: {summary.skipped_steps}")
     yield Tile(
-        title="Starts", value=str(summary.starts), notes=trouble if summary.spikes or summary.skipped_steps else ()
+        title="Attempts", value=str(summary.starts), notes=trouble if summary.spikes or summary.skipped_steps else ()
     )  # fmt: skip
-    stall = f"{words.duration(summary.checkpoint_stall_s)} still, {words.duration(summary.checkpoint_write_s)} to write"
+    stall = f"{words.duration(summary.checkpoint_stall_s)} pause, {words.duration(summary.checkpoint_write_s)} to write"
     yield Tile(
         title="Checkpoints", value=str(summary.checkpoints), notes=(stall,) if summary.checkpoints else ()
     )
@@ -149,11 +150,11 @@ def _tables(run: Run, summary: Summary) -> Iterator[Table]:
                 f"{each.worst:.2f} × the median",
                 f"{each.last_iteration:,}",
             )
-            for each in summary.stragglers[:MOST_ROWS]
+            for each in summary.stragglers[:MAX_ROWS]
         )
         yield Table(
             title="Stragglers",
-            heads=("rank", "host", "times seen", "at worst", "last at iteration"),
+            heads=("rank", "host", "times seen", "slowest", "last at iteration"),
             rows=rows,
             note=_rest(len(summary.stragglers), "ranks"),
         )
@@ -170,33 +171,41 @@ def _attempts(summary: Summary) -> Table:
             f"{attempt.world_size or '?'}" + (_on_hosts(len(attempt.hosts))),
             attempt.end,
         )
-        for attempt in summary.attempts[-MOST_ROWS:]
+        for attempt in summary.attempts[-MAX_ROWS:]
     )
     changes = "; ".join(
-        f"start {attempt.number}: {name} {old} → {new}"
+        f"attempt {attempt.number}: {name} {old} → {new}"
         for attempt in summary.attempts
         for name, old, new in attempt.changed
     )
     broken = " ".join(
-        f"Start {attempt.number} passed over {what}."
+        f"Attempt {attempt.number} skipped {what}."
         for attempt in summary.attempts
         for what in attempt.passed_over
     )
     return Table(
-        title="Starts",
-        heads=("start", "when", "after a gap of", "from iteration", "to iteration", "ranks", "why it ended"),
+        title="Attempts",
+        heads=(
+            "attempt",
+            "started",
+            "after a gap of",
+            "from iteration",
+            "to iteration",
+            "ranks",
+            "why it ended",
+        ),
         rows=rows,
         note=" ".join(
-            filter(None, (_rest(len(summary.attempts), "starts"), changes and f"Changed: {changes}.", broken))
+            filter(
+                None, (_rest(len(summary.attempts), "attempts"), changes and f"Changed: {changes}.", broken)
+            )
         ),
     )
 
 
 def _reached(attempt: AttemptSummary) -> str:
     counts = (
-        f"{attempt.last_iteration:,}"
-        if attempt.last_iteration > attempt.from_iteration
-        else "none that counts"
+        f"{attempt.last_iteration:,}" if attempt.last_iteration > attempt.from_iteration else "no step kept"
     )
     return f"{counts}; {counted(attempt.lost_steps, 'step')} lost" if attempt.lost_steps else counts
 
@@ -222,15 +231,15 @@ def _checkpoints(events: Sequence[Event]) -> Table:
             words.moment(number_or_none(event.get("time"))),
             words.duration(number_or_none(event.get("stall_s"))),
             words.duration(number_or_none(event.get("write_s")))
-            + (" beside training" if event.get("asynchronous") else ""),
+            + (" in the background" if event.get("asynchronous") else ""),
             words.size(number_or_none(event.get("bytes"))),
             str(event.get("path", "")),
         )
-        for event in reversed(events[-MOST_ROWS:])
+        for event in reversed(events[-MAX_ROWS:])
     )  # fmt: skip
     return Table(
         title="Checkpoints",
-        heads=("iteration", "complete", "training stood still", "written in", "size", "path"),
+        heads=("iteration", "completed", "training paused", "written in", "size", "path"),
         rows=rows,
         note=_rest(len(events), "checkpoints", "newest"),
         is_open=len(events) <= 8,
@@ -238,14 +247,14 @@ def _checkpoints(events: Sequence[Event]) -> Table:
 
 
 def _spikes(events: Sequence[Event]) -> Table:
-    worst = sorted(events, key=lambda event: -(number_or_none(event.get("height")) or 0.0))[:MOST_ROWS]
+    worst = sorted(events, key=lambda event: -(number_or_none(event.get("height")) or 0.0))[:MAX_ROWS]
     rows = tuple(
         (
             f"{event['iteration']:,}",
             words.figure(number_or_none(event.get("loss"))),
             f"{words.figure(number_or_none(event.get('height')), 3)} × the median",
             " to ".join(words.count(number_or_none(event.get(name))) for name in ("first_sample", "last_sample")),
-            "left out" if event.get("skipped") else "trained on",
+            "skipped" if event.get("skipped") else "trained on",
         )
         for event in sorted(worst, key=lambda event: event["iteration"])
     )  # fmt: skip
@@ -261,16 +270,16 @@ def _comparison(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
     figures: list[tuple[str, list[str]]] = [
         ("state", [_ended_how(each) for each in summaries]),
         ("iteration", [f"{each.iteration:,}" for each in summaries]),
-        ("tokens read", [words.count_in_short(each.consumed_tokens) for each in summaries]),
-        ("loss, last", [words.figure(each.loss) for each in summaries]),
-        ("loss, lowest", [words.figure(each.lowest_loss) for each in summaries]),
+        ("tokens consumed", [words.count_in_short(each.consumed_tokens) for each in summaries]),
+        ("last loss", [words.figure(each.loss) for each in summaries]),
+        ("lowest loss", [words.figure(each.lowest_loss) for each in summaries]),
         ("validation loss", [words.figure(each.evaluations.get("valid")) for each in summaries]),
         ("tokens/s", [words.count_in_short(each.tokens_per_s) for each in summaries]),
         ("TFLOP/s per device", [words.figure(each.tflops_per_device, 3) for each in summaries]),
         ("MFU", [words.percent(each.mfu) for each in summaries]),
         ("step time", [words.duration(each.step_time_s) for each in summaries]),
         ("peak memory, GiB", [words.figure(each.peak_memory_gib, 3) for each in summaries]),
-        ("starts", [str(each.starts) for each in summaries]),
+        ("attempts", [str(each.starts) for each in summaries]),
         ("directory", [each.directory for each in summaries]),
     ]
     return Table(
@@ -281,28 +290,28 @@ def _comparison(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
 def _comparison_tables(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Table]:
     rows = tuple((key, *values) for key, values in differences(runs))
     if rows:
-        yield Table(title="Where the configurations differ", heads=("key", *names), rows=rows)
+        yield Table(title="Configuration differences", heads=("key", *names), rows=rows)
 
 
 def _formulas(summaries: Sequence[Summary]) -> Iterator[str]:
     for formula in dict.fromkeys(summary.flop_formula for summary in summaries if summary.flop_formula):
-        yield f"FLOPs of the model: {formula}."
+        yield f"Model FLOPs: {formula}."
     for peak in dict.fromkeys(summary.peak_tflops for summary in summaries if summary.peak_tflops):
-        yield f"MFU = TFLOP/s per device / {peak:g} TFLOP/s, the dense peak that the run was given."
+        yield f"MFU = TFLOP/s per device / {peak:g} TFLOP/s, the dense peak set for the run."
 
 
 def _ended(summary: Summary) -> str:
-    return "stopped, to go on" if summary.state == "stopped" else summary.state
+    return "stopped, can be resumed" if summary.state == "stopped" else summary.state
 
 
 def _ended_how(summary: Summary) -> str:
-    """The state, and why a run that did not mean to end has ended."""
+    """State of the run, with the reason if it ended unexpectedly."""
     why = summary.word if summary.state in ("failed", "hung", "died") else ""
     return f"{_ended(summary)}: {why}" if why else _ended(summary)
 
 
 def _hover_data(charts: Sequence[Chart]) -> dict[str, Any]:
-    """What the script needs: for each chart its axis and values. Charts share the places of their steps."""
+    """Data for the script: the axis and values of each chart. Charts share the positions of their steps."""
     places: dict[tuple[Any, ...], int] = {}
     for chart in charts:
         for series in chart.hover["series"]:
@@ -312,15 +321,15 @@ def _hover_data(charts: Sequence[Chart]) -> dict[str, Any]:
 
 def _as_json(config: dict[str, Any]) -> str:
     text = json.dumps(config, indent=1, ensure_ascii=False)
-    left_out = len(text) - MOST_CHARACTERS
-    return f"{text[:MOST_CHARACTERS]}\n... and {left_out:,} more characters" if left_out > 0 else text
+    left_out = len(text) - MAX_CHARACTERS
+    return f"{text[:MAX_CHARACTERS]}\n... and {left_out:,} more characters" if left_out > 0 else text
 
 
-def _colour_class(number: int) -> str:
-    """The colours begin again after the last, with dashes, and then with dots."""
-    dash = min(number // COLOURS, 2)
-    return f"c{number % COLOURS}" + (f" d{dash}" if dash else "")
+def _color_class(number: int) -> str:
+    """CSS classes of a line. After the last color, colors repeat with dashes and then with dots."""
+    dash = min(number // COLORS, 2)
+    return f"c{number % COLORS}" + (f" d{dash}" if dash else "")
 
 
 def _rest(total: int, what: str, which: str = "") -> str:
-    return f"The {which} {MOST_ROWS} of {total:,} {what}.".replace("  ", " ") if total > MOST_ROWS else ""
+    return f"The {which} {MAX_ROWS} of {total:,} {what}.".replace("  ", " ") if total > MAX_ROWS else ""

@@ -1,4 +1,4 @@
-"""Which charts a report has: all that the steps give for one run, and the comparable ones for several."""
+"""Charts of a report: all available ones for a single run, and the comparable ones for several runs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcgen.report.chart import Chart, Look, Series, draw
-from hpcgen.report.downsample import MOST_BUCKETS, bucket_edges, bucket_means, downsample
+from hpcgen.report.chart import Chart, Series, Style, draw
+from hpcgen.report.downsample import MAX_BUCKETS, bucket_edges, bucket_means, downsample
 from hpcgen.report.history import Column, Event, History, number_or_none
 from hpcgen.report.scale import Scale
 
 RECENT_SHARE = 0.75
-"""The chart of the recent loss begins after this much of the run."""
-FEWEST_FOR_RECENT = 40
-"""Steps from which that chart is worth its place."""
+"""Fraction of the run after which the chart of the recent loss starts."""
+MIN_STEPS_FOR_RECENT = 40
+"""Minimum number of steps for that chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class NamedHistory:
 
 
 def draw_charts(runs: Sequence[NamedHistory]) -> list[Chart]:
-    """The charts, in the order of the page; those without any number are left out."""
+    """Draws the charts in the order of the page. Charts without data are omitted."""
     chosen = _of_one(runs[0]) if len(runs) == 1 else _of_several(runs)
     return [chart for chart in chosen if chart is not None]
 
@@ -41,9 +41,9 @@ class Panel:
     title: str
     column: str
     label: str
-    colour: int
+    color: int
     smooth: bool = True
-    look: Look
+    style: Style
 
 
 GRADIENT_NORM = Panel(
@@ -51,60 +51,60 @@ GRADIENT_NORM = Panel(
     title="Gradient norm",
     column="grad_norm",
     label="before clipping",
-    colour=0,
-    look=Look(unit="global norm", log_from=5),
+    color=0,
+    style=Style(unit="global norm", log_from=5),
 )
 LEARNING_RATE = Panel(
     key="lr",
     title="Learning rate",
     column="lr",
     label="learning rate",
-    colour=0,
+    color=0,
     smooth=False,
-    look=Look(unit="rate", from_zero=True),
+    style=Style(unit="rate", from_zero=True),
 )
 THROUGHPUT = Panel(
     key="tokens",
     title="Throughput",
     column="tokens_per_s",
     label="all devices",
-    colour=2,
-    look=Look(unit="tokens/s", from_zero=True),
+    color=2,
+    style=Style(unit="tokens/s", from_zero=True),
 )
 STEP_TIME = Panel(
     key="step-time",
     title="Step time",
     column="step_time_s",
-    label="mean since the line before",
-    colour=2,
-    look=Look(unit="seconds", from_zero=True, log_from=20),
+    label="mean since the previous line",
+    color=2,
+    style=Style(unit="seconds", from_zero=True, log_from=20),
 )
 MEMORY = Panel(
     key="memory",
     title="Memory",
     column="peak_memory_gib",
     label="peak so far, rank 0",
-    colour=3,
+    color=3,
     smooth=False,
-    look=Look(unit="GiB", from_zero=True),
+    style=Style(unit="GiB", from_zero=True),
 )
 BATCH_SIZE = Panel(
     key="batch",
     title="Global batch size",
     column="batch_size",
     label="batch",
-    colour=2,
+    color=2,
     smooth=False,
-    look=Look(unit="samples", from_zero=True),
+    style=Style(unit="samples", from_zero=True),
 )
 LOSS_SCALE = Panel(
     key="scale",
     title="Loss scale",
     column="loss_scale",
     label="fp16",
-    colour=2,
+    color=2,
     smooth=False,
-    look=Look(unit="factor", log_from=2),
+    style=Style(unit="factor", log_from=2),
 )
 
 
@@ -113,9 +113,9 @@ def _of_one(run: NamedHistory) -> Iterator[Chart | None]:
     x_scale = _iterations([run])
 
     def panel(panel: Panel) -> Chart | None:
-        line = _line(run, panel.column, panel.label, panel.colour, smooth=panel.smooth)
-        look = dataclasses.replace(panel.look, restarts=restarts)
-        return draw(panel.key, panel.title, [line], x_scale, look)
+        line = _line(run, panel.column, panel.label, panel.color, smooth=panel.smooth)
+        style = dataclasses.replace(panel.style, restarts=restarts)
+        return draw(panel.key, panel.title, [line], x_scale, style)
 
     yield _loss(run, x_scale, restarts)
     yield _recent_loss(run, restarts)
@@ -136,20 +136,20 @@ def _of_several(runs: Sequence[NamedHistory]) -> Iterator[Chart | None]:
     def lines(column: str, *, smooth: bool = True) -> list[Series]:
         return [_line(run, column, run.name, number, smooth=smooth) for number, run in enumerate(runs)]
 
-    yield draw("loss", "Loss", lines("loss"), x_scale, Look(unit="nats per token", log_from=2.5))
+    yield draw("loss", "Loss", lines("loss"), x_scale, Style(unit="nats per token", log_from=2.5))
     yield _recent_losses(runs)
     yield _loss_by_tokens(runs)
     yield _validation_losses(runs, x_scale)
     for panel in (GRADIENT_NORM, LEARNING_RATE, THROUGHPUT):
-        yield draw(panel.key, panel.title, lines(panel.column, smooth=panel.smooth), x_scale, panel.look)
-    flops = Look(unit="TFLOP/s per device", from_zero=True)
+        yield draw(panel.key, panel.title, lines(panel.column, smooth=panel.smooth), x_scale, panel.style)
+    flops = Style(unit="TFLOP/s per device", from_zero=True)
     yield draw("flops", "Model FLOPs", lines("model_tflops_per_device"), x_scale, flops)
     for panel in (STEP_TIME, MEMORY):
-        yield draw(panel.key, panel.title, lines(panel.column, smooth=panel.smooth), x_scale, panel.look)
+        yield draw(panel.key, panel.title, lines(panel.column, smooth=panel.smooth), x_scale, panel.style)
 
 
 def _loss_by_tokens(runs: Sequence[NamedHistory]) -> Chart | None:
-    """Runs of different batch sizes compare by what they read."""
+    """Plots the loss by tokens consumed, which makes runs with different batch sizes comparable."""
     lines = []
     for number, run in enumerate(runs):
         per_sample = number_or_none(run.history.start.get("tokens_per_sample")) or np.nan
@@ -161,72 +161,76 @@ def _loss_by_tokens(runs: Sequence[NamedHistory]) -> Chart | None:
     if not lines:
         return None
     x_scale = Scale(low=0.0, high=max(float(line.x[-1]) for line in lines) or 1.0)
-    look = Look(unit="nats per token", x_unit="tokens", log_from=2.5)
-    return draw("loss-by-tokens", "Loss by tokens read", lines, x_scale, look)
+    style = Style(unit="nats per token", x_unit="tokens", log_from=2.5)
+    return draw("loss-by-tokens", "Loss by tokens consumed", lines, x_scale, style)
 
 
 def _recent_losses(runs: Sequence[NamedHistory]) -> Chart | None:
-    """The end of what all of the runs have done."""
+    """Plots the last quarter of the iterations that all runs have completed."""
     last = min(run.history.iteration[-1] for run in runs)
     first = int(last * RECENT_SHARE)
     lines = []
     for number, run in enumerate(runs):
         iteration, loss = run.history.iteration, run.history.columns["loss"]
         chosen = (iteration >= first) & (iteration <= last)
-        if chosen.sum() >= FEWEST_FOR_RECENT * (1 - RECENT_SHARE):
+        if chosen.sum() >= MIN_STEPS_FOR_RECENT * (1 - RECENT_SHARE):
             lines.append(
                 Series.line(
                     run.name, number, downsample(iteration[chosen].astype(float), loss[chosen]), smooth=True
                 )
             )
-    look = Look(unit="nats per token", cuts_outliers=True)
-    title = "Loss, last quarter of what all have done"
-    return draw("recent-loss", title, lines, Scale(low=float(first), high=float(last)), look)
+    style = Style(unit="nats per token", cuts_outliers=True)
+    title = "Loss, last quarter of the common iterations"
+    return draw("recent-loss", title, lines, Scale(low=float(first), high=float(last)), style)
 
 
 def _validation_losses(runs: Sequence[NamedHistory], x_scale: Scale) -> Chart | None:
     lines = [_evaluation(run, "valid", run.name, number) for number, run in enumerate(runs)]
-    look = Look(unit="nats per token", log_from=2.5)
-    return draw("validation", "Validation loss", [line for line in lines if len(line.x)], x_scale, look)
+    style = Style(unit="nats per token", log_from=2.5)
+    return draw("validation", "Validation loss", [line for line in lines if len(line.x)], x_scale, style)
 
 
 def _loss(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:
     skipped = run.history.iteration[run.history.columns["skipped"] == 1].astype(float)
-    look = Look(
+    style = Style(
         unit="nats per token",
         log_from=2.5,
         note="ticks at the bottom: steps without an update (overflow or spike)" if len(skipped) else "",
         restarts=restarts,
         skipped=skipped,
     )
-    return draw("loss", "Loss", [_line(run, "loss", "train", 0), *_evaluations(run)], x_scale, look)
+    return draw("loss", "Loss", [_line(run, "loss", "train", 0), *_evaluations(run)], x_scale, style)
 
 
 def _recent_loss(run: NamedHistory, restarts: Sequence[tuple[int, str]]) -> Chart | None:
-    """The end of the curve by itself: on a scale that holds the beginning, nothing is seen there."""
+    """Plots the end of the loss curve on its own scale, because the beginning of the curve hides its details."""
     iteration = run.history.iteration
     first = iteration[0] + int((iteration[-1] - iteration[0]) * RECENT_SHARE)
     chosen = iteration >= first
-    if len(iteration) < FEWEST_FOR_RECENT:
+    if len(iteration) < MIN_STEPS_FOR_RECENT:
         return None
     buckets = downsample(iteration[chosen].astype(float), run.history.columns["loss"][chosen])
     evaluations = [line for line in _evaluations(run, first) if len(line.x)]
     lines = [Series.line("train", 0, buckets, smooth=True), *evaluations]
     x_scale = Scale(low=float(first), high=float(iteration[-1]))
-    look = Look(unit="nats per token", restarts=restarts, cuts_outliers=True)
-    return draw("recent-loss", "Loss, last quarter", lines, x_scale, look)
+    style = Style(unit="nats per token", restarts=restarts, cuts_outliers=True)
+    return draw("recent-loss", "Loss, last quarter", lines, x_scale, style)
 
 
 def _flops(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:
-    """TFLOP/s of the model's formula, and beside it the same as a share of the peak."""
+    """Plots model TFLOP/s, with MFU on the right axis."""
     peak = number_or_none(run.history.start.get("peak_tflops"))
-    note = f"right: MFU, the share of the peak of {peak:g} TFLOP/s" if peak else "no peak is known: no MFU"
+    note = (
+        f"right: MFU, relative to the peak of {peak:g} TFLOP/s"
+        if peak
+        else "no MFU, because the peak is unknown"
+    )
     return draw(
         "flops",
         "Model FLOPs",
         [_line(run, "model_tflops_per_device", "per device", 2)],
         x_scale,
-        Look(
+        Style(
             unit="TFLOP/s per device",
             from_zero=True,
             note=note,
@@ -237,17 +241,17 @@ def _flops(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]
 
 
 def _time_shares(history: History, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:
-    look = Look(
+    style = Style(
         unit="% of the step",
         from_zero=True,
-        note="rank 0; what is left of 100% is computing",
+        note="rank 0; the rest up to 100% is computation",
         restarts=restarts,
     )
-    return draw("shares", "Where the time goes", _shares(history), x_scale, look)
+    return draw("shares", "Time breakdown", _shares(history), x_scale, style)
 
 
 def _shares(history: History) -> list[Series]:
-    """Shares of the step, stacked; empty when no line has any."""
+    """Stacked shares of the step time; empty if no line has them."""
     names = {
         "data_wait_s": "waiting for data",
         "communication_s": "communication",
@@ -260,52 +264,52 @@ def _shares(history: History) -> list[Series]:
     x = history.iteration[np.append(edges[1:], len(history.iteration)) - 1].astype(float)
     floor = np.zeros(len(x))
     areas = []
-    for colour, (column, label) in zip((1, 4, 2, 5), names.items(), strict=True):
+    for color, (column, label) in zip((1, 4, 2, 5), names.items(), strict=True):
         seconds = bucket_means(history.columns[column], weights)
         if not np.isfinite(seconds).any():
             continue
         ceiling = floor + np.nan_to_num(100 * seconds / step)
-        areas.append(Series.area(label, colour, x, floor, ceiling))
+        areas.append(Series.area(label, color, x, floor, ceiling))
         floor = ceiling
     return areas
 
 
 def _checkpoint_times(history: History, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:
-    names = {"stall_s": "training stood still", "write_s": "writing"}
+    names = {"stall_s": "training paused", "write_s": "writing"}
     dots = [
-        Series.dots(label, colour, *_points(history.checkpoints, name))
-        for colour, (name, label) in enumerate(names.items(), 1)
+        Series.dots(label, color, *_points(history.checkpoints, name))
+        for color, (name, label) in enumerate(names.items(), 1)
     ]
-    look = Look(unit="seconds", from_zero=True, log_from=20, restarts=restarts)
-    return draw("checkpoints", "Checkpoints", dots, x_scale, look)
+    style = Style(unit="seconds", from_zero=True, log_from=20, restarts=restarts)
+    return draw("checkpoints", "Checkpoints", dots, x_scale, style)
 
 
-def _line(run: NamedHistory, column: str, label: str, colour: int, *, smooth: bool = True) -> Series:
+def _line(run: NamedHistory, column: str, label: str, color: int, *, smooth: bool = True) -> Series:
     history = run.history
     buckets = downsample(history.iteration.astype(float), history.columns[column])
-    return Series.line(label, colour, buckets, smooth=smooth)
+    return Series.line(label, color, buckets, smooth=smooth)
 
 
 def _evaluations(run: NamedHistory, first: int = 0) -> list[Series]:
     splits = sorted({str(event.get("split")) for event in run.history.evaluations}, reverse=True)
-    lines = [_evaluation(run, split, split, colour, first) for colour, split in enumerate(splits, 1)]
+    lines = [_evaluation(run, split, split, color, first) for color, split in enumerate(splits, 1)]
     return [line for line in lines if len(line.x)]
 
 
-def _evaluation(run: NamedHistory, split: str, label: str, colour: int, first: int = 0) -> Series:
+def _evaluation(run: NamedHistory, split: str, label: str, color: int, first: int = 0) -> Series:
     events = [
         event
         for event in run.history.evaluations
         if str(event.get("split")) == split and event["iteration"] >= first
     ]
-    return Series.dots(label, colour, *_points(events, "loss"))
+    return Series.dots(label, color, *_points(events, "loss"))
 
 
 def _points(events: Sequence[Event], name: str) -> tuple[Column, Column]:
-    """Iterations and values of those events that have one; of very many, the largest value of each bucket."""
+    """Iterations and values of the events that have one. For very many events, the largest value of each bucket."""
     values = [(event["iteration"], number_or_none(event.get(name))) for event in events]
     found = np.array([(x, y) for x, y in values if y is not None], dtype=float).reshape(-1, 2)
-    if len(found) > MOST_BUCKETS:
+    if len(found) > MAX_BUCKETS:
         parts = np.split(found, bucket_edges(len(found))[1:])
         found = np.array([part[part[:, 1].argmax()] for part in parts])
     return found[:, 0], found[:, 1]
@@ -319,7 +323,7 @@ def _iterations(runs: Sequence[NamedHistory]) -> Scale:
 
 def _restarts(history: History) -> Iterator[tuple[int, str]]:
     for number, attempt in enumerate(history.attempts[1:], 2):
-        yield attempt.iteration, f"start {number}, from iteration {attempt.iteration:,}"
+        yield attempt.iteration, f"attempt {number}, from iteration {attempt.iteration:,}"
 
 
 def _varies(values: Column) -> bool:

@@ -1,4 +1,4 @@
-"""A run's directory as a report needs it: what was recorded, how it ended, and the configuration it runs with."""
+"""Reads a run directory for a report: its history, its state, and its configuration."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ class Run:
     name: str
     history: History
     config: dict[str, Any]
-    """The trainer's configuration of the newest attempt that trained; empty where the directory holds none."""
+    """Trainer configuration of the latest attempt that trained; empty if the directory has none."""
     state: State
     word: str
-    """Why it failed, hung or died, or the last sign of life of a run that goes on; empty when it left neither."""
+    """Reason why the run failed, hung or died, or the last activity of a running one; empty if unknown."""
     hangs: tuple[str, ...]
-    """Directories with the stacks of ranks that hung."""
+    """Directories with the stacks of hung ranks."""
     now: float
-    """When it was looked at."""
+    """Time of the report."""
 
     @property
     def train_iters(self) -> int | None:
-        """Steps of the whole run, when they are known."""
+        """Total number of steps, if known."""
         found = self.history.start.get("train_iters") or self.config.get("training", {}).get("train_iters")
         return found if isinstance(found, int) else None
 
 
 def read_run(directory: Path, now: float) -> Run:
-    """Reads a run's directory at the time `now` (Unix seconds).
+    """Reads a run directory at the time `now` (Unix time in seconds).
 
     Raises:
-        HpcgenError: it is not one, cannot be read, or nothing was trained in it yet.
+        HpcgenError: it is not a run directory, cannot be read, or has no training steps yet.
     """
     try:
         return _read_run(directory, now)
     except OSError as error:
-        raise HpcgenError(f"{error.filename or directory}: cannot be read ({error.strerror})") from error
+        raise HpcgenError(f"cannot read {error.filename or directory}: {error.strerror}") from error
 
 
 def _read_run(directory: Path, now: float) -> Run:
     if directory.is_file():
-        raise HpcgenError(f"{directory} is a file", f"name the run's directory: {directory.parent}")
+        raise HpcgenError(f"{directory} is a file", f"give the run directory: {directory.parent}")
     if not directory.exists():
-        raise HpcgenError(f"{directory}: no such directory", "name the directory of a run (paths.run_dir)")
+        raise HpcgenError(f"{directory}: no such directory", "give the directory of a run (paths.run_dir)")
     history = read_history(directory / "metrics.jsonl")
     config = read_trained_config(directory)
     state, word = state_of(directory, history, now)

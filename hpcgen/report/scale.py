@@ -1,4 +1,4 @@
-"""Axes: from values to places between 0 and 1, and the round numbers to write beside them."""
+"""Axes: map values to positions between 0 and 1, and choose round tick values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hpcgen.report.history import Column
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """An axis from `low` to `high`, which are different; both positive where it is logarithmic."""
+    """An axis from `low` to `high`, which must differ. On a logarithmic axis, both must be positive."""
 
     low: float
     high: float
     is_log: bool = False
 
     def places(self, values: Column) -> Column:
-        """Where values lie: 0 at `low`, 1 at `high`. NaN stays, and so becomes what a logarithm has no place for."""
+        """Positions of values: 0 at `low`, 1 at `high`. NaN for NaN, and for values without a logarithm."""
         if not self.is_log:
             return (values - self.low) / (self.high - self.low)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -28,11 +28,11 @@ class Scale:
         return np.where(np.isfinite(places), places, np.nan)
 
     def place(self, value: float) -> float:
-        """Where one value lies."""
+        """Position of one value."""
         return float(self.places(np.array([value]))[0])
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Round values from `low` to `high`, at most about `most`."""
+        """Round values between `low` and `high`, about `most` at most."""
         if self.is_log:
             for digits in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
                 found = self._log_ticks(digits)
@@ -49,7 +49,7 @@ class Scale:
 
 
 def scale_for(low: float, high: float, *, from_zero: bool = False, log_from: float = math.inf) -> Scale:
-    """The axis for values from `low` to `high`, with some air; logarithmic when high / low reaches `log_from`."""
+    """Axis for values from `low` to `high`, with margins; logarithmic if high / low is at least `log_from`."""
     if low > 0 and high / low >= log_from:
         air = (high / low) ** 0.05
         return Scale(low=low / air, high=high * air, is_log=True)
@@ -60,7 +60,7 @@ def scale_for(low: float, high: float, *, from_zero: bool = False, log_from: flo
 
 
 def tick_texts(values: Sequence[float]) -> list[str]:
-    """What to write beside ticks: in short, with as many digits as it takes to tell them apart."""
+    """Short labels of ticks, with enough digits to distinguish them."""
     for digits in range(4, 12):
         texts = [short(value, digits) for value in values]
         if len(set(texts)) == len(texts):
@@ -69,7 +69,7 @@ def tick_texts(values: Sequence[float]) -> list[str]:
 
 
 def short(value: float, digits: int = 4) -> str:
-    """A number in short, with at most so many significant digits: 12k, 1.5M, 0.25, 3e-5."""
+    """Formats a number briefly with at most `digits` significant digits: 12k, 1.5M, 0.25, 3e-5."""
     size = abs(value)
     if size < 1e-12:
         return "0"

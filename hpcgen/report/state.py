@@ -1,4 +1,4 @@
-"""Whether a run goes on, and what became of it when it does not: from the marks in its directory, without the job."""
+"""State of a run, from the marker files in its directory, without querying Slurm."""
 
 from __future__ import annotations
 
@@ -11,70 +11,72 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hpcgen.report.hang import hang_in_words, hung_at
+from hpcgen.report.hang import describe_hang, hung_at
 from hpcgen.report.history import History, number_or_none
 from hpcgen.report.words import duration
 
 State = Literal["done", "stopped", "failed", "hung", "died", "running", "silent"]
 
 SILENT_S = 900.0
-"""A run that has written nothing for so long hangs, waits in the queue, or is gone: a collective may take 600 s."""
+"""Seconds without output after which a run counts as silent: hung, queued, or dead. A collective may take 600 s."""
 SILENT_STEPS = 20.0
-"""Nor is a run silent before so many of its steps would have fitted into the time."""
+"""A run counts as silent only after the time of this many steps, if that is longer."""
 _MARKERS: dict[str, State] = {"DONE": "done", "FAILED": "failed", "STOPPED": "stopped"}
-"""DONE first: FAILED next to it is of an attempt that asked a finished run for something else."""
+"""DONE comes first: a FAILED next to it is from an attempt with other settings on a finished run."""
 
 
 def state_of(directory: Path, history: History, now: float) -> tuple[State, str]:
-    """The state at the time `now`, and why it is so: the reason of a failure, or the last sign of life."""
+    """Determines the state at the time `now`, with the reason of a failure or the last sign of activity."""
     for marker, state in _MARKERS.items():
         with contextlib.suppress(OSError):
             text = (directory / marker).read_text(encoding="utf-8", errors="replace").strip()
             return state, text if state == "failed" else ""
     if _has_hung(directory / "stacks", history):
-        said = hang_in_words(directory / "stacks", history.start.get("world_size"))
-        return "hung", said or "the files of its ranks say where"
+        hang = describe_hang(directory / "stacks", history.start.get("world_size"))
+        return "hung", hang or "the stack files of its ranks show where"
     beat = _heartbeat(directory)
-    words = [history.attempts[-1].last_time if history.attempts else None, number_or_none(beat.get("time"))]
-    last = max((word for word in words if word is not None), default=None)
+    times = [history.attempts[-1].last_time if history.attempts else None, number_or_none(beat.get("time"))]
+    last = max((time for time in times if time is not None), default=None)
     iteration = int(
         max(history.iteration[-1], number_or_none(beat.get("iteration")) or 0)
-    )  # a beat may be 10 s old
+    )  # a heartbeat may be 10 s old
     place = f"{beat.get('phase')} on {beat.get('host')}, iteration {iteration}" if beat else ""
-    ago = f"last sign of life {duration(max(0.0, now - last))} ago" if last is not None else ""
+    ago = f"last activity {duration(max(0.0, now - last))} ago" if last is not None else ""
     sign = ": ".join(filter(None, (ago, place)))
     if _is_gone(beat):
         reason = history.attempts[-1].stop_reason if history.attempts else None
-        said = f"it said last: {reason}" if reason else "ended without a word: killed or a fault"
-        return "died", f"{said}; the log says more; {sign}"
+        cause = (
+            f"its last message: {reason}" if reason else "ended without a message: it was killed or crashed"
+        )
+        return "died", f"{cause}; see the log; {sign}"
     step = history.columns["step_time_s"][-1]
     limit = max(SILENT_S, SILENT_STEPS * step if np.isfinite(step) else 0)
     return "silent" if last is None or now - last > limit else "running", sign
 
 
 def _has_hung(stacks: Path, history: History) -> bool:
-    """Whether ranks left their stacks after the last attempt's last step."""
+    """Returns whether ranks wrote their stacks after the last step of the last attempt."""
     wrote = hung_at(stacks)
     began = history.attempts[-1].began if history.attempts else None
     return wrote is not None and wrote > max(np.nan_to_num(history.columns["time"][-1]), began or 0.0)
 
 
 def _is_gone(beat: dict[str, Any]) -> bool:
-    """Whether rank 0 ran on this machine and does not any more. Of other machines nothing is known."""
+    """Returns whether rank 0 ran on this machine and has ended. Processes on other machines cannot be checked."""
     pid = beat.get("pid")
     if beat.get("host") != socket.gethostname() or type(pid) is not int or pid < 1:
         return False
     try:
-        os.kill(pid, 0)  # asks, and sends nothing
+        os.kill(pid, 0)  # only checks for existence
     except (ProcessLookupError, OverflowError):
         return True
-    except PermissionError:  # somebody else's, and so it is there
+    except PermissionError:  # the process exists but belongs to another user
         return False
     return False
 
 
 def _heartbeat(directory: Path) -> dict[str, Any]:
-    """Where rank 0 was last; empty when that is not known."""
+    """Last heartbeat of rank 0; empty if there is none."""
     try:
         beat = json.loads((directory / "heartbeat").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A run in a few figures, for the head of the page, for `--json` and for the terminal."""
+"""Key figures of a run for the top of the page, for `--json` and for the terminal."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from hpcgen.report.run import Run
 from hpcgen.report.state import State
 
 RECENT_LINES = 100
-"""What "now" means for throughput: the median of so many lines."""
+"""Number of lines in the median for the current throughput."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSummary:
-    """One start of the run."""
+    """One attempt of the run."""
 
     number: int
     began: float | None
-    """Unix seconds."""
+    """Start time (Unix time in seconds)."""
     waited_s: float | None
-    """Between the last line of the attempt before, lost or not, and this start."""
+    """Seconds between the last line of the previous attempt, kept or lost, and this start."""
     from_iteration: int
     checkpoint: str | None
-    """What it went on from; None for random weights."""
+    """Checkpoint from which it resumed; None for random weights."""
     last_iteration: int
     lost_steps: int
-    """It did so many more, after the checkpoint that the next attempt went on from."""
+    """Number of steps after the checkpoint from which the next attempt resumed."""
     world_size: int | None
     hosts: tuple[str, ...]
     changed: tuple[tuple[str, Any, Any], ...]
-    """Hyperparameters that differ from the checkpoint's: name, the checkpoint's value, the new one."""
+    """Hyperparameters that differ from the checkpoint: name, the checkpoint's value, the new value."""
     passed_over: tuple[str, ...]
-    """Newer checkpoints that were not whole, each with what was wrong and what was done with it."""
+    """Newer checkpoints that were invalid, each with the reason and how it was handled."""
     end: str
-    """Why it ended, in words."""
+    """Description of how it ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +49,13 @@ class StragglerSummary:
     host: str
     times: int
     worst: float
-    """Times the median of the ranks."""
+    """Largest slowdown relative to the median of the ranks."""
     last_iteration: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The figures of a run. Losses in nats per token, times in seconds, throughput as the median of recent lines."""
+    """Key figures of a run. Losses in nats per token, times in seconds, throughput as the median of recent lines."""
 
     name: str
     directory: str
@@ -66,10 +66,10 @@ class Summary:
     consumed_samples: int | None
     consumed_tokens: int | None
     loss: float | None
-    """Of the last step that has one."""
+    """Loss of the last step that has one."""
     lowest_loss: float | None
     evaluations: dict[str, float | None]
-    """The last loss of each split."""
+    """Last loss of each split."""
     step_time_s: float | None
     tokens_per_s: float | None
     tflops_per_device: float | None
@@ -78,17 +78,17 @@ class Summary:
     peak_tflops: float | None
     peak_memory_gib: float | None
     shares: dict[str, float]
-    """Of the step's time over the whole run, on rank 0: data_wait, communication, update (the optimizer), idle."""
+    """Shares of the step time over the run, on rank 0: data_wait, communication, update (the optimizer), idle."""
     wall_clock_s: float | None
-    """From the first start to the last line."""
+    """Time from the first start to the last line."""
     productive_share: float | None
-    """How much of it was spent in steps that count."""
+    """Fraction of that time spent in steps that were kept."""
     remaining_s: float | None
-    """Of a run that goes on, at the present rate."""
+    """Remaining time of a running run at the current rate."""
     starts: int
     spikes: int
     skipped_steps: int
-    """Lines with a step whose update was left out: the steps themselves where each has its line."""
+    """Number of lines with a skipped update; the number of such steps if each step has a line."""
     checkpoints: int
     checkpoint_stall_s: float | None
     """Median over the checkpoints."""
@@ -96,12 +96,12 @@ class Summary:
     attempts: tuple[AttemptSummary, ...]
     stragglers: tuple[StragglerSummary, ...]
     hangs: tuple[str, ...]
-    """Directories with the stacks of ranks that hung."""
+    """Directories with the stacks of hung ranks."""
     unreadable_lines: int
 
 
-def summarise(run: Run) -> Summary:
-    """The figures of a run."""
+def summarize(run: Run) -> Summary:
+    """Computes the key figures of a run."""
     history = run.history
     recent = {name: _median(column[-RECENT_LINES:]) for name, column in history.columns.items()}
     iteration = int(history.iteration[-1])
@@ -184,25 +184,25 @@ def _changes(start: Event) -> list[list[Any]]:
 
 
 def _end(run: Run, attempt: Attempt, *, is_last: bool) -> str:
-    """Why an attempt ended. One that was killed could not say."""
-    stopped = f"asked to stop: {attempt.stop_reason}" if attempt.stop_reason else ""
+    """Describes how an attempt ended. A killed one leaves no reason."""
+    stopped = f"stopped: {attempt.stop_reason}" if attempt.stop_reason else ""
     if not is_last:
-        return stopped or "ended without a word: killed, a fault, or a lost node; its log says which"
+        return stopped or "ended without a message: it was killed, crashed, or lost a node; see its log"
     return {
-        "done": "the last iteration is done",
+        "done": "completed the last iteration",
         "stopped": stopped or "stopped and saved",
         "failed": f"failed: {run.word}",
         "hung": f"hung: {run.word}",
-        "died": f"it said last: {attempt.stop_reason}"
+        "died": f"its last message: {attempt.stop_reason}"
         if attempt.stop_reason
-        else "ended without a word: killed or a fault; its log says which",
-        "running": stopped or "it runs",
-        "silent": stopped or "nothing was heard of it since",
+        else "ended without a message: it was killed or crashed; see its log",
+        "running": stopped or "still running",
+        "silent": stopped or "no output since",
     }[run.state]
 
 
 def _stragglers(events: Sequence[Event]) -> list[StragglerSummary]:
-    """One for each rank on each host, those that were slow most often first."""
+    """One summary per rank and host, the most frequent stragglers first."""
     found: dict[tuple[Any, str], list[Event]] = {}
     for event in events:
         found.setdefault((event.get("rank"), str(event.get("host") or "?")), []).append(event)

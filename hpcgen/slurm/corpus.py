@@ -79,12 +79,12 @@ def check_corpus(plan: Plan, missing: MissingTasks) -> list[str]:
     if missing.manifest is None or not any(missing.values()):
         return []
     from hpcgen.data.sources import check_source
-    from hpcgen.data.space import check_room
+    from hpcgen.data.space import check_units
 
     job = corpus_job(plan.config)
     left = {stage: units for stage, units in missing.units.items() if units}
     check_source(left, job)
-    return check_room(left, job, missing.manifest)
+    return check_units(left, job, missing.manifest)
 
 
 def _is_seen(plan: Plan) -> bool:

@@ -1,1 +1,1 @@
-"""Where the CPUs, GPUs and NICs of a node lie: as facts say it, as NCCL reads it, and as a live node has it."""
+"""Topology of a node's CPUs, GPUs and NICs: as its node type has it, as NCCL reads it, and as a live node shows it."""

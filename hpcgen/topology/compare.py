@@ -1,4 +1,4 @@
-"""What differs between the topology that a node type has and one that was found."""
+"""Comparison of a node type's topology with one that was found."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hpcgen.config import cpus
 from hpcgen.topology.node import Kind, Topology
 
 PRESENCE, PRESENT, ABSENT = "presence", "present", "absent"
-"""The attribute, and its two values, of a device that only one side has."""
+"""Attribute and its two values for a device that only one side has."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not as expected."""
+    """One deviation from the expected topology."""
 
     device: str
-    """Which: "NUMA node 0", "GPU 3 (0008:00:00.0)", "NIC mlx5_ib3 (0104:00:00.0)"."""
+    """Name of the device: "NUMA node 0", "GPU 3 (0008:00:00.0)", "NIC mlx5_ib3 (0104:00:00.0)"."""
     attribute: str
-    """What of it."""
+    """Name of the attribute."""
     expected: str
     found: str
 
@@ -30,7 +30,7 @@ class Difference:
 
 
 def differences(expected: Topology, found: Topology) -> tuple[Difference, ...]:
-    """Everything that differs, NUMA nodes first; what one of the two does not say is no difference."""
+    """All differences, NUMA nodes first. An attribute that one side does not state never differs."""
     return (
         *_numa_differences(expected, found),
         *_device_differences("GPU", expected, found),
@@ -47,7 +47,7 @@ def _numa_differences(expected: Topology, found: Topology) -> Iterator[Differenc
         else:
             yield Difference(name, PRESENCE, PRESENT, ABSENT)
     for number, numa in sorted(there.items()):
-        if numa.cpus != 0:  # memory without CPUs, as accelerators have it, binds nothing
+        if numa.cpus != 0:  # accelerators may have NUMA nodes without CPUs, to which nothing is bound
             yield Difference(f"NUMA node {number}", PRESENCE, ABSENT, PRESENT)
 
 
@@ -89,7 +89,7 @@ NUMA_ATTRIBUTES: dict[str, tuple[str, Callable[..., str]]] = {
 }
 DEVICE_ATTRIBUTES: dict[str, tuple[str, Callable[..., str]]] = {
     "numa": ("NUMA node", str),
-    "gpus_beside": ("GPUs on its bridge", _gpus),
+    "gpus_on_bridge": ("GPUs on its bridge", _gpus),
     "link_speed_gt_s": ("PCIe speed", "{:g} GT/s".format),
     "link_width": ("PCIe width", "x{}".format),
     "bridge_speed_gt_s": ("PCIe speed of its bridge", "{:g} GT/s".format),
@@ -98,4 +98,4 @@ DEVICE_ATTRIBUTES: dict[str, tuple[str, Callable[..., str]]] = {
     "rate_gbit_s": ("rate", "{:g} Gb/s".format),
     "state": ("port", str),
 }
-"""Attribute -> its name for people, and how its value is shown."""
+"""Attribute -> its displayed name and the formatter of its value."""

@@ -1,6 +1,6 @@
-"""How a picture of a node is arranged: NUMA nodes from left to right, in each its GPUs with their NICs.
+"""Layout of a node's diagram: NUMA nodes from left to right, each with its GPUs and their NICs.
 
-Both pictures, SVG and text, are drawn from this.
+Both the SVG and the text diagram use it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Pair:
     gpu: Gpu | None
     nic: Nic | None
     cpus: str | None
-    """CPUs of the rank that has this GPU; null where masks don't say."""
+    """CPUs of the rank that uses this GPU; None if there is no CPU mask for it."""
 
     @property
     def numa(self) -> int:
-        """Where it is drawn."""
+        """NUMA node in which the pair is drawn."""
         return (self.gpu or self._nic).numa
 
     @property
     def bridge(self) -> str | None:
-        """The PCI bridge above it."""
+        """PCI bridge above the pair."""
         return (self.gpu or self._nic).bridge
 
     @property
@@ -44,7 +44,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Bridge:
-    """Pairs below one PCI bridge, or one after another directly below the CPU (null)."""
+    """Consecutive pairs below one PCI bridge, or directly below the CPU (`bus_id` None)."""
 
     bus_id: str | None
     pairs: tuple[Pair, ...]
@@ -60,18 +60,18 @@ class NumaBox:
 
     @property
     def num_pairs(self) -> int:
-        """Columns it needs."""
+        """Number of columns in the diagram."""
         return sum(len(bridge.pairs) for bridge in self.bridges)
 
 
 def arrange(name: str, node_type: NodeType) -> tuple[NumaBox, ...]:
-    """The NUMA nodes of a node type, with what is on them.
+    """Arranges the NUMA nodes of a node type with their devices.
 
     Raises:
-        HpcgenError: the node type says nothing of GPUs.
+        HpcgenError: the node type lists no GPUs.
     """
     if not node_type.gpus or node_type.pci_link is None:
-        raise HpcgenError(f"node type {name} lists no GPUs", "there is nothing to draw")
+        raise HpcgenError(f"node type {name} lists no GPUs, so there is nothing to draw")
     pairs = list(_pairs(node_type))
     return tuple(
         NumaBox(number, numa.cpus, tuple(_bridges([pair for pair in pairs if pair.numa == number])))
@@ -91,28 +91,28 @@ def _bridges(pairs: list[Pair]) -> Iterator[Bridge]:
 
 
 def pcie(link: PciLink) -> str:
-    """ "PCIe 5.0 x16", or the speed where the generation is not known."""
+    """Formats a link: "PCIe 5.0 x16", or with its speed if the generation is unknown."""
     generation = PCIE_GENERATIONS.get(link.speed_gt_s, f"{link.speed_gt_s:g} GT/s")
     return f"PCIe {generation} x{link.width}"
 
 
 def pcie_gb_s(link: PciLink) -> float:
-    """Bandwidth in each direction (GB/s), after the line code: 8b/10b up to 5 GT/s, then 128b/130b."""
+    """Bandwidth per direction (GB/s) after line coding: 8b/10b up to 5 GT/s, then 128b/130b."""
     efficiency = 8 / 10 if link.speed_gt_s <= 5 else 128 / 130
     return link.speed_gt_s * link.width * efficiency / 8
 
 
 def nvlink_words(node_type: NodeType) -> str | None:
-    """The NVLink network in one line; null without one."""
+    """Describes the NVLink network in one line; None without NVLink."""
     nvlink = node_type.nvlink
     if nvlink is None:
         return None
     switches = f"through {nvlink.switches} NVSwitches" if nvlink.switches else "GPU to GPU"
-    return f"NVLink {switches}: {nvlink.links} links, {nvlink.bandwidth_gb_s:g} GB/s a GPU"
+    return f"NVLink {switches}: {nvlink.links} links, {nvlink.bandwidth_gb_s:g} GB/s per GPU"
 
 
 def fabric_words(node_type: NodeType) -> str | None:
-    """The network between nodes in one line; null without NICs."""
+    """Describes the network between nodes in one line; None without NICs."""
     if not node_type.nics:
         return None
     rates = sorted({nic.rate_gbit_s for nic in node_type.nics}, reverse=True)

@@ -1,7 +1,7 @@
-"""Reads small XML files from other people.
+"""A reader for small, untrusted XML files.
 
-The standard library's ElementTree cannot refuse a document type, where entities that grow without end come
-from; expat, which it is made of, can. So nothing else is needed, and no entity is ever expanded.
+The standard library's ElementTree cannot reject document types, which may define entities of exponential size. Its
+parser, expat, can. So no other library is needed, and entities are never expanded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_DEPTH = 32
 
 @dataclass(frozen=True)
 class Element:
-    """One element; text between elements is left out."""
+    """One element, without the text between elements."""
 
     tag: str
     attributes: dict[str, str]
@@ -26,28 +26,28 @@ class Element:
     children: list[Element] = field(default_factory=list)
 
     def all(self, tag: str) -> list[Element]:
-        """The children of that name."""
+        """Children with this tag."""
         return [child for child in self.children if child.tag == tag]
 
 
 def read(path: Path) -> Element:
-    """The root of an XML file.
+    """Reads an XML file and returns its root.
 
     Raises:
-        HpcgenError: it can't be read, is too large, or is not plain XML.
+        HpcgenError: the file is unreadable, too large, or not plain XML.
     """
     try:
         if not path.is_file():
             raise HpcgenError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise HpcgenError(f"{path}: {size} bytes is more than a topology file may have ({MAX_BYTES})")
+            raise HpcgenError(f"{path}: {size:,} bytes exceed the maximum of a topology file ({MAX_BYTES:,})")
         return parse(path.read_bytes(), str(path))
     except (OSError, ValueError) as error:
-        raise HpcgenError(f"{path}: cannot be read ({error})") from error
+        raise HpcgenError(f"cannot read {path}: {error}") from error
 
 
 def parse(data: bytes, name: str) -> Element:
-    """The root of the document in `data`; `name` stands before the line in errors.
+    """Parses the document in `data` and returns its root. `name` is the file name in errors.
 
     Raises:
         HpcgenError: it is not plain XML.
@@ -68,7 +68,7 @@ def parse(data: bytes, name: str) -> Element:
 
     def refuse(*_: object) -> None:
         line = parser.CurrentLineNumber
-        raise HpcgenError(f"{name}:{line}: a document type or entity has no place here", "remove it")
+        raise HpcgenError(f"{name}:{line}: document types and entities are not allowed", "remove it")
 
     parser.StartElementHandler = start
     parser.EndElementHandler = end
@@ -77,6 +77,6 @@ def parse(data: bytes, name: str) -> Element:
         parser.Parse(data, True)
     except expat.ExpatError as error:
         raise HpcgenError(f"{name}:{error.lineno}: not XML: {expat.errors.messages[error.code]}") from error
-    except (LookupError, ValueError) as error:  # an encoding that Python does not know
+    except (LookupError, ValueError) as error:  # unknown encoding
         raise HpcgenError(f"{name}: not XML: {error}") from error
     return roots[0]

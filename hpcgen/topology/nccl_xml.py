@@ -1,7 +1,7 @@
-"""NCCL's topology XML: written from the facts of a node type, and read back for comparison.
+"""NCCL's topology XML: written from a node type, and read for comparison.
 
-What NCCL makes of it is in its src/graph/xml.cc and topo.cc. Its parser is small: no XML declaration, no
-entities, a space between attributes. It finds GPUs and NICs by bus id and fills in what is missing from sysfs.
+NCCL reads it in its src/graph/xml.cc and topo.cc. Its parser is simple: no XML declaration, no entities, one space
+between attributes. It finds GPUs and NICs by bus ID and takes missing attributes from sysfs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ VERSION = "1"
 BRIDGE_CLASS, GPU_CLASS = "0x060400", "0x030200"
 NIC_CLASSES = {"infiniband": "0x020700", "ethernet": "0x020000"}
 NO_IDS = dict.fromkeys(("vendor", "device", "subsystem_vendor", "subsystem_device"), "0x0000")
-"""A made-up bridge has no maker; said aloud, since NCCL would look for one in sysfs."""
+"""IDs of a virtual bridge, set explicitly because NCCL would otherwise look for them in sysfs."""
 
 
 def write(name: str, node_type: NodeType) -> str:
-    """The topology file of a node type.
+    """Formats the topology file of a node type.
 
     Raises:
-        HpcgenError: the node type says nothing of GPUs.
+        HpcgenError: the node type lists no GPUs.
     """
     root = _tree(expected(name, node_type), node_type)
-    # two hyphens would end the comment
+    # Two hyphens would end the comment.
     comment = f"{node_type.description} (hpcgen topology xml {name})".replace("--", "- -")
     return f"<!-- {comment} -->\n" + "".join(_lines(root, 0))
 
@@ -78,7 +78,7 @@ def _pci(bus_id: str, pci_class: str, link: PciLink) -> Element:
     attributes = {
         "busid": bus_id,
         "class": pci_class,
-        "link_speed": f"{link.speed_gt_s:.1f} GT/s PCIe",  # one of the texts that NCCL knows
+        "link_speed": f"{link.speed_gt_s:.1f} GT/s PCIe",  # NCCL accepts only certain strings
         "link_width": str(link.width),
     }
     return Element("pci", attributes, 0)
@@ -97,16 +97,16 @@ def _lines(element: Element, depth: int) -> Iterator[str]:
 
 
 def read(path: Path) -> Topology:
-    """The topology in a file of Azure's, of ours, or one that NCCL dumped (NCCL_TOPO_DUMP_FILE).
+    """Reads a topology file from Azure, from hpcgen, or from an NCCL dump (NCCL_TOPO_DUMP_FILE).
 
     Raises:
-        HpcgenError: it can't be read, or is not a topology file.
+        HpcgenError: the file is unreadable, or not a topology file.
     """
     return topology(markup.read(path), str(path))
 
 
 def topology(root: Element, name: str) -> Topology:
-    """The topology below `root`; `name` stands before the line in errors.
+    """Converts the elements below `root`. `name` is the file name in errors.
 
     Raises:
         HpcgenError: it is not a topology file.
@@ -114,7 +114,7 @@ def topology(root: Element, name: str) -> Topology:
     if root.tag != "system" or root.attributes.get("version") != VERSION:
         found = f"<{root.tag} version={root.attributes.get('version')!r}>"
         raise HpcgenError(
-            f"{name}:{root.line}: not a topology file of NCCL: it starts with {found}",
+            f"{name}:{root.line}: not an NCCL topology file: it starts with {found}",
             f'expected <system version="{VERSION}">',
         )
     numa_nodes: list[NumaNode] = []
@@ -133,7 +133,7 @@ def topology(root: Element, name: str) -> Topology:
 
 def _refuse_repeated(key: str, values: list[str], name: str) -> None:
     if repeated := [value for value, count in Counter(values).items() if count > 1]:
-        raise HpcgenError(f"{name}: {key} {', '.join(repeated[:8])} stands there more than once")
+        raise HpcgenError(f"{name}: duplicate {key} {', '.join(repeated[:8])}", "remove the duplicates")
 
 
 def _numa_node(element: Element, name: str) -> NumaNode:
@@ -159,7 +159,7 @@ def _numa_node(element: Element, name: str) -> NumaNode:
 
 
 def _devices(parent: Element, numa: int, name: str) -> list[Device]:
-    """The GPUs and NICs below a CPU or a bridge, with what they share with the others on that bridge."""
+    """GPUs and NICs below a CPU or a bridge, with the attributes of that bridge."""
     found: list[Device] = []
     deeper: list[Device] = []
     for element in parent.all("pci"):
@@ -171,17 +171,17 @@ def _devices(parent: Element, numa: int, name: str) -> list[Device]:
     if parent.tag == "pci":
         speed, width = _link(parent, name)
         found = [replace(device, bridge_speed_gt_s=speed, bridge_width=width) for device in found]
-        beside = tuple(sorted(device.bus_id for device in found if device.kind == "GPU"))
+        gpus = tuple(sorted(device.bus_id for device in found if device.kind == "GPU"))
     else:
-        beside = ()
+        gpus = ()
     return [
-        *(replace(device, gpus_beside=beside) if device.kind == "NIC" else device for device in found),
+        *(replace(device, gpus_on_bridge=gpus) if device.kind == "NIC" else device for device in found),
         *deeper,
     ]
 
 
 def _kind(element: Element) -> Kind | None:
-    """What it is by its class, as NCCL sees it; None for bridges and everything else."""
+    """Kind of a PCI device by its class, as in NCCL; None for bridges and other devices."""
     pci_class = element.attributes.get("class", "").lower()
     if pci_class.startswith("0x03"):
         return "GPU"
@@ -197,13 +197,13 @@ def _device(element: Element, kind: Kind, numa: int, name: str) -> Device:
 
 
 def _link(element: Element, name: str) -> tuple[float | None, int | None]:
-    """Speed and width; a width of 0 is NCCL's word for unknown."""
+    """Speed and width of a link. In NCCL, a width of 0 means unknown."""
     speed = link_speed(element.attributes.get("link_speed", ""))
     return speed, _number(element, "link_width", name) or None
 
 
 def link_speed(text: str) -> float | None:
-    """GT/s of the kernel's words: "32.0 GT/s PCIe", "16 GT/s"; None when it doesn't say ("Unknown")."""
+    """Parses a link speed of the kernel in GT/s: "32.0 GT/s PCIe", "16 GT/s"; None for others ("Unknown")."""
     found = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", text)
     return float(found[1]) if found else None
 
@@ -213,5 +213,5 @@ def _number(element: Element, key: str, name: str) -> int | None:
     if text is None or text == "":
         return None
     if not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
-        raise HpcgenError(f"{name}:{element.line}: {key} = {text!r:.60} is not a whole number")
+        raise HpcgenError(f"{name}:{element.line}: {key} = {text!r:.60} is not an integer")
     return int(text)

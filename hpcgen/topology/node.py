@@ -1,4 +1,4 @@
-"""The topology of one node in the terms that can be compared, wherever it was read."""
+"""Source-independent description of a node's topology, for comparison."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Kind = Literal["GPU", "NIC"]
 
 @dataclass(frozen=True, kw_only=True)
 class NumaNode:
-    """One NUMA node; null is what the source does not say."""
+    """One NUMA node. None means that the source does not state an attribute."""
 
     number: int
     cpus: int | None = None
-    """As a mask: bit i is CPU i."""
+    """CPU mask: bit i is CPU i."""
     arch: str | None = None
     vendor: str | None = None
     family: int | None = None
@@ -27,7 +27,7 @@ class NumaNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One GPU or NIC; null is what the source does not say."""
+    """One GPU or NIC. None means that the source does not state an attribute."""
 
     kind: Kind
     bus_id: str
@@ -35,39 +35,39 @@ class Device:
     link_speed_gt_s: float | None = None
     link_width: int | None = None
     bridge_speed_gt_s: float | None = None
-    """Of the PCI bridge above it, which its traffic passes as well."""
+    """Link speed of the PCI bridge above it, which its traffic passes as well."""
     bridge_width: int | None = None
-    gpus_beside: tuple[str, ...] | None = None
-    """Of a NIC: the GPUs on its PCI bridge, by address. The bridges' own addresses are made up, so they don't count."""
+    gpus_on_bridge: tuple[str, ...] | None = None
+    """NIC only: addresses of the GPUs on its PCI bridge. The bridges' own addresses are virtual and not compared."""
     name: str | None = None
-    """Of a NIC: its RDMA device."""
+    """NIC only: name of its RDMA device."""
     rate_gbit_s: float | None = None
-    """Of a NIC: its line rate (Gb/s)."""
+    """NIC only: line rate (Gb/s)."""
     state: str | None = None
-    """Of a NIC: the state of its port; "ACTIVE" is the good one."""
+    """NIC only: port state, which should be "ACTIVE"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """NUMA nodes by number, devices by address."""
+    """NUMA nodes sorted by number, and devices."""
 
     numa_nodes: tuple[NumaNode, ...]
     devices: tuple[Device, ...]
 
     def of_kind(self, kind: Kind) -> tuple[Device, ...]:
-        """The GPUs, or the NICs."""
+        """All GPUs or all NICs."""
         return tuple(device for device in self.devices if device.kind == kind)
 
 
 def expected(name: str, node_type: NodeType) -> Topology:
-    """What a node of that type has.
+    """Topology that a node of this type must have.
 
     Raises:
-        HpcgenError: the node type says nothing of GPUs.
+        HpcgenError: the node type lists no GPUs.
     """
     processor, link = node_type.processor, node_type.pci_link
     if not node_type.gpus or processor is None or link is None:
-        raise HpcgenError(f"node type {name} lists no GPUs", "there is no topology to write or to compare")
+        raise HpcgenError(f"node type {name} lists no GPUs, so it has no topology to write or to compare")
     numa_nodes = [
         NumaNode(
             number=number,
@@ -90,7 +90,7 @@ def expected(name: str, node_type: NodeType) -> Topology:
         Device(
             kind="NIC",
             **pci(nic),
-            gpus_beside=_gpus_below(node_type, nic.bridge),
+            gpus_on_bridge=_gpus_below(node_type, nic.bridge),
             name=nic.name,
             rate_gbit_s=nic.rate_gbit_s,
             state="ACTIVE",

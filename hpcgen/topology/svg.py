@@ -1,4 +1,4 @@
-"""Draws a node as an SVG: NVLink above, the network below, between them the NUMA nodes with GPUs and NICs."""
+"""Draws a node as SVG: NVLink at the top, the network at the bottom, and the NUMA nodes with GPUs and NICs between."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hpcgen.topology.layout import (
 
 MARGIN = 28
 COLUMN, CARD = 144, 128
-"""Width of a column, and of the card in it."""
+"""Width of a column, and of a card in it."""
 CPU = 40
-"""Width of the upright CPU strip at the left of a NUMA node."""
+"""Width of the vertical CPU strip at the left of a NUMA node."""
 PADDING, BETWEEN = 14, 22
-"""Inside a NUMA node, and between two of them."""
+"""Padding inside a NUMA node, and gap between two of them."""
 BAND = 38
-"""Height of the NVLink and the network band."""
+"""Height of the NVLink and network bands."""
 
 TITLE_Y, SUBTITLE_Y = 42, 64
 NVLINK_Y = 88
@@ -60,10 +60,10 @@ text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-se
 
 
 def draw(name: str, node_type: NodeType) -> str:
-    """The picture as an SVG document.
+    """Draws the diagram as an SVG document.
 
     Raises:
-        HpcgenError: the node type says nothing of GPUs.
+        HpcgenError: the node type lists no GPUs.
     """
     boxes = arrange(name, node_type)
     places = _places(boxes)
@@ -95,7 +95,7 @@ def draw(name: str, node_type: NodeType) -> str:
 
 
 def _places(boxes: tuple[NumaBox, ...]) -> list[int]:
-    """The left edge of each NUMA node."""
+    """Left edge of each NUMA node."""
     places = [MARGIN]
     for box in boxes[:-1]:
         places.append(places[-1] + _width(box) + BETWEEN)
@@ -109,7 +109,7 @@ def _width(box: NumaBox) -> int:
 def _draw_box(
     box: NumaBox, x: int, node_type: NodeType, wires: list[str], cards: list[str], *, has_nvlink: bool
 ) -> None:
-    """Adds one NUMA node: its frame before the wires, its CPU and devices after them."""
+    """Adds one NUMA node: its frame to the wires (drawn first), its CPU and devices to the cards (drawn last)."""
     width = _width(box)
     middle = BRIDGE_Y + BRIDGE_H // 2
     wires.append(_rect(x, BOX_Y, width, BOX_END - BOX_Y, "numa", 10))
@@ -121,14 +121,14 @@ def _draw_box(
     )
     column = x + CPU + PADDING
     for bridge in box.bridges:
-        centres = [column + COLUMN * place + COLUMN // 2 for place in range(len(bridge.pairs))]
-        centre = (centres[0] + centres[-1]) // 2
-        wires.append(_wire(f"M {x + CPU} {middle} H {centres[-1]}", "wire-root"))
-        for pair, place in zip(bridge.pairs, centres, strict=True):
+        centers = [column + COLUMN * place + COLUMN // 2 for place in range(len(bridge.pairs))]
+        center = (centers[0] + centers[-1]) // 2
+        wires.append(_wire(f"M {x + CPU} {middle} H {centers[-1]}", "wire-root"))
+        for pair, place in zip(bridge.pairs, centers, strict=True):
             wires += _pair_wires(pair, bridge, place, middle, has_nvlink)
             cards += _pair_cards(pair, place)
         if bridge.bus_id is not None:
-            cards += _bridge_card(bridge, centres, centre, node_type)
+            cards += _bridge_card(bridge, centers, center, node_type)
         column += COLUMN * len(bridge.pairs)
 
 
@@ -164,12 +164,12 @@ def _nic_words(nic: Nic, pair: Pair) -> str:
     return f"{nic.rate_gbit_s:g} Gb/s{elsewhere}"
 
 
-def _bridge_card(bridge: Bridge, centres: list[int], centre: int, node_type: NodeType) -> Iterator[str]:
+def _bridge_card(bridge: Bridge, centers: list[int], center: int, node_type: NodeType) -> Iterator[str]:
     assert node_type.pci_link is not None
-    half = (centres[-1] - centres[0]) // 2 + 48
-    yield _rect(centre - half, BRIDGE_Y, 2 * half, BRIDGE_H, "bridge", BRIDGE_H // 2)
+    half = (centers[-1] - centers[0]) // 2 + 48
+    yield _rect(center - half, BRIDGE_Y, 2 * half, BRIDGE_H, "bridge", BRIDGE_H // 2)
     words = f"PCI bridge {bridge.bus_id}"
-    yield _text(centre, BRIDGE_Y + 17, pcie(node_type.pci_link), "small", "middle", title=words)
+    yield _text(center, BRIDGE_Y + 17, pcie(node_type.pci_link), "small", "middle", title=words)
 
 
 def _band(y: int, width: int, words: str, kind: str) -> Iterator[str]:

@@ -12,18 +12,18 @@ from hpcgen.topology.nccl_xml import link_speed
 from hpcgen.topology.node import Device, NumaNode, Topology
 
 NVIDIA = "0x10de"
-"""Virtual machines have a display of the hypervisor's beside their GPUs."""
+"""PCI vendor ID. Virtual machines also have a display device of the hypervisor."""
 GPU_CLASSES = ("0x0300", "0x0302")
 NIC_CLASSES = {"infiniband": "0x0207", "ethernet": "0x0200"}
 
 
 def read(directory: Path, fabric: str) -> Topology:
-    """The topology below `directory`, /sys of a node or a copy of it; `fabric` says which adapters count.
+    """Reads the topology from `directory`, which is /sys of a node or a copy of it. `fabric` selects the adapters.
 
-    A virtual machine shows no bridges, so which NIC belongs to which GPU is not said.
+    A virtual machine has no bridges in sysfs, so the assignment of NICs to GPUs remains unknown.
 
     Raises:
-        HpcgenError: it is no sysfs.
+        HpcgenError: the directory is not a sysfs.
     """
     pci = directory / "bus/pci/devices"
     if not pci.is_dir():
@@ -44,7 +44,7 @@ def _device(path: Path, fabric: str) -> Device | None:
     numa = _text(path / "numa_node") or "-1"
     known: dict[str, Any] = {
         "bus_id": path.name.lower(),
-        "numa": int(numa) if numa.isdecimal() else None,  # -1: the hypervisor does not say
+        "numa": int(numa) if numa.isdecimal() else None,  # -1: not stated by the hypervisor
         "link_speed_gt_s": link_speed(_text(path / "current_link_speed") or ""),
         "link_width": _positive(_text(path / "current_link_width")),
     }
@@ -56,7 +56,7 @@ def _device(path: Path, fabric: str) -> Device | None:
 
 
 def _port(rdma_devices: Path) -> dict[str, Any]:
-    """Name, rate and state of the first RDMA device; a NIC without one has no driver."""
+    """Name, rate and state of the first RDMA device. A NIC without one has no driver loaded."""
     names = sorted(path.name for path in rdma_devices.iterdir()) if rdma_devices.is_dir() else []
     if not names:
         return {"state": "no RDMA device"}
@@ -84,7 +84,7 @@ def _positive(text: str | None) -> int | None:
 
 
 def _text(path: Path) -> str | None:
-    """One attribute; None where there is none, or the device does not answer."""
+    """Reads one attribute; None if it is missing or the device does not respond."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -11,10 +11,10 @@ ASCII = str.maketrans({"├": "|", "└": "`", "│": "|", "─": "-"})
 
 
 def draw(name: str, node_type: NodeType, *, ascii_only: bool = False) -> str:
-    """The picture; `ascii_only` where the terminal cannot show lines.
+    """Draws the diagram; use `ascii_only` for terminals without line-drawing characters.
 
     Raises:
-        HpcgenError: the node type says nothing of GPUs.
+        HpcgenError: the node type lists no GPUs.
     """
     text = "\n".join(_lines(name, node_type)) + "\n"
     return text.translate(ASCII) if ascii_only else text

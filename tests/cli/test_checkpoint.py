@@ -59,7 +59,7 @@ def test_list_says_what_stays_and_why(run: Path) -> None:
     assert lines[0].split() == ["checkpoint", "iteration", "complete", "since", "size", "state", "kept", "by"]
     assert lines[1] == "iter_0000800        800  2025-10-09 09:20:00 UTC  46 B  complete  the newest"
     assert lines[3].endswith("complete  nothing: prune removes it")
-    assert ended.stderr.endswith("the newest 2 stay, and multiples of 500, and pinned ones\n")
+    assert ended.stderr.endswith("keeps the newest 2, multiples of 500, and pinned ones\n")
     assert hpcgen("checkpoint", "list", run / "checkpoints") == ended
 
 
@@ -84,7 +84,10 @@ def test_list_shows_what_is_not_whole(run: Path) -> None:
         50: ("Megatron-LM's", "written by Megatron-LM"),
     }
     said = hpcgen("checkpoint", "list", run).stdout
-    assert "    its save was cut off, or goes on: begun 2026-01-01 10:00:00+0000 on ndv5-001\n" in said
+    assert (
+        "    the save started 2026-01-01 10:00:00+0000 on ndv5-001 was interrupted or is still running\n"
+        in said
+    )
     assert "    __0_0.distcp has 3 bytes, not 7\n" in said
     assert "    COMPLETE was changed after it was written: its checksum differs\n" in said
     assert "iter_0000600.broken" in said
@@ -212,7 +215,7 @@ def test_prune_keeps_what_the_run_keeps(run: Path) -> None:
         f"would remove {run}/checkpoints/iter_{iteration:07d} (46 B)\n" for iteration in (100, 300, 600)
     )
     assert would.stderr == (
-        f"{run}/checkpoints: the newest 2 stay, and multiples of 500, and pinned ones "
+        f"{run}/checkpoints: keeps the newest 2, multiples of 500, and pinned ones "
         f"(as {run}/jobs/4711/trainer.json says)\n"
         "would remove 3 checkpoints, 138 B\n"
     )
@@ -236,18 +239,20 @@ def test_prune_by_other_rules(run: Path) -> None:
 def test_prune_names_where_each_rule_is_from(run: Path) -> None:
     def rule(*options: object) -> str:
         said = hpcgen("checkpoint", "prune", run, *options, "--dry-run").stderr.splitlines()[0]
-        return said.split(" stays" if " stays" in said else " stay", 1)[1]
+        return said.split(": keeps ", 1)[1]
 
     file = run / "jobs/4711/trainer.json"
     assert rule("--keep-last", 1) == (
-        f", and multiples of 500, and pinned ones (--keep-last 1, checkpoint.keep_every of {file})"
+        f"the newest one, multiples of 500, and pinned ones (--keep-last 1, checkpoint.keep_every of {file})"
     )
     assert rule("--keep-every", 300) == (
-        f", and multiples of 300, and pinned ones (checkpoint.keep_last of {file}, --keep-every 300)"
+        f"the newest 2, multiples of 300, and pinned ones (checkpoint.keep_last of {file}, --keep-every 300)"
     )
-    assert rule("--keep-last", 3, "--keep-every", 0) == ", and pinned ones (--keep-last 3, --keep-every 0)"
+    assert rule("--keep-last", 3, "--keep-every", 0) == (
+        "the newest 3, and pinned ones (--keep-last 3, --keep-every 0)"
+    )
     shutil.rmtree(run / "jobs")
-    assert rule("--keep-last", 3) == ", and pinned ones (--keep-last 3)"
+    assert rule("--keep-last", 3) == "the newest 3, and pinned ones (--keep-last 3)"
 
 
 def test_prune_never_takes_the_newest_whole_one_nor_a_pinned_one(run: Path) -> None:
@@ -267,7 +272,7 @@ def test_prune_without_a_rule_removes_nothing(run: Path) -> None:
     shutil.rmtree(run / "jobs")
     ended = hpcgen("checkpoint", "prune", run)
     assert (ended.status, ended.stdout) == (2, "")
-    assert ended.stderr.endswith("checkpoint.keep_last is not set: all are kept; add --keep-last N\n")
+    assert ended.stderr.endswith("checkpoint.keep_last is not set, so all are kept; add --keep-last N\n")
     assert len(names(run / "checkpoints")) == 6
 
 
@@ -276,7 +281,7 @@ def test_prune_goes_by_no_other_runs_rule(run: Path, tmp_path: Path) -> None:
     (run / "checkpoints").rename(elsewhere)
     ended = hpcgen("checkpoint", "prune", elsewhere)
     assert (ended.status, ended.stdout) == (2, "")
-    assert "checkpoint.keep_last is not set: all are kept" in ended.stderr
+    assert "checkpoint.keep_last is not set, so all are kept" in ended.stderr
     elsewhere.rename(run / "checkpoints")
     said = hpcgen("checkpoint", "prune", run / "checkpoints", "--dry-run").stderr
     assert f"(as {run}/jobs/4711/trainer.json says)" in said
@@ -319,7 +324,7 @@ def test_pin_is_for_whole_ones(run: Path) -> None:
     (checkpoint / COMPLETE).unlink()
     ended = hpcgen("checkpoint", "pin", run / "checkpoints/iter_0000700", checkpoint)
     assert ended.status == 2
-    assert f"{checkpoint}: is not complete" in ended.stderr
+    assert f"{checkpoint} is not complete" in ended.stderr
 
 
 def test_checkpoints_that_lie_elsewhere_are_found(run: Path, tmp_path: Path) -> None:
@@ -336,13 +341,13 @@ def test_checkpoints_that_lie_elsewhere_are_found(run: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["list", "nothing"], "nothing: no such directory; name a run's directory"),
-        (["list", "empty"], "empty: holds no checkpoints; name a run's directory"),
+        (["list", "nothing"], "nothing: no such directory; give a run directory"),
+        (["list", "empty"], "empty has no checkpoints; give a run directory"),
         (
             ["inspect", "run/checkpoints/iter_0000801"],
-            "no such directory; there are iter_0000800, iter_0000700",
+            "no such directory; the newest are iter_0000800, iter_0000700",
         ),
-        (["pin", "run"], "run: is not a checkpoint; name a directory iter_..."),
+        (["pin", "run"], "run is not a checkpoint; give an iter_... directory"),
         (["pin", "run/checkpoints/iter_0000800", "nothing"], "nothing: no such directory"),
         (["prune", "run", "--keep-last", "0"], "Invalid value for '--keep-last'"),
     ],
@@ -364,7 +369,7 @@ def test_no_checkpoints_yet(tmp_path: Path) -> None:
     ended = hpcgen("checkpoint", "list", run)
     assert ended == Ended(0, "", f"{run}/checkpoints: no checkpoints yet\n")
     ended = hpcgen("checkpoint", "inspect", run)
-    assert (ended.status, ended.stderr) == (2, f"{run}/checkpoints: holds no complete checkpoint\n")
+    assert (ended.status, ended.stderr) == (2, f"{run}/checkpoints has no complete checkpoint\n")
 
 
 @pytest.mark.process

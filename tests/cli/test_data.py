@@ -38,9 +38,9 @@ def test_tokenize_reports_what_it_wrote(tmp_path, corpus):
     assert result.stdout == (
         f"{prefix}.bin, .idx  (76 bytes, uint16)\n"
         "documents  2 in = 2 out + 0 skipped + 0 rejected; 1 empty\n"
-        "tokens     3 in 1 sequence, each ended by 50256\n"
+        "tokens     3 in 1 sequence, each ends with id 50256\n"
         "input      37 bytes of JSON Lines, encoded with gigatoken\n"
-        "verified   1 document: the ids of tokenizers\n"
+        "verified   1 document against the library tokenizers\n"
     )
     assert result.stderr == ""
     assert (tmp_path / "x.bin").read_bytes() == b"".join(i.to_bytes(2, "little") for i in (15496, 995, 50256))
@@ -63,7 +63,7 @@ def test_tokenize_forced_to_a_library(tmp_path, corpus):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "corpus.jsonl:1: no key 'text' among 'body'"),
+        ((), "corpus.jsonl:1: missing key 'text'"),
         (("--tokenizer", "gpt3"), "cannot read the tokenizer file gpt3"),
         (("--vocab-file", "v.json"), "tokenizer.merges_file is needed beside its other half"),
         (("--tokenizer", "bytes", "--eod-token", "x"), "tokenizer.eod_token is not read"),
@@ -115,7 +115,7 @@ def test_what_a_task_cannot_make_is_told_and_the_rest_is_made(planned_corpus: Pa
     assert hpcgen("data", "plan", "--replan").status == 0
     done = hpcgen("data", "prepare", "--workers", "1")
     assert done.status == 1
-    assert "text/a.jsonl:1: no key 'text' among 'body'" in done.stderr
+    assert "text/a.jsonl:1: missing key 'text' (the keys are 'body')" in done.stderr
     assert [path.name for path in (planned_corpus / "tokens").glob("*.idx")] == ["corpus-00001-of-00002.idx"]
 
 
@@ -145,9 +145,9 @@ READERS: list[tuple[str, ...]] = [
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        ("sample_files=1", "data.corpus.sample_files was not given and is 1"),
-        ("include=[a*]", "data.corpus.include was not given and is a*"),
-        ("splits.train=[a*]", "data.corpus.splits.train was not given and is a*"),
+        ("sample_files=1", "data.corpus.sample_files was not set and is now 1"),
+        ("include=[a*]", "data.corpus.include was not set and is now a*"),
+        ("splits.train=[a*]", "data.corpus.splits.train was not set and is now a*"),
     ],
 )
 def test_another_selection_than_was_planned_stops_everything_that_reads_the_manifest(
@@ -157,8 +157,8 @@ def test_another_selection_than_was_planned_stops_everything_that_reads_the_mani
     done = hpcgen(*reader, "--set", f"data.corpus.{change}")
     assert (done.status, done.stdout) == (2, "")
     assert done.stderr == (
-        f"{planned_corpus}/manifest.jsonl was planned for another selection: {difference}; "
-        "run hpcgen data plan --replan, or set it back\n"
+        f"{planned_corpus}/manifest.jsonl was planned with another selection: {difference}; "
+        "run hpcgen data plan --replan, or restore the old values\n"
     )
     assert listing(planned_corpus.parent) == before
 
@@ -168,7 +168,7 @@ def test_a_sample_that_is_taken_back_is_not_forgotten(planned_corpus: Path) -> N
     assert hpcgen("data", "plan", "--replan", *sample).status == 0
     assert hpcgen("data", "status", *sample).status == 0
     done = hpcgen("data", "status")
-    assert "data.corpus.sample_files was 1 and is not given; run hpcgen data plan --replan" in done.stderr
+    assert "data.corpus.sample_files was 1 and is now not set; run hpcgen data plan --replan" in done.stderr
     assert hpcgen("data", "plan", "--replan").status == 0
     assert hpcgen("data", "status").status == 0
 
@@ -179,7 +179,7 @@ def test_a_rendered_task_refuses_another_selection_too(planned_corpus: Path) -> 
     Path("corpus.json").write_text(found.stages["prepare"].files["corpus.json"])
     done = hpcgen("data", "prepare", "-c", "corpus.json")
     assert (done.status, done.stdout) == (2, "")
-    assert "data.corpus.sample_files was not given and is 1" in done.stderr
+    assert "data.corpus.sample_files was not set and is now 1" in done.stderr
 
 
 def test_no_script_holds_the_signature_of_an_address(workplace: Path) -> None:
@@ -241,7 +241,8 @@ def test_a_source_that_is_gone_is_told_before_anything_is_submitted(
     done = hpcgen("submit", "prepare", "-c", "run.yaml", *how, "--set", "paths.run_dir=run")
     assert (done.status, done.stdout) == (2, "")
     assert done.stderr == (
-        f"{planned_corpus.parent}/text/b.jsonl is not there; it was there when the corpus was planned\n"
+        f"{planned_corpus.parent}/text/b.jsonl does not exist; "
+        "it existed when the corpus was planned; restore it, or plan again\n"
     )
     assert listing(planned_corpus.parent) == before
 
@@ -252,13 +253,13 @@ def test_a_stage_of_a_corpus_that_is_not_planned(workplace: Path, stage: str) ->
     write_yaml(workplace / "run.yaml", minimal_run(data={"corpus": corpus}))
     done = hpcgen("data", stage)
     assert (done.status, done.stdout) == (2, "")
-    assert "the corpus is not planned; run hpcgen data plan first" in done.stderr
+    assert "the corpus has no manifest; run hpcgen data plan first" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--task-id", "2", "--num-tasks", "2"), "task 2 is not one of 2; use 0 to 1"),
+        (("--task-id", "2", "--num-tasks", "2"), "task 2 is out of range for 2 tasks; use 0 to 1"),
         (("--set", "data.corpus=null"), "data.corpus is missing"),
         (
             ("--set", "data.corpus.source.manifest=/list.jsonl"),

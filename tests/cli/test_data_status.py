@@ -60,7 +60,7 @@ def test_how_far_a_corpus_is():
     assert tokens == "prepare: tokens in whole pairs: corpus 11"
     assert re.fullmatch(r"prepare task 2 of 4: failed on \S+, \d+ s ago, 1 not done", task)
     assert error.startswith("    tokens/corpus-00002-of-00004: ")
-    assert "no key 'text'" in error
+    assert "missing key 'text'" in error
     assert told.stderr.endswith("for the rest: hpcgen submit prepare -c run.yaml\n")
 
 
@@ -140,7 +140,10 @@ def test_a_task_of_a_dead_host_is_said_to_be_stalled():
         (("train",), "'train' is not one of 'download', 'extract'"),
         (("-c", "corpus.json", "--missing", "prepare"), "add --num-tasks"),
         (("--set", "data.corpus.json_kee=body"), "data.corpus.json_kee"),
-        (("--set", "data.corpus.directory=elsewhere"), "elsewhere/manifest.jsonl: the corpus is not planned"),
+        (
+            ("--set", "data.corpus.directory=elsewhere"),
+            "elsewhere/manifest.jsonl: the corpus has no manifest",
+        ),
     ],
 )
 def test_mistakes_are_told(arguments, message):

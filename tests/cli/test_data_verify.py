@@ -45,7 +45,7 @@ def test_all_pairs_of_a_run_file(workplace):
     assert told.stderr == (
         "0 of 2 pairs wrong, 140 B read\n"
         "SHA-256: 2 compared with their records, 0 without one\n"
-        "megatron-core: not checked: it was not asked\n"
+        "megatron-core: not checked: not requested\n"
     )
     assert told.status == 0
 
@@ -68,18 +68,23 @@ def test_a_changed_byte_ends_with_1():
     assert told.status == 1
     lines = told.stdout.splitlines()
     assert lines[0].startswith("data/tokens/corpus-00000-of-00002: WRONG")
-    assert f"    {BIN}: id 353 at byte 0, in document 0; the ids go from 0 to 256" in lines
-    assert any(line.startswith(f"    {BIN}: SHA-256 is ") for line in lines)
+    assert f"    {BIN}: id 353 at byte 0, in document 0; valid ids are 0 to 256" in lines
+    assert any(line.startswith(f"    {BIN}: the SHA-256 is ") for line in lines)
     assert told.stderr.startswith("1 of 1 pair wrong")
 
 
 def test_a_pair_made_with_other_settings_or_without_a_record():
     told = verify("-c", "run.yaml", "--set", "data.corpus.drop_empty=true")
     assert told.status == 1
-    assert told.stdout.count("made with other settings than the run file's") == 2
+    assert told.stdout.count("stale: it was made with other settings than those of the run file") == 2
     old = Path("data/manifest.jsonl").read_text()
     Path("data/manifest.jsonl").write_text(old.replace('"size":16', '"size":17'))
-    assert verify("-c", "run.yaml").stdout.count("made of other files than the manifest has for it") == 2
+    assert (
+        verify("-c", "run.yaml").stdout.count(
+            "stale: it was not made from the files that the manifest lists for it"
+        )
+        == 2
+    )
     Path("data/manifest.jsonl").unlink()
     assert verify("-c", "run.yaml").status == 0
     for path in Path("data/tokens").glob("*.record.json"):
@@ -104,7 +109,7 @@ def test_training_does_not_begin_with_pairs_of_other_settings_or_files(command):
     stages = " ".join(word for word in command if word in ("train", "index-cache")) or "train"
     assert (told.status, told.stdout) == (2, "")
     assert (
-        "corpus-00000-of-00002 (and 1 more of 2 pairs): made with other settings than the run file's"
+        "corpus-00000-of-00002 (and 1 more of 2 pairs): stale: it was made with other settings than those"
         in told.stderr
     )
     assert f"hpcgen submit prepare {stages} makes" in told.stderr
@@ -112,7 +117,10 @@ def test_training_does_not_begin_with_pairs_of_other_settings_or_files(command):
     manifest.write_text(manifest.read_text().replace('"size":16', '"size":17', 1))
     told = hpcgen(*command, "-c", "run.yaml")
     assert told.status == 2
-    assert "corpus-00000-of-00002: made of other files than the manifest has for it" in told.stderr
+    assert (
+        "corpus-00000-of-00002: stale: it was not made from the files that the manifest lists for it"
+        in told.stderr
+    )
 
 
 @pytest.mark.parametrize("command", TRAINING[3:], ids=" ".join)

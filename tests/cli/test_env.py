@@ -94,7 +94,7 @@ def test_each_export_stands_below_its_reason(run_file):
     assert all(lines[number - 1].startswith("# ") for number in exports)
     above = lines[lines.index("export NCCL_PXN_DISABLE=1") - 1]
     assert above == (
-        "# Each GPU uses its own NIC; relaying through a neighbour over NVLink is slower here. "
+        "# Each GPU uses its own NIC; relaying through a neighbor over NVLink is slower here. "
         "(node type, ndv5: ai-infrastructure-on-azure, hopper.conf)"
     )
     assert "# For you to export before srun: HF_TOKEN, MASTER_ADDR, MASTER_PORT, WORLD_SIZE" in lines

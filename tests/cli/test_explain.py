@@ -57,7 +57,7 @@ def test_values_from_facts_and_from_the_command_line(run_file):
     assert found.stdout.splitlines() == [
         "FOO='it'\"'\"'s a b'  override, --set environment.FOO",
         "NCCL_PXN_DISABLE=1  node type, ndv5: ai-infrastructure-on-azure, hopper.conf",
-        "    Each GPU uses its own NIC; relaying through a neighbour over NVLink is slower here.",
+        "    Each GPU uses its own NIC; relaying through a neighbor over NVLink is slower here.",
     ]
 
 
@@ -231,9 +231,9 @@ def test_two_runs_compared(workplace, run_file):
         "~ NCCL_PXN_DISABLE",
         f"    - 0  run file, other.yaml:{other_line}",
         "        over 1 of the node type (ndv5: ai-infrastructure-on-azure, hopper.conf): Each GPU uses its own NIC; "
-        "relaying through a neighbour over NVLink is slower here.",
+        "relaying through a neighbor over NVLink is slower here.",
         "    + 1  node type, ndv5: ai-infrastructure-on-azure, hopper.conf",
-        "        Each GPU uses its own NIC; relaying through a neighbour over NVLink is slower here.",
+        "        Each GPU uses its own NIC; relaying through a neighbor over NVLink is slower here.",
         "+ secret HF_TOKEN",
         "- secret WANDB_API_KEY",
     ]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcgen.report.downsample import MOST_BUCKETS, downsample
+from hpcgen.report.downsample import MAX_BUCKETS, downsample
 from hpcgen.report.history import read_history
 from hpcgen.report.scale import Scale, scale_for, tick_texts
 from tests.cli.command import hpcgen
@@ -161,18 +161,18 @@ def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
         "160 of 1,000",
         "MFU 13%",
         "61.5 GiB",
-        "asked to stop: SIGUSR2",
-        "ended without a word: killed, a fault, or a lost node",
+        "stopped: SIGUSR2",
+        "ended without a message: it was killed, crashed, or lost a node",
         "failed: the loss is nan at iteration 161",
         "120: iter_0000120",
         "0: random weights",
         "5 min",  # from the last line of the first attempt to the second
-        "start 3: optimizer.lr 0.0003 → 0.0001",
+        "attempt 3: optimizer.lr 0.0003 → 0.0001",
         "122; 2 steps lost",
         "5 min 40 s",  # from the last line that was lost to the third attempt
-        "Start 3 passed over /runs/gpt/checkpoints/iter_0000124: __0_0.distcp is missing. It was renamed.",
-        "0.8 s 31 s beside training 112.0 GB /runs/gpt/checkpoints/iter_0000100",
-        "30,720 to 30,975 left out",
+        "Attempt 3 skipped /runs/gpt/checkpoints/iter_0000124: __0_0.distcp is missing. It was renamed.",
+        "0.8 s 31 s in the background 112.0 GB /runs/gpt/checkpoints/iter_0000100",
+        "30,720 to 30,975 skipped",
         "13 ndv5-002 1 1.43 × the median",
         "MFU = TFLOP/s per device / 989 TFLOP/s",
         "megatron-lm: 3 x forward matrix products",
@@ -182,9 +182,9 @@ def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
     ):
         assert words in page.text
     restarts = [attributes["title"] for tag, attributes in page.tags if attributes.get("class") == "restart"]
-    assert "start 2, from iteration 120" in restarts
+    assert "attempt 2, from iteration 120" in restarts
     assert page.series("loss")["x"][-1] == 160
-    assert page.series("loss", 1) == {"label": "valid", "colour": 1, "x": [100], "middle": [3.25]}
+    assert page.series("loss", 1) == {"label": "valid", "color": 1, "x": [100], "middle": [3.25]}
     assert page.series("grad-norm")["low"][121] is None
 
 
@@ -220,7 +220,7 @@ def test_half_a_million_steps_fit_into_a_small_file_with_their_extremes(tmp_path
     loss = np.full(count, 2.0)
     loss[[123_456, 400_001]] = 77.0, 0.25
     buckets = downsample(np.arange(1.0, count + 1), loss)
-    assert len(buckets.x) == MOST_BUCKETS
+    assert len(buckets.x) == MAX_BUCKETS
     assert (buckets.high.max(), buckets.low.min(), buckets.x[-1]) == (77.0, 0.25, count)
     assert np.all(buckets.middle == 2.0)
 
@@ -232,7 +232,7 @@ def test_a_long_run(tmp_path: Path) -> None:
     page = report(write_run(tmp_path / "run", [start(train_iters=4000), *events]))
     assert max(page.series("loss")["high"]) == 55.5
     assert max(page.series("step-time")["high"]) == 600
-    assert all(len(places) <= MOST_BUCKETS for places in page.values["places"])
+    assert all(len(places) <= MAX_BUCKETS for places in page.values["places"])
     assert len(page.source) < 350_000
 
 
@@ -264,7 +264,7 @@ def test_a_run_that_is_being_written(tmp_path: Path) -> None:
         file.write('{"event": "step", "iteration": 6, "lo')
     page = report(run)
     assert page.series("loss")["x"] == [1, 2, 3, 4, 5]
-    assert "cannot be read" not in page.text
+    assert "unreadable" not in page.text
 
 
 def test_what_is_no_number_is_a_gap(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_damaged_lines_are_said_and_unknown_events_are_not(tmp_path: Path) -> No
     metrics = run / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes() + b'\0\0\0\n[1, 2]\n{"event": "step"}\n\n')
     page = report(run)
-    assert f"3 lines of {run}/metrics.jsonl cannot be read" in page.text
+    assert f"3 unreadable lines of {run}/metrics.jsonl ignored" in page.text
     assert page.series("loss")["x"] == [1, 2, 3]
 
 
@@ -311,8 +311,8 @@ def test_lines_of_an_older_trainer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("events", "said"),
     [
-        ([], "there is nothing to show, it holds no step"),
-        ([start()], "there is nothing to show, the run has started and has not done a step yet"),
+        ([], "nothing to show, because it has no step"),
+        ([start()], "nothing to show, because the run has started but has not completed a step yet"),
     ],
 )
 def test_nothing_to_show_ends_with_status_2(tmp_path: Path, events: list[dict[str, Any]], said: str) -> None:
@@ -326,9 +326,9 @@ def test_nothing_to_show_ends_with_status_2(tmp_path: Path, events: list[dict[st
 def test_what_is_no_run_ends_with_status_2(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, said in (
-        (tmp_path, f"{tmp_path}/metrics.jsonl: no such file; name the directory of a training run"),
-        (tmp_path / "nothing", "no such directory; name the directory of a run"),
-        (tmp_path / "file", f"{tmp_path}/file is a file; name the run's directory"),
+        (tmp_path, f"{tmp_path}/metrics.jsonl: no such file; give the directory of a training run"),
+        (tmp_path / "nothing", "no such directory; give the directory of a run"),
+        (tmp_path / "file", f"{tmp_path}/file is a file; give the run directory"),
     ):
         ended = hpcgen("report", path)
         assert (ended.status, ended.stdout) == (2, "")
@@ -370,9 +370,9 @@ def test_a_silent_run_says_what_its_heartbeat_said_last(tmp_path: Path) -> None:
     (run / "stacks").mkdir()
     (run / "stacks" / "rank-3").touch()
     page = report(run)
-    assert re.search(r"last sign of life \d+ d \d+ h ago: save on ndv5-002, iteration 3", page.text)
-    assert f"the stacks of its ranks lie in {run}: stacks." in page.text
-    assert "nothing was heard of it since" in page.text
+    assert re.search(r"last activity \d+ d \d+ h ago: save on ndv5-002, iteration 3", page.text)
+    assert f"The stacks of its ranks are in {run}: stacks." in page.text
+    assert "no output since" in page.text
 
 
 def test_runs_side_by_side(eventful: Path, tmp_path: Path) -> None:
@@ -419,22 +419,22 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path, eventful: Path, en
     write_heartbeat(run, ended_pid)
     page = report(run)
     assert re.search(
-        r"The run died: ended without a word: killed or a fault; the log says more; last sign of life \S+ s ago: "
+        r"The run died: ended without a message: it was killed or crashed; see the log; last activity \S+ s ago: "
         rf"train on {re.escape(socket.gethostname())}, iteration 4",
         page.text,
     )
     assert "running" not in page.text
-    assert "it runs" not in page.text
+    assert "still running" not in page.text
     assert (
-        "ended without a word: killed or a fault; its log says which" in page.text
-    )  # in the table of its starts
+        "ended without a message: it was killed or crashed; see its log" in page.text
+    )  # in the table of its attempts
     terminal = hpcgen("report", run, eventful).stdout
     assert (
-        "run: died, iteration 4 of 1,000: ended without a word: killed or a fault; the log says more"
+        "run: died, iteration 4 of 1,000: ended without a message: it was killed or crashed; see the log"
         in terminal
     )
     assert column(report(run, eventful), row="state", number=0).startswith(
-        "died: ended without a word: killed"
+        "died: ended without a message: it was killed"
     )
 
 
@@ -455,7 +455,7 @@ def test_a_run_that_died_says_what_it_said_last(tmp_path: Path, ended_pid: int) 
     run = write_run(tmp_path / "run", [start(), *steps(1, 3), stop])
     write_heartbeat(run, ended_pid)
     assert (
-        "gpt: died, iteration 3 of 1,000: it said last: rank 1 on ndv5-002 is gone;"
+        "gpt: died, iteration 3 of 1,000: its last message: rank 1 on ndv5-002 is gone;"
         in hpcgen("report", run).stdout
     )
 
@@ -484,13 +484,13 @@ def test_a_run_that_hung_says_so_at_once_and_where(tmp_path: Path, eventful: Pat
     write_stacks(run, [*range(5), *range(6, 12), 13, 14, 15])
     write_stacks(run, [12], at="sampler.py:31 read")
     said = (
-        "nothing moved for 600 s; look first at rank 5, which did not report; "
-        "rank 12 on ndv5-002 stood after iteration 3 at sampler.py:31 read; "
-        "rank 0-4,6-11,13-15 stood after iteration 3 at step.py:140 _agree"
+        "no progress for 600 s; check rank 5 first, which did not report; "
+        "rank 12 on ndv5-002 was stuck after iteration 3 at sampler.py:31 read; "
+        "rank 0-4,6-11,13-15 was stuck after iteration 3 at step.py:140 _agree"
     )
     page = report(run)
     assert f"The run hung: {said}" in page.text
-    assert f"hung: {said}" in page.text  # in the table of its starts
+    assert f"hung: {said}" in page.text  # in the table of its attempts
     assert f"gpt: hung, iteration 3 of 1,000: {said}\n" in hpcgen("report", run).stdout
     assert column(report(run, eventful), row="state", number=0) == f"hung: {said}"
 
@@ -503,7 +503,7 @@ def test_stacks_of_before_the_last_step_are_no_hang_of_now(tmp_path: Path) -> No
     assert "gpt: running, iteration 1 of 1,000" in hpcgen("report", run).stdout
     stacks.rename(run / "stacks.1")
     assert (
-        f"The run hung in an earlier attempt: the stacks of its ranks lie in {run}: stacks.1."
+        f"The run hung in an earlier attempt. The stacks of its ranks are in {run}: stacks.1."
         in report(run).text
     )
 
@@ -566,15 +566,15 @@ def test_a_label_is_no_other_run_s_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"garbage\nmore of it\n\0\xff\n", "it holds no step: line 1 is not JSON; 3 of 3 lines passed over"),
-        (b"garbage", "it holds no step: line 1 is not JSON; 1 of 1 line passed over"),
+        (b"garbage\nmore of it\n\0\xff\n", "it has no step (line 1 is not JSON; 3 of 3 lines ignored)"),
+        (b"garbage", "it has no step (line 1 is not JSON; 1 of 1 line ignored)"),
         (
             b'{"event": "from-the-future", "iteration": 1}\n{"loss": 2}\n',
-            "line 2 is no line of a trainer; 1 of 2 lines",
+            "line 2 was not written by the trainer; 1 of 2 lines",
         ),
         (
             json.dumps(start()).encode() + b"\n{{\n",
-            "has not done a step yet: line 2 is not JSON; 1 of 2 lines passed",
+            "has not completed a step yet (line 2 is not JSON; 1 of 2 lines ignored",
         ),
     ],
 )

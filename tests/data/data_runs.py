@@ -141,7 +141,7 @@ def make_units(job: CorpusJob, *stages: Any) -> None:
     for stage in stages:
         settings = configuration(stage, job)
         for unit in units(stage, job, read_manifest(manifest_path(job.directory))):
-            make_unit(unit, lambda step: None, job=job, of_configuration=settings, threads=1)
+            make_unit(unit, lambda step: None, job=job, settings_hash=settings, threads=1)
 
 
 def pairs(directory: Path) -> dict[str, bytes]:

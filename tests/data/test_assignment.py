@@ -81,5 +81,5 @@ def test_without_any_size_files_count_alike():
 
 
 def test_no_input_is_an_error():
-    with pytest.raises(HpcgenError, match="no file"):
+    with pytest.raises(HpcgenError, match="no input files"):
         assign([], 3)

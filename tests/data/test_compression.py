@@ -78,7 +78,7 @@ def test_a_file_cut_at_a_thousand_offsets_is_refused_at_each(name, compress, lin
         if size == len(first):  # a file of its own: only its size in the manifest tells
             assert read(name, whole[:size]) == lines[: len(lines) // 2]
             continue
-        with pytest.raises(HpcgenError, match=rf"{name}: the \.\w+ data is cut off at byte {size:,}"):
+        with pytest.raises(HpcgenError, match=rf"{name}: the \.\w+ data is truncated at byte {size:,}"):
             read(name, whole[:size])
 
 
@@ -126,13 +126,13 @@ def test_a_window_that_takes_too_much_memory_is_no_damage(before):
         ("a.jsonl.gz", b'{"error": "gone"}', r"this looks like JSON, not \.gz data: '{\"error\""),
         ("a.jsonl.zst", b"\x00" * 100, r"damaged \.zst data before byte 100: "),
         ("a.jsonl.gz", b"\x00" * 100, r"damaged \.gz data before byte 100: "),
-        ("a.jsonl.zst", b"\x28\xb5", r"the \.zst data is cut off at byte 2"),
-        ("a.jsonl", zstd(b"{}"), r"this is compressed \(\.zst\), which its name does not say"),
-        ("a.jsonl", gz(b"{}"), r"this is compressed \(\.gz\), which its name does not say"),
+        ("a.jsonl.zst", b"\x28\xb5", r"the \.zst data is truncated at byte 2"),
+        ("a.jsonl", zstd(b"{}"), r"the content is compressed, but the name does not end in \.zst"),
+        ("a.jsonl", gz(b"{}"), r"the content is compressed, but the name does not end in \.gz"),
         ("a.jsonl.zst", zstd(b"{}") + b"tail of something", r"damaged \.zst data"),
         ("a.jsonl.gz", gz(b"{}") + b"tail of something", r"damaged \.gz data"),
         ("a.jsonl.zst", zstd(b"{}") + b"\n", r"damaged \.zst data"),
-        ("a.jsonl.gz", gz(b"{}") + b"\n", r"the \.gz data is cut off"),
+        ("a.jsonl.gz", gz(b"{}") + b"\n", r"the \.gz data is truncated"),
     ],
 )
 def test_what_is_something_else_is_named(name, data, reason):

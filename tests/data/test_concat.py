@@ -79,8 +79,8 @@ def test_record_of_one_to_many(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "num_outputs", "message"),
     [
-        ([b"a\n", b""], 1, "nothing in it"),
-        ([b"a\nb\n"], 3, "2 lines cannot fill 3 files; use a num_output_files of at most 2"),
+        ([b"a\n", b""], 1, "the file is empty"),
+        ([b"a\nb\n"], 3, "2 lines cannot fill 3 files; set num_output_files to at most 2"),
     ],
     ids=["empty-input", "empty-output"],
 )
@@ -116,7 +116,9 @@ def test_an_extracted_file_that_was_changed_is_noticed(tmp_path):
     write_file(tmp_path / "source/a.jsonl.zst", json_lines(documents(20)))
     job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl.zst"], num_output_files=1)
     unit = one_unit(job, "concat")
-    with pytest.raises(HpcgenError, match=r"not there yet, or not whole; run the stage extract first"):
+    with pytest.raises(
+        HpcgenError, match=r"does not exist yet or is incomplete; run the stage extract first"
+    ):
         concat(unit, job, CONTEXT)
     run_stages(job, "extract")
     extracted = job.directory / "extract/a.jsonl"

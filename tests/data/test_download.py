@@ -24,8 +24,8 @@ import zstandard
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, UrlSource
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data import http, part
-from hpcgen.data.download import Wanted, download, fetched, no_data_reason
-from hpcgen.data.http import Patience, Web, authorization, retry_after_s
+from hpcgen.data.download import Wanted, download, fetched, unexpected_content
+from hpcgen.data.http import RetryPolicy, Web, authorization, retry_after_s
 from hpcgen.data.manifest import Manifest, ManifestFile
 from hpcgen.data.record import read_record
 from hpcgen.data.task import Context, Step, run_task
@@ -53,7 +53,7 @@ from tests.http_server import (
     wrong_range,
 )
 
-QUICK = Patience(
+QUICK = RetryPolicy(
     attempts=4,
     first_wait_s=0.01,
     longest_wait_s=0.02,
@@ -186,14 +186,20 @@ def test_a_weak_etag_does_not_resume(tmp_path: Path, server: Server, web: Web) -
 @pytest.mark.parametrize(
     ("behaviours", "message"),
     [
-        ([status(404)], r"/corpus/part\.jsonl\.zst: is gone \(HTTP 404 Not Found\); name another source"),
-        ([status(403)], r"the server refuses us \(HTTP 403 Forbidden\); set data\.corpus\.source\.token_var"),
+        (
+            [status(404)],
+            r"part\.jsonl\.zst: the server does not have this file \(HTTP 404 Not Found\); set another source",
+        ),
+        (
+            [status(403)],
+            r"the server denies access \(HTTP 403 Forbidden\); set data\.corpus\.source\.token_var",
+        ),
         ([status(400)], r"the server answers HTTP 400 Bad Request"),
         (
             [status(503)] * 4,
-            r"answers HTTP 503 Service Unavailable \(after 4 attempts in 0 s\); what was fetched",
+            r"answers HTTP 503 Service Unavailable \(after 4 attempts in 0 s\); the downloaded part",
         ),
-        ([web_page] * 3, r"is a web page \(HTML\), not data; look at it in a browser"),
+        ([web_page] * 3, r"is a web page \(HTML\), not data; open it in a browser"),
         (
             [redirect("file:///etc/passwd")],
             r"part\.jsonl\.zst: redirects to an unsupported protocol \(file\)",
@@ -213,14 +219,14 @@ def test_what_cannot_be_had_is_one_error(
 
 def test_a_refusal_is_not_asked_twice(tmp_path: Path, server: Server, web: Web) -> None:
     server.files.clear()
-    with pytest.raises(HpcgenError, match="is gone"):
+    with pytest.raises(HpcgenError, match="does not have this file"):
         fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
     assert len(server.asked(PATH)) == 1
 
 
 def test_another_size_than_the_manifest_says(tmp_path: Path, server: Server, web: Web) -> None:
     with pytest.raises(
-        HpcgenError, match=r"has 300,\d+ bytes, and 5 in the manifest: it has changed; run hpcgen"
+        HpcgenError, match=r"the file has changed: it has 300,\d+ bytes, but the manifest has 5; run hpcgen"
     ):
         fetch(wanted(server, size=5), tmp_path / "x.jsonl.zst", web, {})
     server.behaviours[PATH] = [without_length] * 3
@@ -240,7 +246,7 @@ def test_another_hash_than_the_manifest_says_is_tried_again(tmp_path: Path, serv
     assert (tmp_path / "x.jsonl.zst").read_bytes() == CONTENT
     server.files[PATH] = damaged
     server.requests.clear()
-    with pytest.raises(HpcgenError, match=rf"and {SHA256} in the manifest: it is damaged, or has changed"):
+    with pytest.raises(HpcgenError, match=rf"damaged or has changed: .* but the manifest has {SHA256}"):
         fetch(wanted(server), tmp_path / "y.jsonl.zst", web, {})
     assert names(tmp_path) == ["x.jsonl.zst"]
     assert len(server.asked(PATH)) == 3
@@ -352,7 +358,7 @@ def test_a_body_without_an_end_leaves_room_on_the_disk(
     tmp_path: Path, server: Server, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk stands in as one of 4 MB, of which the body may take half."""
-    monkeypatch.setattr("hpcgen.data.download._LOOK_BYTES", 1 << 16)
+    monkeypatch.setattr("hpcgen.data.download._SPACE_CHECK_BYTES", 1 << 16)
     most = 0
 
     def statvfs(path: object) -> os.statvfs_result:
@@ -365,7 +371,7 @@ def test_a_body_without_an_end_leaves_room_on_the_disk(
     server.behaviours["/a.jsonl"] = [endless]
     what = Wanted(name="a.jsonl", url=f"{server.url}/a.jsonl", size=None, sha256=None)
     with pytest.raises(
-        HpcgenError, match=r"have come, its length is not known, and the file system of .* has room"
+        HpcgenError, match=r"received so far, but the total is unknown and the file system of .* has"
     ):
         fetch(what, tmp_path / "a.jsonl", web, {})
     assert most < 3_500_000
@@ -373,7 +379,9 @@ def test_a_body_without_an_end_leaves_room_on_the_disk(
     server.behaviours["/a.jsonl"] = [
         lambda handler, content: handler.answer(200, {"Content-Length": "5000000000000"}, LINES)
     ]
-    with pytest.raises(HpcgenError, match=r"has 5\.0 TB, and the file system of .* has room for 4\.0 MB"):
+    with pytest.raises(
+        HpcgenError, match=r"the file has 5\.0 TB, but the file system of .* has 4\.0 MB left"
+    ):
         fetch(what, tmp_path / "a.jsonl", web, {})
     assert names(tmp_path) == []
 
@@ -387,7 +395,7 @@ def test_a_byte_at_a_time_is_no_progress(tmp_path: Path, server: Server, web: We
 def test_a_body_that_nobody_could_measure_is_refused(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [without_length, without_length]
     fetch(wanted(server, size=None), tmp_path / "x.jsonl.zst", web, {})  # the hash tells
-    with pytest.raises(HpcgenError, match="neither server nor manifest says how long it is"):
+    with pytest.raises(HpcgenError, match="neither the server nor the manifest states its size"):
         fetch(wanted(server, size=None, sha256=None), tmp_path / "y.jsonl.zst", web, {})
     assert names(tmp_path) == ["x.jsonl.zst"]
 
@@ -395,7 +403,7 @@ def test_a_body_that_nobody_could_measure_is_refused(tmp_path: Path, server: Ser
 def test_a_body_that_is_encoded_all_the_same_is_refused(tmp_path: Path, server: Server, web: Web) -> None:
     encoded = [lambda handler, content: handler.answer(200, {"Content-Encoding": "br"}, content)]
     server.behaviours[PATH] = encoded * 3
-    with pytest.raises(HpcgenError, match=r"sends it encoded \(br\), though asked not to"):
+    with pytest.raises(HpcgenError, match=r"sends the file with Content-Encoding: br, although"):
         fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
 
 
@@ -440,16 +448,16 @@ def test_a_server_that_always_breaks_at_the_same_place_is_given_up(
         ("a.jsonl.gz", gzip.compress(LINES), None),
         ("a.jsonl.zst", zstandard.compress(LINES), None),
         ("a.jsonl.zst", b"\x50\x2a\x4d\x18\x04\0\0\0", None),
-        ("a.jsonl.zst", LINES, "no .zst data (it begins with 7b 22 74 65)"),
-        ("a.jsonl.gz", zstandard.compress(LINES), ".zst data, under a name without .zst"),
-        ("a.jsonl", gzip.compress(LINES), ".gz data, under a name without .gz"),
+        ("a.jsonl.zst", LINES, "not .zst data (it starts with 7b 22 74 65)"),
+        ("a.jsonl.gz", zstandard.compress(LINES), ".zst data, but the name does not end in .zst"),
+        ("a.jsonl", gzip.compress(LINES), ".gz data, but the name does not end in .gz"),
         ("a.jsonl", b"  \n<html>", "a web page"),
         ("a.jsonl", b"", "empty"),
-        ("a.jsonl.zst", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d", "a pointer of git-lfs"),
+        ("a.jsonl.zst", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d", "a Git LFS pointer"),
     ],
 )
 def test_what_the_first_bytes_tell(name: str, content: bytes, reason: str | None) -> None:
-    found = no_data_reason(name, content[:512])
+    found = unexpected_content(name, content[:512])
     assert found == reason if reason is None else (found or "").startswith(reason)
 
 
@@ -484,7 +492,7 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 
 
 def test_waits_are_random_below_a_bound_that_doubles() -> None:
-    patience = Patience(first_wait_s=1, longest_wait_s=5)
+    patience = RetryPolicy(first_wait_s=1, longest_wait_s=5)
     for failures, bound in ((1, 1), (2, 2), (3, 4), (4, 5), (50, 5)):
         waits = [patience.wait_s(failures, None) for _ in range(200)]
         assert min(waits) < bound / 5
@@ -508,7 +516,7 @@ def test_a_server_that_asks_for_quiet_gets_it_from_every_thread(
     started = time.monotonic()
     fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
     # a second transfer, which begins while the first one is being held off, would have to wait as well
-    web.ask_for_quiet(server.url + PATH, 0.2)
+    web.pause(server.url + PATH, 0.2)
     fetch(
         Wanted(name="o.jsonl", url=f"{server.url}/other.jsonl", size=None, sha256=None),
         tmp_path / "o",
@@ -544,7 +552,7 @@ def test_a_token_is_needed_and_goes_encrypted(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(HpcgenError, match="without encryption") as plain:
         authorization("http://hub.example/x?sig=SECRET", "PLANTED")
     monkeypatch.setenv("PLANTED", TOKEN + "\r\nX-Evil: 1")
-    with pytest.raises(HpcgenError, match="no token has") as broken:
+    with pytest.raises(HpcgenError, match="invalid in a token") as broken:
         authorization("https://hub.example/x", "PLANTED")
     assert "planted0secret" not in str(plain.value) + str(broken.value)
     assert "SECRET" not in str(plain.value)
@@ -573,8 +581,10 @@ def test_no_message_shows_a_signature(
 
 
 def test_addresses_are_shown_without_what_they_keep_secret() -> None:
-    assert http.shown("https://me:pw@[store/a?sig=abc") == "[store/a"
-    assert http.shown("https://me:pw@store.example/c/a.zst?sig=abc#x") == "https://store.example/c/a.zst?..."
+    assert http.redacted("https://me:pw@[store/a?sig=abc") == "[store/a"
+    assert (
+        http.redacted("https://me:pw@store.example/c/a.zst?sig=abc#x") == "https://store.example/c/a.zst?..."
+    )
 
 
 # the stage: records, kills, copies
@@ -645,7 +655,7 @@ def test_one_file_that_is_gone_does_not_keep_the_others_back(
     report = run_task("download", job, manifest)
     [error] = report.errors
     assert error.startswith("download/b.jsonl: http://127.0.0.1:")
-    assert "is gone (HTTP 404 Not Found)" in error
+    assert "the server does not have this file (HTTP 404 Not Found)" in error
     assert TOKEN not in error
     assert names(job.directory / "download") == [
         "a.jsonl",
@@ -673,7 +683,7 @@ def test_only_web_addresses_are_fetched(tmp_path: Path, server: Server) -> None:
     job = corpus_job(tmp_path, server)
     manifest = Manifest("test", [ManifestFile(name="p.jsonl", split="corpus", url="file:///etc/passwd")])
     [error] = run_task("download", job, manifest).errors
-    assert "has no http or https address" in error
+    assert "has no http or https URL" in error
     assert names(job.directory / "download") == []
 
 
@@ -683,12 +693,12 @@ PROGRAM = textwrap.dedent(
     from pathlib import Path
     from hpcgen.data import part
     from hpcgen.data.download import Wanted, fetched
-    from hpcgen.data.http import Patience, Web
+    from hpcgen.data.http import RetryPolicy, Web
     from hpcgen.files import host_tag, publish
     part.SYNC_INTERVAL = 50_000
     url, target, size = sys.argv[1:]
     wanted = Wanted(name="part.jsonl.zst", url=url, size=int(size), sha256=None)
-    with fetched(wanted, Path(target), Web(Patience(read_timeout_s=30)), {}) as content:
+    with fetched(wanted, Path(target), Web(RetryPolicy(read_timeout_s=30)), {}) as content:
         publish(content.file, Path(target))
     """
 )
@@ -774,7 +784,7 @@ def test_random_kills_and_copies_end_in_the_same_file(tmp_path: Path, server: Se
 
 def become_another_process() -> None:
     """What a process found in a folder is forgotten: the next look is that of a new process."""
-    part._left_behind.cache_clear()
+    part._leftover_parts.cache_clear()
 
 
 def test_two_processes_never_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -783,7 +793,7 @@ def test_two_processes_never_write_one_file(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("socket.gethostname", lambda: "node-1")
     with part.partial_file(tmp_path / "x", "http://a") as first:
         first.write(b"first")
-        first.note()
+        first.save_state()
         monkeypatch.setattr("socket.gethostname", lambda: "node-2")
         become_another_process()
         with part.partial_file(tmp_path / "x", "http://a") as second:
@@ -846,8 +856,8 @@ def test_a_part_whose_owner_starts_again_while_it_is_copied_is_not_used(
 ) -> None:
     with part.partial_file(tmp_path / "x", "http://a") as owner:
         owner.write(b"old content")
-        owner.note()
-        reads = part._read
+        owner.save_state()
+        reads = part._read_state
 
         def restarted_after_the_first_look(path: Path) -> object:
             note = reads(path)
@@ -855,7 +865,7 @@ def test_a_part_whose_owner_starts_again_while_it_is_copied_is_not_used(
                 owner.restart()
             return note
 
-        monkeypatch.setattr(part, "_read", restarted_after_the_first_look)
+        monkeypatch.setattr(part, "_read_state", restarted_after_the_first_look)
         become_another_process()
         with part.partial_file(tmp_path / "x", "http://a") as copy:
             assert copy.size == 0

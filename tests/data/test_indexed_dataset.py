@@ -70,7 +70,7 @@ def test_counts_refuse_a_torn_pair(tmp_path, suffix):
         with pytest.raises(HpcgenError, match=rf"x{suffix}"):
             read_counts(tmp_path / "x")
     path.unlink()
-    with pytest.raises(HpcgenError, match=r"it needs \.bin and \.idx"):
+    with pytest.raises(HpcgenError, match=r"a dataset is a \.bin and an \.idx file"):
         read_counts(tmp_path / "x")
 
 
@@ -84,6 +84,6 @@ def test_counts_refuse_another_file(tmp_path):
 def test_a_document_too_long_for_the_index_is_refused():
     with (
         IndexedDatasetWriter(io.BytesIO(), token_dtype(100)) as writer,
-        pytest.raises(OverflowError, match="2147483648 tokens"),
+        pytest.raises(OverflowError, match="2,147,483,648 tokens"),
     ):
         writer.add_documents(np.empty(0, np.uint16), np.array([5, 2**31]))

@@ -76,7 +76,7 @@ def test_special_tokens_are_shown_and_half_characters_marked(trained_config):
 
 @pytest.mark.parametrize("kind", ["gpt2", "bytes"])
 def test_an_id_of_another_tokenizer_is_told(kind):
-    with pytest.raises(HpcgenError, match=r"the id 70000 is not one of the tokenizer's 0 to \d+; name the"):
+    with pytest.raises(HpcgenError, match=r"id 70000 is outside the tokenizer's range 0 to \d+; give the"):
         decode([1, 70000], TokenizerConfig(kind=kind))
 
 
@@ -85,7 +85,7 @@ def test_a_damaged_index_is_refused(tmp_path):
     content = bytearray(idx_path(prefix).read_bytes())
     content[34] = 7
     idx_path(prefix).write_bytes(content)
-    with pytest.raises(HpcgenError, match=r"x\.idx: sequence 1 .* hpcgen data verify says more"):
+    with pytest.raises(HpcgenError, match=r"x\.idx: sequence 1 .* run hpcgen data verify for details"):
         inspect_pair(prefix)
 
 

@@ -38,7 +38,7 @@ def test_blocks_are_whole_lines_and_know_where_they_start(piece):
 
 
 def test_nothing_at_all_is_refused():
-    with pytest.raises(HpcgenError, match=r"d/x\.jsonl: the file holds no documents"):
+    with pytest.raises(HpcgenError, match=r"d/x\.jsonl: the file is empty"):
         blocks_of(b"")
 
 
@@ -60,10 +60,10 @@ def test_the_length_of_each_line_decides_wherever_a_piece_ends(piece, last_newli
             assert block.num_bytes == len(block.data)
         else:
             (reject,) = text_reader("text")(block).rejects
-            assert (reject.line, reject.is_whole) == (len(found), False)
+            assert (reject.line, reject.is_complete) == (len(found), False)
             assert lines[reject.line].startswith(reject.data)
-            said = f"the line has {block.num_bytes - 1:,} bytes, and the most is 25,165,824"
-            assert str(reject).startswith(f"d/x.jsonl:{reject.line + 1}: {said}; it begins with '{{é")
+            said = f"the line has {block.num_bytes - 1:,} bytes, more than the maximum of 25,165,824"
+            assert str(reject).startswith(f"d/x.jsonl:{reject.line + 1}: {said}; it starts with '{{é")
             found.append(b"z" * (block.num_bytes - 1))
     assert [len(line) for line in found] == [len(line) for line in lines]
     assert [number for number, line in enumerate(found) if line.startswith(b"z")] == [1, 4, 6]
@@ -108,13 +108,16 @@ BAD_LINES = [
     (b'{"text": "a\xff"}', "byte 12 of the line (0xff) is not UTF-8"),
     (b'{"text": "a", "n": "\xed\xa0\x80"}', "byte 21 of the line (0xed) is not UTF-8"),
     (b'{"text": "a", "n": "\xc3"}', "byte 21 of the line (0xc3) is not UTF-8"),
-    (b'{"text": "\\ud800"}', r"\ud800 is half of a surrogate pair, which is no character"),
-    (b'{"text": "a\\ud83d\\u0041"}', r"\ud83d is half of a surrogate pair"),
-    (b'{"text": "a", "n": "\\udfff b"}', r"\udfff is half of a surrogate pair"),
+    (b'{"text": "\\ud800"}', r"\ud800 is an unpaired surrogate, which is not a character"),
+    (b'{"text": "a\\ud83d\\u0041"}', r"\ud83d is an unpaired surrogate"),
+    (b'{"text": "a", "n": "\\udfff b"}', r"\udfff is an unpaired surrogate"),
     (b'["text"]', 'expected a JSON object, got ["text"]'),
     (b'"text"', 'expected a JSON object, got "text"'),
-    (b'{"content": "a", "id": 1}', "no key 'text' among 'content', 'id'; name the right one (json_key)"),
-    (b"{}", "no key 'text' among none; name the right one (json_key)"),
+    (
+        b'{"content": "a", "id": 1}',
+        "missing key 'text' (the keys are 'content', 'id'); set json_key to the one",
+    ),
+    (b"{}", "missing key 'text' (the keys are none); set json_key to the one with the text"),
     (b'{"text": null}', "'text' must be a string, got null"),
     (b'{"text": ["a", "b"]}', """'text' must be a string, got ["a", "b"]"""),
     (b"<!DOCTYPE html><html>503", "this looks like HTML, not JSON: '<!DOCTYPE html><html>503'"),

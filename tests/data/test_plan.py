@@ -113,8 +113,8 @@ def test_a_manifest_that_differs_is_not_replaced_unasked(run: Path) -> None:
     ended = plan(run)
     assert ended.status == 2
     assert ended.stderr == (
-        f"{run.parent}/corpus/manifest.jsonl is another manifest: against it, this plan has 2 added, 1 removed, "
-        "1 changed; keep it, or use --replan: what later stages made of files that changed is then made again\n"
+        f"{run.parent}/corpus/manifest.jsonl already exists and differs from this plan, which has 2 added, 1 removed, "
+        "1 changed; keep it, or replace it with --replan: later stages then make the outputs of changed files again\n"
     )
     assert listing(run.parent / "corpus") == before
     ended = plan(run, "--replan")
@@ -129,7 +129,7 @@ def test_a_manifest_that_cannot_be_read_is_not_replaced_unasked(run: Path) -> No
     path.write_text("torn")
     ended = plan(run)
     assert ended.status == 2
-    assert "not a manifest of hpcgen" in ended.stderr
+    assert "not an hpcgen manifest" in ended.stderr
     assert "--replan" in ended.stderr
     assert path.read_text() == "torn"
     assert plan(run, "--replan").status == 0
@@ -141,7 +141,7 @@ def test_a_corpus_of_parquet_files_is_told_apart(run: Path) -> None:
     (run.parent / "pq" / "a.parquet").write_text("PAR1")
     ended = plan(run, f"--set=data.corpus.source.directory={run.parent}/pq")
     assert ended.stderr.endswith(
-        "is JSON Lines; make JSON Lines of its Parquet files, and name their directory as the source\n"
+        "convert its Parquet files to JSON Lines, and set data.corpus.source.directory to their directory\n"
     )
 
 
@@ -178,18 +178,21 @@ def test_a_selection_that_takes_the_same_files_is_noted_without_replanning(run: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "../../escaped.jsonl"}, "1 file without a safe name .*: '../../escaped.jsonl'"),
-        ({"name": "/tmp/escaped.jsonl"}, "1 file without a safe name"),
-        ({"name": "a\x1b]0;x.jsonl"}, "1 file without a safe name"),
-        ({"name": "b.jsonl"}, "names that stand for two files: b.jsonl"),
-        ({"name": "b.jsonl/c.jsonl"}, "names of files that are folders of others: b.jsonl"),
-        ({"url": "file:///etc/passwd"}, "without either a valid http or https address or an absolute path"),
-        ({"url": "http://me:pw@host/a.jsonl"}, "without either a valid"),
-        ({"url": None}, "without either a valid"),
-        ({"path": "/etc/passwd"}, "without either a valid"),
-        ({"path": "etc/passwd", "url": None}, "without either a valid"),
-        ({"size": -5}, "of a size below 0"),
-        ({"sha256": "ab"}, "whose SHA-256 is not 64 hexadecimal digits"),
+        ({"name": "../../escaped.jsonl"}, "1 file with an unsafe name .*: '../../escaped.jsonl'"),
+        ({"name": "/tmp/escaped.jsonl"}, "1 file with an unsafe name"),
+        ({"name": "a\x1b]0;x.jsonl"}, "1 file with an unsafe name"),
+        ({"name": "b.jsonl"}, "duplicate file names: b.jsonl"),
+        ({"name": "b.jsonl/c.jsonl"}, "file names that are also directories of other files: b.jsonl"),
+        (
+            {"url": "file:///etc/passwd"},
+            "without exactly one of a valid http or https URL and an absolute path",
+        ),
+        ({"url": "http://me:pw@host/a.jsonl"}, "without exactly one of a valid"),
+        ({"url": None}, "without exactly one of a valid"),
+        ({"path": "/etc/passwd"}, "without exactly one of a valid"),
+        ({"path": "etc/passwd", "url": None}, "without exactly one of a valid"),
+        ({"size": -5}, "with a negative size"),
+        ({"sha256": "ab"}, "with a SHA-256 that is not 64 hexadecimal digits"),
         ({"split": "../x"}, "in a split other than train, valid, test, corpus"),
     ],
 )
@@ -204,7 +207,8 @@ def test_a_manifest_that_somebody_edited_is_checked_as_if_it_were_planned(
     path = tmp_path / "manifest.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
     with pytest.raises(
-        HpcgenError, match=f"{path}: .*{message}.*; somebody edited it: run hpcgen data plan --replan"
+        HpcgenError,
+        match=f"{path}: .*{message}.*; the manifest was edited after planning: run hpcgen data plan",
     ):
         read_manifest(path)
 
@@ -263,7 +267,7 @@ def test_a_file_in_two_splits_is_refused(run: Path) -> None:
     ended = plan(run, *splits(train="'*'", test="test/*"))
     assert ended.status == 2
     assert (
-        "data.corpus.splits: in two splits at once: test/t.jsonl (train and test); give patterns"
+        "data.corpus.splits: files that match two splits: test/t.jsonl (train and test); use patterns"
         in ended.stderr
     )
 
@@ -276,14 +280,16 @@ def test_a_pattern_that_matches_nothing_is_refused(run: Path) -> None:
         in ended.stderr
     )
     ended = plan(run, "--set=data.corpus.include=['*.parquet']")
-    assert "of 6 files none matches '*.parquet'; its files are README.md, test/t.jsonl" in ended.stderr
+    assert (
+        "no file matches '*.parquet' (6 files found); its files are README.md, test/t.jsonl" in ended.stderr
+    )
 
 
 def test_an_empty_directory_is_refused(run: Path) -> None:
     (run.parent / "empty").mkdir()
     ended = plan(run, f"--set=data.corpus.source.directory={run.parent}/empty")
     assert ended.status == 2
-    assert "of 0 files none is JSON Lines; it is empty" in ended.stderr
+    assert "no file is JSON Lines (0 files found); the source is empty" in ended.stderr
 
 
 def test_a_sample_has_each_split(run: Path) -> None:
@@ -297,7 +303,7 @@ def test_a_sample_has_each_split(run: Path) -> None:
     ]
     assert "left out  90 that are not in the sample\n" in ended.stdout
     ended = plan(run, *splits(train="train/*", valid="validation/*"), "--set=data.corpus.sample_files=1")
-    assert "a sample of 1 file cannot have one of each of train, valid; use a" in ended.stderr
+    assert "a sample of 1 file cannot have a file of each split (train, valid); set" in ended.stderr
 
 
 def test_a_source_that_is_gone_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,7 +425,7 @@ def chosen(names: list[str], sizes: list[int | None] | None = None, **corpus: ob
     ],
 )
 def test_names_that_are_not_safe(name: str) -> None:
-    with pytest.raises(ConfigErrors, match=r"source: 1 file without a safe name") as e:
+    with pytest.raises(ConfigErrors, match=r"source: 1 file with an unsafe name") as e:
         chosen(["good.jsonl", name], include=("*",))
     assert str(e.value).isprintable()
 
@@ -429,24 +435,26 @@ def test_everything_wrong_is_said_at_once() -> None:
     with pytest.raises(ConfigErrors) as error:
         chosen(names, [1, 1, 1, 1, 1, 0, None], include=("*",))
     assert list(error.value.messages) == [
-        "source: 1 file without a safe name (relative, printable, without '..' or '\\', not too long): "
+        "source: 1 file with an unsafe name (it must be relative, printable, not too long, and without '..' or '\\'): "
         "'../e.jsonl'; correct the source",
-        "source: 1 file with a name that does not end in .jsonl or .json, or .zst or .gz after it: 'c.parquet'; "
-        "leave them out with data.corpus.include",
-        "source: names that stand for two files: b.jsonl; give each file its own name",
-        "source: 1 file of 0 bytes: 'd.jsonl'; fetch them again, or leave them out with data.corpus.include",
+        "source: 1 file with a name that does not end in .jsonl or .json, optionally followed by .zst or .gz: "
+        "'c.parquet'; exclude them with data.corpus.include",
+        "source: duplicate file names: b.jsonl; give each file its own name",
+        "source: 1 file of 0 bytes: 'd.jsonl'; download them again, or exclude them with data.corpus.include",
     ]
 
 
 def test_names_that_extraction_would_make_the_same() -> None:
     with pytest.raises(
-        ConfigErrors, match=r"names that two files would have once they are extracted: a\.jsonl;"
+        ConfigErrors, match=r"file names that would be duplicates after extraction: a\.jsonl;"
     ):
         chosen(["a.jsonl.zst", "a.jsonl.gz"])
 
 
 def test_a_file_that_is_a_folder_of_another() -> None:
-    with pytest.raises(ConfigErrors, match=r"names of files that are folders of others: a/b\.jsonl; leave"):
+    with pytest.raises(
+        ConfigErrors, match=r"file names that are also directories of other files: a/b\.jsonl; exclude"
+    ):
         chosen(["a/b.jsonl", "a/b.jsonl/c/d.jsonl", "a/b.jsonlx.jsonl"])
 
 
@@ -480,7 +488,7 @@ def test_samples_are_in_proportion() -> None:
     assert sample_sizes(counts, 3) == {"train": 1, "valid": 1, "test": 1}
     assert sample_sizes(counts, 10**6) == counts
     assert sum(sample_sizes({"a": 5, "b": 3}, 7).values()) == 7
-    with pytest.raises(HpcgenError, match=r"use a data\.corpus\.sample_files of 3 or more"):
+    with pytest.raises(HpcgenError, match=r"set data\.corpus\.sample_files to at least 3"):
         sample_sizes(counts, 2)
 
 

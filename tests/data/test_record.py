@@ -123,7 +123,7 @@ def test_a_damaged_output_is_put_right(tmp_path):
     assert record.seconds == 2.0
 
 
-def test_what_is_whole(tmp_path):
+def test_valid_outputs(tmp_path):
     """By length and time; by the hash where the time is another, which then is set right."""
     record, path = publish_pair(tmp_path, b"content"), tmp_path / "a.bin"
     published_ns = path.stat().st_mtime_ns
@@ -132,13 +132,13 @@ def test_what_is_whole(tmp_path):
         (tmp_path / x).stat().st_mtime_ns for x in files
     ]
     os.utime(path, ns=(1, 1))  # as cp leaves it
-    assert record.is_whole(tmp_path, files)
+    assert record.has_valid_outputs(tmp_path, files)
     assert path.stat().st_mtime_ns == published_ns
     path.write_bytes(b"CONTENT")
-    assert not record.is_whole(tmp_path, files)
+    assert not record.has_valid_outputs(tmp_path, files)
     second = published_ns // 10**9 * 10**9  # as tar and some file systems keep it
     os.utime(path, ns=(second, second))
-    assert record.is_whole(tmp_path, files)
+    assert record.has_valid_outputs(tmp_path, files)
 
 
 @pytest.mark.parametrize("content", [b"old", b"new"], ids=["the-same", "another"])

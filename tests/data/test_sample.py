@@ -44,7 +44,7 @@ def test_only_its_own_file_is_in_no_way(tmp_path):
     before = path.stat()
     assert write_sample(path, max_mb=0.5) == report
     assert path.stat().st_ino == before.st_ino
-    with pytest.raises(HpcgenError, match=r"a\.jsonl exists and is not this corpus; .* --overwrite"):
+    with pytest.raises(HpcgenError, match=r"a\.jsonl already exists with other content; .* --overwrite"):
         write_sample(path, max_mb=0.4)
     write_sample(path, max_mb=0.4, overwrite=True)
     assert path.stat().st_size < before.st_size
@@ -54,7 +54,7 @@ def test_only_its_own_file_is_in_no_way(tmp_path):
     ("name", "max_mb", "message"),
     [
         ("a.txt", 1.0, r"a\.txt: the name must end in \.jsonl or \.jsonl\.zst"),
-        ("a.jsonl", 0.000001, "no document fits into 1e-06 MB; use a larger --max-mb"),
+        ("a.jsonl", 0.000001, "--max-mb = 1e-06 is too small for the first document; use a larger value"),
         ("a.jsonl/b.jsonl", 0.1, r"cannot write .*b\.jsonl"),
     ],
 )

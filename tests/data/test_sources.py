@@ -100,11 +100,11 @@ def test_a_token_is_sent_only_where_one_is_named(hub: Hub, monkeypatch: pytest.M
     [
         (
             (404, "RepoNotFound"),
-            r"owner/corpus on http://127.* is not there, or it is private and no token was sent",
+            r"owner/corpus on http://127.* does not exist, or it is private and no token was sent",
         ),
         (
             (401, ""),
-            r"is not there, or it is private and no token was sent; look at .*/datasets/owner/corpus",
+            r"does not exist, or it is private and no token was sent; check .*/datasets/owner/corpus",
         ),
         (
             (403, "GatedRepo"),
@@ -200,7 +200,9 @@ def test_a_server_without_head_is_asked_for_one_byte(tmp_path: Path, server: Ser
 def test_numbers_that_are_gone_are_named(tmp_path: Path, server: Server) -> None:
     server.files |= {f"/{number}.jsonl": LINE for number in range(10) if number % 2}
     source = UrlSource(template=f"{server.url}/{{index}}.jsonl", count=10)
-    message = r"data\.corpus\.source\.url: 5 of 10 files gone \(HTTP 404\): .*/0\.jsonl, .* and 2 more; mend"
+    message = (
+        r"source\.url: 5 of 10 files not on the server \(HTTP 404\): .*/0\.jsonl, .* and 2 more; correct"
+    )
     with pytest.raises(HpcgenError, match=message):
         list_source(job(tmp_path, url=source))
 
@@ -208,7 +210,7 @@ def test_numbers_that_are_gone_are_named(tmp_path: Path, server: Server) -> None
 def test_a_server_that_refuses_ends_it(tmp_path: Path, server: Server) -> None:
     server.behaviours["/0.jsonl"] = [status(401)]
     with pytest.raises(
-        HpcgenError, match=r"/0\.jsonl: the server refuses us \(HTTP 401 Unauthorized\); set data"
+        HpcgenError, match=r"/0\.jsonl: the server denies access \(HTTP 401 Unauthorized\); set data"
     ):
         list_source(job(tmp_path, url=UrlSource(template=f"{server.url}/{{index}}.jsonl", count=1)))
 
@@ -239,7 +241,9 @@ def test_a_directory_in_the_order_of_names(tmp_path: Path) -> None:
     )
     assert {file.sha256 for file in with_hashes(listing.files)} == {SHA256}
     (source / "Z.jsonl").write_bytes(LINE * 2)
-    with pytest.raises(HpcgenError, match=r"/Z\.jsonl changes while it is read; plan when nothing writes"):
+    with pytest.raises(
+        HpcgenError, match=r"/Z\.jsonl changed while it was read; plan again when no process writes"
+    ):
         with_hashes(listing.files)
 
 
@@ -249,14 +253,16 @@ def test_what_the_stages_make_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "corpus" / "concat" / "out.jsonl").write_bytes(LINE)
     assert names(list_source(job(tmp_path, directory=str(tmp_path)))) == ["a.jsonl"]
     with pytest.raises(
-        HpcgenError, match=r"is also data\.corpus\.directory; let the stages write to another"
+        HpcgenError,
+        match=r"is also data\.corpus\.directory, so the stages would read their own output; set",
     ):
         list_source(job(tmp_path, directory=str(tmp_path / "corpus")))
 
 
 def test_a_directory_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(
-        HpcgenError, match=r"data\.corpus\.source\.directory = .*/none is not there; name the folder"
+        HpcgenError,
+        match=r"data\.corpus\.source\.directory = .*/none does not exist; set it to the directory",
     ):
         list_source(job(tmp_path, directory=str(tmp_path / "none")))
     (tmp_path / "file").write_text("")
@@ -328,15 +334,15 @@ def test_every_wrong_line_is_named(tmp_path: Path) -> None:
     for reason, expected in zip(
         reasons,
         (
-            "names neither url nor path; give one of them",
-            "names url and path; give one of them",
-            "'file:///etc/passwd' does not begin with https:// or http://",
-            "holds a password; use data.corpus.source.token_variable",
-            "holds a space",
-            "sha256 = 'abc' is not one; write 64 hexadecimal digits",
+            "neither url nor path is set; set exactly one of them",
+            "both url and path are set; set exactly one of them",
+            "'file:///etc/passwd' does not start with https:// or http://",
+            "contains a password; use data.corpus.source.token_variable",
+            "contains a space",
+            "sha256 = 'abc' is not a SHA-256; write 64 hexadecimal digits",
             "none.jsonl: No such file or directory",
-            "a.jsonl has 14 bytes, and 5 here",
-            "unknown field `checksum` (its keys are name, url or path, size, sha256)",
+            "a.jsonl, which has 14 bytes",
+            "unknown field `checksum` (valid keys: name, url or path, size, sha256)",
             "Expected `str | null`, got `int`",
             "JSON is malformed",
         ),
@@ -353,13 +359,13 @@ def test_a_token_is_not_spread_over_servers(tmp_path: Path) -> None:
         corpus=CorpusConfig(directory=str(tmp_path / "corpus"), source=source), tokenizer=corpus.tokenizer
     )
     with pytest.raises(
-        HpcgenError, match=r"names 2 servers \(a\.example, b\.example\), and each would be sent the"
+        HpcgenError, match=r"the URLs are on 2 servers \(a\.example, b\.example\), and each would get the"
     ):
         list_source(corpus)
 
 
 def test_an_empty_list(tmp_path: Path) -> None:
-    with pytest.raises(HpcgenError, match="lists no file; write a JSON object per line"):
+    with pytest.raises(HpcgenError, match="the list is empty; write one JSON object per line"):
         list_source(write_list(tmp_path, ""))
     with pytest.raises(HpcgenError, match=r"cannot read data\.corpus\.source\.manifest = .*: No such file"):
         list_source(job(tmp_path, manifest=str(tmp_path / "none")))
@@ -392,7 +398,8 @@ def test_the_first_and_the_last_missing_file_are_asked_for(tmp_path: Path, serve
 
     del server.files["/3.jsonl"]
     with pytest.raises(
-        HpcgenError, match=r"/3\.jsonl: is gone \(HTTP 404 Not Found\); name another source in"
+        HpcgenError,
+        match=r"/3\.jsonl: the server does not have this file \(HTTP 404 Not Found\); set another",
     ):
         check_source(left(corpus, manifest, "download"), corpus)
 
@@ -414,7 +421,7 @@ def test_local_files_need_no_server(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["in"]  # noqa: PTH208
     (tmp_path / "in" / "c.jsonl").unlink()
     with pytest.raises(
-        HpcgenError, match=r"in/c\.jsonl is not there; it was there when the corpus was planned"
+        HpcgenError, match=r"in/c\.jsonl does not exist; it existed when the corpus was planned"
     ):
         check_source(left(corpus, manifest, "download", "prepare"), corpus)
     check_source(left(corpus, manifest, "tokenize"), corpus)  # which reads none of them
@@ -429,6 +436,6 @@ def test_a_password_in_a_list_is_not_shown(tmp_path: Path) -> None:
 
 def test_a_password_in_the_address_of_the_hub_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://me:hf_x@hub.example")
-    with pytest.raises(HpcgenError, match=r"HF_ENDPOINT = https://hub\.example holds a password") as error:
+    with pytest.raises(HpcgenError, match=r"HF_ENDPOINT = https://hub\.example contains a password") as error:
         list_repository(HubSource(repo_id=REPOSITORY), None)
     assert "hf_x" not in str(error.value)

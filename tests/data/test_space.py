@@ -12,9 +12,9 @@ import pytest
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.manifest import Manifest, ManifestFile
-from hpcgen.data.quota import Room, quotas
+from hpcgen.data.quota import FreeSpace, quotas
 from hpcgen.data.record import FileIdentity, Record, write_record
-from hpcgen.data.space import Need, bounds_text, check_room, check_space, estimates
+from hpcgen.data.space import Need, bounds_text, check_space, check_units, estimates
 from hpcgen.data.unit import configuration, units
 from hpcgen.errors import HpcgenError
 
@@ -74,15 +74,15 @@ def test_what_surely_cannot_fit_is_refused_before_anything_is_written(tmp_path: 
     assert check_space("download", job, manifest(TB, TB)) == []
     [warning] = check_space("prepare", job, manifest(TB, TB))
     assert warning == (
-        f"prepare: will write about 1.4 to 15.2 TB in 10 files below {job.directory}, and the file system of "
-        f"{job.directory} has room for 3.0 TB: it may not fit"
+        f"prepare: will write about 1.4 to 15.2 TB in 10 files below {job.directory}; the file system of "
+        f"{job.directory} has 3.0 TB left, so they may not fit"
     )
     [warning] = check_space("extract", job, manifest(TB, TB))
-    assert warning.endswith("has room for 3.0 TB: it will hardly fit")
+    assert warning.endswith("has 3.0 TB left, so they probably will not fit")
     with pytest.raises(
         HpcgenError,
-        match=r"download, extract: will write about 6\.0 to 18\.0 TB in 8 files below .*, 4\.0 TB at the least, and "
-        r".* has room for 3\.0 TB; make room, or",
+        match=r"download, extract: will write about 6\.0 to 18\.0 TB in 8 files below .* \(at least 4\.0 TB\), but "
+        r".* has only 3\.0 TB left; free some space, or",
     ):
         check_space(("download", "extract"), job, manifest(TB, TB))
     assert list(tmp_path.iterdir()) == []
@@ -91,7 +91,7 @@ def test_what_surely_cannot_fit_is_refused_before_anything_is_written(tmp_path: 
 def test_plain_files_that_are_joined_need_what_they_have(tmp_path: Path, room: Any) -> None:
     room(2 * TB - 1)
     with pytest.raises(
-        HpcgenError, match=r"concat: will write about 2\.0 TB in 6 files .*, 2\.0 TB at the least"
+        HpcgenError, match=r"concat: will write about 2\.0 TB in 6 files .* \(at least 2\.0 TB\)"
     ):
         check_space("concat", corpus_job(tmp_path), manifest(TB, TB, suffix=".jsonl"))
 
@@ -100,7 +100,7 @@ def test_lines_that_are_mostly_metadata_are_not_refused(tmp_path: Path, room: An
     """4 MB of JSON Lines became 57 kB of tokens: what the lines hold is not known before they are read."""
     room(100_000)
     [warning] = check_space("prepare", corpus_job(tmp_path), manifest(4_000_000, suffix=".jsonl"))
-    assert "will hardly fit" in warning
+    assert "probably will not fit" in warning
 
 
 def test_a_task_needs_room_for_its_own_share(tmp_path: Path, room: Any) -> None:
@@ -130,15 +130,15 @@ def test_what_is_made_needs_nothing_more(tmp_path: Path, room: Any) -> None:
         )
     assert check_space("download", job, files) == []
     # what is left is taken from whoever has looked already: these records are not read again
-    with pytest.raises(HpcgenError, match=r"1\.5 TB at the least"):
-        check_room({"download": units("download", job, files)}, job, files)
+    with pytest.raises(HpcgenError, match=r"at least 1\.5 TB"):
+        check_units({"download": units("download", job, files)}, job, files)
 
 
 def test_inodes_count_as_well(tmp_path: Path, room: Any) -> None:
     job, files = corpus_job(tmp_path), manifest(*[10] * 100)
     room(TB, free_files=150)
     with pytest.raises(
-        HpcgenError, match=r"in 200 files below .* has room for 150 files; make room for more files"
+        HpcgenError, match=r"in 200 files below .* has only 150 files left; remove some files"
     ):
         check_space("download", job, files)
     room(TB, free_files=0, total_files=0)  # a file system that counts none
@@ -148,7 +148,7 @@ def test_inodes_count_as_well(tmp_path: Path, room: Any) -> None:
 def test_unknown_sizes_make_it_a_guess(tmp_path: Path, room: Any) -> None:
     room(TB)
     assert check_space("download", corpus_job(tmp_path), manifest(10, None, 30)) == [
-        "1 file of unknown size in the corpus: the space needed is a guess"
+        "the corpus has 1 file of unknown size, so the space needed is a rough estimate"
     ]
     with pytest.raises(HpcgenError, match=r"3\.0 TB in 6 files"):
         check_space("download", corpus_job(tmp_path), manifest(TB, None, TB))
@@ -202,9 +202,9 @@ def lfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_quotas_of_user_group_and_project(tmp_path: Path, lfs: Path) -> None:
     group = os.getegid()
     assert list(quotas(tmp_path, 1000)) == [
-        Room("the quota of user 1000", (400 - 308) * 1024, 1),
-        Room(f"the quota of group {group}", None, None),
-        Room("the quota of project 110255", 2_000_000 * 1024, 300),
+        FreeSpace("the quota of user 1000", (400 - 308) * 1024, 1),
+        FreeSpace(f"the quota of group {group}", None, None),
+        FreeSpace("the quota of project 110255", 2_000_000 * 1024, 300),
     ]
     assert list(quotas(tmp_path, 0)) == []  # root is not held to quotas
 
@@ -217,7 +217,7 @@ def test_a_quota_refuses_what_the_file_system_would_take(
     room(10 * TB)
     job = corpus_job(tmp_path)
     with pytest.raises(
-        HpcgenError, match=r"100\.0 kB in 2 files below .*, and the quota of user 1000 has room for 94\.2 kB"
+        HpcgenError, match=r"100\.0 kB in 2 files below .*, but the quota of user 1000 has only 94\.2 kB left"
     ):
         check_space("download", job, manifest(100_000))
 

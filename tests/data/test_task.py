@@ -65,7 +65,7 @@ def test_report_and_progress(corpus):
     )
     packed = sum((Path(corpus.corpus.source.directory) / name).stat().st_size for name in NAMES[:2])
     assert str(report).splitlines()[:2] == [
-        "extract task 0 of 1: 2 made, 0 done before",
+        "extract task 0 of 1: 2 made, 0 already done",
         "documents  41 in = 41 out + 0 skipped + 0 rejected",
     ]
     assert f"read       {packed:,} bytes in " in str(report)
@@ -83,7 +83,7 @@ def test_report_and_progress(corpus):
     assert (seen[-1].bytes, seen[-1].bytes_done, concat.bytes_read) == (size, size, size)
 
     again = run_task("extract", corpus, manifest)
-    assert str(again).splitlines()[0] == "extract task 0 of 1: 0 made, 2 done before"
+    assert str(again).splitlines()[0] == "extract task 0 of 1: 0 made, 2 already done"
     assert again.counts == report.counts
     assert (again.bytes_read, again.to_dict()["made"]) == (0, 0)
 
@@ -132,7 +132,7 @@ def test_a_unit_that_fails_does_not_stop_the_others(corpus):
     job_file = write_job(corpus, corpus.directory / "corpus.json")
     done = command("extract", "-c", job_file, "--workers", 1)
     assert done.returncode == 1
-    assert done.stdout.startswith("extract task 0 of 1: 1 made, 0 done before, 1 failed\n")
+    assert done.stdout.startswith("extract task 0 of 1: 1 made, 0 already done, 1 failed\n")
     assert "extract/a.jsonl: " in done.stderr
     assert "damaged .zst data" in done.stderr
     assert "Traceback" not in done.stderr
@@ -145,7 +145,7 @@ def test_a_unit_that_fails_does_not_stop_the_others(corpus):
     again = command("extract", "-c", job_file, "--workers", 1)
     assert (again.returncode, again.stdout.splitlines()[0]) == (
         0,
-        "extract task 0 of 1: 1 made, 1 done before",
+        "extract task 0 of 1: 1 made, 1 already done",
     )
 
 
@@ -153,8 +153,8 @@ def test_a_unit_that_fails_does_not_stop_the_others(corpus):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("concat", "--task-id", 3, "--num-tasks", 3), "task 3 is not one of 3; use 0 to 2"),
-        (("tokenize",), r"concat/corpus-00000-of-00002.jsonl is not there; run the stage concat first"),
+        (("concat", "--task-id", 3, "--num-tasks", 3), "task 3 is out of range for 3 tasks; use 0 to 2"),
+        (("tokenize",), r"concat/corpus-00000-of-00002.jsonl does not exist; run the stage concat first"),
         (("extract", "-c", "nowhere.yaml"), "nowhere.yaml: no such file"),
         (("extract", "-c", "nowhere.json"), "cannot read nowhere.json: No such file or directory"),
         (("extract", "--set", "data.corpus.json_key=x"), "--set changes run files; edit it instead"),
@@ -195,7 +195,7 @@ def test_a_corpus_that_is_not_planned(corpus, tmp_path):
     assert done.returncode == 2
     assert (
         done.stderr
-        == f"{manifest_path(corpus.directory)}: the corpus is not planned; run hpcgen data plan first\n"
+        == f"{manifest_path(corpus.directory)}: the corpus has no manifest; run hpcgen data plan first\n"
     )
 
 
@@ -284,9 +284,9 @@ def test_a_worker_that_is_killed(corpus, tmp_path):
     job_file = write_job(corpus, tmp_path / "corpus.json")
     done = command("extract", "-c", job_file, "--workers", 1, env=hooked(tmp_path / "counter", 8, "self"))
     assert done.returncode == 1
-    assert done.stdout.startswith("extract task 0 of 1: 1 made, 0 done before, 1 failed\n")
+    assert done.stdout.startswith("extract task 0 of 1: 1 made, 0 already done, 1 failed\n")
     assert re.fullmatch(
-        r"extract/.\.jsonl: its worker process was killed \(SIGKILL\), as the kernel does when memory runs out; "
+        r"extract/.\.jsonl: its worker process was killed \(SIGKILL\), probably because memory ran out; "
         r"run it again with fewer --workers or more memory\n",
         done.stderr,
     )
@@ -335,5 +335,5 @@ def test_steps_are_gathered(monkeypatch):
 
 def test_task_out_of_range(corpus):
     manifest = read_manifest(manifest_path(corpus.directory))
-    with pytest.raises(HpcgenError, match="task 2 is not one of 2"):
+    with pytest.raises(HpcgenError, match="task 2 is out of range for 2 tasks"):
         run_task("extract", corpus, manifest, task_id=2, num_tasks=2)

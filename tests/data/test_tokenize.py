@@ -106,7 +106,7 @@ def test_end_of_document_tokens_in_the_text_are_counted(tmp_path, write_jsonl):
     path = write_jsonl(["a<|endoftext|>b<|endoftext|>", "c"])
     report = tokenize_files([path], tmp_path / "ours", load_tokenizer(TokenizerConfig()))
     assert (report.eod_in_text, report.tokens) == (2, 7)
-    assert "2 end-of-document tokens are spelled out in the text" in str(report)
+    assert "the text spells out 2 end-of-document tokens" in str(report)
 
 
 def test_output_does_not_depend_on_the_workers(tmp_path):
@@ -140,7 +140,9 @@ def test_output_does_not_depend_on_the_workers(tmp_path):
 def test_a_pair_is_replaced_only_when_asked(tmp_path, write_jsonl):
     tokenize_files([write_jsonl(["old"])], tmp_path / "x", BYTES)
     old, path = pair(tmp_path / "x"), write_jsonl(["new one"])
-    with pytest.raises(HpcgenError, match=r"x\.idx exists; choose another prefix, or pass --overwrite"):
+    with pytest.raises(
+        HpcgenError, match=r"x\.idx already exists; choose another prefix, or pass --overwrite"
+    ):
         tokenize_files([path], tmp_path / "x", BYTES)
     assert pair(tmp_path / "x") == old
     tokenize_files([path], tmp_path / "x", BYTES, overwrite=True)
@@ -163,11 +165,11 @@ def test_a_dotted_prefix_in_a_new_folder(tmp_path, write_jsonl):
     [
         ("bad.jsonl", b'{"text": "a"}\n{"text": 5}\n', r"bad\.jsonl:2: 'text' must be a string, got 5"),
         ("bad.jsonl", b'{"text": "a"}\n\n', r"bad\.jsonl:2: the line is empty"),
-        ("bad.jsonl", b'{"text": ""}\n', r"none of its documents holds a token \(2 lines for 1 output"),
+        ("bad.jsonl", b'{"text": ""}\n', r"none of its documents has a token \(2 lines for 1 output"),
         (
             "bad.jsonl.zst",
             zstandard.compress(b'{"text": "a"}\n' * 9)[:-1],
-            r"bad\.jsonl\.zst: the \.zst data is cut off",
+            r"bad\.jsonl\.zst: the \.zst data is truncated",
         ),
         ("bad.txt", b"a", r"bad\.txt: the name must end in \.jsonl, \.jsonl\.zst or \.jsonl\.gz"),
     ],
@@ -233,7 +235,7 @@ def prepare(job: CorpusJob) -> Record:
     """Makes the first unit of the stage prepare."""
     settings = configuration("prepare", job)
     unit = one_unit(job, "prepare")
-    return make_unit(unit, lambda step: None, job=job, of_configuration=settings, threads=1)
+    return make_unit(unit, lambda step: None, job=job, settings_hash=settings, threads=1)
 
 
 def job_of(tmp_path: Path, contents: dict[str, bytes], **settings) -> CorpusJob:
@@ -324,7 +326,9 @@ def test_a_line_that_is_too_long_is_a_bad_document_like_others(tmp_path, megatro
     too_long = b'{"text": "' + b"x" * LONGEST_LINE + b'"}'
     lines = [b'{"text": "a"}', too_long, b'{"text": "b"}', b'{"text": "c"}', too_long]
     files = {"a.jsonl.zst": b"\n".join(lines)}
-    with pytest.raises(HpcgenError, match=r"a\.jsonl\.zst:2: the line has 25,165,836 bytes, and the most is"):
+    with pytest.raises(
+        HpcgenError, match=r"a\.jsonl\.zst:2: the line has 25,165,836 bytes, more than the maximum"
+    ):
         prepare(job_of(tmp_path, files))
     settings = {"bad_documents": "skip", "max_bad_fraction": 0.4, "num_output_files": 2}
     counts = prepare(job_of(tmp_path, files, **settings)).counts
@@ -358,7 +362,7 @@ def test_too_many_bad_documents_end_the_unit(tmp_path, num_bad):
         assert prepare(job).counts.rejected == 1
         return
     message = (
-        r"2 of 100 documents are bad, more than a share of 0\.01; the first one: .*a\.jsonl:1: not valid"
+        r"2 of 100 documents are bad, which exceeds max_bad_fraction = 0\.01; the first is .*a\.jsonl:1: not"
     )
     with pytest.raises(HpcgenError, match=message):
         prepare(job)
@@ -386,10 +390,10 @@ def test_hopelessly_many_bad_documents_are_noticed_long_before_the_end(tmp_path)
         (
             b'{"text": "a"}\n5\n',
             {},
-            r"a\.jsonl:2: expected a JSON object, got 5; mend it, or set bad_documents",
+            r"a\.jsonl:2: expected a JSON object, got 5; correct the line, or set bad_documents",
         ),
-        (b'{"text": "a"}\n', {"num_output_files": 2}, "00001-of-00002: none of its documents holds a token"),
-        (b"", {}, "the file holds no documents"),
+        (b'{"text": "a"}\n', {"num_output_files": 2}, "00001-of-00002: none of its documents has a token"),
+        (b"", {}, "the file is empty"),
         (b"<html>\n<body>", {}, "a.jsonl:1: this looks like HTML"),
     ],
 )
@@ -441,7 +445,7 @@ def test_ids_are_compared_with_those_of_tokenizers(tmp_path, write_jsonl):
     assert "verified   404 documents" in str(report)
     with pytest.raises(
         HpcgenError,
-        match=r"corpus\.jsonl:102: gigatoken and tokenizers give different ids: at token 2 of 3, \d+ and \d+",
+        match=r"corpus\.jsonl:102: gigatoken and the library tokenizers return different ids: at token 2 of 3: \d+",
     ):
         tokenize_files([path], tmp_path / "y", shifted(tokenizer), verify_fraction=1)
     assert not (tmp_path / "y.bin").exists()

@@ -78,7 +78,7 @@ GIGATOKEN, TOKENIZERS = load_tokenizer(GPT2, "gigatoken"), load_tokenizer(GPT2, 
     [
         ("wordpiece", 'Unsupported model type "WordPiece"'),
         ("unigram", 'Unsupported model type "Unigram"'),
-        ("single-word", "its ids differ from those of tokenizers on 'word TOKEN"),
+        ("single-word", "its ids differ from those of the library tokenizers for 'word TOKEN"),
     ],
 )
 def test_falls_back_where_gigatoken_does_not_fit(trained, trained_config, name, note):
@@ -87,7 +87,7 @@ def test_falls_back_where_gigatoken_does_not_fit(trained, trained_config, name, 
     assert tokenizer.backend == "tokenizers"
     assert note in tokenizer.note
     assert encoded(tokenizer, texts) == expected(trained[name], texts)
-    with pytest.raises(HpcgenError, match="gigatoken does not take this tokenizer"):
+    with pytest.raises(HpcgenError, match="gigatoken does not support this tokenizer"):
         load_tokenizer(trained_config(name), "gigatoken")
 
 
@@ -241,8 +241,8 @@ def test_a_tokenizer_that_forgets_what_it_remembers_gives_the_same_ids(
 ) -> None:
     texts = [f"word{number} and {number * 7919}" for number in range(50)]
     ids, lengths = load_tokenizer(TokenizerConfig(), "gigatoken").encode(texts)
-    monkeypatch.setattr("hpcgen.data.tokenizer._LOOK_CHARACTERS", 1)
-    monkeypatch.setattr("hpcgen.data.tokenizer._MUCH_MEMORY", 0)
+    monkeypatch.setattr("hpcgen.data.tokenizer._MEMORY_CHECK_CHARACTERS", 1)
+    monkeypatch.setattr("hpcgen.data.tokenizer._MAX_MEMORY", 0)
     forgetful = load_tokenizer(TokenizerConfig(), "gigatoken").encode
     for _ in range(2):
         again, lengths_again = forgetful(texts)

@@ -12,7 +12,7 @@ import pytest
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SplitPatterns
 from hpcgen.config.tokenizer import TokenizerConfig, gpt2_files
-from hpcgen.data import each
+from hpcgen.data import concurrent_map
 from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, read_manifest, write_manifest
 from hpcgen.data.pending import pending
 from hpcgen.data.record import FileIdentity, Record, read_record, record_path, write_record
@@ -21,11 +21,11 @@ from hpcgen.data.task import make_unit, run_task
 from hpcgen.data.unit import (
     bytes_to_read,
     configuration,
+    configuration_without_vocabulary,
     done_record,
     done_records,
     units,
     units_of_task,
-    unnamed_vocabulary,
 )
 from hpcgen.data.verification import find_records, stale_pairs
 from hpcgen.errors import HpcgenError
@@ -119,9 +119,12 @@ def test_the_content_of_every_kind_of_tokenizer_is_in_the_settings(corpus, tmp_p
         hashes.append(configuration("prepare", dataclasses.replace(corpus, tokenizer=TokenizerConfig(**own))))
     gpt2 = dataclasses.replace(corpus, tokenizer=TokenizerConfig())
     assert hashes[0] == configuration("prepare", gpt2)  # the same two files
-    assert len({*hashes, unnamed_vocabulary("prepare", gpt2)}) == 3
+    assert len({*hashes, configuration_without_vocabulary("prepare", gpt2)}) == 3
     assert (
-        unnamed_vocabulary("prepare", dataclasses.replace(corpus, tokenizer=TokenizerConfig(**own))) is None
+        configuration_without_vocabulary(
+            "prepare", dataclasses.replace(corpus, tokenizer=TokenizerConfig(**own))
+        )
+        is None
     )
     definition = tmp_path / "tokenizer.json"
     named = dataclasses.replace(
@@ -150,8 +153,8 @@ def test_a_tokenizer_that_changes_while_its_task_runs_makes_nothing(tmp_path):
     )
     settings = configuration("prepare", job)
     own.write_bytes(swapped_merges(merges.read_bytes()))
-    with pytest.raises(HpcgenError, match="the tokenizer's files have changed since the task began"):
-        make_unit(one_unit(job, "prepare"), lambda step: None, job=job, of_configuration=settings, threads=1)
+    with pytest.raises(HpcgenError, match="the tokenizer's files have changed since the task started"):
+        make_unit(one_unit(job, "prepare"), lambda step: None, job=job, settings_hash=settings, threads=1)
     assert published(job.directory) == []
 
 
@@ -182,7 +185,7 @@ def test_a_source_that_changed(corpus, touch, tmp_path):
     assert all_to_do(replanned) == of_it
     for stage in ("concat", "tokenize"):  # of what is there they could only make the old again
         with pytest.raises(
-            HpcgenError, match=r"is not what .* make now; run the stage extract again, and those"
+            HpcgenError, match=r"is outdated: .*; run the stage extract again, and the stages"
         ):
             make_units(replanned, stage)
     make_units(replanned, "extract")
@@ -301,7 +304,7 @@ def test_an_old_chain_of_one_file(tmp_path):
     report = run_task("tokenize", job, manifest, workers=1)
     assert report.done_before == 0
     assert [error.partition(": ")[2].partition(";")[2] for error in report.errors] == [
-        " run the stage extract again, and those after it"
+        " run the stage extract again, and the stages after it"
     ] * 2
     prefixes = [job.directory / name for name in TOKENS]
     assert set(stale_pairs(job, manifest, find_records(prefixes))) == set(prefixes)
@@ -353,8 +356,8 @@ def test_tasks_share_the_units(corpus):
         assert sorted(unit.name for share in shares for unit in share) == sorted(unit.name for unit in whole)
 
 
-@pytest.mark.parametrize("slow_look_s", [0.0, 1e9], ids=["threads", "one-by-one"])
-def test_many_units_are_looked_at(tmp_path, monkeypatch, slow_look_s):
+@pytest.mark.parametrize("slow_call_s", [0.0, 1e9], ids=["threads", "one-by-one"])
+def test_many_units_are_looked_at(tmp_path, monkeypatch, slow_call_s):
     """As on storage that answers late, and on storage that answers at once; in the order of the units."""
     names = [f"{index:03d}.jsonl.gz" for index in range(80)]
     for index, name in enumerate(names):
@@ -363,8 +366,8 @@ def test_many_units_are_looked_at(tmp_path, monkeypatch, slow_look_s):
     every = units("extract", job, read_manifest(manifest_path(job.directory)))
     settings = configuration("extract", job)
     for unit in every[::3]:
-        make_unit(unit, lambda step: None, job=job, of_configuration=settings, threads=1)
-    monkeypatch.setattr(each, "_SLOW_LOOK_S", slow_look_s)
+        make_unit(unit, lambda step: None, job=job, settings_hash=settings, threads=1)
+    monkeypatch.setattr(concurrent_map, "_SLOW_CALL_S", slow_call_s)
     found = done_records(every, job, settings)
     assert [record and record.outputs[0].name for record in found] == [
         None if index % 3 else unit.name for index, unit in enumerate(every)
@@ -378,7 +381,7 @@ def test_many_units_are_looked_at(tmp_path, monkeypatch, slow_look_s):
 
 def test_a_split_without_files(corpus):
     other = with_settings(corpus, splits=SplitPatterns(train=("a*",), valid=("b*",)))
-    with pytest.raises(HpcgenError, match=r"no file of train; correct data\.corpus\.splits"):
+    with pytest.raises(HpcgenError, match=r"no file in the split train; correct data\.corpus\.splits"):
         to_do(other, "prepare")
 
 

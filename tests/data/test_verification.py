@@ -15,8 +15,14 @@ from hpcgen.config.tokenizer import TokenizerConfig, gpt2_files
 from hpcgen.data.indexed_dataset import bin_path, idx_path
 from hpcgen.data.manifest import manifest_path, read_manifest
 from hpcgen.data.record import Counts, FileIdentity, Record, read_record, write_record
-from hpcgen.data.unit import configuration, done_record, units, unnamed_vocabulary
-from hpcgen.data.verification import Expected, find_records, stale_pairs, verify, without_vocabulary
+from hpcgen.data.unit import configuration, configuration_without_vocabulary, done_record, units
+from hpcgen.data.verification import (
+    Expected,
+    find_records,
+    pairs_without_vocabulary_hash,
+    stale_pairs,
+    verify,
+)
 from tests.data.data_runs import (
     documents,
     json_lines,
@@ -89,11 +95,16 @@ def test_every_flipped_bit_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("suffix", "offset", "data", "finding"),
     [
-        (".idx", 34 + 4, struct.pack("<i", 3), "x.idx: sequence 2 (4 tokens) begins at byte 10, and"),
-        (".idx", 34, struct.pack("<i", -3), "x.idx: sequence 0 (-3 tokens) begins at byte 0"),
-        (".idx", 34 + 12 + 8, struct.pack("<q", 4), "x.idx: sequence 1 (2 tokens) begins at byte 4, and"),
-        (".idx", 34 + 36 + 8, struct.pack("<q", 2), "x.idx: document 1 ends at sequence 1, before it begins"),
-        (".idx", 34 + 36 + 32, struct.pack("<q", 2), "x.idx: documents span the sequences 0 to 2, and there"),
+        (".idx", 34 + 4, struct.pack("<i", 3), "x.idx: sequence 2 (4 tokens) starts at byte 10, but"),
+        (".idx", 34, struct.pack("<i", -3), "x.idx: sequence 0 (-3 tokens) starts at byte 0"),
+        (".idx", 34 + 12 + 8, struct.pack("<q", 4), "x.idx: sequence 1 (2 tokens) starts at byte 4, but"),
+        (".idx", 34 + 36 + 8, struct.pack("<q", 2), "x.idx: document 1 ends at sequence 1, before its start"),
+        (
+            ".idx",
+            34 + 36 + 32,
+            struct.pack("<q", 2),
+            "x.idx: documents span the sequences 0 to 2, but the index",
+        ),
         (".idx", 34 + 36, struct.pack("<q", 1), "x.idx: documents span the sequences 1 to 3"),
     ],
 )
@@ -107,12 +118,12 @@ def test_an_index_that_is_too_long_is_found(tmp_path):
     prefix = write(tmp_path / "x", DOCUMENTS)
     with idx_path(prefix).open("ab") as file:
         file.write(b"trailing")
-    assert findings(prefix) == ["x.idx: 118 bytes, and its header says 110"]
+    assert findings(prefix) == ["x.idx: the size is 118 bytes, but its header requires 110"]
 
 
 def test_an_id_outside_of_the_vocabulary_is_found_where_it_is(tmp_path):
     assert findings(write(tmp_path / "x", DOCUMENTS), vocab_size=6) == [
-        "x.bin: id 9 at byte 4, in document 0; the ids go from 0 to 5"
+        "x.bin: id 9 at byte 4, in document 0; valid ids are 0 to 5"
     ]
     prefix = write(tmp_path / "y", DOCUMENTS, vocab_size=70000)
     patch(bin_path(prefix), 4 * 4, struct.pack("<i", -7))
@@ -126,7 +137,7 @@ def test_a_sequence_without_its_end_of_document_is_found(tmp_path):
         found = findings(prefix, record=record_of(prefix), eod_id=9)
         assert found == [
             f"x.bin: id 7 at byte {2 * end}, in document {document}; "
-            "the last of its sequence should be 9, the end of document"
+            "the sequence should end with the end-of-document id 9"
         ]
 
 
@@ -151,7 +162,7 @@ def test_pairs_of_one_record_are_counted_together(tmp_path):
     report = verify({prefix: Expected(record=right) for prefix in prefixes}, workers=2, megatron=False)
     assert report.num_wrong == 0
     wrong = record_of(*prefixes, **both, tokens=17)
-    assert findings(prefixes[0], record=wrong) == [f"{tmp_path}: a, b: 18 tokens, and the record says 17"]
+    assert findings(prefixes[0], record=wrong) == [f"{tmp_path}: a, b: 18 tokens, but the record has 17"]
     unbalanced = record_of(*prefixes, **both | {"documents_in": 9}, tokens=18)
     assert findings(prefixes[0], record=unbalanced) == ["a: its record does not account for every document"]
 
@@ -171,7 +182,7 @@ def test_the_side_file_of_rejects_is_held_to_its_record(tmp_path):
     )
     assert findings(prefix, record=record) == []
     rejects.write_text("{}")
-    assert findings(prefix, record=record) == ["x.rejects.jsonl: 2 bytes, and its record says 3"]
+    assert findings(prefix, record=record) == ["x.rejects.jsonl: the size is 2 bytes, but its record has 3"]
     rejects.unlink()
     assert findings(prefix, record=record) == ["x.rejects.jsonl: No such file or directory"]
 
@@ -181,7 +192,8 @@ def test_what_else_is_expected_of_a_pair(tmp_path):
     assert findings(prefix, record=record_of(prefix), stale="old") == ["x: old; run the stage again"]
     assert "has no record" in findings(prefix, needs_record=True)[0]
     assert findings(tmp_path / "none") == [
-        "cannot read the dataset none: [Errno 2] No such file or directory: 'none.idx'; it needs .bin and .idx"
+        "cannot read the dataset none: [Errno 2] No such file or directory: 'none.idx'; "
+        "a dataset is a .bin and an .idx file"
     ]
 
 
@@ -201,7 +213,7 @@ def test_records_that_do_not_cover_the_vocabulary_are_proven_by_encoding_again(t
         make_units(made, "prepare")
         job = dataclasses.replace(made, tokenizer=TokenizerConfig())
         prefix = job.directory / "tokens/corpus-00000-of-00001"
-        record, earlier = read_record(prefix), unnamed_vocabulary("prepare", job)
+        record, earlier = read_record(prefix), configuration_without_vocabulary("prepare", job)
         assert record is not None
         assert earlier is not None
         write_record(dataclasses.replace(record, configuration=earlier), prefix)
@@ -210,16 +222,14 @@ def test_records_that_do_not_cover_the_vocabulary_are_proven_by_encoding_again(t
         assert stale_pairs(job, manifest, records) == {}  # nobody makes a large corpus again for this
         [unit] = units("prepare", job, manifest)
         assert done_record(unit, job, configuration("prepare", job)) is not None
-        assert without_vocabulary(job, records) == {prefix}
+        assert pairs_without_vocabulary_hash(job, records) == {prefix}
         known = Expected(record=records[prefix], vocab_size=50257, eod_id=50256, encoded_by=job.tokenizer)
         [report] = verify({prefix: known}, workers=2, megatron=False).pairs
         if name == "good":
             assert (report.findings, report.documents_encoded) == ([], 302)
         else:
             [finding] = report.findings
-            assert re.search(
-                r"document \d+ was encoded with another vocabulary than GPT-2's; remove the", finding
-            )
+            assert re.search(r"document \d+ was not encoded with GPT-2's vocabulary; remove the", finding)
 
 
 @pytest.mark.process
@@ -240,7 +250,7 @@ def test_megatron_core_reads_the_same(tmp_path):
     assert report.pairs[0].findings == report.pairs[1].findings == []
     assert "cannot read it" in found[2][0]
     assert "cannot read it: AssertionError" in found[3][0]
-    assert "megatron-core finds 8 tokens, and hpcgen 9" in found[4][0]
+    assert "megatron-core reads tokens = 8, hpcgen 9" in found[4][0]
     assert all(pair.megatron_checked for pair in report.pairs)
 
 
@@ -250,7 +260,9 @@ def test_without_megatron_core_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", _python_without(tmp_path, "torch"))
     report = verify({prefix: Expected()}, workers=1)
     assert (report.num_wrong, report.megatron_core) == (0, None)
-    assert report.not_checked.startswith("no megatron-core here (cannot import megatron.core: ModuleNotFound")
+    assert report.not_checked.startswith(
+        "megatron-core cannot be imported (cannot import megatron.core: ModuleNotFound"
+    )
 
 
 @pytest.mark.process
@@ -260,7 +272,9 @@ def test_a_reader_that_dies_is_a_finding(tmp_path, monkeypatch):
     shell.write_text("#!/bin/sh\necho out of memory >&2\nexit 137\n")
     shell.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(shell))
-    assert findings(prefix, megatron=True) == ["x: megatron-core's reader ended (137): out of memory"]
+    assert findings(prefix, megatron=True) == [
+        "x: megatron-core's reader ended with status 137: out of memory"
+    ]
 
 
 def _python_without(folder, module):

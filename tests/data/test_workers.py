@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.data import workers
-from hpcgen.data.workers import Failed, Made, Told, cores, run_all
+from hpcgen.data.workers import Failed, Finished, Update, cores, run_all
 from hpcgen.errors import HpcgenError
 
 
@@ -37,11 +37,11 @@ def act(item, tell):
 def finish(items, num_workers) -> tuple[dict[int, object], dict[int, str], set[int]]:
     made, failed, pids = {}, {}, set()
     for event in run_all(act, items, num_workers):
-        if isinstance(event, Made):
+        if isinstance(event, Finished):
             made[event.index] = event.result
         elif isinstance(event, Failed):
             failed[event.index] = event.reason
-        elif isinstance(event, Told):
+        elif isinstance(event, Update):
             pids.add(event.message)
     return made, failed, pids
 
@@ -77,7 +77,7 @@ def test_a_worker_that_is_killed_fails_its_item_only():
     ]
     made, failed, pids = finish(items, 2)
     assert sorted(made) == [1, 2, 3, 4, 5, 6, 8]
-    assert "killed (SIGKILL), as the kernel does when memory runs out" in failed[0]
+    assert "killed (SIGKILL), probably because memory ran out" in failed[0]
     assert "fewer --workers or more memory" in failed[0]
     assert "signal SIGUSR1" in failed[7]
     assert len(pids) == 3  # the first one was not replaced; the last one was, since nobody was left

@@ -20,8 +20,8 @@ CPU = '<system version="1">\n<cpu numaid="0" affinity="ff">{}</cpu></system>'
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (BOMB, r":1: a document type or entity has no place here"),
-        (OUTSIDE, r":1: a document type or entity has no place here"),
+        (BOMB, r":1: document types and entities are not allowed"),
+        (OUTSIDE, r":1: document types and entities are not allowed"),
         ("", r":1: not XML: no element found"),
         ("NCCL_TOPO_FILE=x", r":1: not XML: "),
         ("<system version='1'>\n<cpu>\n</system>", r":3: not XML: mismatched tag"),
@@ -30,11 +30,11 @@ CPU = '<system version="1">\n<cpu numaid="0" affinity="ff">{}</cpu></system>'
         ('<?xml version="1.0" encoding="no-such"?><system/>', r"not XML: unknown encoding"),
         ("<a>" * 40 + "</a>" * 40, r":1: nested too deeply \(at most 32 levels\)"),
         ("\0\0\0", r":1: not XML"),
-        ("<graphs version='1'/>", r":1: not a topology file of NCCL: it starts with <graphs version='1'>"),
+        ("<graphs version='1'/>", r":1: not an NCCL topology file: it starts with <graphs version='1'>"),
         ("<system/>", r"it starts with <system version=None>; expected <system version=\"1\">"),
         ("<system version='2'/>", r"it starts with <system version='2'>"),
         ("<system version='1'>\n<cpu/></system>", r":2: <cpu> has no numaid"),
-        ("<system version='1'><cpu numaid='x'/></system>", r":1: numaid = 'x' is not a whole number"),
+        ("<system version='1'><cpu numaid='x'/></system>", r":1: numaid = 'x' is not an integer"),
         (
             "<system version='1'><cpu numaid='0' affinity='0xff'/></system>",
             r"affinity = '0xff' is not a CPU mask",
@@ -43,15 +43,15 @@ CPU = '<system version="1">\n<cpu numaid="0" affinity="ff">{}</cpu></system>'
         (CPU.format('<pci busid="0:0" class="0x020700"/>'), r"busid = '0:0' is not a PCI address"),
         (
             CPU.format('<pci busid="0001:00:00.0" class="0x03" link_width="x"/>'),
-            r"link_width = 'x' is not a whole",
+            r"link_width = 'x' is not an integer",
         ),
         (
             CPU.format('<pci busid="0001:00:00.0" class="0x03"/>' * 2),
-            "busid 0001:00:00.0 stands there more than once",
+            "duplicate busid 0001:00:00.0",
         ),
         (
             "<system version='1'>" + "<cpu numaid='0'/>" * 2 + "</system>",
-            "numaid 0 stands there more than once",
+            "duplicate numaid 0",
         ),
     ],
 )
@@ -67,7 +67,7 @@ def test_what_is_no_topology_file(tmp_path, content, said):
 def test_a_huge_file_is_not_read(tmp_path):
     path = tmp_path / "t.xml"
     path.write_bytes(b" " * (markup.MAX_BYTES + 1))
-    with pytest.raises(HpcgenError, match="is more than a topology file may have"):
+    with pytest.raises(HpcgenError, match="bytes exceed the maximum of a topology file"):
         markup.read(path)
 
 

@@ -57,7 +57,7 @@ def test_a_report_shows_the_configuration_that_trained(single_gpt: Run, tmp_path
     page = html.unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert '"num_layers": 4' in page
     assert '"num_layers": 2' not in page
-    assert "Where the configurations differ" not in page
+    assert "Configuration differences" not in page
 
 
 def test_a_real_checkpoint(single_gpt: Run, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def _expected(
     """What is known of each pair that is asked for."""
     from hpcgen.config import tokenizer as tokenizers
     from hpcgen.data.pair import as_prefixes
-    from hpcgen.data.verification import Expected, find_records, stale_pairs, without_vocabulary
+    from hpcgen.data.verification import Expected, find_records, pairs_without_vocabulary_hash, stale_pairs
 
     prefixes = as_prefixes(named) or (list(run.prefixes) if run else [])
     if not prefixes:
@@ -106,7 +106,7 @@ def _expected(
     made = {prefix for prefix in prefixes if _is_made(run, prefix)}
     recorded = {prefix: record for prefix, record in records.items() if prefix in made}
     stale = stale_pairs(run.job, manifest, recorded) if run.job else {}
-    unnamed = without_vocabulary(run.job, recorded) if run.job else set()
+    unnamed = pairs_without_vocabulary_hash(run.job, recorded) if run.job else set()
     size, eod = tokenizers.vocab_size(run.tokenizer), tokenizers.eod_id(run.tokenizer)
     return {
         prefix: Expected(

@@ -1,6 +1,6 @@
-"""Where the files of a corpus come from. Each module lists one kind of source; none of them fetches data.
+"""Sources of a corpus's files. Each module lists one kind of source; none of them downloads data.
 
-A new kind also needs its keys in `hpcgen.config.corpus`, and `hpcgen.data.download` fetches http and https alone.
+A new kind also needs keys in `hpcgen.config.corpus`. `hpcgen.data.download` supports only http and https.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def list_source(job: CorpusJob) -> Listing:
-    """Every file of the corpus's source, in the order that the manifest freezes.
+    """Lists every file of the corpus's source, in the order of the manifest.
 
     Raises:
-        HpcgenError: the source is gone, refuses us, or does not answer; or a list of files is wrong.
+        HpcgenError: the source is missing, denies access or does not answer; or a list of files is invalid.
     """
     source = job.corpus.source
-    # imported where they are used: a directory needs neither a hub's client nor a web client
+    # Local imports: a directory needs neither the hub's client nor an HTTP client.
     if source.directory is not None:
         from hpcgen.data.sources.directory import list_directory
 
-        return list_directory(Path(source.directory), besides=job.directory)
+        return list_directory(Path(source.directory), exclude=job.directory)
     if source.manifest is not None:
         from hpcgen.data.sources.file_list import read_file_list
 
@@ -41,17 +41,17 @@ def list_source(job: CorpusJob) -> Listing:
         from hpcgen.data.sources.url import list_urls
 
         return list_urls(source.url, source.token_variable)
-    raise HpcgenError("data.corpus.source names no source", "give huggingface, url, directory or manifest")
+    raise HpcgenError("data.corpus.source is empty", "set huggingface, url, directory or manifest")
 
 
 def check_source(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob) -> None:
-    """Looks for the first and the last of the source's files that the units `left` of each stage will read.
+    """Checks that the first and the last source file of the units `left` in each stage are available.
 
-    For the moment before arrays are submitted: what is wrong then is one message, and not one from each of their
-    tasks. Servers are asked for files to download; files that lie in a directory have to be there.
+    Called before arrays are submitted, so that a missing source is one message instead of one per task. Files to
+    download are requested from their server; local files must exist.
 
     Raises:
-        HpcgenError: one of the two is gone or refused, or the server does not answer.
+        HpcgenError: one of the files is missing or access is denied, or the server does not answer.
     """
     for units in left.values():
         own = [item for unit in units for item in unit.inputs if item.made_by is None and unit.url is None]

@@ -1,4 +1,4 @@
-"""A directory as a source: the files below it, in the order of their names."""
+"""A directory as a source: the files below it, sorted by name."""
 
 from __future__ import annotations
 
@@ -18,50 +18,51 @@ from hpcgen.errors import HpcgenError
 _BLOCK = 1 << 20
 
 
-def list_directory(directory: Path, *, besides: Path) -> Listing:
-    """The files below `directory`, sorted by their relative names as `LC_ALL=C sort` does.
+def list_directory(directory: Path, *, exclude: Path) -> Listing:
+    """Lists the files below `directory`, sorted by relative name as with `LC_ALL=C sort`.
 
-    Links to files are taken, links to directories are not followed, and names that start with "." are left out,
-    with all below them. So is everything below `besides`, the corpus's own directory.
+    Links to files are included, and links to directories are not followed. Names that start with "." are excluded
+    with everything below them, and so is `exclude`, the corpus's own directory.
 
     Raises:
-        HpcgenError: it is not there, cannot be read, or is the corpus's own directory.
+        HpcgenError: the directory is missing, unreadable, or the corpus's own.
     """
-    if os.path.realpath(directory) == os.path.realpath(besides):
+    if os.path.realpath(directory) == os.path.realpath(exclude):
         raise HpcgenError(
-            f"data.corpus.source.directory = {directory} is also data.corpus.directory",
-            "let the stages write to another directory: they would take their own files for the corpus's",
+            f"data.corpus.source.directory = {directory} is also data.corpus.directory, so the stages would read "
+            "their own output",
+            "set data.corpus.directory to another directory",
         )
     if not directory.is_dir():
-        reason = "is not a directory" if directory.exists() else "is not there"
+        reason = "is not a directory" if directory.exists() else "does not exist"
         raise HpcgenError(
-            f"data.corpus.source.directory = {directory} {reason}", "name the folder of the files"
+            f"data.corpus.source.directory = {directory} {reason}", "set it to the directory of the files"
         )
     try:
-        files = sorted(_walk(directory, "", os.path.realpath(besides)), key=lambda file: file.name)
+        files = sorted(_walk(directory, "", os.path.realpath(exclude)), key=lambda file: file.name)
     except OSError as error:
         raise HpcgenError(f"cannot read {error.filename}: {error.strerror}") from error
     return Listing(f"directory {directory}", files)
 
 
 def with_hashes(files: Sequence[ManifestFile]) -> list[ManifestFile]:
-    """`files` with the SHA-256 of each that lies here and has none; as many at once as there are cores.
+    """Adds the SHA-256 of local files that have none. Hashes as many files at once as there are cores.
 
     Raises:
         HpcgenError: a file cannot be read, or changes while it is read.
     """
-    with ThreadPoolExecutor(cores()) as threads:  # hashing lets other threads run
+    with ThreadPoolExecutor(cores()) as threads:  # hashing releases the GIL
         return list(threads.map(_with_hash, files))
 
 
-def _walk(directory: str | Path, prefix: str, besides: str) -> Iterator[ManifestFile]:
+def _walk(directory: str | Path, prefix: str, exclude: str) -> Iterator[ManifestFile]:
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                if os.path.realpath(entry.path) != besides:
-                    yield from _walk(entry.path, f"{prefix}{entry.name}/", besides)
+                if os.path.realpath(entry.path) != exclude:
+                    yield from _walk(entry.path, f"{prefix}{entry.name}/", exclude)
             elif entry.is_file():
                 status = entry.stat()
                 yield ManifestFile(
@@ -86,6 +87,6 @@ def _with_hash(file: ManifestFile) -> ManifestFile:
         raise HpcgenError(f"cannot read {file.path}: {error.strerror}") from error
     if (status.st_size, status.st_mtime_ns) != (file.size, file.modified_ns):
         raise HpcgenError(
-            f"{file.path} changes while it is read", "plan when nothing writes to the corpus any more"
+            f"{file.path} changed while it was read", "plan again when no process writes to the corpus"
         )
     return msgspec.structs.replace(file, sha256=digest.hexdigest())

@@ -1,4 +1,4 @@
-"""A list of files as a source: a JSON object per line, written by a user or by hpcgen itself."""
+"""A list of files as a source: one JSON object per line, written by a user or by hpcgen itself."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hpcgen.data.listed_files import url_reason
 from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
-from hpcgen.text import few
+from hpcgen.text import counted, few
 
 _KEYS = "name, url or path, size, sha256"
-_MOST_MESSAGES = 20
+_MAX_MESSAGES = 20
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    """A file. What hpcgen's own manifests hold besides is decided anew."""
+    """One file. `split` and `modified_ns`, which hpcgen's own manifests have, are ignored and determined again."""
 
     name: str | None = None
     url: str | None = None
@@ -33,13 +33,13 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_file_list(path: Path, *, has_token: bool = False) -> Listing:
-    """The files of a list, in its order. Relative paths start at the list's folder.
+    """Reads the files of a list, in order. Paths are relative to the list's directory.
 
-    With a token, all addresses must be of one server: the token goes to each of them.
+    With a token, all URLs must be on one server, because the token is sent with each request.
 
     Raises:
-        ConfigErrors: everything that is wrong with its lines.
-        HpcgenError: it cannot be read or is empty; the token would go to several servers.
+        ConfigErrors: lines are invalid (all of them are listed).
+        HpcgenError: the list is unreadable or empty, or the token would go to several servers.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -52,28 +52,30 @@ def read_file_list(path: Path, *, has_token: bool = False) -> Listing:
         try:
             files.append(_file(msgspec.json.decode(line, type=_Line), path.parent))
         except (HpcgenError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            known = f" (its keys are {_KEYS})" if isinstance(error, msgspec.ValidationError) else ""
+            known = f" (valid keys: {_KEYS})" if isinstance(error, msgspec.ValidationError) else ""
             messages.append(Mistake.at(f"{path}:{number}", f"{error}{known}"))
     if messages:
-        rest = len(messages) - _MOST_MESSAGES
+        rest = len(messages) - _MAX_MESSAGES
         raise ConfigErrors(
-            messages[:_MOST_MESSAGES]
-            + ([Mistake.at(str(path), f"{rest:,} more lines are wrong")] if rest > 0 else [])
+            messages[:_MAX_MESSAGES]
+            + ([Mistake.at(str(path), f"{counted(rest, 'more invalid line')}")] if rest > 0 else [])
         )
     if not files:
-        raise HpcgenError(f"{path}: lists no file", f"write a JSON object per line: {_KEYS}")
+        raise HpcgenError(
+            f"{path}: the list is empty", f"write one JSON object per line with the keys {_KEYS}"
+        )
     servers = list(dict.fromkeys(_servers(files)))
     if has_token and len(servers) > 1:
         raise HpcgenError(
-            f"{path}: names {len(servers)} servers ({few(servers)}), and each would be sent the token of "
+            f"{path}: the URLs are on {len(servers)} servers ({few(servers)}), and each would get the token of "
             "data.corpus.source.token_variable",
-            "use one list for each server",
+            "use one list per server",
         )
     return Listing(f"list {path}" + (f" of files at {few(servers)}" if servers else ""), files)
 
 
 def _is_header(line: bytes) -> bool:
-    """Whether it is the first line of a manifest of hpcgen."""
+    """Returns whether `line` is the first line of an hpcgen manifest."""
     try:
         document: Any = msgspec.json.decode(line)
     except msgspec.MsgspecError:
@@ -90,18 +92,19 @@ def _servers(files: list[ManifestFile]) -> Iterator[str]:
 def _file(line: _Line, folder: Path) -> ManifestFile:
     if (line.url is None) == (line.path is None):
         raise HpcgenError(
-            "names url and path" if line.url else "names neither url nor path", "give one of them"
+            "both url and path are set" if line.url else "neither url nor path is set",
+            "set exactly one of them",
         )
     sha256 = line.sha256 and line.sha256.lower()
     if sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", sha256):
-        raise HpcgenError(f"sha256 = {line.sha256!r} is not one", "write 64 hexadecimal digits")
+        raise HpcgenError(f"sha256 = {line.sha256!r} is not a SHA-256", "write 64 hexadecimal digits")
     if line.size is not None and line.size < 0:
-        raise HpcgenError(f"size = {line.size} is below 0")
+        raise HpcgenError(f"size = {line.size} is negative")
     if line.url is not None:
         if reason := url_reason(line.url):
-            from hpcgen.data.http import shown  # here: lists of local files need no web client
+            from hpcgen.data.http import redacted  # local import: lists of local files need no HTTP client
 
-            raise HpcgenError(f"url = {shown(line.url)!r} {reason}")
+            raise HpcgenError(f"url = {redacted(line.url)!r} {reason}")
         name = line.name or unquote(urlsplit(line.url).path).rpartition("/")[2]
         return ManifestFile(name=name, split=UNSPLIT, size=line.size, sha256=sha256, url=line.url)
     assert line.path is not None
@@ -109,7 +112,10 @@ def _file(line: _Line, folder: Path) -> ManifestFile:
     name = line.name or (path.name if Path(line.path).is_absolute() else line.path)
     status = _status(path)
     if line.size not in (None, status.st_size):
-        raise HpcgenError(f"{path} has {status.st_size:,} bytes, and {line.size:,} here")
+        raise HpcgenError(
+            f"size = {line.size:,} does not match {path}, which has {status.st_size:,} bytes",
+            "correct or remove it",
+        )
     return ManifestFile(
         name=name,
         split=UNSPLIT,
@@ -126,5 +132,5 @@ def _status(path: Path) -> Any:
     except (OSError, ValueError) as error:
         raise HpcgenError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not path.is_file():
-        raise HpcgenError(f"{path}: is not a file")
+        raise HpcgenError(f"{path} is not a file")
     return status

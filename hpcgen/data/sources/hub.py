@@ -1,4 +1,4 @@
-"""A dataset repository of the Hugging Face hub as a source, frozen to a commit."""
+"""A dataset repository on the Hugging Face hub as a source, pinned to a commit."""
 
 from __future__ import annotations
 
@@ -21,30 +21,32 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile
 
 from hpcgen.config.corpus import HubSource
-from hpcgen.data.http import TRY_AGAIN, Patience, retry_after_s, shown, token_for
+from hpcgen.data.http import TRANSIENT_STATUSES, RetryPolicy, redacted, retry_after_s, token_for
 from hpcgen.data.listed_files import url_reason
 from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
-from hpcgen.data.sources.url import PATIENCE
+from hpcgen.data.sources.url import INTERACTIVE
 from hpcgen.errors import HpcgenError
 
 _TIMEOUT_S = 30.0
-_ELSEWHERE = "or name another source: a mirror (HF_ENDPOINT), url, directory or manifest"
+_ELSEWHERE = "or use another source: a mirror (HF_ENDPOINT), url, directory or manifest"
 
 
-def list_repository(source: HubSource, token_variable: str | None, patience: Patience = PATIENCE) -> Listing:
-    """The files of the repository at the commit that its revision stands for now, sorted by their names.
+def list_repository(
+    source: HubSource, token_variable: str | None, policy: RetryPolicy = INTERACTIVE
+) -> Listing:
+    """Lists the files of the repository at the current commit of its revision, sorted by name.
 
-    No token is sent unless `token_variable` names one, also where huggingface_hub has one stored.
+    A token is sent only if `token_variable` is set, even if huggingface_hub has stored one.
 
     Raises:
-        HpcgenError: hub, repository or revision is gone, closed to us, or empty.
+        HpcgenError: hub, repository or revision is missing, not accessible, or empty.
     """
     endpoint = _endpoint()
     where = f"{source.repo_id} on {endpoint}"
     api = HfApi(endpoint=endpoint, token=token_for(endpoint, token_variable) or False)
     try:
-        commit = _commit(api, source, patience)
+        commit = _commit(api, source, policy)
         tree = api.list_repo_tree(source.repo_id, recursive=True, revision=commit, repo_type="dataset")
         found = [entry for entry in tree if isinstance(entry, RepoFile)]
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
@@ -68,19 +70,19 @@ def list_repository(source: HubSource, token_variable: str | None, patience: Pat
 
 
 def _endpoint() -> str:
-    """The hub's address.
+    """URL of the hub.
 
     Raises:
-        HpcgenError: HF_ENDPOINT holds none, or a password.
+        HpcgenError: HF_ENDPOINT is not a valid URL, or contains a password.
     """
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     if reason := url_reason(endpoint):
-        raise HpcgenError(f"HF_ENDPOINT = {shown(endpoint)} {reason}")
+        raise HpcgenError(f"HF_ENDPOINT = {redacted(endpoint)} {reason}", "correct it, or unset it")
     return endpoint
 
 
-def _commit(api: HfApi, source: HubSource, patience: Patience) -> str | None:
-    """The commit that the revision stands for. huggingface_hub asks for that once only; for listings it asks again."""
+def _commit(api: HfApi, source: HubSource, policy: RetryPolicy) -> str | None:
+    """Returns the commit of the revision, with retries: huggingface_hub retries listings, but not this request."""
     failures = 0
     while True:
         try:
@@ -88,16 +90,14 @@ def _commit(api: HfApi, source: HubSource, patience: Patience) -> str | None:
         except (HfHubHTTPError, httpx2.TransportError) as error:
             failures += 1
             response = error.response if isinstance(error, HfHubHTTPError) else None
-            is_final = response is not None and response.status_code not in TRY_AGAIN
-            if is_final or failures >= patience.attempts:
+            is_final = response is not None and response.status_code not in TRANSIENT_STATUSES
+            if is_final or failures >= policy.attempts:
                 raise
-            time.sleep(
-                patience.wait_s(failures, None if response is None else retry_after_s(response.headers))
-            )
+            time.sleep(policy.wait_s(failures, None if response is None else retry_after_s(response.headers)))
 
 
 def _explained(error: Exception, source: HubSource, where: str, token_variable: str | None) -> HpcgenError:
-    """What went wrong, and what to do."""
+    """Turns an error of huggingface_hub into a message with a hint."""
     page = f"{_endpoint()}/datasets/{source.repo_id}"
     token = f"the token in ${token_variable}" if token_variable else "no token"
     if isinstance(error, GatedRepoError):
@@ -106,7 +106,7 @@ def _explained(error: Exception, source: HubSource, where: str, token_variable: 
             f"accept its terms at {page} and set data.corpus.source.token_variable",
         )
     if isinstance(error, DisabledRepoError):
-        return HpcgenError(f"the repository {where} is disabled by the hub", f"see {page}, {_ELSEWHERE}")
+        return HpcgenError(f"the hub has disabled the repository {where}", f"see {page}, {_ELSEWHERE}")
     status: Any = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if isinstance(error, RevisionNotFoundError):
         return HpcgenError(
@@ -115,18 +115,21 @@ def _explained(error: Exception, source: HubSource, where: str, token_variable: 
         )
     if isinstance(error, RepositoryNotFoundError) or status in (401, 404):
         return HpcgenError(
-            f"the repository {where} is not there, or it is private and {token} was sent",
-            f"look at {page}; set data.corpus.source.token_variable if it is private, {_ELSEWHERE}",
+            f"the repository {where} does not exist, or it is private and {token} was sent",
+            f"check {page}; set data.corpus.source.token_variable if it is private, {_ELSEWHERE}",
         )
     if isinstance(error, OfflineModeIsEnabled):
-        return HpcgenError(f"{where}: HF_HUB_OFFLINE is set", "unset it where you plan")
+        return HpcgenError(f"{where}: HF_HUB_OFFLINE is set", "unset it to plan the corpus")
     if isinstance(error, HfHubHTTPError):
         words = f"HTTP {status} {error.response.reason_phrase}".strip()
         return HpcgenError(
-            f"{where}: the hub answers {words}, and {token} was sent", f"look at {page}, {_ELSEWHERE}"
+            f"{where}: the hub answers {words}, and {token} was sent", f"check {page}, {_ELSEWHERE}"
         )
     if isinstance(error, HFValidationError):
-        return HpcgenError(f"{source.repo_id!r} is no name of a repository: {error}")
+        return HpcgenError(
+            f"data.corpus.source.huggingface.repo_id = {source.repo_id!r} is not a valid repository name: {error}",
+            "write OWNER/NAME",
+        )
     return HpcgenError(
         f"{where}: the hub cannot be reached ({error or type(error).__name__})",
         f"check the network and the proxy (HTTPS_PROXY) of this machine, {_ELSEWHERE}",

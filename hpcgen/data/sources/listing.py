@@ -1,4 +1,4 @@
-"""What a source holds."""
+"""Result of listing a source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcgen.config.corpus import WHOLE
 from hpcgen.data.manifest import ManifestFile
 
 UNSPLIT = WHOLE
-"""The split of files before `hpcgen.data.selection` says which they belong to."""
+"""Split of files before `hpcgen.data.selection` assigns them."""
 
 
 @dataclass(frozen=True)
@@ -17,5 +17,5 @@ class Listing:
     """The files of a source, in order."""
 
     source: str
-    """Where they come from, for people."""
+    """Description of the source, for messages."""
     files: Sequence[ManifestFile]
