@@ -53,140 +53,150 @@ Fraction = Annotated[float, Range(at_least=0, below=1)]
 
 @config_section
 class ModelConfig:
-    """The shape of the GPT. The names are Megatron-Core's TransformerConfig and GPTModel arguments."""
+    """Shape of the GPT model. The names are those of Megatron-Core's TransformerConfig and GPTModel arguments."""
 
     num_layers: Count
-    """Transformer layers."""
+    """Number of transformer layers."""
     hidden_size: Count
     """Width of the residual stream."""
     num_attention_heads: Count
-    """Attention heads per layer."""
+    """Number of attention heads per layer."""
     seq_length: Count
-    """Tokens in one training sample."""
+    """Number of tokens in a training sample."""
     ffn_hidden_size: Count | None = None
-    """Width of the MLP; null means 4 x hidden_size."""
+    """Width of the MLP. Default: 4 x hidden_size."""
     num_query_groups: Count | None = None
-    """Key/value heads of grouped-query attention; null means one per attention head."""
+    """Number of key/value heads for grouped-query attention. Default: num_attention_heads."""
     kv_channels: Count | None = None
-    """Width of one attention head; null means hidden_size / num_attention_heads."""
+    """Width of an attention head. Default: hidden_size / num_attention_heads."""
     max_position_embeddings: Count | None = None
-    """Longest position the model knows; null means seq_length."""
+    """Maximum sequence length of the model. Default: seq_length."""
     position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
-    """How positions enter: a learned table (GPT-3) or rotary embeddings (Llama)."""
+    """Position embeddings: learned_absolute (GPT-3) or rope (rotary embeddings, as in Llama)."""
     rotary_base: Count = 10000
-    """Base of the rotary frequencies; only read with rope."""
+    """Base of the rotary frequencies. Used only with rope."""
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
-    """The normalisation of every layer and of the output."""
+    """Normalization of every layer and of the final output."""
     layernorm_epsilon: PositiveFloat = 1e-5
-    """Added to the variance in the normalisation."""
+    """Epsilon added to the variance in the normalization."""
     swiglu: bool = False
-    """A gated MLP with SiLU (Llama) in place of GELU (GPT-3)."""
+    """Use a gated MLP with SiLU (as in Llama) in place of GELU (as in GPT-3)."""
     add_bias_linear: bool = True
-    """Biases in the linear layers."""
+    """Use biases in the linear layers."""
     untie_embeddings_and_output_weights: bool = False
-    """A separate output matrix; false shares the embedding's."""
+    """Use a separate output matrix; false shares the embedding matrix."""
     attention_dropout: Fraction = 0.0
-    """Dropout after the attention softmax."""
+    """Dropout probability after the attention softmax."""
     hidden_dropout: Fraction = 0.0
-    """Dropout on the residual branches and the embedding."""
+    """Dropout probability on the residual branches and the embedding."""
     init_method_std: PositiveFloat | None = None
-    """Standard deviation of the initial weights; null means sqrt(2 / (5 x hidden_size))."""
+    """Standard deviation of the initial weights. Default: sqrt(2 / (5 x hidden_size))."""
     vocab_size: Count | None = None
-    """Tokens the tokenizer knows; null means that hpcgen asks data.tokenizer."""
+    """Size of the tokenizer's vocabulary. Default: taken from data.tokenizer."""
     padded_vocab_size: Count | None = None
-    """Rows of the embedding; null rounds vocab_size up to a multiple of 128, whatever the layout."""
+    """Number of rows of the embedding. Default: vocab_size rounded up to a multiple of 128, for any layout."""
     layer_spec: str | None = None
-    """Your own transformer layers: `package.module:function` or `file.py:function` of what gives their spec."""
+    """Custom transformer layers: a function that returns their spec, as `package.module:function` or
+    `file.py:function`."""
     model_provider: str | None = None
-    """Your own model: `package.module:class` or `file.py:class`, called in place of Megatron-Core's GPTModel."""
+    """Custom model to use in place of Megatron-Core's GPTModel, as `package.module:class` or `file.py:class`."""
 
 
 @config_section
 class ParallelismConfig:
-    """How the model is cut over ranks; data parallelism is what remains of the world size."""
+    """Model parallelism. The data-parallel size is the world size divided by TP x PP x CP."""
 
     tensor_model_parallel_size: Count = 1
-    """Ranks that share each layer (TP)."""
+    """Tensor-parallel size (TP): number of ranks that share each layer."""
     pipeline_model_parallel_size: Count = 1
-    """Pipeline stages (PP)."""
+    """Pipeline-parallel size (PP): number of pipeline stages."""
     virtual_pipeline_model_parallel_size: Count | None = None
-    """Model chunks on each pipeline stage (VPP, interleaved schedule); null means one."""
+    """Virtual pipeline size (VPP): number of model chunks per pipeline stage, for the interleaved schedule.
+    Default: 1."""
     context_parallel_size: Count = 1
-    """Ranks that share each sequence (CP)."""
+    """Context-parallel size (CP): number of ranks that share each sequence."""
     sequence_parallel: bool = False
-    """Shards the activations between tensor-parallel regions along the sequence; needs TP > 1."""
+    """Shard the activations between tensor-parallel regions along the sequence. Requires TP > 1."""
     overlap_grad_reduce: bool = False
-    """Reduces gradients over data-parallel ranks while the backward pass still runs."""
+    """Overlap the data-parallel gradient reduction with the backward pass."""
     overlap_param_gather: bool = False
-    """Gathers updated parameters while the next forward pass runs; needs overlap_grad_reduce."""
+    """Overlap the gathering of updated parameters with the next forward pass. Requires overlap_grad_reduce."""
     tp_comm_overlap: bool = False
-    """Hides tensor-parallel communication behind matrix products; needs sequence_parallel and Transformer Engine."""
+    """Overlap tensor-parallel communication with matrix products. Requires sequence_parallel and Transformer Engine."""
     use_sharp: bool = False
-    """Lets the InfiniBand switches add up the gradients of data-parallel ranks (SHARP); needs GPUs."""
+    """Reduce data-parallel gradients in the InfiniBand switches (SHARP). Requires GPUs."""
 
 
 @config_section
 class TrainingConfig:
-    """Batch, length, precision, recomputation and evaluation."""
+    """Batch size, length, precision, recomputation and evaluation."""
 
     micro_batch_size: Count
-    """Samples in one forward pass of one data-parallel rank."""
+    """Number of samples in one forward pass of a data-parallel rank."""
     global_batch_size: Count
-    """Samples in one optimizer step over all ranks."""
+    """Number of samples in one optimizer step over all ranks."""
     train_iters: Count
-    """Optimizer steps of the whole run."""
+    """Total number of optimizer steps."""
     seed: NonNegative = 1234
-    """Seed of the initial weights, the data order and dropout."""
+    """Seed for the initial weights, the data order and dropout."""
     rampup_batch_size: tuple[Count, ...] | None = None
-    """[start, increment, samples]: the global batch grows from start to global_batch_size over so many samples."""
+    """Batch-size ramp-up as [start, increment, samples]: the global batch size grows from start to global_batch_size
+    over this number of samples."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """bf16 and fp16 keep fp32 master weights and gradients; fp16 scales the loss; fp32 is for tests and CPUs."""
+    """Training precision. bf16 and fp16 keep fp32 master weights and gradients; fp16 also scales the loss. fp32 is for
+    tests and CPUs."""
     fp8: Literal["e4m3", "hybrid"] | None = None
-    """Matrix products of the layers in FP8 (hybrid: e5m2 for gradients); needs Transformer Engine. null: none."""
+    """FP8 format for the matrix products of the layers; hybrid uses e5m2 for gradients. Requires Transformer Engine.
+    null disables FP8."""
     fp8_recipe: Literal["tensorwise", "delayed"] = "tensorwise"
-    """FP8 scales from the tensor at hand (tensorwise: current scaling), or from maxima of earlier steps (delayed)."""
+    """FP8 scaling: tensorwise (current scaling, from the tensor itself) or delayed (from the maxima of earlier
+    steps)."""
     fp8_amax_history_len: Count = 1024
-    """Steps whose maxima delayed scaling looks at."""
+    """Length of the history of maxima for delayed scaling, in steps."""
     fp8_amax_compute_algo: Literal["max", "most_recent"] = "max"
-    """Which of those maxima delayed scaling takes."""
+    """Value of the history that delayed scaling uses: the maximum or the most recent one."""
     transformer_impl: Literal["transformer_engine", "torch"] | None = None
-    """The kernels of the layers; null takes Transformer Engine where it is installed, else torch's."""
+    """Kernels of the transformer layers. Default: transformer_engine if it is installed, otherwise torch."""
     cross_entropy_fusion_impl: Literal["te", "native"] | None = None
-    """The fused cross entropy: Transformer Engine's or Megatron-Core's; null takes te but for fp16."""
+    """Fused cross entropy: Transformer Engine's (te) or Megatron-Core's (native). Default: te, or native for fp16."""
     cuda_graph_impl: Literal["none", "transformer_engine"] = "none"
-    """Who records the layers as CUDA graphs, for GPUs that wait for their host; for bf16 without dropout."""
+    """CUDA-graph backend for the transformer layers. Helps when kernel launches are the bottleneck. Requires bf16 and
+    no dropout."""
     deterministic_mode: bool = False
-    """Only kernels that give the same bits each time; slower."""
+    """Use only kernels with bitwise reproducible results. Slower."""
     recompute_granularity: Literal["selective", "full"] | None = None
-    """Activations computed again in the backward pass: core attention only, whole layers, or none (null)."""
+    """Activations to recompute in the backward pass: selective (core attention), full (entire layers), or null for
+    none."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """For full: groups of recompute_num_layers (uniform), or the first ones of a stage (block)."""
+    """With full recomputation: recompute all layers in groups of recompute_num_layers (uniform), or only the first
+    recompute_num_layers of each stage (block)."""
     recompute_num_layers: Count | None = None
-    """Layers per group (uniform) or per stage (block)."""
+    """Number of layers per group (uniform) or per stage (block)."""
     eval_interval: Count | None = None
-    """Optimizer steps between evaluations; null means only at the end."""
+    """Optimizer steps between evaluations. Default: evaluate only at the end."""
     eval_iters: NonNegative = 10
-    """Global batches per evaluation; 0 turns evaluation off."""
+    """Number of global batches per evaluation; 0 disables evaluation."""
     distributed_timeout_minutes: Count = 60
-    """A collective that takes longer ends the job, until the first step is done: indices and weights load (minutes)."""
+    """Timeout of collectives in minutes until the first step is complete, while indices and weights are loaded. The job
+    ends if a collective takes longer."""
     distributed_timeout_seconds_after_init: Count = 600
-    """The same from the first step on (seconds)."""
+    """Timeout of collectives in seconds after the first step. The job ends if a collective takes longer."""
     loss_spike_factor: PositiveFloat | None = 2.0
-    """A loss above this many times the median of the last 100 steps is reported with its samples; null: never."""
+    """Report a loss above this factor times the median of the last 100 steps, with its samples; null disables this."""
     skip_loss_spikes: NonNegative = 0
-    """How many such batches in the whole run are left out of training; 0 trains on them."""
+    """Maximum number of batches with such a loss to exclude from training over the entire run; 0 trains on them."""
 
 
 @config_section
 class ParameterGroup:
-    """Parameters by name, and what they are trained with."""
+    """Multipliers for parameters selected by name."""
 
     match: str
-    """Shell pattern of names in the whole model, as `embedding.*` or `decoder.layers.0.*`."""
+    """Shell pattern for parameter names in the unsharded model, such as `embedding.*` or `decoder.layers.0.*`."""
     wd_mult: NonNegativeFloat = 1.0
-    """Times weight_decay; biases and normalisation weights have none in any group."""
+    """Factor for weight_decay. Biases and normalization weights never have weight decay."""
     lr_mult: NonNegativeFloat = 1.0
-    """Times the learning rate."""
+    """Factor for the learning rate."""
 
 
 @config_section
@@ -194,47 +204,49 @@ class OptimizerConfig:
     """AdamW and the learning-rate schedule. The distributed optimizer is always on."""
 
     lr: PositiveFloat
-    """The peak learning rate."""
+    """Peak learning rate."""
     min_lr: NonNegativeFloat | None = None
-    """The rate that the decay ends at; null means a tenth of lr."""
+    """Learning rate at the end of the decay. Default: lr / 10."""
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "cosine"
-    """Shape of the decay after the warm-up; WSD is constant, then decays in the last lr_wsd_decay_iters."""
+    """Shape of the decay after the warm-up. WSD stays constant and decays in the last lr_wsd_decay_iters steps."""
     lr_decay_iters: Count | None = None
-    """Step at which the decay ends; null means train_iters."""
+    """Step at which the decay ends. Default: train_iters."""
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
-    """Shape of WSD's decay."""
+    """Shape of the decay of WSD."""
     lr_wsd_decay_iters: Count | None = None
-    """Steps of WSD's decay; null means a tenth of lr_decay_iters."""
+    """Number of decay steps of WSD. Default: lr_decay_iters / 10."""
     lr_schedule: str | None = None
-    """Your own decay in place of lr_decay_style: `package.module:function` or `file.py:function`."""
+    """Custom decay function in place of lr_decay_style, as `package.module:function` or `file.py:function`."""
     lr_warmup_init: NonNegativeFloat = 0.0
-    """The rate that the warm-up starts from."""
+    """Learning rate at the start of the warm-up."""
     lr_warmup_iters: NonNegative | None = None
-    """Steps of linear warm-up; null, without lr_warmup_fraction, means 375M tokens, at most a tenth of the run."""
+    """Number of linear warm-up steps. Default without lr_warmup_fraction: the steps for 375M tokens, but at most a
+    tenth of the run."""
     lr_warmup_fraction: Fraction | None = None
-    """Warm-up as a fraction of lr_decay_iters, in place of lr_warmup_iters."""
+    """Length of the warm-up as a fraction of lr_decay_iters, in place of lr_warmup_iters."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decoupled weight decay; biases and normalisation weights have none."""
+    """Decoupled weight decay. It does not apply to biases and normalization weights."""
     parameter_groups: tuple[ParameterGroup, ...] = ()
-    """Parameters with a weight decay or a rate of their own; the first group that matches counts."""
+    """Parameters with their own weight decay or learning rate. The first matching group applies."""
     adam_beta1: Fraction = 0.9
-    """Decay of the first moment."""
+    """Decay rate of the first moment."""
     adam_beta2: Fraction = 0.95
-    """Decay of the second moment."""
+    """Decay rate of the second moment."""
     adam_eps: PositiveFloat = 1e-8
-    """Added to the root of the second moment."""
+    """Epsilon added to the root of the second moment."""
     clip_grad: NonNegativeFloat = 1.0
-    """Largest global gradient norm; 0 turns clipping off."""
+    """Maximum global gradient norm; 0 disables clipping."""
     loss_scale: PositiveFloat | None = None
-    """A fixed loss scale for fp16; null adapts it."""
+    """Fixed loss scale for fp16. Default: adaptive."""
     initial_loss_scale: PositiveFloat = 2.0**32
-    """The adaptive scale of fp16 to start from."""
+    """Initial value of the adaptive loss scale for fp16."""
     min_loss_scale: PositiveFloat = 1.0
-    """Gradients of fp16 that overflow at this scale, or at a fixed loss_scale, end the run."""
+    """Minimum loss scale for fp16. The run ends if gradients overflow at this scale or at a fixed loss_scale."""
     loss_scale_window: Count = 1000
-    """Steps of fp16 without overflow after which the scale doubles."""
+    """Number of fp16 steps without overflow after which the loss scale doubles."""
     hysteresis: Count = 2
-    """Overflows of fp16 after which each one halves the scale, until it has doubled."""
+    """Halve the fp16 loss scale from this overflow on, counted since the scale last doubled. With 2, the first overflow
+    does not halve it."""
 
 
 @config_section
@@ -242,31 +254,33 @@ class Dataset:
     """One tokenized corpus in a blend."""
 
     prefix: str
-    """Path of the .bin/.idx pair without the extension."""
+    """Path of the .bin/.idx pair without the suffix."""
     weight: PositiveFloat | None = None
-    """Share of the blend; null in all of them weighs by the tokens that each has in the split."""
+    """Weight in the blend. If no dataset has a weight, each is weighted by its number of tokens in the split."""
 
 
 @config_section
 class BlendConfig:
-    """Where training, validation and test samples come from: exactly one of three ways."""
+    """Source of training, validation and test samples: exactly one of `datasets`, `train` (with `valid`, `test`) and
+    `mock`."""
 
     datasets: tuple[Dataset, ...] = ()
-    """First way: one blend, cut by `split`."""
+    """Option 1: one blend, divided by `split`."""
     split: str = "99990,8,2"
-    """Weights of train, valid and test, by which the documents of each dataset in `datasets` are cut in order."""
+    """Proportions of train, valid and test for `datasets`. The documents of each dataset are divided in order."""
     train: tuple[Dataset, ...] = ()
-    """Second way: a blend per split. Train is needed, valid and test may be empty; no pair may be in two."""
+    """Option 2: a blend for each split. `train` is required, `valid` and `test` are optional. A pair may be in only
+    one split."""
     valid: tuple[Dataset, ...] = ()
-    """The validation blend of the second way."""
+    """Validation blend of option 2."""
     test: tuple[Dataset, ...] = ()
-    """The test blend of the second way; evaluated once, after the last step."""
+    """Test blend of option 2, evaluated once after the last step."""
     mock: bool = False
-    """Third way: made-up samples, to try a cluster without data."""
+    """Option 3: synthetic samples, for testing a cluster without data."""
     num_workers: NonNegative = 2
-    """Loader processes per rank; 0 loads in the training process."""
+    """Number of data loader processes per rank; 0 loads in the training process."""
     cache_dir: str | None = None
-    """Directory of the sample indices; null means `index-cache` in the run directory."""
+    """Directory of the sample indices. Default: `index-cache` in the run directory."""
 
 
 @config_section
@@ -274,49 +288,53 @@ class CheckpointConfig:
     """Checkpoints in Megatron-LM's directory layout (torch_dist), loadable at any TP/PP/DP."""
 
     save: str | None = None
-    """Directory of the checkpoints; null means `checkpoints` in the run directory."""
+    """Directory for checkpoints. Default: `checkpoints` in the run directory."""
     load: str | None = None
-    """Directory of checkpoints to start from while `save` holds none (ours or Megatron-LM's); null: random weights."""
+    """Directory of checkpoints (hpcgen's or Megatron-LM's) to start from if `save` contains none. Default: start from
+    random weights."""
     finetune: bool = False
-    """Takes only the weights of `load`: iteration 0, a new optimizer state, the data from its start."""
+    """Load only the weights from `load`. The iteration, optimizer state and data order start from the beginning."""
     save_interval: Count | None = None
-    """Optimizer steps between checkpoints; the last step and a stop always save."""
+    """Optimizer steps between checkpoints. A checkpoint is always saved at the last step and when the job is asked to
+    stop."""
     save_interval_minutes: PositiveFloat | None = None
-    """Minutes between checkpoints, beside or in place of save_interval; null with save_interval null means 30."""
+    """Minutes between checkpoints, in addition to or in place of save_interval. Default without save_interval: 30."""
     async_save: bool = True
-    """Writes while training goes on, one checkpoint at a time; false waits for the storage."""
+    """Write checkpoints in the background, one at a time, while training continues; false waits for the storage."""
     keep_last: Count | None = None
-    """Newest checkpoints to keep; older ones are removed once a new one is complete. Null keeps all."""
+    """Number of newest checkpoints to keep. Older ones are removed when a new one is complete. Default: keep all."""
     keep_every: Count | None = None
-    """Checkpoints of iterations that are a multiple of this stay for good, as pinned ones do."""
+    """Always keep checkpoints whose iteration is a multiple of this."""
     changed: tuple[str, ...] = ()
-    """Hyperparameters that may differ from the checkpoint's, by name, as optimizer.lr; so may the files they name."""
+    """Names of hyperparameters, such as optimizer.lr, that may differ from the checkpoint's. The files that they name
+    may differ as well."""
     discard_up_to: NonNegative | None = None
-    """Starts over when no checkpoint is left of a run that saved no later iteration than this. Null: refuses."""
+    """Start over if all checkpoints are gone and the run saved none after this iteration. Default: refuse to start
+    over."""
 
 
 @config_section
 class LoggingConfig:
-    """What the trainer writes while it runs."""
+    """Metrics, TensorBoard, Weights & Biases and profiling."""
 
     log_interval: Count = 1
-    """Optimizer steps between lines of metrics.jsonl and of the log."""
+    """Optimizer steps between entries in metrics.jsonl and in the log."""
     tensorboard: bool = True
-    """TensorBoard event files in `tensorboard` in the run directory."""
+    """Write TensorBoard event files to `tensorboard` in the run directory."""
     wandb_project: str | None = None
-    """Project of Weights & Biases to log to; WANDB_API_KEY comes from the environment, without it files stay here."""
+    """Weights & Biases project to log to. WANDB_API_KEY comes from the environment; without it, W&B runs offline."""
     wandb_entity: str | None = None
-    """Team or user of that project; null means your default."""
+    """Weights & Biases team or user. Default: your default entity."""
     wandb_exp_name: str | None = None
-    """Name of the run there; null means `name`."""
+    """Name of the run in Weights & Biases. Default: `name`."""
     profile_step_start: NonNegative | None = None
-    """First iteration that torch's profiler records; null records none."""
+    """First iteration to record with torch's profiler; null disables profiling."""
     profile_step_end: Count | None = None
-    """The iteration before which it stops; null means two after profile_step_start."""
+    """Iteration before which profiling stops. Default: profile_step_start + 2."""
     profile_ranks: tuple[NonNegative, ...] = (0,)
-    """Ranks that are profiled."""
+    """Ranks to profile."""
     record_memory_history: bool = False
-    """Writes a snapshot of the GPU's memory, with the stacks that allocated it, at the end of the profile."""
+    """Write a GPU memory snapshot with allocation stacks at the end of profiling."""
 
 
 @config_section
