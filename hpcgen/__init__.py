@@ -6,7 +6,7 @@
     print(render(plan(run), "train"))
     submit(plan(run, ["prepare", "train"]), launcher="slurm")
 
-The command line calls these four and nothing else.
+The command line uses the same four functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ConfigErrors", "HpcgenError", "__version__", "load_run", "plan", "re
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the interface when it is first used: `hpcgen data` and jobs on nodes need none of it."""
+    """Imports the interface on first use, because `hpcgen data` and jobs on nodes do not need it."""
     if name in ("ConfigErrors", "HpcgenError"):
         from hpcgen import errors
 

@@ -1,4 +1,4 @@
-"""The four functions that the command line and Python programs call: load_run, plan, render, submit."""
+"""The Python interface, also used by the command line: load_run, plan, render and submit."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["Plan", "Run", "load_run", "plan", "render", "site_directories", "sub
 
 
 def render(plan: Plan, stage: str, templates: Sequence[str | Path] = ()) -> str:
-    """The batch script of one stage of `plan`; nothing is written.
+    """Returns the batch script of one stage of `plan`. Writes nothing.
 
-    `templates` are directories of site templates, looked in before HPCGEN_TEMPLATES, the user's and the
+    `templates` are directories of site templates. They are searched before HPCGEN_TEMPLATES, the user's and the
     system's configuration directory, and the shipped templates.
 
     Raises:
-        HpcgenError: a stage that was not planned; a template that is missing, unreadable, writable by strangers,
-            or wrong; pairs of the corpus that were made with other settings or of other files than the run's.
+        HpcgenError: the stage is not in the plan; a template is missing, unreadable, writable by other users, or
+            invalid; or the corpus's pairs were made with other settings or from other files than the run's.
     """
     if stage not in plan.stages:
-        raise HpcgenError(f"stage {stage!r} is not planned", f"planned are {', '.join(plan.stages)}")
+        raise HpcgenError(f"stage {stage!r} is not in the plan", f"planned stages: {', '.join(plan.stages)}")
     check_pairs(plan)
     return checked_script(plan, stage, site_directories(templates)).text
 
@@ -42,36 +42,36 @@ def submit(
     templates: Sequence[str | Path] = (),
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Job]:
-    """Submits the stages of `plan` with submitit, each after the one before it.
+    """Submits the stages of `plan` with submitit. Each starts after the previous one has succeeded.
 
-    With "slurm" the jobs are queued and the call returns. With "local" the stages run on this machine through
-    submitit's local executor, one after another; the call returns when they are done and tells `on_progress`
-    how far they are.
+    With "slurm", the jobs are queued and the call returns. With "local", the stages run on this machine with
+    submitit's local executor, one after another. The call then returns when they are done, and calls `on_progress` in
+    the meantime.
 
-    Of the stages that make the corpus, the tasks are queued that have something left to make; a stage without
-    any has no job.
+    Data stages submit only the tasks that still have output to produce. A stage without any gets no job.
 
     Raises:
-        HpcgenError: nothing could be submitted, or is: pairs of the corpus are not made, or not those of the run.
+        HpcgenError: submission failed, or pairs of the corpus are missing or belong to another run.
         JobFailed: a local stage failed.
     """
     from hpcgen.slurm.local import run_stages
     from hpcgen.slurm.submit import submit_stages
 
     if launcher not in ("slurm", "local"):
-        raise HpcgenError(f"{launcher!r} is not a launcher", "use slurm or local")
+        raise HpcgenError(f"unknown launcher {launcher!r}", "use slurm or local")
     if rendered := [name for name, stage in plan.stages.items() if not stage.kind.by_submitit]:
-        hint = f"hpcgen render {rendered[0]} ... | sbatch"
-        raise HpcgenError(f"stage {rendered[0]} is rendered only, submitit does not run it", hint)
+        hint = f"use hpcgen render {rendered[0]} ... | sbatch"
+        raise HpcgenError(f"stage {rendered[0]} cannot be submitted with submitit", hint)
     making_pairs = [name for name, stage in plan.stages.items() if stage.kind.makes_pairs]
     if len(making_pairs) > 1:
         raise HpcgenError(
-            f"stages {' and '.join(making_pairs)} make the same files",
-            "submit extract concat tokenize, or prepare alone",
+            f"stages {' and '.join(making_pairs)} produce the same files",
+            "submit either prepare, or extract concat tokenize",
         )
     if unset := unset_secrets(plan):
         raise HpcgenError(
-            f"secrets name {', '.join(unset)}, which this environment does not have", "export them"
+            f"secrets contains {', '.join(unset)}, not set in this environment",
+            "export the missing variables",
         )
     require_pairs(plan)
     if launcher == "local":
@@ -81,13 +81,13 @@ def submit(
 
 
 def unset_secrets(plan: Plan) -> list[str]:
-    """Names of secrets that the planned stages take from the submitting shell, and that are not set here."""
+    """Names of the planned stages' secrets that are not set in this environment."""
     names = dict.fromkeys(name for stage in plan.stages.values() for name in stage.secrets)
     return [name for name in names if not os.environ.get(name)]
 
 
 def site_directories(templates: Sequence[str | Path] = ()) -> list[Path]:
-    """The directories of site templates: those given, HPCGEN_TEMPLATES (separated by ':'), the configuration's."""
+    """The directories of site templates: `templates`, HPCGEN_TEMPLATES (separated by ':'), and the configuration's."""
     named = [Path(part) for part in os.environ.get("HPCGEN_TEMPLATES", "").split(os.pathsep) if part]
     configured = [path for path in configuration_directories("templates") if path.is_dir()]
     given = [Path(directory) for directory in templates]
@@ -95,6 +95,6 @@ def site_directories(templates: Sequence[str | Path] = ()) -> list[Path]:
     for directory in given:
         if directory.is_dir() and not any(directory.glob("slurm/*.sbatch.j2")):
             raise HpcgenError(
-                f"{directory}: holds no template", "its files are slurm/train.sbatch.j2 and the like"
+                f"{directory}: contains no templates", "they must be in slurm/, such as slurm/train.sbatch.j2"
             )
     return [*given, *named, *configured]

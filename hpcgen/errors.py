@@ -1,4 +1,4 @@
-"""What can go wrong through no fault of hpcgen: problems in what the user or the admin wrote, said in one message."""
+"""Exceptions for mistakes of users and admins, and for failed jobs. Bugs in hpcgen raise other exceptions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Literal, TypedDict
 class Problem:
     """One mistake in the configuration.
 
-    `path` is the dotted path of the value that is wrong ("parallelism.tensor_model_parallel_size");
-    `reason` is a sentence that follows "path = value" ("does not divide model.num_attention_heads = 16 (16 / 6)");
-    `hint` says what to do ("use 1, 2, 4, 8 or 16"), and may be empty.
+    `path` is the dotted path of the invalid value ("parallelism.tensor_model_parallel_size"). `reason` completes the
+    sentence that starts with "path = value" ("does not divide model.num_attention_heads = 16 (16 / 6)"). `hint` says
+    what to do ("use 1, 2, 4, 8 or 16") and may be empty.
     """
 
     path: str
     reason: str
     hint: str = ""
     file: Literal["run", "cluster"] = "run"
-    """Where `path` is to be looked up: the run file, or the cluster profile."""
+    """File that contains `path`: the run file or the cluster profile."""
     depends_on: tuple[str, ...] = ()
-    """Other sections of the run file that the problem depends on."""
+    """Other sections of the run file on which the problem depends."""
 
     @property
     def section(self) -> str:
@@ -32,25 +32,25 @@ class Problem:
 
 
 class MistakeParts(TypedDict):
-    """A mistake in parts, as JSON has it."""
+    """The parts of a mistake, as printed in JSON."""
 
     key: str | None
-    """Dotted path of the value; null of what is not about one."""
+    """Dotted path of the value; None if the mistake is not about a single value."""
     file: str | None
-    """Where it is written; null of what stands in no file: --set, a preset, a default."""
+    """File that sets the value; None for --set, presets and defaults."""
     line: int | None
     reason: str
     hint: str | None
 
 
 class Mistake(str):
-    """The line that names a mistake, with the parts that it was made of."""
+    """A mistake as one line of text, with its parts."""
 
     parts: MistakeParts
 
     @classmethod
     def of(cls, line: str, where: str, key: str | None, reason: str, hint: str) -> Mistake:
-        """`where` is "run.yaml:14", or something else that is no place in a file."""
+        """Makes a mistake. `where` is a place such as "run.yaml:14", or a source that is not a file."""
         mistake = cls(line)
         file, _, number = where.rpartition(":")
         in_file = number.isdigit() and not where.startswith("--")
@@ -65,22 +65,22 @@ class Mistake(str):
 
     @classmethod
     def at(cls, where: str, reason: str, hint: str = "") -> Mistake:
-        """A mistake that is not about one key: "WHERE: REASON; HINT", without what is empty."""
+        """Makes a mistake that is not about a key: "WHERE: REASON; HINT", without empty parts."""
         line = f"{where}: {reason}" if where else reason
         return cls.of(f"{line}; {hint}" if hint else line, where, None, reason, hint)
 
 
 class HpcgenError(Exception):
-    """A mistake of the user's: the command prints it and ends with status 2, without a traceback."""
+    """A mistake of the user. The command prints it without a traceback and exits with status 2."""
 
     def __init__(self, message: str, hint: str = "", *, where: str = "") -> None:
-        """`where` is the place that the message is about, as "run.yaml:14"."""
+        """`where` is the place of the mistake, such as "run.yaml:14"."""
         self.mistakes: tuple[Mistake, ...] = (Mistake.at(where, message, hint),)
         super().__init__(str(self.mistakes[0]))
 
 
 class ConfigErrors(HpcgenError):
-    """Every mistake found in the configuration, each with where it comes from; one line each."""
+    """All mistakes found in the configuration, one line each."""
 
     def __init__(self, messages: Sequence[str]) -> None:
         super().__init__("\n".join(messages))
@@ -90,13 +90,13 @@ class ConfigErrors(HpcgenError):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """The same as `mistakes`."""
+        """An alias of `mistakes`."""
         return self.mistakes
 
 
 class JobStopped(KeyboardInterrupt):
-    """Ctrl-C made a job save and leave, which was said: the command ends with status 130 and no further word."""
+    """Ctrl-C made a local job save and stop. The command exits with status 130 and prints nothing more."""
 
 
 class JobFailed(Exception):
-    """A job that hpcgen waited for has failed: the command prints it and ends with status 1."""
+    """A job that hpcgen waited for has failed. The command prints the message and exits with status 1."""

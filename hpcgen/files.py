@@ -1,6 +1,6 @@
-"""Writing files: complete or not at all, and readable by those that `share` in the run file names.
+"""Atomic writing of files, with permissions according to `share` in the run file.
 
-A file is written under a private name next to its target, synced, then renamed.
+A file is written under a private name next to its target, synced, and renamed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hpcgen.errors import HpcgenError
 
 _PRIVATE_NAME = re.compile(r"\.(?P<target>.+)\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp")
 _IDLE_S = 86400.0
-"""A private file that was not written for a day has no living writer, whatever locks can tell."""
+"""A private file that has not been written for a day is considered abandoned, even if its lock cannot be checked."""
 
 
 Share = Literal["private", "group"]
 
 
 class Access(NamedTuple):
-    """The permissions that a value of `share` stands for."""
+    """The permissions for a value of `share`."""
 
     umask: int
     file_mode: int
@@ -36,14 +36,14 @@ class Access(NamedTuple):
 
 ACCESS: dict[Share, Access] = {
     "private": Access(umask=0o077, file_mode=0o600, directory_mode=0o700),
-    # setgid: entries get the directory's group, not the primary group of the user who makes them
+    # setgid: new entries get the directory's group, not the creating user's primary group
     "group": Access(umask=0o007, file_mode=0o660, directory_mode=0o2770),
 }
 
 
 @contextlib.contextmanager
 def shared_as(share: Share) -> Iterator[None]:
-    """Sets the umask that `share` stands for, in this process and in those that it starts meanwhile."""
+    """Sets the umask for `share`, in this process and in processes started within the context."""
     before = os.umask(ACCESS[share].umask)
     try:
         yield
@@ -52,10 +52,10 @@ def shared_as(share: Share) -> Iterator[None]:
 
 
 def make_directory(directory: Path, share: Share) -> None:
-    """Makes a directory with the mode that `share` stands for; an existing one keeps its mode.
+    """Creates a directory with the mode for `share`. An existing directory keeps its mode.
 
     Raises:
-        HpcgenError: it cannot be made.
+        HpcgenError: the directory cannot be created.
     """
     with shared_as(share):
         try:
@@ -65,17 +65,17 @@ def make_directory(directory: Path, share: Share) -> None:
         except FileExistsError:
             return
         except OSError as error:
-            raise HpcgenError(f"{directory}: cannot be made ({error.strerror})") from error
+            raise HpcgenError(f"{directory}: cannot be created ({error.strerror})") from error
 
 
 @contextlib.contextmanager
 def private_file(target: Path, *, swept: bool = False) -> Iterator[BinaryIO]:
-    """A new file beside `target` for `publish` to rename; gone at the end unless it was published.
+    """A new file next to `target` for `publish` to rename. It is removed at the end unless it was published.
 
-    What killed runs left behind for the same target is removed first, unless it is `swept` already.
+    Files that killed processes left for the same target are removed first, unless `swept` is set.
 
     Raises:
-        OSError: the directory cannot be made or written.
+        OSError: the directory cannot be created or written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if not swept:
@@ -85,17 +85,17 @@ def private_file(target: Path, *, swept: bool = False) -> Iterator[BinaryIO]:
         yield file
     finally:
         try:
-            file.close()  # on a full disk this fails once more
+            file.close()  # fails again if the disk is full
         finally:
             Path(file.name).unlink(missing_ok=True)
 
 
 def sweep(targets: Iterable[Path]) -> None:
-    """Removes what killed runs left behind for `targets`, with one look at each of their directories.
+    """Removes files that killed processes left for `targets`, reading each directory once.
 
-    A living writer holds a lock on its file, so two runs that write the same target do not disturb each other.
-    Some file systems have no locks, or keep them to each node: there, and for files of other hosts everywhere, a
-    writer counts as dead when it has not written for a day.
+    An active writer holds a lock on its file, so two runs that write the same target do not disturb each other. Some
+    file systems have no locks, or only node-local ones. There, and for files written on other hosts, a file is
+    considered abandoned if it has not been written for a day.
     """
     names: defaultdict[Path, set[str]] = defaultdict(set)
     for target in targets:
@@ -107,46 +107,46 @@ def sweep(targets: Iterable[Path]) -> None:
 
 
 def is_abandoned(path: Path, host: str) -> bool:
-    """Whether the writer of a private file, at work on `host` (of `host_tag`), is dead.
+    """Returns True if the writer of a private file on `host` (a `host_tag`) is gone.
 
-    On this host its lock says so, where there are locks; else time has to.
+    For this host the file's lock decides if locks are supported; otherwise its modification time does.
     """
     try:
         with path.open("rb+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                lock_tells = host == host_tag()
+                lock_decides = host == host_tag()
             except BlockingIOError:
                 return False
-            except OSError:  # no locks here
-                lock_tells = False
-            return lock_tells or time.time() - os.fstat(file.fileno()).st_mtime > _IDLE_S
+            except OSError:  # the file system has no locks
+                lock_decides = False
+            return lock_decides or time.time() - os.fstat(file.fileno()).st_mtime > _IDLE_S
     except OSError:
         return False
 
 
 def host_tag() -> str:
-    """Eight characters that stand for this host in names of private files."""
-    import socket  # the configuration imports this module, and needs none of it
+    """An identifier of this host with eight characters, for names of private files."""
+    import socket  # not needed by the configuration, which imports this module
 
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 def sync(file: BinaryIO) -> None:
-    """Brings everything written to `file` to the disk."""
+    """Flushes everything written to `file` to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def publish(file: BinaryIO, target: Path) -> None:
-    """Renames a file of `private_file(target)` to `target`, replacing what is there."""
+    """Renames a file of `private_file(target)` to `target`, replacing an existing file."""
     sync(file)
     Path(file.name).replace(target)
     sync_path(target.parent)
 
 
 def sync_path(path: Path) -> None:
-    """Brings a file, or the renames and removals in a directory, to the disk."""
+    """Flushes a file, or the renames and removals in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -155,10 +155,10 @@ def sync_path(path: Path) -> None:
 
 
 def write_text(target: Path, text: str, mode: int) -> None:
-    """Publishes a small text file with these permissions, less the umask.
+    """Publishes a small text file with permissions `mode`, reduced by the umask.
 
     Raises:
-        HpcgenError: it cannot be written.
+        HpcgenError: the file cannot be written.
     """
     try:
         with private_file(target) as file:
@@ -172,19 +172,19 @@ def write_text(target: Path, text: str, mode: int) -> None:
 
 
 def write_output(target: Path, text: str, mode: int) -> None:
-    """Writes what a user asked for to the place that they named, and makes no directory for it.
+    """Writes an output to the path that the user named, without creating its directory.
 
-    A file is replaced whole, as `write_text` does it. A link stays and leads to the new file; a device or a pipe
-    is written to.
+    A regular file is replaced atomically. A symbolic link is kept, and its target replaced. Devices and pipes are
+    written to.
 
     Raises:
-        HpcgenError: the directory is missing, or it cannot be written.
+        HpcgenError: the directory does not exist, or the file cannot be written.
     """
     require_directory(target)
     if not is_special(target):
         file = Path(os.path.realpath(target))
         if file.is_symlink():
-            raise HpcgenError(f"{target}: cannot be written, its links lead in a ring")
+            raise HpcgenError(f"{target}: cannot be written, because its symbolic links form a loop")
         write_text(file, text, mode)
         return
     try:
@@ -194,20 +194,22 @@ def write_output(target: Path, text: str, mode: int) -> None:
 
 
 def require_directory(target: Path) -> None:
-    """Refuses a file in a directory that is not there: it may be mistyped.
+    """Refuses a file in a directory that does not exist, because the path may be mistyped.
 
     Raises:
-        HpcgenError: so it is, with the topmost directory that is missing.
+        HpcgenError: a directory is missing. The message names the topmost one.
     """
     folders = Path(os.path.realpath(target)).parents if target.is_symlink() else target.absolute().parents
     missing = [folder for folder in folders if not os.path.lexists(folder)]
     if missing:
-        raise HpcgenError(f"{target}: cannot be written, {missing[-1]} is not there", "make it first")
+        raise HpcgenError(
+            f"{target}: cannot be written, because {missing[-1]} does not exist", "create it first"
+        )
 
 
 def is_special(target: Path) -> bool:
-    """Whether something else than a regular file is there: a device, a pipe, a directory. Links are followed."""
-    # unlike Path's methods, these answer where it cannot be looked at as well
+    """Returns True if the path exists and is not a regular file but a device, pipe or directory. Follows links."""
+    # unlike Path's methods, these do not raise if the path cannot be accessed
     return os.path.exists(target) and not os.path.isfile(target)  # noqa: PTH110, PTH113
 
 
@@ -215,14 +217,14 @@ def _create(target: Path) -> BinaryIO:
     while True:
         path = target.parent / f".{target.name}.{host_tag()}{os.urandom(4).hex()}.tmp"
         file = path.open("xb")
-        # Another run may sweep the file before it is locked: then it has no name any more, and we try again.
+        # another run may sweep the file before it is locked; it then has no name, so try again
         if not _lock(file) or os.fstat(file.fileno()).st_nlink:
             return file
         file.close()
 
 
 def _private_files(directory: Path, targets: set[str]) -> list[tuple[Path, str]]:
-    """Those of `targets` in a directory, each with the host of its writer."""
+    """The private files for `targets` in a directory, each with the host of its writer."""
     try:
         with os.scandir(directory) as entries:
             found = [match for entry in entries if (match := _PRIVATE_NAME.fullmatch(entry.name))]
@@ -232,7 +234,7 @@ def _private_files(directory: Path, targets: set[str]) -> list[tuple[Path, str]]
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Whether the lock was free; False also where the file system knows no locks."""
+    """Locks the file. Returns False if it is already locked or the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

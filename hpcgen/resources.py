@@ -1,4 +1,4 @@
-"""Where the files that hpcgen ships lie, in an installed package or a checkout."""
+"""The location of the files shipped with hpcgen, in an installed package or a checkout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SHIPPED_FOLDERS = ("templates", "topologies", "enroot")
 
 
 def shipped(folder: str) -> Path:
-    """The shipped folder of that name, one of SHIPPED_FOLDERS.
+    """The path of a shipped folder, one of SHIPPED_FOLDERS.
 
-    A wheel carries it inside the package. A checkout (also an editable install of one) has it beside the
-    package; only there, where pyproject.toml lies too, is the package's neighbour looked at, so that nothing
-    in site-packages is ever taken for ours. Raises FileNotFoundError, since then the installation is broken.
+    A wheel has it inside the package. A checkout, including an editable install, has it next to the package. The
+    directory above the package is used only if it contains pyproject.toml, so that nothing in site-packages is
+    mistaken for hpcgen's. Raises FileNotFoundError if the installation is broken.
     """
     inside = _PACKAGE / folder
     if inside.is_dir():
@@ -22,4 +22,4 @@ def shipped(folder: str) -> Path:
     checkout = _PACKAGE.parent
     if (checkout / "pyproject.toml").is_file() and (checkout / folder).is_dir():
         return checkout / folder
-    raise FileNotFoundError(f"hpcgen's own folder {folder!r} is not in {_PACKAGE}: reinstall hpcgen")
+    raise FileNotFoundError(f"hpcgen's folder {folder!r} is missing from {_PACKAGE}; reinstall hpcgen")

@@ -1,4 +1,4 @@
-"""Numbers, lists and names as people read them, and text from files on a terminal."""
+"""Formatting of numbers, lists and names for people, and escaping of untrusted text."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def size_text(num_bytes: float) -> str:
 
 
 def harmless(text: str, keep: str = "") -> str:
-    """Text from a file, with each character escaped that could control the reader's terminal or forge a line.
+    """Untrusted text with characters escaped that could control the terminal or forge a line.
 
-    These are control characters, line breaks, and marks that change the direction of text; those in `keep` stay.
+    These are control characters, line breaks, and marks that change the direction of text. Those in `keep` are kept.
     """
     if text.isprintable():
         return text

@@ -60,7 +60,7 @@ def test_no_directory_is_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to("gone/real")
     for target in (Path("a/b/c"), Path("link")):
-        with pytest.raises(HpcgenError, match=rf"{tmp_path}/(a|gone) is not there; make it first$"):
+        with pytest.raises(HpcgenError, match=rf"{tmp_path}/(a|gone) does not exist; create it first$"):
             write_output(target, "x", 0o644)
     assert [path.name for path in tmp_path.iterdir()] == ["link"]
 

@@ -1,4 +1,4 @@
-"""hpcgen cluster: which cluster profiles can be found, what each says, and what is wrong with it."""
+"""hpcgen cluster: list, show and check cluster profiles."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 
 @click.group("cluster")
 def command() -> None:
-    """Cluster profiles: those that can be found, what they say, and a check of one."""
+    """List, show and check cluster profiles."""
 
 
 @command.command("list")
 @_json_option
 def list_clusters(as_json: bool) -> None:
-    """List the profiles that can be found, and where."""
+    """List the available profiles and their files."""
     from hpcgen.cli.found import list_found
     from hpcgen.config.loader import cluster_names, find_cluster, load_cluster
 
@@ -44,18 +44,19 @@ def list_clusters(as_json: bool) -> None:
 @_name_argument
 @_json_option
 def show(name: str, as_json: bool) -> None:
-    """Show what profile NAME says with all that it extends, and where each value is written.
+    """Show every value of profile NAME and where it is set.
 
-    Values that nobody gave and that have no default are left out; with --json they are null.
+    Includes the profiles that it extends. Values that are neither set nor have a default are omitted; with --json they
+    are null.
     """
     from hpcgen.config.node_types import find_node_type
     from hpcgen.errors import ConfigErrors
 
     file, profile = _read(name)
-    right = profile.right()
-    if right is None:
+    valid = profile.valid()
+    if valid is None:
         raise ConfigErrors(profile.mistakes)
-    config, node_type = right
+    config, node_type = valid
     values = dict(_leaves(dataclasses.asdict(config)))
     places = {path: profile.document.origin(path) or "default" for path in values}
     node_file = str(find_node_type(config.node_type))
@@ -82,9 +83,10 @@ def show(name: str, as_json: bool) -> None:
 @command.command("check")
 @_name_argument
 def check(name: str) -> None:
-    """Say everything that is wrong with profile NAME and its node type; status 2 when something is.
+    """Check profile NAME and its node type.
 
-    Warnings are those of the scripts that are rendered for it.
+    Reports all mistakes at once and exits with status 2 if there are any. Warnings are the ones that rendering a
+    script for this profile prints.
     """
     from hpcgen.cli.options import warn
     from hpcgen.errors import ConfigErrors
@@ -95,14 +97,14 @@ def check(name: str) -> None:
         raise ConfigErrors(mistakes)
     assert profile.config is not None
     warn(profile_warnings(name, Path.cwd()))
-    click.echo(f"{name} is right: {file}, node type {profile.config.node_type}")
+    click.echo(f"{name} is valid: {file}, node type {profile.config.node_type}")
 
 
 def _read(name: str) -> tuple[Path, Profile]:
-    """The profile's file, and what was read.
+    """The profile's file and its content.
 
     Raises:
-        HpcgenError: there is no such profile; it cannot be read, or what it extends.
+        HpcgenError: the profile does not exist, or it or a profile that it extends cannot be read.
     """
     from hpcgen.config.loader import find_cluster, read_profile, unknown_cluster
     from hpcgen.errors import HpcgenError
@@ -115,7 +117,7 @@ def _read(name: str) -> tuple[Path, Profile]:
 
 
 def _leaves(values: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
-    """The values with their dotted paths; what is empty or null is a value too."""
+    """Yields the dotted path and value of every leaf, including empty and null values."""
     for key, value in values.items():
         path = f"{section}{key}"
         if isinstance(value, dict) and value:

@@ -1,4 +1,4 @@
-"""hpcgen completion: what a shell needs to complete hpcgen's commands and options."""
+"""hpcgen completion: print shell completion scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import click
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print the completion script of SHELL: eval "$(hpcgen completion bash)" in ~/.bashrc."""
+    """Print the completion script for bash, zsh or fish.
+
+    For bash, add this line to ~/.bashrc: eval "$(hpcgen completion bash)"
+    """
     from click.shell_completion import get_completion_class
 
     from hpcgen.cli.main import cli

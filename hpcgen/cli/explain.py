@@ -1,4 +1,4 @@
-"""hpcgen explain: every variable of a stage with its value, layer, origin and reason."""
+"""hpcgen explain: print each environment variable of a stage with its value, layer, origin and reason."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.options import read_run_or_cluster, run_or_cluster_options, stage_option, warn
+from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hpcgen.planning.explanation import Absent, Difference, Explanation
 
 GIVEN = ("cluster", "run file", "override")
-"""Layers whose reason is that somebody wrote it, as the origin says."""
+"""Layers whose values a person wrote, so that the origin is reason enough."""
 
 
 @click.command("explain")
@@ -33,7 +34,8 @@ GIVEN = ("cluster", "run file", "override")
     "--diff",
     "other",
     metavar="OTHER",
-    help="What this run changes against another run file (with --cluster: another profile); --set is for this one.",
+    help="Show the differences from the run file OTHER, or with --cluster from the profile OTHER. "
+    "--set does not apply to OTHER.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -46,10 +48,12 @@ def command(
     other: str | None,
     as_json: bool,
 ) -> None:
-    """Say why a stage has its environment: hpcgen explain -c run.yaml 'NCCL_*'
+    """Explain where a stage's environment variables come from.
 
-    Each variable comes with its value, the layer and the place it is from, the reason, and what it won over.
-    NAME may hold * and ?; without one everything is said.
+    For example: hpcgen explain -c run.yaml 'NCCL_*'
+
+    For each variable, prints the value, the layer and file that set it, the reason, and the values it overrides.
+    NAME may contain * and ?. Default: all variables.
     """
     from hpcgen.planning.explanation import compare, explain, leaked
 
@@ -69,20 +73,20 @@ def command(
     if as_json:
         click.echo(json.dumps(_explanation_json(chosen, here), indent=1))
     else:
-        _print_explanation(chosen, here, whole=not names)
+        _print_explanation(chosen, here, everything=not names)
 
 
 def _other(other: str, run: Run, config: Path | None) -> Run:
-    """What is compared with: a run file, or a profile with the same run directory."""
+    """The run to compare with: a run file, or a profile with the same run directory."""
     if config is not None:
         return read_run_or_cluster(Path(other), None, None, ())
     return read_run_or_cluster(None, other, run.config.paths.run_dir, ())
 
 
-def _print_explanation(explained: Explanation, here: tuple[str, ...], whole: bool) -> None:
+def _print_explanation(explained: Explanation, here: tuple[str, ...], everything: bool) -> None:
     from hpcgen.planning.environment import LEAKED
 
-    if whole:
+    if everything:
         _print_heading(f"stage {explained.stage} on {explained.cluster}: exported by the script")
     for variable in explained.variables:
         _print_variable(variable)
@@ -91,24 +95,24 @@ def _print_explanation(explained: Explanation, here: tuple[str, ...], whole: boo
         for name, how in explained.computed.items():
             _print_text(f"{name}: {how}", indent=0)
     if explained.secrets:
-        _print_heading("secrets, from the submitting shell and written nowhere")
+        _print_heading("secrets, inherited from the submitting shell and never written to a file")
         _print_text(", ".join(explained.secrets), indent=0)
-    if whole:
-        _print_heading("unset when the submitting shell has them")
+    if everything:
+        _print_heading("unset if the submitting shell exports them")
         _print_text(", ".join(LEAKED), indent=0)
         if here:
-            _print_text(f"of these, this shell has {', '.join(here)}", indent=0)
-    _print_absent(explained.absent, whole)
+            _print_text(f"this shell exports {', '.join(here)}", indent=0)
+    _print_absent(explained.absent, everything)
 
 
-def _print_absent(absent: Iterable[Absent], whole: bool) -> None:
-    """What is not set, by the change that would set it; one that was asked for by name comes with its reason."""
+def _print_absent(absent: Iterable[Absent], everything: bool) -> None:
+    """Prints the variables that are not set, by the change that would set them; with reasons if asked for by name."""
     from hpcgen.planning.explanation import by_change
 
     for number, (change, variables) in enumerate(by_change(absent).items()):
         if number == 0:
-            _print_heading("not set; it would be with")
-        if whole:
+            _print_heading("not set; these changes would set them")
+        if everything:
             _print_text(f"{change}: {', '.join(variable.name for variable in variables)}", indent=0)
             continue
         for variable in variables:
@@ -124,21 +128,23 @@ def _print_variable(variable: Variable, mark: str = "") -> None:
 
 
 def _reasons(variable: Variable) -> Iterator[str]:
-    """Why the value is there, and what it won over with the reasons of that."""
+    """Yields the reason for the value, and each value that it overrides with its reason."""
     if variable.layer not in GIVEN:
         yield variable.why
     for hidden in reversed(variable.hides):
         reason = "" if hidden.layer in GIVEN else f": {hidden.why}"
-        yield f"over {_word(hidden.value)} of the {hidden.layer} ({hidden.origin}){reason}"
+        yield f"overrides {_word(hidden.value)} from the {hidden.layer} ({hidden.origin}){reason}"
 
 
 def _print_difference(difference: Difference, against: str) -> None:
     added, removed, changed = difference.added, difference.removed, difference.changed
     secrets = (*difference.added_secrets, *difference.removed_secrets)
     if not (added or removed or changed or secrets):
-        click.echo(f"stage {difference.stage}: no difference from {against} in {difference.same} variables")
+        click.echo(
+            f"stage {difference.stage}: {counted(difference.same, 'variable')}, identical to {against}"
+        )
         return
-    _print_heading(f"stage {difference.stage}: changes against {against} ({difference.same} are the same)")
+    _print_heading(f"stage {difference.stage}: differences from {against} ({difference.same} identical)")
     for variable in added:
         _print_variable(variable, mark="+ ")
     for variable in removed:
@@ -159,7 +165,7 @@ def _print_heading(text: str) -> None:
 
 
 def _print_text(text: str, indent: int) -> None:
-    """Text as wide as the terminal; in a pipe a sentence is a line, however long."""
+    """Prints text wrapped to the terminal's width, or on one line if stdout is not a terminal."""
     space = " " * indent
     if not sys.stdout.isatty():
         click.echo(f"{space}{text}")
@@ -185,7 +191,7 @@ def _place(variable: Variable) -> str:
 
 
 def _word(value: str) -> str:
-    """The value as a shell would need it: two words are seen to be one value."""
+    """The value quoted for a shell, so that a value with spaces is recognizable as one word."""
     from hpcgen.slurm.rendering.filters import shell_word
 
     return shell_word(value)

@@ -1,4 +1,4 @@
-"""The list of files that can be named: cluster profiles, node types."""
+"""Lists of the available cluster profiles and node types."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def list_found(
     check: str,
     as_json: bool,
 ) -> None:
-    """Prints each name with its description and its file; for one with mistakes the command `check` that says which."""
+    """Prints each name with its description and file, or for an invalid file the command that lists its mistakes."""
 
     def description(name: str) -> str:
         try:
             return describe(name)
         except HpcgenError:
-            return f"has mistakes: {check} {name} says which"
+            return f"invalid; run {check} {name}"
 
     rows = [{"name": name, "file": str(find(name)), "description": description(name)} for name in names]
     if as_json:

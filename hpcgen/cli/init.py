@@ -1,4 +1,4 @@
-"""hpcgen init: a commented run file to start from."""
+"""hpcgen init: write a commented run file to start from."""
 
 from __future__ import annotations
 
@@ -27,30 +27,28 @@ def _complete_presets(context: click.Context, parameter: click.Parameter, incomp
 
 @click.command("init")
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default="run.yaml")
-@click.option(
-    "--preset", help="Shape to start from; `hpcgen presets` lists them.", shell_complete=_complete_presets
-)
+@click.option("--preset", help="Model preset; see `hpcgen presets`.", shell_complete=_complete_presets)
 @click.option(
     "--cluster",
     help="Cluster profile: a name or a path.  [default: azure-ndv5; required with --from]",
     shell_complete=complete_clusters,
 )
 @click.option("--name", help="Name of the run.  [default: the file's name]")
-@click.option("--run-dir", help="Directory of the run, made now.  [default: runs/NAME beside the file]")
+@click.option("--run-dir", help="Run directory to create.  [default: runs/NAME, relative to the run file]")
 @click.option(
     "--from",
     "script",
     type=click.Path(path_type=Path),
     metavar="SCRIPT",
-    help="Take what a batch script of Megatron-LM says. What cannot be taken is listed, and refused where the "
-    "results depend on it.",
+    help="Convert a Megatron-LM batch script. Options that cannot be converted are listed; those that affect results "
+    "are errors.",
 )
 @click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="A.B=C",
-    help="With --from: a value in place of the script's, as an answer to what is refused; may be given many times.",
+    help="With --from: override a value of the script, for example one that caused an error; repeatable.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
@@ -63,7 +61,10 @@ def command(
     overrides: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Write a commented run file to PATH (run.yaml), its JSON Schema beside it, and make its run directory."""
+    """Write a commented run file to PATH.
+
+    Also writes the JSON Schema of the run file next to it and creates the run directory. Default for PATH: run.yaml.
+    """
     from hpcgen.config.loader import cluster_names, load_cluster
     from hpcgen.config.presets import PRESETS
     from hpcgen.config.run import RunConfig
@@ -76,20 +77,21 @@ def command(
 
     if preset is not None and preset not in PRESETS:
         hint = did_you_mean(preset, PRESETS) or f"use one of {', '.join(PRESETS)}"
-        raise HpcgenError(f"--preset {preset}: not a preset", hint)
+        raise HpcgenError(f"--preset {preset}: unknown preset", hint)
     if str(path) == "-" or is_special(path):
-        raise HpcgenError(f"{path}: not a file", "name one: its JSON Schema is written beside it")
+        raise HpcgenError(f"{path}: not a file name", "name a file; its JSON Schema is written next to it")
     require_directory(path)
     if path.exists() and not force:
-        raise HpcgenError(f"{path}: exists", "choose another name, or use --force")
+        raise HpcgenError(f"{path}: already exists", "choose another name, or use --force")
     if preset is not None and script is not None:
-        raise HpcgenError("--preset and --from both give the shape of the model", "give one of them")
+        raise HpcgenError("--preset and --from both set the shape of the model", "use only one of them")
     if overrides and script is None:
-        raise HpcgenError("--set goes with --from", "edit the run file, which lists every key")
+        raise HpcgenError("--set requires --from", "edit the run file, which lists every key")
     if script is not None and cluster is None:
         names = ", ".join(cluster_names())
         raise HpcgenError(
-            "--from needs --cluster, which the script does not tell", f"use one of {names}, or a path"
+            "--from requires --cluster, because the script does not name a profile",
+            f"use one of {names}, or a path",
         )
     cluster = cluster or "azure-ndv5"
     profile, node_type = load_cluster(cluster, path.absolute().parent)
@@ -126,7 +128,7 @@ def _make_run_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        reason = f"{directory}: cannot be made ({error.strerror})"
+        reason = f"{directory}: cannot be created ({error.strerror})"
         raise HpcgenError(reason, "choose another --run-dir") from error
 
 
@@ -134,7 +136,7 @@ def _chosen(overrides: tuple[str, ...]) -> Document:
     """The values of --set.
 
     Raises:
-        HpcgenError: one of them has another form, or gives what an option of its own gives.
+        HpcgenError: an assignment is malformed, or sets a key that has its own option.
     """
     from hpcgen.config.document import Document, merge
     from hpcgen.config.overrides import override
@@ -144,16 +146,16 @@ def _chosen(overrides: tuple[str, ...]) -> Document:
     for assignment in overrides:
         key = assignment.partition("=")[0]
         if key.partition(".")[0] in ("name", "cluster", "paths"):
-            raise HpcgenError(f"--set {key}: is not set here", "use --name, --cluster or --run-dir")
+            raise HpcgenError(f"--set {key}: cannot be set this way", "use --name, --cluster or --run-dir")
         chosen = merge(chosen, override(RunConfig, assignment))
     return chosen
 
 
 def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict[str, Any]:
-    """The values of the run file.
+    """The values of the run file, from the script and --set.
 
     Raises:
-        ConfigErrors: values that no run file can have.
+        ConfigErrors: values are not valid in a run file.
     """
     from hpcgen.config.document import constant, merge
     from hpcgen.config.run import RunConfig
@@ -166,16 +168,16 @@ def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict
 
 
 def _show_leftovers(script: Path | None, migration: Migration) -> None:
-    """What could not be carried, on standard error."""
+    """Prints to standard error what was not converted."""
     from hpcgen.check.migration.migration import printable
 
     for leftover in migration.leftovers:
         click.secho(
-            f"{script}:{leftover.line}: not carried: {printable(leftover.what)}", fg="yellow", err=True
+            f"{script}:{leftover.line}: not converted: {printable(leftover.what)}", fg="yellow", err=True
         )
         click.echo(f"    {printable(leftover.why)}", err=True)
     if migration.usual:
-        click.echo(f"the trainer does without being told: {' '.join(migration.usual)}", err=True)
+        click.echo(f"the trainer does this by default: {' '.join(migration.usual)}", err=True)
 
 
 def _migrate(script: Path, cluster: ClusterConfig, node_type: NodeType, chosen: Document) -> Migration:

@@ -1,4 +1,4 @@
-"""`hpcgen install-code`: the code that compute nodes need besides their image, in one directory."""
+"""hpcgen install-code: install the Python code that compute nodes need besides their image."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ import click
     metavar="X.Y",
     default=f"{sys.version_info.major}.{sys.version_info.minor}",
     show_default="the running one",
-    help="The Python of the nodes or of the container image (Linux, x86_64).",
+    help="Python version of the nodes or of the container image (Linux, x86_64).",
 )
 def command(directory: Path, python_version: str) -> None:
-    """Put hpcgen, the trainer, megatron-core and their needs into a new directory below DIRECTORY.
+    """Install the Python code that compute nodes need.
 
-    Its path, named by its content, is printed: it is the `code_dir` of a cluster profile. PyTorch,
-    Transformer Engine, apex and what comes with them stay the image's.
+    Installs hpcgen, the trainer, megatron-core and their dependencies into a new subdirectory of DIRECTORY. Prints
+    the path of the subdirectory, whose name is a hash of its content. Use it as `code_dir` in a cluster profile.
+    PyTorch, Transformer Engine, apex and their dependencies come from the image.
     """
     from hpcgen.install import code_dir
 
-    click.echo(f"installing for Python {python_version} into {directory} (pip fetches about 40 MB)", err=True)
+    click.echo(
+        f"installing for Python {python_version} into {directory} (pip downloads about 40 MB)", err=True
+    )
     click.echo(code_dir.install_code(directory.absolute(), python_version))

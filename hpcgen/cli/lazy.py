@@ -1,4 +1,4 @@
-"""Groups of commands: subcommands are imported when they are used, and missing packages are named with their extra."""
+"""Groups of commands: subcommands are imported on first use, and missing packages are named with their extra."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ class CommandGroup(click.Group):
 
 
 class LazyGroup(CommandGroup):
-    """A group whose subcommands are in the modules of `commands_in`, imported when they are used.
+    """A group with its commands in named sections of the help, each imported on first use.
 
-    A module has one as `command`, or several as `commands`, by name.
+    `sections` maps a heading to command names and their modules. A module has one command as `command`, or several by
+    name as `commands`. The first sentence of a command's help is its summary.
     """
 
-    def __init__(self, *args: Any, commands_in: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._modules = commands_in
+        self._sections = sections
+        self._modules = {name: module for section in sections.values() for name, module in section.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, without importing what they name."""
+        """All command names, without importing any module."""
         return list(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the subcommand."""
+        """Imports the command."""
         if cmd_name not in self._modules:
             return None
         module = importlib.import_module(self._modules[cmd_name])
@@ -50,10 +52,23 @@ class LazyGroup(CommandGroup):
         command: click.Command = commands[cmd_name] if commands else module.command
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes a list of commands per section, with the summaries of all sections in one column."""
+        width = max(map(len, self._modules))
+        for heading, names in self._sections.items():
+            commands = {name: self.get_command(ctx, name) for name in names}
+            rows = [
+                (f"{name:<{width}}", command.get_short_help_str(limit=formatter.width - width - 6))
+                for name, command in commands.items()
+                if command is not None
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the subcommand; an unknown one gets the nearest name as a hint."""
+        """Finds the command; the error for an unknown name suggests the nearest one."""
         if args and args[0] not in self._modules and not args[0].startswith("-"):
             hint = did_you_mean(args[0], self._modules) or f"commands are {', '.join(self._modules)}"
             ctx.fail(f"no such command {args[0]!r}; {hint}")

@@ -1,4 +1,4 @@
-"""hpcgen lint: what is wrong with a batch script, hpcgen's or anyone's."""
+"""hpcgen lint: check any batch script for mistakes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcgen.text import counted
 if TYPE_CHECKING:
     from hpcgen.check.lint.check import Finding
 
-COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
 def _complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -50,7 +50,7 @@ def _explain(context: click.Context, parameter: click.Parameter, id: str | None)
         click.echo(f"\nSlurm versions: {f'{first} to {last}' if first else f'up to {last}'}")
     if rule.source:
         click.echo(f"\nSource: {rule.source}")
-    click.echo(f"\nTo ignore it at a line, write above it: # hpcgen: ignore={rule.id}")
+    click.echo(f"\nTo ignore this rule for one line, write above the line: # hpcgen: ignore={rule.id}")
     context.exit()
 
 
@@ -61,16 +61,20 @@ def _explain(context: click.Context, parameter: click.Parameter, id: str | None)
     "chosen",
     multiple=True,
     metavar="ID",
-    help="Check this rule alone.",
+    help="Check only this rule; repeatable.",
     shell_complete=_complete_rules,
 )
 @click.option(
-    "--ignore", multiple=True, metavar="ID", help="Leave this rule out.", shell_complete=_complete_rules
+    "--ignore",
+    multiple=True,
+    metavar="ID",
+    help="Skip this rule; repeatable.",
+    shell_complete=_complete_rules,
 )
 @click.option(
     "--slurm-version",
     metavar="VERSION",
-    help="Slurm version of the cluster, such as 22.05. Without it, what only some versions do is a note.",
+    help="Slurm version of the cluster, such as 22.05. Without it, findings that depend on the version are notes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list.")
 @click.option(
@@ -82,7 +86,7 @@ def _explain(context: click.Context, parameter: click.Parameter, id: str | None)
     is_eager=True,
     expose_value=False,
     callback=_explain,
-    help="Say why a rule matters, and how to ignore it.",
+    help="Explain why a rule matters and how to ignore it.",
     shell_complete=_complete_rules,
 )
 def command(
@@ -92,9 +96,10 @@ def command(
     slurm_version: str | None,
     as_json: bool,
 ) -> None:
-    """Say what is wrong with batch scripts; "-" reads standard input. Nothing of them is run.
+    """Check batch scripts for mistakes without running them.
 
-    Ends with 1 when there is an error or a warning; notes alone end with 0.
+    A SCRIPT of - reads standard input. Exits with status 1 if there is an error or a warning, and with 0 if there
+    are only notes.
     """
     from hpcgen.check.lint.check import lint, release_of, selection
 
@@ -116,16 +121,16 @@ def _read(path: str) -> str:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise HpcgenError(
-            f"{path}: cannot be read ({error.strerror})", "name a shell script, or -"
+            f"{path}: cannot be read ({error.strerror})", "name a shell script, or - for standard input"
         ) from error
-    # comments may be in any encoding
+    # comments can be in any encoding
     return content.decode(errors="replace")
 
 
 def _show(finding: Finding) -> None:
     path = finding.path if finding.path.isprintable() else ascii(finding.path)
     place = click.style(f"{path}:{finding.line}:", bold=True)
-    severity = click.style(f"{finding.severity}:", fg=COLOURS[finding.severity])
+    severity = click.style(f"{finding.severity}:", fg=COLORS[finding.severity])
     why = "".join(character if character.isprintable() else "?" for character in finding.why)
     fix = "".join(character if character.isprintable() else "?" for character in finding.fix)
     click.echo(f"{place} {severity} {why} [{finding.rule}]")
@@ -139,8 +144,8 @@ def _summarize(findings: list[Finding], num_scripts: int) -> None:
     counts = Counter(finding.severity for finding in findings)
     parts = [
         counted(count, severity)
-        for severity in COLOURS
+        for severity in COLORS
         if (count := counts[severity])  # type: ignore[index]
     ]
     where = f" in {num_scripts} scripts" if num_scripts > 1 else ""
-    click.echo(f"{', '.join(parts) if parts else 'nothing found'}{where}", err=True)
+    click.echo(f"{', '.join(parts) if parts else 'no findings'}{where}", err=True)

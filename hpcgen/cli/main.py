@@ -1,4 +1,4 @@
-"""The `hpcgen` command: which subcommands there are, and how a user's mistake ends."""
+"""The `hpcgen` command: its subcommands, and how errors become messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -15,45 +15,59 @@ from hpcgen.errors import HpcgenError, JobFailed
 from hpcgen.text import harmless
 from hpcgen.version import __version__
 
-COMMANDS = {
-    "init": "hpcgen.cli.init",
-    "validate": "hpcgen.cli.validate",
-    "render": "hpcgen.cli.render",
-    "submit": "hpcgen.cli.submit",
-    "lint": "hpcgen.cli.lint",
-    "explain": "hpcgen.cli.explain",
-    "env": "hpcgen.cli.env",
-    "cluster": "hpcgen.cli.cluster",
-    "topology": "hpcgen.cli.topology",
-    "templates": "hpcgen.cli.templates",
-    "presets": "hpcgen.cli.presets",
-    "data": "hpcgen.cli.data",
-    "checkpoint": "hpcgen.cli.checkpoint",
-    "report": "hpcgen.cli.report",
-    "schema": "hpcgen.cli.schema",
-    "install-code": "hpcgen.cli.install_code",
-    "completion": "hpcgen.cli.completion",
+SECTIONS = {
+    "Start": {
+        "init": "hpcgen.cli.init",
+        "presets": "hpcgen.cli.presets",
+        "schema": "hpcgen.cli.schema",
+        "completion": "hpcgen.cli.completion",
+    },
+    "Run": {
+        "validate": "hpcgen.cli.validate",
+        "render": "hpcgen.cli.render",
+        "submit": "hpcgen.cli.submit",
+        "env": "hpcgen.cli.env",
+    },
+    "Data": {
+        "data": "hpcgen.cli.data",
+        "checkpoint": "hpcgen.cli.checkpoint",
+    },
+    "Look": {
+        "report": "hpcgen.cli.report",
+        "explain": "hpcgen.cli.explain",
+        "lint": "hpcgen.cli.lint",
+    },
+    "Cluster": {
+        "cluster": "hpcgen.cli.cluster",
+        "topology": "hpcgen.cli.topology",
+        "templates": "hpcgen.cli.templates",
+        "install-code": "hpcgen.cli.install_code",
+    },
 }
-"""Subcommand -> its module, in the order of the help."""
+"""Heading of the help -> command -> module."""
 _ALLOCATIONS_BEFORE_COLLECTION = 50_000
-"""Python's default, 700, costs `render` 15 ms of walking objects that stay until the process ends."""
+"""With Python's default of 700, the cyclic GC costs `render` 15 ms. It walks objects that are needed to the end."""
 
 
-@click.group(cls=LazyGroup, commands_in=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hpcgen")
 def cli() -> None:
     """Slurm batch scripts and a Megatron-Core trainer for GPT-class models.
 
-    A first run: hpcgen init, edit run.yaml, hpcgen validate -c run.yaml, hpcgen render train -c run.yaml | sbatch
+    \b
+    A first run:
+      hpcgen init                      (then edit run.yaml)
+      hpcgen validate -c run.yaml
+      hpcgen render train -c run.yaml | sbatch
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command and ends the process: 0, 1 for a job that failed, 2 for a user's mistake."""
+    """Runs the command and exits: 0 on success, 1 if a job failed, 2 for a mistake in the input."""
     gc.set_threshold(_ALLOCATIONS_BEFORE_COLLECTION)
     color = (
         False if os.environ.get("NO_COLOR") else None
-    )  # https://no-color.org; None asks whether it is a terminal
+    )  # https://no-color.org; None lets Click detect a terminal
     try:
         status = cli.main(args=arguments, prog_name="hpcgen", standalone_mode=False, color=color)
     except HpcgenError as error:
@@ -73,11 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe went away: not our mistake
+        sys.stderr.close()  # the reader closed the pipe, which is not an error
         sys.exit(141)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
-            raise  # ours: with its traceback
+            raise  # a bug in hpcgen: keep the traceback
         click.secho(f"cannot write: {error.strerror}", fg="red", err=True, color=color)
-        os._exit(1)  # not through the interpreter's end, which would try to flush what cannot be written
+        os._exit(1)  # sys.exit would flush the buffers, which fails again
     sys.exit(status if isinstance(status, int) else 0)

@@ -19,14 +19,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class StageChoice(click.Choice[str]):
-    """The name of one of `stages`; a mistyped one gets the nearest as a hint, one of the others its command."""
+    """One of the stage names in `stages`. Errors suggest the nearest name, or the command for another stage."""
 
     def __init__(self, stages: Iterable[str] = STAGES) -> None:
         self._stages = tuple(stages)
         super().__init__(self._stages)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The stage of that name."""
+        """Checks the stage's name."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
@@ -34,32 +34,32 @@ class StageChoice(click.Choice[str]):
 
             hint = did_you_mean(str(value), self._stages)
             if value in STAGES:
-                hint = f"a script of it is made by hpcgen render {value}"
+                hint = f"use hpcgen render {value}"
             raise click.BadParameter(
                 f"{error.message.rstrip('.')}{hint and f'; {hint}'}", ctx, param
             ) from None
 
 
 def stage_list(stages: Iterable[str] = STAGES) -> str:
-    """What each of `stages` does, for the end of a command's help."""
+    """A table of `stages` and their summaries for the end of a command's help."""
     width = max(map(len, STAGES))
     rows = [f"  {name:<{width}}  {STAGES[name].summary}" for name in stages]
     return "\n".join(("\b", "Stages:", *rows))
 
 
 def override_option(command: Command) -> Command:
-    """--set: values over the run file's."""
+    """Adds --set, which overrides values of the run file."""
     return click.option(
         "--set",
         "overrides",
         multiple=True,
         metavar="A.B=C",
-        help="Override a value of the run file; may be given many times.",
+        help="Override a value of the run file; repeatable.",
     )(command)
 
 
 def run_options(command: Command) -> Command:
-    """--config and --set: which run."""
+    """Adds --config and --set."""
     return click.option(
         "-c",
         "--config",
@@ -72,7 +72,7 @@ def run_options(command: Command) -> Command:
 
 
 def run_or_cluster_options(command: Command) -> Command:
-    """--config, or --cluster with --run-dir for stages that need no model; and --set."""
+    """Adds --config, --set, and for stages that need no model --cluster with --run-dir."""
     command = click.option(
         "-c",
         "--config",
@@ -84,26 +84,31 @@ def run_or_cluster_options(command: Command) -> Command:
     command = click.option(
         "--run-dir",
         metavar="DIR",
-        help="With --cluster: the directory of logs and results.  [default: runs/CLUSTER]",
+        help="With --cluster: directory for logs and results.  [default: runs/CLUSTER]",
     )(command)
     return click.option(
         "--cluster",
         metavar="PROFILE",
         shell_complete=complete_clusters,
-        help="Instead of a run file, where no model is needed: the cluster profile.",
+        help="Cluster profile, in place of a run file for stages that need no model.",
     )(command)
 
 
 def stage_option(command: Command) -> Command:
-    """--stage: whose environment."""
+    """Adds --stage."""
     choice = click.option(
-        "--stage", type=StageChoice(), default=TRAIN.name, show_default=True, help="The stage."
+        "--stage",
+        type=StageChoice(),
+        metavar="STAGE",
+        default=TRAIN.name,
+        show_default=True,
+        help="Stage; see hpcgen render --help.",
     )
     return choice(command)
 
 
 def complete_clusters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of profiles, for the shell's completion."""
+    """Profile names for shell completion."""
     from hpcgen.config.loader import cluster_names
 
     return [name for name in cluster_names() if name.startswith(incomplete)]
@@ -112,14 +117,14 @@ def complete_clusters(context: click.Context, parameter: click.Parameter, incomp
 def read_run(
     stage: str, config: Path | None, cluster: str | None, run_dir: str | None, overrides: tuple[str, ...]
 ) -> Run:
-    """The run to plan `stage` of, from the options of `run_or_cluster_options`.
+    """Reads the run for `stage` from the options of `run_or_cluster_options`.
 
     Raises:
-        HpcgenError: the options do not go together; the run file or the profile is wrong.
+        HpcgenError: the options conflict, or the run file or profile is invalid.
     """
     if config is None and cluster is not None and STAGES[stage].needs_model:
         others = ", ".join(name for name, other in STAGES.items() if not other.needs_model)
-        hint = f"use -c run.yaml; with --cluster alone there are {others}"
+        hint = f"use -c run.yaml. --cluster alone works for {others}"
         raise HpcgenError(f"stage {stage} needs a run file", hint)
     return read_run_or_cluster(config, cluster, run_dir, overrides)
 
@@ -127,18 +132,23 @@ def read_run(
 def read_run_or_cluster(
     config: Path | None, cluster: str | None, run_dir: str | None, overrides: tuple[str, ...]
 ) -> Run:
-    """The run that the options name, for commands that only look at it: a cluster alone serves every stage.
+    """Reads the run for commands that only display it. A cluster profile alone is enough for every stage.
 
     Raises:
-        HpcgenError: as `read_run`.
+        HpcgenError: see `read_run`.
     """
     from hpcgen.config.loader import load_cluster_run, load_run
 
     if (config is None) == (cluster is None):
-        raise HpcgenError("name a run file or a cluster, one of them", "-c run.yaml, or --cluster azure-ndv5")
+        raise HpcgenError(
+            "either a run file or a cluster profile is required", "use -c run.yaml or --cluster azure-ndv5"
+        )
     if config is not None:
         if run_dir is not None:
-            raise HpcgenError("--run-dir goes with --cluster", f"{config} has paths.run_dir; use --set")
+            raise HpcgenError(
+                "--run-dir requires --cluster",
+                f"to override paths.run_dir of {config}, use --set paths.run_dir=DIR",
+            )
         return load_run(config, overrides)
     assert cluster is not None
     name = Path(cluster).name.removesuffix(".yaml")
@@ -146,22 +156,22 @@ def read_run_or_cluster(
 
 
 def templates_option(command: Command) -> Command:
-    """--templates: directories of the site."""
+    """Adds --templates, the directories of site templates."""
     return click.option(
         "--templates",
         multiple=True,
         type=click.Path(path_type=Path),
         metavar="DIR",
-        help="A directory of site templates, looked in before HPCGEN_TEMPLATES, the configuration directories "
-        "and the shipped ones; may be given many times.",
+        help="Directory of site templates; repeatable. Searched before HPCGEN_TEMPLATES, the configuration "
+        "directories and the shipped templates.",
     )(command)
 
 
 def write_output(output: Path, text: str, mode: int) -> None:
-    """Writes what a command made to the file that the user named; "-" is standard output.
+    """Writes a command's result to `output`; "-" is standard output.
 
     Raises:
-        HpcgenError: it cannot be written, or its directory is not there.
+        HpcgenError: the file cannot be written, or its directory does not exist.
     """
     if str(output) == "-":
         click.echo(text, nl=False)
@@ -173,6 +183,6 @@ def write_output(output: Path, text: str, mode: int) -> None:
 
 
 def warn(messages: tuple[str, ...]) -> None:
-    """Warnings for people, on standard error."""
+    """Prints warnings to standard error."""
     for message in messages:
         click.secho(f"warning: {message}", fg="yellow", err=True)

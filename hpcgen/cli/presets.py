@@ -1,4 +1,4 @@
-"""hpcgen presets: the shapes that a run file can start from, with their real sizes."""
+"""hpcgen presets: list the model presets for run files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import sys
 import click
 
 REFERENCE_VOCAB = 50304
-"""GPT-2's vocabulary, padded: what a preset without a vocabulary of its own is counted with."""
+"""Padded GPT-2 vocabulary size, used to count the parameters of presets that set no vocabulary."""
 
 
 @click.command("presets")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
-    """List the presets with parameter counts computed from their shapes."""
+    """List the model presets and their parameter counts.
+
+    The counts are computed from the shapes of the models.
+    """
     from hpcgen.config.presets import PRESETS
     from hpcgen.planning.model_size import parameter_count
     from trainer.contract.config import ModelConfig
@@ -55,7 +58,7 @@ def _print_table(rows: list[dict[str, object]]) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("preset", "parameters", "layers", "hidden", "heads", "seq", "TP", "PP", "batch", "lr"):
         table.add_column(title, justify="left" if title == "preset" else "right", no_wrap=True)
-    table.add_column("what it is")
+    table.add_column("description")
     for row in rows:
         count = row["parameters"]
         assert isinstance(count, int)
@@ -63,5 +66,5 @@ def _print_table(rows: list[dict[str, object]]) -> None:
             str(value) for name, value in row.items() if name not in ("name", "parameters", "description")
         ]
         table.add_row(str(row["name"]), f"{count / 1e9:.3f} B", *cells, str(row["description"]))
-    # in a pipe a row is a line, however long
+    # in a pipe, each row must be one line
     Console(width=None if sys.stdout.isatty() else 250).print(table)

@@ -1,4 +1,4 @@
-"""hpcgen render: the batch script of one stage, on standard output."""
+"""hpcgen render: render the batch script of one stage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpcgen.cli.options import (
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default="-",
-    help="Write to a file, atomically.  [default: -, standard output]",
+    help="File to write, atomically.  [default: -, standard output]",
 )
 def command(
     stage: str,
@@ -37,9 +37,13 @@ def command(
     templates: tuple[Path, ...],
     output: Path,
 ) -> None:
-    """Render the batch script of STAGE: hpcgen render train -c run.yaml | sbatch
+    """Render the batch script of one stage.
 
-    The cluster's own stages need no run file: hpcgen render nccl-test --cluster azure-ndv5 | sbatch
+    \b
+    hpcgen render train -c run.yaml | sbatch
+    hpcgen render nccl-test --cluster azure-ndv5 | sbatch
+
+    Stages that need no model, such as nccl-test, need only a cluster profile.
     """
     from hpcgen import api
 
@@ -48,12 +52,16 @@ def command(
     warn(plan.warnings)
     unset = api.unset_secrets(plan)
     warn(
-        tuple(f"{name} is a secret of the run and is not set here: export it before sbatch" for name in unset)
+        tuple(
+            f"{name} is listed as a secret but not set in this shell. Export it before sbatch"
+            for name in unset
+        )
     )
     if not Path(plan.config.paths.run_dir).is_dir():
         warn(
             (
-                f"{plan.config.paths.run_dir} is not there: make it before sbatch, or the job dies without a log",
+                f"run directory {plan.config.paths.run_dir} does not exist. Create it before sbatch, "
+                "or the job fails without a log",
             )
         )
     write_output(output, script, mode=0o755)

@@ -1,4 +1,4 @@
-"""hpcgen report: what a run did, as one HTML file."""
+"""hpcgen report: summarize training runs in one HTML file."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE.html",
-    help="The file to write (- is standard output).  [default: report.html in RUN_DIR, here for several]",
+    help="File to write; - is standard output.  [default: report.html in RUN_DIR, or in the current directory "
+    "for several runs]",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the figures as JSON; writes a file only with -o."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON. Writes HTML only with -o.")
 def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
-    """Draw what a training run did: loss, rates, memory, restarts, checkpoints; of several runs, side by side.
+    """Summarize training runs in one HTML file.
 
-    The file needs nothing else, so that it can be mailed. A run that still trains is shown as far as it is.
+    Shows loss, throughput, memory, restarts and checkpoints, with several runs side by side. The file is
+    self-contained. A run that is still training is shown up to its latest step.
     """
     from hpcgen.report.run import read_run
     from hpcgen.report.summary import summarize
@@ -61,7 +61,7 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
 
 
 def _show(label: str, run: Run, summary: Summary) -> None:
-    """The run in three lines."""
+    """Prints the run in a few lines."""
     from hpcgen.report.curve import Curve, draw_text
     from hpcgen.report.history import number_or_none
     from hpcgen.report.words import count_in_short, duration, figure, percent

@@ -1,4 +1,4 @@
-"""hpcgen schema: the JSON Schema of the files that people write."""
+"""hpcgen schema: print the JSON Schema of a run file or a cluster profile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 @click.command("schema")
 @click.argument("kind", type=click.Choice(["run", "cluster"]), default="run")
 def command(kind: str) -> None:
-    """Print the JSON Schema of a run file, or of a cluster profile."""
+    """Print the JSON Schema of a run file or a cluster profile."""
     from hpcgen.config.cluster import ClusterConfig
     from hpcgen.config.run import RunConfig
     from hpcgen.config.schema import json_schema

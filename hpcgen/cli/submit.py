@@ -1,4 +1,4 @@
-"""hpcgen submit: stages through submitit, to Slurm or on this machine."""
+"""hpcgen submit: run stages through submitit, on Slurm or on this machine."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ SUBMITTED = tuple(name for name, stage in STAGES.items() if stage.by_submitit)
     type=click.Choice(["slurm", "local"]),
     default="slurm",
     show_default=True,
-    help="slurm queues jobs; local runs the stages here, one after another, on CPUs.",
+    help="slurm queues jobs; local runs the stages on this machine's CPUs, one after another.",
 )
-@click.option("--dry-run", is_flag=True, help="Plan and check everything, and submit nothing.")
+@click.option("--dry-run", is_flag=True, help="Plan and check everything without submitting.")
 def command(
     stages: tuple[str, ...],
     config: Path,
@@ -44,9 +44,12 @@ def command(
     launcher: Literal["slurm", "local"],
     dry_run: bool,
 ) -> None:
-    """Run STAGES, each after the one before it: hpcgen submit download prepare index-cache train -c run.yaml
+    """Submit stages to Slurm, or run them on this machine.
 
-    Of the stages that make the corpus, only the tasks that have something left to make are submitted.
+    For example: hpcgen submit download prepare index-cache train -c run.yaml
+
+    Each stage starts after the previous one has succeeded. Data stages submit only the tasks that still have output
+    to produce.
     """
     from hpcgen import api
     from hpcgen.slurm.corpus import check_corpus, missing_tasks, require_pairs
@@ -60,7 +63,7 @@ def command(
         for stage in plan.stages:
             api.render(plan, stage, templates)
         would = [_would_submit(stage, missing.get(stage.name)) for stage in plan.stages.values()]
-        click.echo(f"would submit {', '.join(would)}; nothing was submitted", err=True)
+        click.echo(f"dry run: would submit {', '.join(would)}", err=True)
         return
     try:
         with _progress(plan) if launcher == "local" else contextlib.nullcontext() as on_progress:
@@ -74,19 +77,19 @@ def command(
 
 
 def _would_submit(stage: StagePlan, tasks: tuple[int, ...] | None) -> str:
-    """A stage, and of an array how many of its tasks."""
+    """The stage's name; for an array with the number of tasks to submit."""
     if stage.allocation.array is None or tasks is None:
         return stage.name
     return f"{stage.name} ({len(tasks)} of {counted(stage.allocation.array.num_tasks, 'task')})"
 
 
 def _show_jobs(plan: Plan, jobs: Sequence[Job]) -> None:
-    """A line for each job: its number, its stage, its log. What was left out is said apart."""
+    """Prints job ID, stage and log of each job, and to stderr the stages and tasks that were not submitted."""
     submitted = {job.stage: job for job in jobs}
     for stage in plan.stages.values():
         job = submitted.get(stage.name)
         if job is None:
-            click.echo(f"{stage.name}: everything is made; not submitted", err=True)
+            click.echo(f"{stage.name}: complete; not submitted", err=True)
             continue
         click.echo(f"{job.job_id} {job.stage} {job.log}")
         if stage.allocation.array and job.tasks is not None:
@@ -96,7 +99,7 @@ def _show_jobs(plan: Plan, jobs: Sequence[Job]) -> None:
 
 @contextlib.contextmanager
 def _progress(plan: Plan) -> Iterator[Callable[[Progress], None]]:
-    """A bar for each stage on a terminal, and a line now and then elsewhere."""
+    """A progress callback: a bar per stage on a terminal, occasional lines elsewhere."""
     if not sys.stderr.isatty():
         yield _ProgressLines()
         return
@@ -132,7 +135,7 @@ def _progress(plan: Plan) -> Iterator[Callable[[Progress], None]]:
 
 
 class _ProgressLines:
-    """Prints a line when a stage begins and at each tenth of its steps."""
+    """Prints a line when a stage starts and after each tenth of its steps."""
 
     def __init__(self) -> None:
         self._stage = ""
@@ -145,18 +148,17 @@ class _ProgressLines:
         tenth = 10 * progress.done // progress.total if progress.total else 0
         if tenth > self._tenth:
             self._tenth = tenth
-            far = f"{progress.done} of {progress.total}"
             loss = progress.metrics.get("loss")
             click.echo(
                 f"{progress.stage}: {progress.done} of {counted(progress.total, 'file')}"
                 if loss is None
-                else f"{progress.stage}: step {far}, loss {loss:.3f}",
+                else f"{progress.stage}: step {progress.done} of {progress.total}, loss {loss:.3f}",
                 err=True,
             )
 
 
 def _show_run(plan: Plan) -> None:
-    """The falling loss as text and as a picture, and where everything lies."""
+    """Prints the loss curve as text, saves it as a picture, and prints the paths."""
     from hpcgen.report.curve import draw_png, draw_text, read_curve
     from hpcgen.slurm.run_directory import sharing
 
@@ -165,5 +167,5 @@ def _show_run(plan: Plan) -> None:
     click.echo(draw_text(curve))
     with sharing(plan):
         picture = draw_png(curve, run_dir / "loss.png", title=plan.config.name)
-    drawn = f", loss curve {picture}" if picture else " (pip install matplotlib for a picture of the loss)"
+    drawn = f", loss curve {picture}" if picture else " (for a picture of the loss: pip install matplotlib)"
     click.echo(f"run {run_dir}: checkpoints, metrics.jsonl, tensorboard{drawn}")

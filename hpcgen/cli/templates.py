@@ -1,4 +1,4 @@
-"""hpcgen templates: which templates scripts come from, one's own to start from, and whether they are right."""
+"""hpcgen templates: list, override, compare and check the templates of job scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import complete_clusters, templates_option
 from hpcgen.stages import FRAMES, STAGES
-from hpcgen.text import did_you_mean
+from hpcgen.text import counted, did_you_mean
 
 if TYPE_CHECKING:
     from hpcgen.check.lint.check import Finding
@@ -28,14 +28,17 @@ NAMES = (*FRAMES, *STAGES)
 
 @click.group("templates", cls=CommandGroup)
 def command() -> None:
-    """See, start and check the templates that scripts are made of."""
+    """List, override and check job script templates."""
 
 
 @command.command("list")
 @templates_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(templates: tuple[Path, ...], as_json: bool) -> None:
-    """List the template of each stage: its file, what it extends, and the blocks and functions that a site replaces."""
+    """List the template of each stage and what the site replaces.
+
+    Shows each template's file, the templates it extends, and the blocks and functions that the site replaces.
+    """
     from hpcgen.slurm.rendering.inventory import TEMPLATES, template_chain, unused_files
     from hpcgen.slurm.rendering.replaced import replaced_functions
 
@@ -61,7 +64,7 @@ def list_command(templates: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _environment(templates: Sequence[Path]) -> ShellEnvironment:
-    """The templates that jobs would be made of."""
+    """The templates from which jobs are rendered."""
     from hpcgen.api import site_directories
     from hpcgen.slurm.rendering.environment import make_environment
 
@@ -69,7 +72,7 @@ def _environment(templates: Sequence[Path]) -> ShellEnvironment:
 
 
 def _trusted_groups() -> set[str]:
-    """Groups that any profile trusts: here templates are read and written, and nothing of them is run."""
+    """Groups trusted by any profile. These commands only read and write templates and never run them."""
     from hpcgen.config.loader import cluster_names, load_cluster
     from hpcgen.errors import HpcgenError
 
@@ -78,7 +81,7 @@ def _trusted_groups() -> set[str]:
         try:
             trusted.update(load_cluster(name)[0].trusted_groups)
         except HpcgenError:
-            continue  # `hpcgen templates check` says what is wrong with it
+            continue  # `hpcgen templates check` reports its mistakes
     return trusted
 
 
@@ -127,12 +130,12 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
         table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    # in a pipe a row is a line, however long
+    # in a pipe, each row must be one line
     Console(width=None if sys.stdout.isatty() else 1000, highlight=False, markup=False).print(table)
 
 
 def _complete_blocks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Blocks of the template that is named before, for the shell's completion."""
+    """Blocks of the template named in the preceding argument, for shell completion."""
     from hpcgen.slurm.rendering.environment import make_environment
     from hpcgen.slurm.rendering.inventory import block_names, template_chain
 
@@ -149,19 +152,20 @@ def _complete_blocks(context: click.Context, parameter: click.Parameter, incompl
     multiple=True,
     metavar="BLOCK",
     shell_complete=_complete_blocks,
-    help="A block to replace; may be given many times. Without, every block is there as a comment.",
+    help="Block to replace; repeatable. Default: include every block as a comment.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="The directory of templates, /etc/hpcgen/templates for a whole site.  [default: ~/.config/hpcgen/templates]",
+    help="Template directory; /etc/hpcgen/templates applies to all users.  [default: ~/.config/hpcgen/templates]",
 )
 def override_command(name: str, blocks: tuple[str, ...], output: Path | None) -> None:
-    """Start a template of your own for stage NAME, for all of them with base, or for the data stages with data.
+    """Create a site template for stage NAME to edit.
 
-    It extends the shipped one. A file that is there already is left as it is.
+    NAME is a stage, base for all stages, or data for the data stages. The new template extends the shipped one.
+    An existing file is never changed.
     """
     from hpcgen.config.directories import configuration_directories
     from hpcgen.errors import HpcgenError
@@ -179,12 +183,12 @@ def override_command(name: str, blocks: tuple[str, ...], output: Path | None) ->
     directory = output or configured[0]
     target = directory / template_file(name)
     if target.is_symlink() or target.exists():
-        raise HpcgenError(f"{target} is there already", "edit it, or remove it first")
+        raise HpcgenError(f"{target} already exists", "edit it, or remove it first")
     _make_directory(target.parent)
     write_text(target, override_text(name, known, block_docs(), blocks), mode=0o644)
     click.echo(target)
     option = "" if directory in configured else f" --templates {shlex.quote(str(directory))}"
-    click.echo(f"edit it, then: hpcgen templates check{option}", err=True)
+    click.echo(f"next: edit it, then run hpcgen templates check{option}", err=True)
 
 
 def _instead(block: str, known: Sequence[str]) -> str:
@@ -192,10 +196,10 @@ def _instead(block: str, known: Sequence[str]) -> str:
 
 
 def _make_directory(directory: Path) -> None:
-    """Makes it and its parents, writable for their owner alone: templates that others could change are refused.
+    """Creates a directory and its parents, writable only by their owner, because other templates are refused.
 
     Raises:
-        HpcgenError: it cannot be made, or others can write to it.
+        HpcgenError: the directory cannot be created, or others can write to it.
     """
     from hpcgen.config.trust import require_safe_parents, require_trusted
     from hpcgen.errors import HpcgenError
@@ -205,7 +209,7 @@ def _make_directory(directory: Path) -> None:
         for path in reversed(missing):
             path.mkdir(mode=0o755)
     except OSError as error:
-        raise HpcgenError(f"{error.filename}: cannot be made ({error.strerror})") from error
+        raise HpcgenError(f"{error.filename}: cannot be created ({error.strerror})") from error
     trusted = _trusted_groups()
     require_safe_parents(directory)
     require_trusted(directory.parent, trusted)
@@ -216,12 +220,13 @@ def _make_directory(directory: Path) -> None:
 @click.argument("name", type=click.Choice(NAMES), metavar="NAME")
 @templates_option
 @click.option(
-    "--accept", is_flag=True, help="Record that the site's functions are up to date with the shipped ones."
+    "--accept", is_flag=True, help="Record the site's functions as up to date with the shipped ones."
 )
 def diff_command(name: str, templates: tuple[Path, ...], accept: bool) -> None:
-    """Show how the functions of the site's template NAME differ from the shipped ones.
+    """Show how the site's functions differ from the shipped ones.
 
-    Where a shipped function has changed since the site's was written, that change comes first.
+    Compares the functions in the site's template NAME. If a shipped function has changed since the site's was
+    written, its change is shown first.
     """
     from hpcgen.files import write_text
     from hpcgen.slurm.rendering.replaced import replaced_functions, shipped_functions, with_records
@@ -247,16 +252,17 @@ def diff_command(name: str, templates: tuple[Path, ...], accept: bool) -> None:
     multiple=True,
     metavar="PROFILE",
     shell_complete=complete_clusters,
-    help="A cluster profile; may be given many times.  [default: all that can be found]",
+    help="Cluster profile; repeatable.  [default: all available profiles]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def check_command(
     context: click.Context, templates: tuple[Path, ...], clusters: tuple[str, ...], as_json: bool
 ) -> None:
-    """Render every stage for every cluster profile and check the scripts. Exit 1 on findings.
+    """Render every stage for every profile and check the scripts.
 
-    Nothing of the scripts is run: bash, shellcheck (where it is installed) and hpcgen lint only read them.
+    Bash, shellcheck (if installed) and hpcgen lint read the scripts; nothing is run. Exits with status 1 if there are
+    findings.
     """
     from hpcgen.api import site_directories
     from hpcgen.check.lint.syntax import find_shfmt
@@ -266,7 +272,7 @@ def check_command(
     from hpcgen.config.loader import cluster_names
 
     def read(scripts: Sequence[str]) -> list[list[Finding]]:
-        # a script that bash cannot read has only that finding
+        # for a script that bash cannot parse, report only the syntax error
         both = zip(read_scripts(scripts), read_by_lint(scripts), strict=True)
         return [
             by_shell if any(finding.rule == "syntax" for finding in by_shell) else [*by_shell, *by_lint]
@@ -315,14 +321,17 @@ def _print_report(report: Report, directories: Sequence[Path], shellchecked: boo
         click.echo(f"    fix: {finding.fix}")
         if seen.scripts:
             click.echo(f"    in:  {_shortened(seen.scripts)}")
-    sites = ", ".join(str(directory) for directory in directories) or "the shipped templates alone"
-    number = len(report.findings)
-    counted = f"{number or 'no'} finding{'' if number == 1 else 's'}"
+    sites = ", ".join(str(directory) for directory in directories) or "the shipped templates only"
+    num_findings = len(report.findings)
     click.echo(
-        f"{counted}: {report.num_scripts} scripts for {', '.join(report.clusters)}, with {sites}", err=True
+        f"{counted(num_findings, 'finding') if num_findings else 'no findings'}: "
+        f"{counted(report.num_scripts, 'script')} for {', '.join(report.clusters)}, with {sites}",
+        err=True,
     )
     if not shellchecked:
-        click.secho("shellcheck is not installed: the scripts were checked without it", fg="yellow", err=True)
+        click.secho(
+            "shellcheck is not installed, so the scripts were checked without it", fg="yellow", err=True
+        )
 
 
 def _shortened(seen: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""hpcgen topology: what is known of each kind of node, and whether an image or a live node agrees."""
+"""hpcgen topology: show node types, and compare images and live nodes with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The names that a shell may complete `incomplete` to."""
+    """Node type names for shell completion."""
     from hpcgen.config.node_types import node_type_names
 
     return [name for name in node_type_names() if name.startswith(incomplete)]
@@ -31,13 +31,16 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 
 @click.group("topology")
 def command() -> None:
-    """Node types: their facts, NCCL's topology file, pictures, and a check of images and live nodes."""
+    """Show, draw and verify node types.
+
+    A node type is a set of facts about one kind of node, such as an Azure NDv5 VM.
+    """
 
 
 @command.command("list")
 @_json_option
 def list_node_types(as_json: bool) -> None:
-    """List the node types that can be found, and where."""
+    """List the available node types and their files."""
     from hpcgen.cli.found import list_found
     from hpcgen.config.node_types import find_node_type, load_node_type, node_type_names
 
@@ -54,7 +57,7 @@ def list_node_types(as_json: bool) -> None:
 @_name_argument
 @_json_option
 def show(name: str, as_json: bool) -> None:
-    """Show every fact of node type NAME, each with its source."""
+    """Show every fact about node type NAME and its source."""
     import dataclasses
 
     from hpcgen.config.node_types import load_node_type
@@ -78,7 +81,7 @@ def show(name: str, as_json: bool) -> None:
 
 
 def _facts(node_type: NodeType) -> Iterator[tuple[str, str]]:
-    """The facts that fit on a line, in words."""
+    """Yields the name and text of each fact that fits on one line."""
     from hpcgen.topology.layout import nvlink_words, pcie
 
     processor, memory = node_type.processor, node_type.gpu_memory_gib
@@ -92,7 +95,7 @@ def _facts(node_type: NodeType) -> Iterator[tuple[str, str]]:
         "gpu_memory_gb_s": f"{node_type.gpu_memory_gb_s:g} GB/s" if node_type.gpu_memory_gb_s else None,
         "peak_tflops": ", ".join(f"{peak:g} TFLOP/s {key}" for key, peak in node_type.peak_tflops.items()),
         "nvlink": nvlink_words(node_type),
-        "cpus_per_node": str(node_type.cpus_per_node or "not the same on every node"),
+        "cpus_per_node": str(node_type.cpus_per_node or "differs between nodes"),
         "processor": f"{processor.vendor} family {processor.family} model {processor.model}, {processor.arch}"
         if processor
         else None,
@@ -102,13 +105,13 @@ def _facts(node_type: NodeType) -> Iterator[tuple[str, str]]:
         "pci_link": pcie(node_type.pci_link) if node_type.pci_link else None,
         "fabric": node_type.fabric,
         "topology_file": node_type.topology_file,
-        "exclusive": "whole nodes" if node_type.exclusive else "nodes are shared",
+        "exclusive": "exclusive nodes" if node_type.exclusive else "shared nodes",
     }
     yield from ((key, text) for key, text in lines.items() if text)
 
 
 def _show_devices(node_type: NodeType) -> None:
-    """GPUs and NICs beside one another."""
+    """Prints GPUs, NICs and CPU masks side by side."""
     from itertools import zip_longest
 
     if not node_type.gpus:
@@ -136,11 +139,11 @@ def _show_thresholds(node_type: NodeType) -> None:
     source = f"  [{node_type.sources['health']}]" if "health" in node_type.sources else ""
     click.echo("\n" + click.style("health", bold=True) + click.style(source, dim=True))
     figures = {
-        "memory": health.memory_mb and f"{health.memory_mb} MB, {health.memory_tolerance:.0%} more or less",
+        "memory": health.memory_mb and f"{health.memory_mb} MB +/- {health.memory_tolerance:.0%}",
         "NVMe disks": health.nvme_disks,
         "host to GPU": health.host_device_gb_s and f"at least {health.host_device_gb_s:g} GB/s",
         "GPU to GPU": health.peer_gb_s and f"at least {health.peer_gb_s:g} GB/s",
-        "GPUDirect RDMA": health.ib_gdr_gbit_s and f"at least {health.ib_gdr_gbit_s:g} Gb/s a NIC",
+        "GPUDirect RDMA": health.ib_gdr_gbit_s and f"at least {health.ib_gdr_gbit_s:g} Gb/s per NIC",
     }
     for name, figure in figures.items():
         if figure is not None:
@@ -175,7 +178,7 @@ def _conditions(fact: Variable) -> str:
 @command.command("xml")
 @_name_argument
 def xml(name: str) -> None:
-    """Print NCCL's topology file for node type NAME (NCCL_TOPO_FILE)."""
+    """Print NCCL's topology file (NCCL_TOPO_FILE) for node type NAME."""
     from hpcgen.config.node_types import load_node_type
     from hpcgen.topology import nccl_xml
 
@@ -184,15 +187,15 @@ def xml(name: str) -> None:
 
 @command.command("draw")
 @_name_argument
-@click.option("--svg", "as_svg", is_flag=True, help="Print an SVG in place of text.")
+@click.option("--svg", "as_svg", is_flag=True, help="Print SVG in place of text.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Write the SVG to this file (- is standard output).",
+    help="Write SVG to this file; - is standard output.",
 )
 def draw(name: str, as_svg: bool, output: Path | None) -> None:
-    """Draw node type NAME: as text, or with --svg or --output as a picture."""
+    """Draw node type NAME as text or SVG."""
     from hpcgen.config.node_types import load_node_type
     from hpcgen.errors import HpcgenError
     from hpcgen.topology import svg, text
@@ -200,7 +203,7 @@ def draw(name: str, as_svg: bool, output: Path | None) -> None:
     node_type = load_node_type(name)
     if output is not None:
         if output.suffix.lower() not in ("", ".svg"):
-            raise HpcgenError(f"{output}: the picture is an SVG", f"name it {output.with_suffix('.svg')}")
+            raise HpcgenError(f"{output}: the file would be SVG", f"name it {output.with_suffix('.svg')}")
         write_output(output, svg.draw(name, node_type), mode=0o666)
     elif as_svg:
         click.echo(svg.draw(name, node_type), nl=False)
@@ -218,27 +221,26 @@ def _shows_lines() -> bool:
 
 @command.command("verify")
 @_name_argument
-@click.option(
-    "--xml", "xml_file", type=click.Path(path_type=Path), help="Compare a topology file, as on an image."
-)
+@click.option("--xml", "xml_file", type=click.Path(path_type=Path), help="Compare this NCCL topology file.")
 @click.option(
     "--sysfs",
     type=click.Path(path_type=Path),
-    help="Compare a node by its /sys, or a copy of it.  [default: /sys of this machine]",
+    help="Compare a node using its /sys or a copy of it.  [default: /sys of this machine]",
 )
 @_json_option
 @click.pass_context
 def verify(ctx: click.Context, name: str, xml_file: Path | None, sysfs: Path | None, as_json: bool) -> None:
-    """Compare a topology file or a live node with node type NAME; status 1 when they differ.
+    """Compare a topology file or a live node with node type NAME.
 
-    What a source does not say is not compared: a virtual machine shows neither PCI bridges nor, often, NUMA nodes.
+    Facts that are missing from the file or the node are not compared: virtual machines hide PCI bridges and often
+    NUMA nodes. Exits with status 1 if there are differences.
     """
     from hpcgen.config.node_types import load_node_type
     from hpcgen.topology.compare import differences
     from hpcgen.topology.node import expected
 
     if xml_file is not None and sysfs is not None:
-        raise click.UsageError("--xml and --sysfs are two things to compare with: give one")
+        raise click.UsageError("--xml and --sysfs cannot be used together")
     node_type = load_node_type(name)
     wanted = expected(name, node_type)
     source, found = _found(node_type, xml_file, sysfs)
@@ -248,17 +250,18 @@ def verify(ctx: click.Context, name: str, xml_file: Path | None, sysfs: Path | N
     for difference in () if as_json else different:
         click.echo(str(difference))
     if different:
-        plural = "s" if len(different) > 1 else ""
-        click.secho(f"{source} is not {name}: {len(different)} difference{plural}", fg="red", err=True)
+        click.secho(
+            f"{source} does not match {name}: {counted(len(different), 'difference')}", fg="red", err=True
+        )
         ctx.exit(1)
     if not as_json:
         gpus, nics = len(found.of_kind("GPU")), len(found.of_kind("NIC"))
         nodes = counted(len(found.numa_nodes), "NUMA node")
-        click.echo(f"{source} is {name}: {nodes}, {counted(gpus, 'GPU')}, {counted(nics, 'NIC')}")
+        click.echo(f"{source} matches {name}: {nodes}, {counted(gpus, 'GPU')}, {counted(nics, 'NIC')}")
 
 
 def _found(node_type: NodeType, xml_file: Path | None, sysfs: Path | None) -> tuple[str, Topology]:
-    """What to compare with, and its name."""
+    """The name and topology of the file or the live node to compare."""
     from hpcgen.topology import nccl_xml
     from hpcgen.topology import sysfs as live
 

@@ -1,4 +1,4 @@
-"""hpcgen validate: everything that is wrong with a run, or what it would do."""
+"""hpcgen validate: report every mistake in a run, or summarize what it would do."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from hpcgen.stages.train import TRAIN
 @click.command("validate")
 @click.argument("stages", nargs=-1, type=StageChoice())
 @run_options
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, or the mistakes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary or the mistakes as JSON.")
 def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check a run file for STAGES (train when none is named) and print what they would do."""
+    """Check a run file and summarize what its stages would do.
+
+    Default for STAGES: train.
+    """
     from hpcgen import api
     from hpcgen.planning.summary import for_people, summarize
     from hpcgen.slurm.corpus import check_pairs

@@ -1,1 +1,1 @@
-"""What users and admins write, read and checked."""
+"""The files that users and admins write: types, loading and validation."""

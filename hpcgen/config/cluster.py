@@ -1,4 +1,4 @@
-"""A cluster profile: what an admin says once about a cluster, apart from any job."""
+"""A cluster profile: the facts about a cluster that do not depend on a job."""
 
 from __future__ import annotations
 
@@ -28,66 +28,69 @@ GroupName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "the name of a
 
 @config_section
 class PartitionConfig:
-    """Limits of one partition, checked before a job waits in its queue."""
+    """Limits of one partition, checked before a job is submitted."""
 
     max_time: TimeLimit | None = None
-    """Longest time limit; null means none."""
+    """Maximum time limit; null for no limit."""
     max_nodes: Count | None = None
-    """Most nodes of one job; null means no limit."""
+    """Maximum number of nodes per job; null for no limit."""
 
 
 @config_section
 class ClusterConfig:
-    """A cluster profile. It may extend another and say only what differs."""
+    """A cluster profile. It can extend another profile and set only the values that differ."""
 
     extends: FilePath | None = None
-    """Another profile (name or path) whose values hold where this one is silent; mappings are merged."""
+    """Profile (name or path) that provides values not set here. Mappings are merged."""
     description: str = ""
-    """One line for people."""
+    """Description of the cluster, in one line."""
     node_type: Name
-    """Facts about the nodes: a file of topologies/ (ndv5, cpu)."""
+    """Node type: the name of a file in topologies/, such as ndv5 or cpu."""
     slurm_version: SlurmVersion = "22.05"
-    """Version of Slurm; one older than the scripts are written for is refused."""
+    """Slurm version of the cluster. Versions older than the scripts support are refused."""
     partitions: dict[SlurmWord, PartitionConfig] = field(default_factory=dict)
-    """The partitions jobs may use; empty leaves partitions to Slurm."""
+    """Partitions that jobs may use. Empty accepts any partition."""
     slurm: StageSettings = field(default_factory=StageSettings)
-    """Settings for every stage that the run file leaves open; `partition` here is the default one."""
+    """Slurm settings for all stages, used where the run file sets none. `partition` is the default partition."""
     gres: GpuRequest = "gpus-per-node"
-    """How a whole node's GPUs are asked for: "gpus-per-node", or a --gres value such as "gpu:8" or "gpu:h100:8"."""
+    """Request for all GPUs of a node: "gpus-per-node", "none", or a --gres value such as "gpu:h100:8"."""
     python: Annotated[
         str, Text(r"[A-Za-z0-9._/][A-Za-z0-9._/+@-]*", "a command or path of letters, digits and . _ / + @ -")
     ] = "python3"
-    """Python of the jobs, in the container where there is one."""
+    """Python interpreter of the jobs, in the container if there is one."""
     code_dir: MountPath | None = None
-    """A directory of `hpcgen install-code`, mounted read-only and first on PYTHONPATH; null when the image has it."""
+    """Directory from `hpcgen install-code`, mounted read-only and first on PYTHONPATH; null if the image contains the
+    code."""
     container: ContainerConfig = field(default_factory=ContainerConfig)
-    """Container defaults; the run file's values win and its mounts are added."""
+    """Container defaults. Values in the run file override them; its mounts are added."""
     environment: dict[EnvironmentName, str] = field(default_factory=dict)
-    """Environment variables of every job, over those of the node type."""
+    """Environment variables of all jobs. They override those of the node type."""
     library_path: tuple[MountPath, ...] = ()
-    """Directories that the tasks of GPU stages have in LD_LIBRARY_PATH, in front of the image's own."""
+    """Directories to prepend to the image's LD_LIBRARY_PATH for tasks of GPU stages."""
     max_array_size: Count = 1001
-    """MaxArraySize of slurm.conf: job arrays have at most this many tasks."""
+    """MaxArraySize in slurm.conf: the maximum number of tasks in a job array."""
     scratch: MountPath = "/tmp"
-    """Node-local directory for caches and temporary files; it exists on every node."""
+    """Node-local directory for caches and temporary files. It must exist on every node."""
     login_host: HostName | None = None
-    """Host that users log in to, for the ssh tunnel to TensorBoard; null prints a placeholder."""
+    """Login host for the SSH tunnel to TensorBoard; null prints a placeholder."""
     health_command: tuple[Argument, ...] = ()
-    """The site's own check of a node, as words, the first an absolute path; its exit status counts on every node."""
+    """The site's node check, as a list of words starting with an absolute path. A node is bad if it exits with a
+    status other than 0."""
     nccl_tests: MountPath | None = None
-    """NVIDIA's all_reduce_perf, where the tasks see it; null measures with torch.distributed."""
+    """Path of NVIDIA's all_reduce_perf as seen by the tasks; null measures with torch.distributed."""
     nccl_baseline: MountPath | None = None
-    """File with the bandwidths that this cluster is known to reach, kept by the nccl-test stage."""
+    """File with the bandwidths that this cluster has reached, maintained by the nccl-test stage."""
     storage_write_gb_s: PositiveFloat | None = None
-    """Bandwidth at which a checkpoint is written (GB/s, all nodes together); null assumes 1."""
+    """Bandwidth at which checkpoints are written, in GB/s for all nodes together. Default: 1."""
     startup_time_s: Count = 300
-    """Seconds from the start of a job to its first step: container, imports, index building, loading."""
+    """Seconds from the start of a job to its first step, including container start, imports, index building and
+    checkpoint loading."""
     trusted_groups: tuple[GroupName, ...] = ()
-    """Groups that may write to a directory of site templates; none may write to a profile."""
+    """Unix groups that may write to site template directories. No group may write to a profile."""
 
 
 def cluster_rule_problems(cluster: ClusterConfig) -> Iterator[Problem]:
-    """What no type can say of a profile."""
+    """Yields the problems of a profile that types cannot express."""
     if cluster.health_command and not cluster.health_command[0].startswith("/"):
-        reason = "is not an absolute path: a node that cannot find it would count as bad"
-        yield Problem("health_command[0]", reason, "write where the program lies on the nodes")
+        reason = "is not an absolute path, so nodes where it is not on PATH would count as bad"
+        yield Problem("health_command[0]", reason, "use the absolute path of the program on the nodes")

@@ -1,4 +1,4 @@
-"""Container settings, as a run file and a cluster profile give them."""
+"""Container settings in a run file or a cluster profile."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ TorchVersion = Annotated[str, Text(r"\d+\.\d{1,2}", 'a PyTorch version such as "
 
 @config_section
 class Mount:
-    """One host directory or file shown in the container."""
+    """A host directory or file mounted in the container."""
 
     source: MountPath
-    """Path on the host; it must exist on every node."""
+    """Path on the host. It must exist on every node."""
     target: MountPath | None = None
-    """Path in the container; null means the same as source."""
+    """Path in the container. Default: same as source."""
     read_only: bool = False
-    """Refuse writes from the container."""
+    """Mount read-only."""
 
 
 @config_section
 class ContainerConfig:
-    """The container a stage runs in. Null takes the cluster's value."""
+    """Container in which a stage runs. Null uses the cluster's value."""
 
     runtime: Runtime | None = None
-    """pyxis runs tasks in a container through srun; enroot does it without pyxis; none runs them on the host."""
+    """Container runtime: pyxis (srun --container-image), enroot (enroot without pyxis), or none (run on the host)."""
     image: Image | None = None
-    """A .sqsh file, or with pyxis a registry reference; needed with pyxis and enroot."""
+    """Container image: a .sqsh file, or with pyxis also a registry reference. Required with pyxis and enroot."""
     copy_image: bool | None = None
-    """Copies a .sqsh to the node's scratch once, and starts from there; a copy is kept for later jobs."""
+    """Copy a .sqsh image to each node's scratch directory and run it from there. The copy is kept for later jobs."""
     torch_version: TorchVersion | None = None
-    """PyTorch of the tasks ("2.7"), where it cannot be told from the tag of NVIDIA's image: some variables changed."""
+    """PyTorch version of the image, such as "2.7", which determines some environment variables. Default: derived from
+    the tag of an NVIDIA image."""
     mounts: tuple[Mount, ...] = ()
-    """Added to the cluster's mounts. Run, data, checkpoint and code directories are mounted without being named."""
+    """Mounts in addition to the cluster's. Run, data, checkpoint and code directories are mounted automatically."""
     writable: bool | None = None
-    """Let tasks write to the image's own file system (a copy that ends with the job)."""
+    """Make the container's root file system writable. Changes are discarded when the job ends."""
     workdir: MountPath | None = None
-    """Working directory in the container; null means the run directory."""
+    """Working directory in the container. Default: the run directory."""

@@ -1,6 +1,7 @@
-"""The corpus of a run: where it comes from, how it is cut into output files, and where each stage writes.
+"""The corpus of a run: its source, its output files, and the directory of each data stage.
 
-`directory` of a corpus holds manifest.jsonl (the frozen list of files), download/, extract/, concat/ and tokens/.
+The `directory` of a corpus contains manifest.jsonl (the frozen list of files), download/, extract/, concat/ and
+tokens/.
 """
 
 from __future__ import annotations
@@ -38,105 +39,106 @@ Pattern = Annotated[
 
 SPLITS = ("train", "valid", "test")
 WHOLE = "corpus"
-"""Names the output files of a corpus that is not cut by its own files."""
+"""Name of the output files of a corpus without `splits`."""
 
 
 @config_section
 class HubSource:
-    """A dataset repository of the Hugging Face hub; HF_ENDPOINT names another hub."""
+    """A dataset repository on the Hugging Face hub. Set HF_ENDPOINT to use another hub."""
 
     repo_id: RepositoryName
-    """The repository: owner/name."""
+    """Repository, as owner/name."""
     revision: Revision = "main"
-    """Branch, tag or commit; planning freezes the commit that it stands for."""
+    """Branch, tag or commit. `hpcgen data plan` resolves it to a commit and records that."""
 
 
 @config_section
 class UrlSource:
-    """Numbered files of a web server."""
+    """Numbered files on a web server."""
 
     template: UrlTemplate
-    """The address, with {index} or {index:05d} where the number goes."""
+    """URL with {index} or {index:05d} in place of the number."""
     first: NonNegative = 0
-    """The first number."""
+    """First number."""
     count: Count = 1
-    """How many files there are."""
+    """Number of files."""
 
 
 @config_section
 class SourceConfig:
-    """Where the files of a corpus come from: exactly one of four ways."""
+    """Source of a corpus's files. Set exactly one of huggingface, url, directory and manifest."""
 
     huggingface: HubSource | None = None
-    """First way: a dataset repository of the Hugging Face hub."""
+    """Option 1: a dataset repository on the Hugging Face hub."""
     url: UrlSource | None = None
-    """Second way: numbered files of a web server."""
+    """Option 2: numbered files on a web server."""
     directory: FilePath | None = None
-    """Third way: a directory of files that are there already."""
+    """Option 3: a directory of existing files."""
     manifest: FilePath | None = None
-    """Fourth way: a list of files, a JSON object per line: name, url or path, and size and sha256 where known."""
+    """Option 4: a JSON Lines file with an object per file: name, url or path, and if known size and sha256."""
     token_variable: EnvironmentName | None = None
-    """Environment variable that holds the token for hub or server; its value is never written."""
+    """Name of the environment variable with the access token of the hub or server. Its value is never written."""
 
 
 @config_section
 class SplitPatterns:
-    """The corpus's own files for each split, by patterns of their names; all empty splits by documents."""
+    """Name patterns of the corpus files for each split. If all are empty, the corpus is split by documents."""
 
     train: tuple[Pattern, ...] = ()
-    """Files to train on."""
+    """Training files."""
     valid: tuple[Pattern, ...] = ()
-    """Files to validate on."""
+    """Validation files."""
     test: tuple[Pattern, ...] = ()
-    """Files to test on."""
+    """Test files."""
 
 
 @config_section
 class CorpusConfig:
-    """A corpus from its source to .bin/.idx pairs."""
+    """A corpus and its conversion to .bin/.idx pairs."""
 
     directory: FilePath
-    """Directory of the manifest and of everything that the stages make, on storage that every node sees."""
+    """Directory of the manifest and of all output of the data stages, on storage shared by all nodes."""
     source: SourceConfig = field(default_factory=SourceConfig)
-    """Where the files come from."""
+    """Source of the files. Set exactly one of huggingface, url, directory and manifest."""
     include: tuple[Pattern, ...] = ()
-    """Patterns of the names to take; empty takes every .jsonl, .jsonl.zst and .jsonl.gz."""
+    """Name patterns of the files to use. Default: all .jsonl, .jsonl.zst and .jsonl.gz files."""
     splits: SplitPatterns = field(default_factory=SplitPatterns)
-    """Which of the corpus's own files are for training, validation and test."""
+    """Name patterns of the corpus files for training, validation and test. Default: split by documents."""
     sample_files: Count | None = None
-    """Take only this many files, spread evenly over the corpus; null takes all."""
+    """Number of files to use, spread evenly over the corpus. Default: all."""
     sample_fraction: Fraction | None = None
-    """Take only this share of the files, spread evenly over the corpus; null takes all."""
+    """Fraction of the files to use, spread evenly over the corpus. Default: all."""
     num_output_files: Count = 72
-    """Number of .bin/.idx pairs of the training files (of the whole corpus, where `splits` is empty)."""
+    """Number of .bin/.idx pairs for the training files, or for the entire corpus if `splits` is empty."""
     num_eval_output_files: Count = 1
-    """Number of .bin/.idx pairs of the validation files, and of the test files, each."""
+    """Number of .bin/.idx pairs for the validation files, and the same number for the test files."""
     json_key: str = "text"
     """Key of the text in each JSON object."""
     drop_empty: bool = False
-    """Leave out documents without text; false writes them as Megatron-LM does."""
+    """Drop documents without text. Default: keep them, as Megatron-LM does."""
     bad_documents: Literal["fail", "skip"] = "fail"
-    """What a line without a readable text does: end its task, or go to a side file."""
+    """Lines without readable text: fail ends the task, skip writes them to a separate file."""
     max_bad_fraction: Fraction = 0.001
-    """With skip: the largest share of bad documents in one output, or in all that one file feeds; more end its task."""
+    """With bad_documents = skip: maximum fraction of bad documents in one output, or in all outputs of one input file.
+    The task fails above it."""
     verify_fraction: Fraction = 0.0001
-    """Share of the documents whose token ids are compared with those of the library tokenizers."""
+    """Fraction of documents whose token ids are compared with those of Hugging Face tokenizers."""
     download_connections: Count = 8
-    """Files that one download task fetches at once."""
+    """Number of files that a download task fetches in parallel."""
 
 
 @config_section
 class CorpusJob:
-    """All that an array task must know, as plain data: hpcgen writes it into the job, the task reads it back."""
+    """The input of an array task: hpcgen writes it into the job as JSON, and the task reads it."""
 
     corpus: CorpusConfig
-    """The corpus, with absolute paths. Of its source the stages need the token's variable alone."""
+    """The corpus with absolute paths. `token_variable` is the only key of its source that stages need."""
     tokenizer: TokenizerConfig
-    """Its tokenizer, with absolute paths."""
+    """The tokenizer with absolute paths."""
     share: Share = "private"
-    """Who may read what the stages write."""
+    """Read access to the output of the stages."""
     selection: dict[str, str] = field(default_factory=dict)
-    """Which files the run file takes (see `selection`), for the comparison with the manifest; empty: not compared."""
+    """Selection of files (see `selection`), compared with the manifest. Empty skips the comparison."""
 
     @cached_property
     def directory(self) -> Path:
@@ -145,14 +147,14 @@ class CorpusJob:
 
 
 def has_own_splits(corpus: CorpusConfig) -> bool:
-    """Whether the corpus's own files say what is for training, validation and test."""
+    """Returns True if the corpus is split by files rather than by documents."""
     return any(getattr(corpus.splits, split) for split in SPLITS)
 
 
 def selection(corpus: CorpusConfig) -> dict[str, str]:
-    """All that decides which files a manifest lists: key of data.corpus -> its value, for people; unset keys aside.
+    """The settings that determine which files a manifest lists: key of data.corpus -> its value as text.
 
-    An address is given without its query, which may be a signature: a hash stands for that.
+    Unset keys are omitted. The query of a URL may be a signature, so it is replaced by its hash.
     """
     source, found = corpus.source, dict[str, str]()
     if source.huggingface is not None:
@@ -176,7 +178,7 @@ def selection(corpus: CorpusConfig) -> dict[str, str]:
 
 
 def num_outputs(corpus: CorpusConfig) -> dict[str, int]:
-    """How many output files each split gets; one nameless split (WHOLE) where documents are split later."""
+    """The number of output files of each split; a single entry WHOLE if documents are split later."""
     if not has_own_splits(corpus):
         return {WHOLE: corpus.num_output_files}
     counts = {"train": corpus.num_output_files}
@@ -188,14 +190,14 @@ def num_outputs(corpus: CorpusConfig) -> dict[str, int]:
 
 
 def output_names(split: str, count: int) -> list[str]:
-    """train-00000-of-00072 and so on: names of a split's output files, without suffix."""
+    """Names of a split's output files without suffix, such as train-00000-of-00072."""
     return [f"{split}-{index:05d}-of-{count:05d}" for index in range(count)]
 
 
 def blend(corpus: CorpusConfig) -> dict[str, tuple[Dataset, ...]]:
-    """The pairs that the stages make, by field of trainer.contract.config.BlendConfig: datasets, or train, valid, test.
+    """The pairs that the stages produce, by field of BlendConfig: datasets, or train, valid and test.
 
-    No weights: the trainer then weighs by the tokens that each pair has in a split.
+    They have no weights, so the trainer weights each pair by its number of tokens in a split.
     """
     directory = f"{corpus.directory}/tokens"
     return {
@@ -207,32 +209,36 @@ def blend(corpus: CorpusConfig) -> dict[str, tuple[Dataset, ...]]:
 
 
 def problems(corpus: CorpusConfig, path: str = "data.corpus") -> Iterator[Problem]:
-    """What no type can say of a corpus at `path` of the run file. Reads no file."""
-    ways = ("huggingface", "url", "directory", "manifest")
-    given = [way for way in ways if getattr(corpus.source, way) is not None]
+    """Yields the problems of a corpus at `path` in the run file that types cannot express. Reads no files."""
+    kinds = ("huggingface", "url", "directory", "manifest")
+    given = [kind for kind in kinds if getattr(corpus.source, kind) is not None]
     if not given:
-        yield Problem(f"{path}.source", "names no source", f"give one of {', '.join(ways)}")
-    for way in given[1:]:
-        yield Problem(f"{path}.source.{way}", f"is a second source beside {given[0]}", "keep one of them")
+        yield Problem(f"{path}.source", "has no source", f"set one of {', '.join(kinds)}")
+    for kind in given[1:]:
+        yield Problem(
+            f"{path}.source.{kind}", f"is a second source in addition to {given[0]}", "keep one of them"
+        )
     url = corpus.source.url
-    # told of `url`, and not of its template: messages show the value, which may hold a password or a signature
+    # reported for `url` and not for its template, whose value may contain a password or a signature
     if url is not None and "{index" not in url.template and url.count > 1:
-        yield Problem(f"{path}.source.url", "has the same address for every file", "write {index} in it")
+        yield Problem(f"{path}.source.url", "has the same URL for every file", "add {index} to its template")
     if url is not None and _has_user(url.template):
         yield Problem(
             f"{path}.source.url",
-            "has a template with a user's name or password in it",
-            "take it out, and name the variable that holds the token in source.token_variable",
+            "contains a user name or password in its template",
+            "remove it, and set source.token_variable to the variable with the token",
         )
     if corpus.source.token_variable and not (corpus.source.huggingface or url or corpus.source.manifest):
-        yield Problem(f"{path}.source.token_variable", "is not read for a directory", "remove it")
+        yield Problem(f"{path}.source.token_variable", "has no effect for a directory", "remove it")
     if corpus.sample_files is not None and corpus.sample_fraction is not None:
-        yield Problem(f"{path}.sample_fraction", "is a second sample beside sample_files", "keep one of them")
+        yield Problem(f"{path}.sample_fraction", "conflicts with sample_files", "keep one of them")
     if corpus.sample_fraction == 0:
-        yield Problem(f"{path}.sample_fraction", "takes no file", "use a fraction above 0, or null for all")
+        yield Problem(
+            f"{path}.sample_fraction", "selects no files", "use a fraction above 0, or null for all"
+        )
     if has_own_splits(corpus) and not corpus.splits.train:
         yield Problem(
-            f"{path}.splits.train", "is empty while valid or test is not", "name the files to train on"
+            f"{path}.splits.train", "is empty, but valid or test is not", "set it to the training files"
         )
 
 
@@ -240,4 +246,4 @@ def _has_user(template: str) -> bool:
     try:
         return "@" in urlsplit(template).netloc
     except ValueError:
-        return False  # no address at all, which listing it says
+        return False  # not a URL, which is reported when it is listed

@@ -1,4 +1,4 @@
-"""CPUs as people write them (0-47), as Slurm's masks (0xfff) and as the kernel's words (0000ffff,ffffffff)."""
+"""CPU sets as lists (0-47), as Slurm's masks (0xfff) and as the kernel's words (0000ffff,ffffffff)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hpcgen import text
 
 WORD_BITS = 32
 MAX_WORDS_LENGTH = 2048
-"""Of a mask in words; 7,000 CPUs."""
+"""Maximum length of a mask in the kernel's words, enough for 7,000 CPUs."""
 
 
 def listed(cpus: str) -> int:
-    """The CPUs of a list such as "0-3,8" as a mask: bit i is CPU i. A range that runs backwards holds none."""
+    """The mask of a list such as "0-3,8", where bit i is CPU i. A descending range is empty."""
     mask = 0
     for part in cpus.split(","):
         first, _, last = part.partition("-")
@@ -22,21 +22,21 @@ def listed(cpus: str) -> int:
 
 
 def ranges(mask: int) -> str:
-    """The list of a mask: 0b1111 -> "0-3"; empty for none."""
+    """The list of a mask: "0-3" for 0b1111, and "" for an empty mask."""
     return text.ranges(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
 
 
 def words(mask: int, num_cpus: int) -> str:
-    """The mask of a machine of `num_cpus` CPUs as sysfs and NCCL write it, highest word first."""
+    """A mask for `num_cpus` CPUs in the format of sysfs and NCCL, highest word first."""
     count = -(-num_cpus // WORD_BITS)
     return ",".join(f"{mask >> WORD_BITS * index & 0xFFFFFFFF:08x}" for index in reversed(range(count)))
 
 
 def from_words(words: str) -> int:
-    """The mask in the kernel's words.
+    """The mask given in the kernel's words.
 
     Raises:
-        ValueError: it has another form.
+        ValueError: the text is not a mask.
     """
     if len(words) > MAX_WORDS_LENGTH or not re.fullmatch(r"[0-9a-f]{1,8}(,[0-9a-f]{1,8})*", words):
         raise ValueError(f"not a mask of CPUs: {words[:40]!r}")

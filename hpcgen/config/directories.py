@@ -1,4 +1,4 @@
-"""Where files of users and admins are looked up by name, besides the working directory and what hpcgen ships."""
+"""The user's and the system's configuration directories, where files are looked up by name."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hpcgen.errors import HpcgenError
 
 
 def configuration_directories(kind: str) -> list[Path]:
-    """The user's and the system's folder for one kind of file ("clusters", "templates", "topologies")."""
+    """The user's and the system's directory for one kind of file ("clusters", "templates", "topologies")."""
     user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return [user / "hpcgen" / kind, Path("/etc/hpcgen") / kind]
 
 
 def readable(directories: Iterable[Path]) -> list[Path]:
-    """Those of the directories that are there.
+    """The existing directories.
 
     Raises:
-        HpcgenError: one is there and cannot be read. What it holds would count; nobody may take it for empty.
+        HpcgenError: a directory exists but cannot be read. It must not be treated as empty.
     """
     found = [directory for directory in directories if directory.is_dir()]
     for directory in found:
@@ -29,21 +29,21 @@ def readable(directories: Iterable[Path]) -> list[Path]:
 
 
 def names_in(directories: Iterable[Path]) -> list[str]:
-    """The names that can be looked up there: those of all .yaml files.
+    """The names of all .yaml files in the directories, without the suffix.
 
     Raises:
-        HpcgenError: as `readable`.
+        HpcgenError: see `readable`.
     """
     return sorted({path.stem for folder in readable(directories) for path in folder.glob("*.yaml")})
 
 
 def is_below(path: Path, directory: Path) -> bool:
-    """Whether a file lies in the directory, whatever links lead to either."""
+    """Returns True if a file is below the directory, after resolving symbolic links."""
     return path.resolve().is_relative_to(directory.resolve())
 
 
 def origin(path: Path, shipped: Path) -> str:
-    """A file as a script's header names it: "shipped:clusters/local.yaml" for one that comes with hpcgen."""
+    """A file as named in a script's header, such as "shipped:clusters/local.yaml" for one shipped with hpcgen."""
     if is_below(path, shipped):
         return f"shipped:{shipped.name}/{path.resolve().relative_to(shipped.resolve()).as_posix()}"
     return str(path.absolute())

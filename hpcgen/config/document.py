@@ -1,4 +1,4 @@
-"""YAML as plain data that remembers where each value was written, and the merging of such documents."""
+"""YAML documents as plain data with the origin of each value, and merging of such documents."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from hpcgen.errors import HpcgenError
 
 MAX_BYTES = 256 * 1024
 MAX_VALUES = 20_000
-"""Values after aliases are followed: a document of a few lines can stand for billions of them."""
+"""Maximum number of values after aliases are expanded. A few lines can expand to billions."""
 MAX_DEPTH = 32
 _MAX_INT_BITS = 1023
-"""A longer integer fits no float, and Python refuses to print one of many digits."""
+"""Longer integers do not fit into a float, and Python refuses to print very long ones."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """Plain data, and where its values come from: dotted path -> "run.yaml:14", "--set ...", "preset 13b"."""
+    """Plain data with origins: dotted path -> "run.yaml:14", "--set ..." or "preset 13b"."""
 
     values: dict[str, Any]
     origins: dict[str, str]
     replaced: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
-    """Dotted path -> texts that stood there before something was merged over them, each with its origin."""
+    """Dotted path -> strings that were overridden by merging, each with its origin."""
 
     def origin(self, path: str) -> str | None:
-        """Where the value at `path`, or the first one inside it, comes from; None when nobody wrote it."""
+        """The origin of the value at `path`, or of the first value inside it; None if it is not set."""
         if path in self.origins:
             return self.origins[path]
         return next((where for known, where in self.origins.items() if _inside(known, path)), None)
 
     def nearest_origin(self, path: str) -> str:
-        """Where `path` would have to be written: the origin of the closest section around it."""
+        """The origin of the closest enclosing section, where `path` could be added."""
         while path and path not in self.origins:
             path = path.rpartition(".")[0]
         return self.origins[path]
 
     def get(self, path: str) -> Any:
-        """The value at a dotted `path`; None when there is none."""
+        """The value at a dotted `path`; None if there is none."""
         value: Any = self.values
         for key in re.findall(r"[^.\[\]]+", path):
             if isinstance(value, Mapping):
@@ -55,7 +55,7 @@ class Document:
 
 
 def constant(values: Mapping[str, Any], origin: str) -> Document:
-    """`values` as a document whose every value has one origin."""
+    """`values` as a document in which all values have the same origin."""
     origins = {"": origin}
 
     def copy(value: Any, path: str) -> Any:
@@ -70,7 +70,7 @@ def constant(values: Mapping[str, Any], origin: str) -> Document:
 
 
 def merge(lower: Document, upper: Document) -> Document:
-    """`upper` laid over `lower`: mappings are merged key by key, everything else is replaced whole."""
+    """Merges `upper` over `lower`: mappings are merged key by key, everything else is replaced."""
     origins, replaced = dict(lower.origins), {**lower.replaced, **upper.replaced}
 
     def lay(below: Any, above: Any, path: str) -> Any:
@@ -100,7 +100,7 @@ def merge(lower: Document, upper: Document) -> Document:
 
 
 def without(document: Document, path: str) -> Document:
-    """The document without the value at a dotted `path` and everything in it."""
+    """The document without the value at a dotted `path`."""
 
     def cut(value: Any, keys: list[str]) -> Any:
         key, *rest = keys
@@ -115,14 +115,14 @@ def without(document: Document, path: str) -> Document:
 
 
 TypedTexts = Literal["all", "all but null", "quoted"]
-"""Which scalars are texts as they were typed: every one, all but null, or those that are texts in YAML as well."""
+"""Scalars that are strings as typed: all, all but null, or only those that are strings in YAML."""
 
 
 def override(assignment: str, typed_texts: TypedTexts = "quoted") -> Document:
-    """The document of one `--set a.b=c`; the value is read as YAML ("4", "true", "[1, 2]", "text").
+    """The document of one `--set a.b=c`. The value is parsed as YAML ("4", "true", "[1, 2]", "text").
 
     Raises:
-        HpcgenError: the assignment has another form, or its value is not YAML.
+        HpcgenError: the assignment is malformed, or its value is not YAML.
     """
     path, equals, text = assignment.partition("=")
     where = f"--set {assignment}"
@@ -148,13 +148,15 @@ def read(path: Path) -> Document:
     """Reads a YAML file.
 
     Raises:
-        HpcgenError: it can't be read, is too large, or is not a YAML mapping of plain values.
+        HpcgenError: the file cannot be read, is too large, or is not a YAML mapping of plain values.
     """
     try:
         if not path.is_file():
             raise HpcgenError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise HpcgenError(f"{path}: {size} bytes is more than a configuration may have ({MAX_BYTES})")
+            raise HpcgenError(
+                f"{path}: {size} bytes is more than the maximum of {MAX_BYTES} for a configuration file"
+            )
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise HpcgenError(f"{path}: not UTF-8 text (byte {error.start})") from error
@@ -164,10 +166,10 @@ def read(path: Path) -> Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """The document in `text`; `name` stands before the line in origins.
+    """Parses `text`. `name` is the file name used in origins.
 
     Raises:
-        HpcgenError: as `read`.
+        HpcgenError: see `read`.
     """
     walk = _Walk(name, text)
     if walk.root is None:
@@ -195,12 +197,12 @@ def _yaml_errors(name: str) -> Iterator[None]:
         raise HpcgenError(f"not valid YAML: {' '.join(str(error).split())}", where=name) from error
     except RecursionError as error:
         raise _nested_too_deeply(name) from error
-    except ValueError as error:  # a number or date that YAML's form admits and Python's does not
+    except ValueError as error:  # a number or date that is valid in YAML but not in Python
         raise HpcgenError(f"not valid YAML: {error}", where=name) from error
 
 
 class _Directives:
-    """Takes what ruamel's scanner finds in directives. Its own loading functions provide such an object."""
+    """Receives the directives found by ruamel's scanner, as ruamel's own loading functions do."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -215,16 +217,16 @@ class _Directives:
     def doc_version(self, version: Any) -> None:
         if (version.major, version.minor) != (1, 2):
             raise HpcgenError(
-                f"%YAML {version.major}.{version.minor}: only YAML 1.2 is read here",
+                f"%YAML {version.major}.{version.minor}: only YAML 1.2 is supported",
                 "remove the line",
                 where=self.name,
             )
 
 
 class _Walk:
-    """Turns YAML into plain data while noting the line of every value.
+    """Converts YAML into plain data and records the line of every value.
 
-    It reads ruamel's node graph, not the objects of its round-trip loader, which take three times as long.
+    It reads ruamel's node graph, because the objects of its round-trip loader take three times as long.
     """
 
     def __init__(self, name: str, text: str) -> None:
@@ -236,7 +238,7 @@ class _Walk:
         self._values = 0
         self._merged: dict[int, int] = {}
         with _yaml_errors(name), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML allows it: the newest one counts
+            warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML allows it; the last one counts
             yaml = YAML(typ="safe", pure=True)
             yaml.doc_infos = [cast(Any, _Directives(name))]
             self._constructor, _ = yaml.get_constructor_parser(text)
@@ -244,7 +246,7 @@ class _Walk:
             self.root: Any = self._constructor.composer.get_single_node()
 
     def _bound_depth(self, composer: Any) -> None:
-        """Lets the composer stop at MAX_DEPTH: ruamel takes seconds to reach Python's own limit."""
+        """Makes the composer stop at MAX_DEPTH, because ruamel takes seconds to reach Python's recursion limit."""
         compose, depth = composer.compose_node, 0
 
         def compose_node(parent: Any, index: Any) -> Any:
@@ -260,7 +262,7 @@ class _Walk:
         composer.compose_node = compose_node
 
     def plain(self) -> Any:
-        """The whole document."""
+        """The document as plain data."""
         with _yaml_errors(self.name):
             return self._plain(self.root, "", 1, 0)
 
@@ -268,17 +270,17 @@ class _Walk:
         where = f"{self.name}:{line}"
         self._values += 1
         if self._values > MAX_VALUES:
-            raise HpcgenError(f"more than {MAX_VALUES} values once aliases are followed", where=where)
+            raise HpcgenError(f"more than {MAX_VALUES} values after expanding aliases", where=where)
         if depth > MAX_DEPTH:
             raise _nested_too_deeply(where)
         self.origins[path] = where
         if node.tag not in PLAIN_TAGS:
-            hint = "write plain values, or quote it"
-            raise HpcgenError(f"{_tag(node)} has no meaning here", hint, where=where)
+            hint = "use a plain value, or quote it"
+            raise HpcgenError(f"{_tag(node)} is not supported", hint, where=where)
         if node.id == "mapping":
             self._refuse_repeated_keys(node, path)
             self._bound_merges(node, where)
-            self._constructor.flatten_mapping(node)  # lays what << merges before the mapping's own keys
+            self._constructor.flatten_mapping(node)  # puts the keys merged by << before the mapping's own
             return {
                 key: self._plain(item, inner, at, depth + 1)
                 for key, item, inner, at in self._items(node, path)
@@ -291,21 +293,21 @@ class _Walk:
         return self._scalar(node, where)
 
     def _bound_merges(self, node: Any, where: str) -> int:
-        """The keys of a mapping once `<<` is followed, counted before any of them is copied.
+        """The number of keys of a mapping after expanding `<<`, counted before any of them is copied.
 
-        A few lines of nested merges stand for billions of keys, as aliases do.
+        A few lines of nested merges can expand to billions of keys, like aliases.
         """
         if node.id != "mapping":
-            return 0  # the constructor says that it cannot be merged
+            return 0  # the constructor reports that it cannot be merged
         if id(node) not in self._merged:
-            self._merged[id(node)] = 0  # a mapping may merge itself
+            self._merged[id(node)] = 0  # a mapping can merge itself
             count = 0
             for key, item in node.value:
                 parts = item.value if item.id == "sequence" else [item]
                 count += sum(self._bound_merges(part, where) for part in parts) if key.tag == MERGE else 1
             self._merged[id(node)] = count
         if self._merged[id(node)] > MAX_VALUES:
-            raise HpcgenError(f"more than {MAX_VALUES} values once aliases are followed", where=where)
+            raise HpcgenError(f"more than {MAX_VALUES} values after expanding aliases", where=where)
         return self._merged[id(node)]
 
     def _scalar(self, node: Any, where: str) -> Any:
@@ -325,7 +327,7 @@ class _Walk:
         for key, _ in node.value:
             where = f"{self.name}:{key.start_mark.line + 1}"
             if key.id != "scalar" or key.tag not in (STRING, MERGE):
-                raise HpcgenError(f"the key {_short(key.value)} is not text", "quote it", where=where)
+                raise HpcgenError(f"the key {_short(key.value)} is not a string", "quote it", where=where)
             if key.value in seen:
                 raise HpcgenError(
                     f"duplicate key {_join(path, key.value)}", "remove one of them", where=where
@@ -364,6 +366,6 @@ def _short(value: object) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text on one line that a terminal can show."""
+    """The text on one printable line."""
     text = text if len(text) <= 120 else text[:117] + "..."
     return text if text.isprintable() else repr(text)

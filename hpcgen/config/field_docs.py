@@ -1,4 +1,4 @@
-"""The sentence under each field of a configuration class, for the starter file and the JSON Schema."""
+"""The documentation below each field of a configuration class, for run files and the JSON Schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import textwrap
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Field name -> the string literal that follows it in the class body, base classes included; or its metadata."""
+    """Field name -> the string literal below the field, including those of base classes, or the field's metadata."""
     docs = {field.name: field.metadata["doc"] for field in dataclasses.fields(cls) if "doc" in field.metadata}
     for base in reversed(cls.__mro__[:-1]):
         [definition] = ast.parse(textwrap.dedent(inspect.getsource(base))).body

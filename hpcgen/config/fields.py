@@ -1,7 +1,7 @@
-"""Constrained types of what users and admins write, and the walk that checks their constraints.
+"""Constrained types for configuration fields, and the check of their constraints.
 
-pydantic checks types and keys; numbers carry trainer.contract.config.Range and texts carry `Text`, which stay plain
-data there. `constraint_problems` walks a document beside its type hints, so every value is reported at once.
+pydantic checks types and keys. Numbers are annotated with trainer.contract.config.Range and strings with `Text`.
+`constraint_problems` checks a document against its type hints and reports all invalid values at once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from trainer.contract.config import Range, field_hints
 
 @dataclass(frozen=True)
 class Text:
-    """What a string must look like. Unprintable characters are refused in every string, whatever its field."""
+    """The required pattern of a string. Unprintable characters are refused in all strings."""
 
     pattern: str
     meaning: str
-    """Follows "must be": "1 to 64 letters, digits, '.', '_' or '-'"."""
+    """Description that follows "must be", such as "1 to 64 letters, digits, '.', '_' or '-'"."""
 
     def reason(self, value: str) -> str | None:
-        """Why `value` does not fit, in words that follow the value; None when it does."""
+        """The reason why `value` is invalid, to print after the value; None if it is valid."""
         return None if re.fullmatch(self.pattern, value, re.ASCII) else f"must be {self.meaning}"
 
 
@@ -40,14 +40,14 @@ Name = Annotated[
         r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "1 to 64 letters, digits, '.', '_' or '-', and not start with '.'"
     ),
 ]
-"""A run, a partition, an account: safe in a directive, a file name and a comment."""
+"""Name of a run, a partition or an account, safe in directives, file names and comments."""
 SlurmWord = Annotated[
     str,
     Text(
-        r"[A-Za-z0-9(\[][A-Za-z0-9._:+,@*|&()\[\]-]{0,255}", "one word of Slurm's (no spaces, quotes or '$')"
+        r"[A-Za-z0-9(\[][A-Za-z0-9._:+,@*|&()\[\]-]{0,255}", "one word for Slurm (no spaces, quotes or '$')"
     ),
 ]
-"""A value that goes into a directive as it is: a constraint such as "a100|h100"."""
+"""A value written into a directive unchanged, such as the constraint "a100|h100"."""
 Directive = Annotated[
     str,
     Text(
@@ -61,12 +61,12 @@ PATH = Text(
     "a path without '..', of at most 1000 characters, that does not start with '~' or '-'",
 )
 FilePath = Annotated[str, PATH]
-"""A path; a relative one starts at the folder of the file it is written in."""
+"""A path. Relative paths start at the directory of the file that contains them."""
 RunPath = Annotated[
     str,
     Text(
         rf"(?![-])(?=.{{1,1000}}$){_SAFE_SEGMENT}(/{_SAFE_SEGMENT})*",
-        "a path of letters, digits and . _ + @ = - / without '..': sbatch writes its log there",
+        "a path of letters, digits and . _ + @ = - / without '..', because sbatch writes its log there",
     ),
 ]
 TimeLimit = Annotated[
@@ -80,9 +80,9 @@ Mask = Annotated[str, Text(r"0x[0-9a-f]{1,64}", "a hexadecimal CPU mask such as 
 
 
 def constraint_problems(hint: Any, value: Any, path: str = "") -> Iterator[Problem]:
-    """Every number out of range and every text of the wrong form in `value`, a document beside its type `hint`.
+    """Yields all numbers out of range and strings with the wrong pattern in `value`, a document of type `hint`.
 
-    Values of a type that does not fit are passed over: pydantic reports those.
+    Values of the wrong type are skipped, because pydantic reports them.
     """
     origin = typing.get_origin(hint)
     if origin is Annotated:
@@ -109,7 +109,7 @@ def constraint_problems(hint: Any, value: Any, path: str = "") -> Iterator[Probl
                 yield from constraint_problems(hints[field.name], value[field.name], inner_path)
     elif isinstance(value, str) and not value.isprintable():
         character = next(character for character in value if not character.isprintable())
-        yield Problem(path, f"holds the unprintable character {character!a}", "remove it")
+        yield Problem(path, f"contains the unprintable character {character!a}", "remove it")
 
 
 def _unmet(constraints: list[Any], value: Any, path: str) -> Iterator[Problem]:
@@ -123,7 +123,7 @@ def _unmet(constraints: list[Any], value: Any, path: str) -> Iterator[Problem]:
 
 
 def seconds(time_limit: str) -> int:
-    """Seconds of a Slurm time: minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    """Seconds of a Slurm time (minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]])."""
     days, dash, clock = time_limit.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     if dash:
@@ -135,7 +135,7 @@ def seconds(time_limit: str) -> int:
 
 
 def slurm_time(duration_s: int) -> str:
-    """`duration_s` as Slurm writes it: 90 -> 00:01:30, 172800 -> 2-00:00:00."""
+    """`duration_s` in Slurm's format: 00:01:30 for 90, 2-00:00:00 for 172800."""
     days, rest = divmod(duration_s, 86400)
     clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock

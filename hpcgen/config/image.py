@@ -1,4 +1,4 @@
-"""The container image that the image stage makes: the options of enroot/build-image.sh."""
+"""Settings of the image stage: the options of enroot/build-image.sh."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpcgen.config.container import Image
 from hpcgen.config.fields import Text
 from trainer.contract.section import config_section
 
-# enroot's own configuration has no quoting, so these are narrower than other paths.
+# enroot's configuration files have no quoting, so these paths are more restricted than others.
 _PLAIN = r"(?!.*/\.\.(/|$))/[A-Za-z0-9._+@=/-]{1,1000}"
 Version = Annotated[str, Text(r"\d[0-9a-z]*(\.[0-9a-z]+){0,5}", 'a version such as "0.16.1"')]
 Package = Annotated[str, Text(r"[a-z0-9][a-z0-9.+-]{1,100}", "the name of a Debian package")]
@@ -38,20 +38,22 @@ Check = Literal[
 
 @config_section
 class ImageConfig:
-    """What the image stage makes, and from what."""
+    """Container image that the image stage builds."""
 
     base: Image = "nvcr.io#nvidia/pytorch:25.03-py3"
-    """NVIDIA's PyTorch image, by tag or better with @sha256:DIGEST, or the path of an imported .sqsh."""
+    """Base image: an NVIDIA PyTorch image with a tag or preferably @sha256:DIGEST, or the path of a .sqsh file."""
     output: ImageFile | None = None
-    """The .sqsh to make, on storage that every node sees; null means container.image, which must then be one."""
+    """Path of the .sqsh file to build, on storage shared by all nodes. Default: container.image, if it is a .sqsh."""
     code: CodePath | None = None
-    """Directory of `hpcgen install-code`, or a wheel of hpcgen, for the image; null means the cluster's code_dir."""
+    """Code to install: a directory from `hpcgen install-code` or an hpcgen wheel. Default: the cluster's code_dir."""
     megatron_core: Version | None = None
-    """Megatron-Core for a wheel, from the package index; a directory of install-code brings its own."""
+    """Version of Megatron-Core to install from the package index if `code` is a wheel. A directory from install-code
+    contains Megatron-Core."""
     packages: tuple[Package, ...] | None = None
-    """Debian packages to add; null takes zstd, ibverbs-utils, infiniband-diags, perftest."""
+    """Debian packages to install. Default: zstd, ibverbs-utils, infiniband-diags and perftest."""
     need: tuple[Check, ...] | None = None
-    """What the image must have to be made. An image for CPUs lacks te, apex and ucx. Null means torch, te, apex,
-    megatron-core, trainer, nccl and ucx; zstd too where it is a package, topology where the node type has one."""
+    """Components that the image must contain, or the build fails. Default: torch, te, apex, megatron-core, trainer,
+    nccl and ucx; also zstd if it is in `packages`, and topology if the node type has a topology file. CPU images lack
+    te, apex and ucx."""
     doca: Version | None = None
-    """Version of NVIDIA DOCA's user-space network packages to put over the image's own; null leaves those."""
+    """Version of NVIDIA DOCA whose user-space network packages replace the image's; null keeps the image's."""

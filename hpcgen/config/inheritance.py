@@ -1,4 +1,4 @@
-"""`extends` of cluster profiles and node types: what a file takes from the one it extends, changes and removes."""
+"""`extends` of cluster profiles and node types: how a file inherits, changes and removes values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trainer.contract.config import field_hints
 
 
 def inherit(cls: type, chain: Sequence[Document]) -> Document:
-    """The documents of a file and of what it extends, itself first, as one document that describes `cls`.
+    """Merges a file and the files that it extends, given in this order, into one document that describes `cls`.
 
     Mappings are merged and everything else is replaced. In a field of `cls` that is a mapping of names (`environment`,
-    `partitions`), null removes the inherited entry of that name, and null for the field removes all of them.
+    `partitions`), null removes the inherited entry of that name, and null for the field removes all entries.
 
-    A value that replaces one with a source (`sources.KEY`, `environment.NAME.source`) has the file and line where it is
-    written as its source, unless the file gives another.
+    A value that replaces one with a source (`sources.KEY`, `environment.NAME.source`) gets its file and line as its
+    source, unless the file names another source.
     """
     *children, merged = chain
     for child in reversed(children):
@@ -34,19 +34,19 @@ def inherit(cls: type, chain: Sequence[Document]) -> Document:
 
 
 def explain_removals(cls: type, problems: Iterable[Problem], document: Document) -> Iterator[Problem]:
-    """The problems, with a better reason for each null that removes nothing."""
+    """Yields the problems, with a better reason for nulls that remove nothing."""
     unused = set(_removals(cls, document))
     for problem in problems:
         if problem.path in unused:
             section, _, name = problem.path.partition(".")
             known = [key for key in document.values[section] if key != name] if name else []
-            reason = "removes nothing: no file that this one extends has it"
+            reason = "removes nothing, because no extended file sets it"
             problem = Problem(problem.path, reason, did_you_mean(name, known) or "remove the line")
         yield problem
 
 
 def _removals(cls: type, document: Document) -> Iterator[str]:
-    """Paths of the nulls that stand for a removal."""
+    """Yields the paths of nulls that mean a removal."""
     hints = field_hints(cls)
     for field in dataclasses.fields(cls):
         if typing.get_origin(hints[field.name]) is not dict or field.name not in document.values:
@@ -59,7 +59,7 @@ def _removals(cls: type, document: Document) -> Iterator[str]:
 
 
 def _restated_sources(parent: Document, child: Document) -> Document:
-    """The sources of what the child changes without naming a source."""
+    """The new sources of values that the child changes without naming a source."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
 

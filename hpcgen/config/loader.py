@@ -1,4 +1,4 @@
-"""Reads a run file with everything it refers to: overrides, preset, cluster profile and node type."""
+"""Loads a run file with overrides, preset, cluster profile and node type."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hpcgen.config.fields import FilePath, constraint_problems
 from hpcgen.config.inheritance import explain_removals, inherit
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import (
+    cycle,
     find_node_type,
     load_node_type_and_files,
-    ring,
     unknown_node_type,
 )
 from hpcgen.config.overrides import override
@@ -35,7 +35,7 @@ SHIPPED_CLUSTERS = Path(__file__).parent.parent / "clusters"
 
 @dataclass(frozen=True)
 class Run:
-    """A run file as it was read: the frozen configuration, and the document that says where each value is from."""
+    """A loaded run file: the configuration, and the document with the origin of each value."""
 
     config: RunConfig
     cluster: ClusterConfig
@@ -44,30 +44,30 @@ class Run:
     document: Document
     cluster_document: Document
     directory: Path
-    """Relative paths of the run file start here."""
+    """Base directory of relative paths in the run file."""
     cluster_files: tuple[str, ...] = ()
-    """The profile and what it extends, itself first; "shipped:clusters/local.yaml" for those of hpcgen."""
+    """The profile and the files that it extends, in this order; "shipped:clusters/local.yaml" for shipped files."""
     node_type_files: tuple[str, ...] = ()
-    """The file of the node type, where it is a site's own."""
+    """The files of the node type, in the same form."""
     mistakes: tuple[str, ...] = ()
-    """What is wrong in the run file, left out of `config`; planning refuses it together with broken rules."""
+    """Mistakes in the run file, whose values are omitted from `config`. Planning reports them with broken rules."""
     unsure_sections: frozenset[str] = frozenset()
-    """Sections that hold a mistake: what follows from them is not worth a message."""
+    """Sections with a mistake. Problems that depend on them are not reported."""
     file: Path | None = None
-    """The run file; None for a run of a cluster alone."""
+    """The run file; None for a run from a cluster profile only."""
     sha256: str = ""
     """Hash of the run file."""
 
 
 def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
-    """Reads a run file and all it refers to; `overrides` are "a.b=c" texts that win over it.
+    """Loads a run file and the files that it refers to. `overrides` are assignments such as "a.b=c".
 
-    Mistakes that leave enough to go on are kept in `mistakes`, so that planning can report all of them at once.
+    Mistakes that still allow planning are kept in `mistakes`, so that planning can report all mistakes at once.
 
     Raises:
-        ConfigErrors: mistakes in the run file, the overrides, the cluster profile or the node type that leave
-            no configuration to plan with, all of them.
-        HpcgenError: a file that can't be read.
+        ConfigErrors: mistakes in the run file, the overrides, the cluster profile or the node type prevent planning.
+            Lists all of them.
+        HpcgenError: a file cannot be read.
     """
     path = Path(path)
     run = load_document(documents.read(path), path.absolute().parent, overrides)
@@ -77,12 +77,12 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
 
 
 def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) -> Run:
-    """A run for the cluster's own stages (nccl-test, node-health, ...), which need a cluster and a directory alone.
+    """A run for stages such as nccl-test and node-health, which need only a cluster profile and a run directory.
 
-    What a run file must say besides is filled in, and those stages do not look at it.
+    The other required keys of a run file get values that these stages do not use.
 
     Raises:
-        ConfigErrors, HpcgenError: as `load_run`.
+        ConfigErrors, HpcgenError: see `load_run`.
     """
     values = {
         "name": Path(cluster).name.removesuffix(".yaml"),
@@ -98,10 +98,10 @@ def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) 
 
 
 def load_document(document: Document, directory: Path, overrides: Sequence[str] = ()) -> Run:
-    """The run that a document describes; its relative paths start at `directory`.
+    """The run that a document describes. Relative paths start at `directory`.
 
     Raises:
-        ConfigErrors, HpcgenError: as `load_run`.
+        ConfigErrors, HpcgenError: see `load_run`.
     """
     for assignment in [overrides] if isinstance(overrides, str) else overrides:
         document = documents.merge(document, override(RunConfig, assignment))
@@ -112,7 +112,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     built = build(RunConfig, document)
     problems = built.problems
     if is_unknown := preset is None and isinstance(document.get("preset"), str):
-        # said already; and what is missing may be so because of it
+        # already reported, and keys may be missing only because of it
         problems = tuple(
             problem for problem in problems if problem.path != "preset" and problem.reason != "is missing"
         )
@@ -125,7 +125,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
             messages += profile.mistakes
         except ConfigErrors as error:
             messages += error.messages
-    cluster = None if profile is None else profile.right()
+    cluster = None if profile is None else profile.valid()
     if is_unknown or built.config is None or profile is None or cluster is None:
         raise ConfigErrors(messages)
     return Run(
@@ -144,21 +144,21 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
 
 
 def load_cluster(name: str, directory: Path | None = None) -> tuple[ClusterConfig, NodeType]:
-    """The cluster profile `name` (a name, or a path from `directory`) and its node type.
+    """The cluster profile `name` (a name, or a path relative to `directory`) and its node type.
 
     Raises:
-        ConfigErrors: every mistake in the two files.
-        HpcgenError: a file that can't be read.
+        ConfigErrors: the two files have mistakes. Lists all of them.
+        HpcgenError: a file cannot be read.
     """
     profile = read_profile(name, directory)
-    cluster = profile.right()
+    cluster = profile.valid()
     if cluster is None:
         raise ConfigErrors(profile.mistakes)
     return cluster
 
 
 def cluster_directories() -> list[Path]:
-    """Where cluster profiles are looked up by name, first match wins."""
+    """The directories in which cluster profiles are looked up by name. The first match is used."""
     return [
         Path("clusters"),
         *configuration_directories("clusters"),
@@ -167,12 +167,12 @@ def cluster_directories() -> list[Path]:
 
 
 def cluster_names() -> list[str]:
-    """Names of all profiles that can be found."""
+    """Names of all available profiles."""
     return names_in(cluster_directories())
 
 
 def find_cluster(name: str) -> Path | None:
-    """The file that `name`, a name or a path, means."""
+    """The file of the profile `name`, a name or a path; None if there is none."""
     return _find_cluster(name, Path.cwd(), ())
 
 
@@ -182,7 +182,7 @@ def _preset(document: Document, messages: list[str]) -> Preset | None:
         return None
     if name not in PRESETS:
         hint = did_you_mean(name, PRESETS) or f"use one of {', '.join(PRESETS)}"
-        problem = Problem("preset", "is not a preset", hint)
+        problem = Problem("preset", "is not a known preset", hint)
         messages.append(describe(problem, document))
         return None
     return PRESETS[name]
@@ -190,29 +190,29 @@ def _preset(document: Document, messages: list[str]) -> Preset | None:
 
 @dataclass(frozen=True)
 class Profile:
-    """A cluster profile as it was read, with what it extends, and everything that is wrong with it."""
+    """A loaded cluster profile, merged with the profiles that it extends, and all its mistakes."""
 
     document: Document
     config: ClusterConfig | None
-    """What is left of it without the wrong values; None where that cannot stand."""
+    """The configuration without invalid values; None if it would be incomplete without them."""
     node_type: NodeType | None
     mistakes: tuple[str, ...]
     files: tuple[str, ...]
-    """As `Run.cluster_files`."""
+    """See `Run.cluster_files`."""
     node_type_files: tuple[str, ...] = ()
 
-    def right(self) -> tuple[ClusterConfig, NodeType] | None:
-        """Its two parts; None with any mistake."""
+    def valid(self) -> tuple[ClusterConfig, NodeType] | None:
+        """The configuration and node type of a profile without mistakes; None otherwise."""
         if self.mistakes or self.config is None or self.node_type is None:
             return None
         return self.config, self.node_type
 
 
 def read_profile(name: str, directory: Path | None = None) -> Profile:
-    """The cluster profile `name` (a name, or a path from `directory`), right or wrong.
+    """Reads the cluster profile `name` (a name, or a path relative to `directory`), valid or not.
 
     Raises:
-        ConfigErrors: there is no such profile, or none that it extends, or a file is no YAML.
+        ConfigErrors: the profile or one that it extends does not exist or is not YAML.
     """
     asked = documents.constant({"cluster": name}, "--cluster")
     return _read_profile(name, asked, directory or Path.cwd())
@@ -240,11 +240,11 @@ def _read_profile(name: str, asked: Document, directory: Path) -> Profile:
 
 
 def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Document, tuple[str, ...]]:
-    """The profile with all that it extends, farthest ancestor lowest, and the files, itself first.
+    """The profile merged with the profiles that it extends, and the files of all of them, its own first.
 
     Raises:
-        ConfigErrors: one of them is missing, cannot be read, or can be changed by strangers; or they extend one
-            another in a ring.
+        ConfigErrors: a file is missing, cannot be read, or can be changed by other users; or profiles extend each
+            other in a cycle.
     """
     chain: list[Document] = []
     names: list[str] = []
@@ -254,7 +254,7 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
         path = _find_cluster(name, directory, seen)
         if path is None:
             known = _find_cluster(name, directory, ())
-            problem = ring(names[_index(known, seen) :]) if known else unknown_cluster(key, name)
+            problem = cycle(names[_index(known, seen) :]) if known else unknown_cluster(key, name)
             raise ConfigErrors([describe(problem, asked)])
         try:
             if not is_below(path, SHIPPED_CLUSTERS):
@@ -273,10 +273,10 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
 
 
 def unknown_cluster(key: str, name: str) -> Problem:
-    """What is said of a name, written at `key`, that means no profile."""
+    """The problem for an unknown profile name at `key`."""
     known = cluster_names()
-    hint = did_you_mean(name, known) or f"use the path of a .yaml, or one of {', '.join(known)}"
-    return Problem(key, "names no cluster profile", hint)
+    hint = did_you_mean(name, known) or f"use the path of a .yaml file, or one of {', '.join(known)}"
+    return Problem(key, "is not a known cluster profile", hint)
 
 
 def _is_path(name: str) -> bool:
@@ -284,16 +284,16 @@ def _is_path(name: str) -> bool:
 
 
 def _find_cluster(name: str, directory: Path, seen: Sequence[Path]) -> Path | None:
-    """The first file that `name` can mean, but none of `seen`: ./clusters/azure-ndv5.yaml may extend azure-ndv5."""
+    """The first matching file that is not in `seen`, so that ./clusters/azure-ndv5.yaml may extend azure-ndv5."""
     if _is_path(name):
         candidates = [directory / name]
     else:
         candidates = [folder / f"{name}.yaml" for folder in readable(cluster_directories())]
-    # unlike Path.is_file, it answers for a name that is too long as well
+    # unlike Path.is_file, isfile does not raise for a name that is too long
     found = (path for path in candidates if os.path.isfile(path))  # noqa: PTH113
     return next((path for path in found if not any(path.samefile(other) for other in seen)), None)
 
 
 def _index(path: Path, seen: Sequence[Path]) -> int:
-    """Where a file is in `seen`, perhaps under a relative path."""
+    """The index of a file in `seen`, even if the paths differ."""
     return next(index for index, other in enumerate(seen) if path.samefile(other))

@@ -1,4 +1,4 @@
-"""Facts about a kind of node: a file of topologies/, the same on every cluster that has such nodes."""
+"""A node type: the facts about a kind of node, in a file of topologies/. They hold on every cluster with such nodes."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class Variable:
     """One environment variable that jobs on these nodes need."""
 
     value: str
-    """The value; a variable cannot be unset, leave it out instead."""
+    """Value. A variable cannot be unset; to do so, omit it."""
     why: str
-    """What it does and why this value, for the person who reads the script."""
+    """Effect of the variable and reason for the value, for readers of the script."""
     source: str
-    """Where the fact comes from."""
+    """Source of the fact."""
     stages: tuple[GpuStage, ...] = ()
-    """Stages it is for; empty means every stage that uses GPUs."""
+    """Stages to set it for. Default: all stages that use GPUs."""
     runtimes: tuple[Runtime, ...] = ()
-    """Container runtimes it is for; empty means all."""
+    """Container runtimes to set it for. Default: all."""
     torch: TorchRange | None = None
-    """PyTorch versions it is for; null means all. Where the version is not known, it is set."""
+    """PyTorch versions to set it for. Default: all. It is also set if the version is unknown."""
 
 
 @config_section
 class Processor:
-    """The CPU, as CPUID names it: NCCL chooses its bandwidth tables by these."""
+    """CPU model as reported by CPUID. NCCL selects its bandwidth tables by these values."""
 
     arch: Literal["x86_64", "arm64"]
     """Instruction set."""
@@ -59,156 +59,157 @@ class Processor:
 
 @config_section
 class NumaNode:
-    """One NUMA node; its number is its place in the list."""
+    """A NUMA node. Its number is its position in the list."""
 
     cpus: CpuList
-    """Its CPUs: "0-47"."""
+    """CPUs, such as "0-47"."""
 
 
 @config_section
 class PciLink:
-    """What each GPU, NIC and bridge is attached with."""
+    """PCIe link of each GPU, NIC and bridge."""
 
     speed_gt_s: PositiveFloat
-    """Transfers of one lane (GT/s): 16 is PCIe 4.0, 32 is PCIe 5.0."""
+    """Transfer rate of a lane in GT/s: 16 for PCIe 4.0, 32 for PCIe 5.0."""
     width: Count
-    """Lanes."""
+    """Number of lanes."""
 
 
 @config_section
 class NvLink:
-    """The network between the GPUs of one node."""
+    """NVLink network between the GPUs of a node."""
 
     links: Count
-    """NVLinks of one GPU."""
+    """Number of NVLinks per GPU."""
     bandwidth_gb_s: PositiveFloat
-    """Bandwidth of one GPU over all its links, both directions together (GB/s)."""
+    """Bandwidth of a GPU over all its links in GB/s, both directions added."""
     switches: NonNegative
-    """NVSwitches of one node; 0 means GPUs are wired to one another."""
+    """Number of NVSwitches per node; 0 if the GPUs are connected directly."""
 
 
 @config_section
 class Gpu:
-    """One GPU; its place in the list is its number when CUDA_DEVICE_ORDER is PCI_BUS_ID."""
+    """A GPU. Its position in the list is its number with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
 
     bus_id: BusId
     """PCI address."""
     numa: NonNegative
     """NUMA node."""
     bridge: BusId | None = None
-    """PCI bridge above it in the topology file; null means that it hangs from the CPU."""
+    """PCI bridge above it in the topology file; null if it is attached directly to the CPU."""
 
 
 @config_section
 class Nic:
-    """One network adapter for traffic between GPUs of different nodes."""
+    """A network adapter for traffic between GPUs of different nodes."""
 
     name: DeviceName
-    """Name of its RDMA device: mlx5_ib0."""
+    """Name of the RDMA device, such as mlx5_ib0."""
     bus_id: BusId
     """PCI address."""
     numa: NonNegative
     """NUMA node."""
     bridge: BusId | None = None
-    """PCI bridge above it in the topology file; null means that it hangs from the CPU."""
+    """PCI bridge above it in the topology file; null if it is attached directly to the CPU."""
     rate_gbit_s: PositiveFloat
-    """Line rate (Gb/s)."""
+    """Line rate in Gb/s."""
 
 
 @config_section
 class AllReduceThreshold:
-    """Bus bandwidth of all_reduce_perf that a healthy allocation reaches under these conditions."""
+    """Bus bandwidth of all_reduce_perf for a healthy allocation under certain conditions."""
 
     min_nodes: Count
-    """Smallest allocation it is for."""
+    """Minimum number of nodes to which it applies."""
     max_nodes: Count | None = None
-    """Largest allocation it is for; null means no limit."""
+    """Maximum number of nodes to which it applies; null for no limit."""
     nvls: bool
-    """Whether NCCL used NVLink SHARP."""
+    """Applies if NCCL uses NVLink SHARP (true) or not (false)."""
     collnet: bool
-    """Whether NCCL used CollNet, that is SHARP in the InfiniBand switches; it says nothing about one node."""
+    """Applies if NCCL uses CollNet, which is SHARP in the InfiniBand switches (true), or not (false). Not used for a
+    single node."""
     message_gib: PositiveFloat
-    """Size of the message it was measured with (GiB)."""
+    """Message size of the measurement in GiB."""
     expected_gb_s: PositiveFloat | None = None
-    """What a healthy allocation shows (GB/s)."""
+    """Bandwidth of a healthy allocation in GB/s."""
     warn_below_gb_s: PositiveFloat | None = None
-    """Less is worth a look (GB/s); null means that nothing is between good and bad."""
+    """Bandwidth in GB/s below which there is a warning; null for no warning."""
     fail_below_gb_s: PositiveFloat
-    """Less means that a node or a link is broken (GB/s)."""
+    """Bandwidth in GB/s below which a node or link is broken."""
     source: str
-    """Where the figures come from."""
+    """Source of the figures."""
 
 
 @config_section
 class Health:
-    """What a check of one node compares with. Null means that it isn't checked."""
+    """Reference values for checks of a node. Null disables a check."""
 
     memory_mb: Count | None = None
-    """MemTotal of the node (MB of 1024 x 1024 bytes)."""
+    """MemTotal of the node in MB of 1024 x 1024 bytes."""
     memory_tolerance: Fraction = 0.05
-    """How far MemTotal may be off, as a fraction."""
+    """Maximum relative deviation of MemTotal."""
     nvme_disks: NonNegative | None = None
-    """Local NVMe disks."""
+    """Number of local NVMe disks."""
     host_device_gb_s: PositiveFloat | None = None
-    """Least bandwidth between host and one GPU, in each direction (GB/s)."""
+    """Minimum bandwidth between the host and a GPU in each direction, in GB/s."""
     peer_gb_s: PositiveFloat | None = None
-    """Least bandwidth of one GPU reading from another (GB/s)."""
+    """Minimum bandwidth of a GPU reading from another GPU, in GB/s."""
     ib_gdr_gbit_s: PositiveFloat | None = None
-    """Least bandwidth of one NIC with GPUDirect RDMA (Gb/s)."""
+    """Minimum bandwidth of a NIC with GPUDirect RDMA, in Gb/s."""
     all_reduce: tuple[AllReduceThreshold, ...] = ()
-    """Bandwidths of an all-reduce; the first whose conditions fit holds."""
+    """All-reduce bandwidths. The first entry with matching conditions applies."""
 
 
 @config_section
 class NodeType:
-    """A kind of node. It may extend another and say only what differs."""
+    """A kind of node. It can extend another node type and set only the facts that differ."""
 
     extends: Name | None = None
-    """Another node type whose facts hold where this one is silent; mappings are merged."""
+    """Node type that provides facts not set here. Mappings are merged."""
     description: str
-    """One line for people."""
+    """Description of the node type, in one line."""
     vm_sizes: tuple[Name, ...] = ()
-    """Sizes of virtual machine that are such nodes, as the cloud names them."""
+    """Cloud VM sizes of this node type."""
     device: Literal["cuda", "cpu"]
-    """What training computes on."""
+    """Device for training."""
     gpus_per_node: NonNegative
-    """GPUs of one node; 0 for nodes without."""
+    """Number of GPUs per node; 0 for nodes without GPUs."""
     gpu_model: str | None = None
-    """Name of the GPU for people."""
+    """Name of the GPU."""
     gpu_memory_gib: PositiveFloat | None = None
-    """Memory of one GPU (GiB)."""
+    """Memory of a GPU in GiB."""
     gpu_memory_gb_s: PositiveFloat | None = None
-    """Bandwidth of one GPU's memory (GB/s)."""
+    """Memory bandwidth of a GPU in GB/s."""
     peak_tflops: dict[Literal["bf16", "fp16", "fp8", "fp32"], PositiveFloat] = field(default_factory=dict)
-    """Dense peak of one device by precision (TFLOP/s); a precision that is absent has no MFU."""
+    """Dense peak of a device in TFLOP/s, by precision. MFU is not reported for a missing precision."""
     cpus_per_node: Count | None = None
-    """CPUs as Slurm counts them; null when it differs from node to node."""
+    """Number of CPUs as counted by Slurm; null if it differs between nodes."""
     cpu_masks: tuple[Mask, ...] = ()
-    """CPUs of each local rank. Used when every GPU has one task, with as many CPUs as its mask, and the job has whole
-    nodes; otherwise binding is left to Slurm."""
+    """CPU mask of each local rank. Used if every GPU has one task with as many CPUs as its mask, and the job has
+    exclusive nodes. Otherwise Slurm decides the binding."""
     processor: Processor | None = None
-    """The CPU's model; the topology file needs it."""
+    """CPU model. Required for the topology file."""
     numa_nodes: tuple[NumaNode, ...] = ()
     """NUMA nodes by number."""
     pci_link: PciLink | None = None
-    """PCIe of each GPU, NIC and bridge; the topology file needs it."""
+    """PCIe link of each GPU, NIC and bridge. Required for the topology file."""
     nvlink: NvLink | None = None
-    """NVLink between the GPUs; null means none."""
+    """NVLink between the GPUs; null for none."""
     fabric: Literal["infiniband", "ethernet"] | None = None
-    """What the NICs are attached to."""
+    """Network of the NICs."""
     gpus: tuple[Gpu, ...] = ()
-    """The GPUs in the order of their PCI addresses."""
+    """GPUs in the order of their PCI addresses."""
     nics: tuple[Nic, ...] = ()
-    """The NICs; nics[i] is the one that gpus[i] uses."""
+    """NICs. gpus[i] uses nics[i]."""
     topology_file: MountPath | None = None
-    """NCCL's topology XML on the host."""
+    """Path of NCCL's topology XML on the host."""
     exclusive: bool = True
-    """A job takes whole nodes."""
+    """Jobs get exclusive nodes."""
     environment: dict[EnvironmentName, Variable] = field(default_factory=dict)
-    """Variables of GPU jobs on these nodes."""
+    """Environment variables of GPU jobs on these nodes."""
     sharp: dict[EnvironmentName, Variable] = field(default_factory=dict)
-    """Variables of jobs that use SHARP, besides those of `environment`."""
+    """Environment variables of jobs that use SHARP, in addition to `environment`."""
     health: Health | None = None
-    """What node-health and nccl-test compare with; null means that there is nothing to compare with."""
+    """Reference values for node-health and nccl-test; null for none."""
     sources: dict[Name, str] = field(default_factory=dict)
-    """Where each fact is from, by its key in this file."""
+    """Source of each fact, by its key in this file."""

@@ -1,4 +1,4 @@
-"""Facts of a node type that contradict one another."""
+"""Checks for contradictions between the facts of a node type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcgen.text import counted
 
 
 def node_type_problems(node_type: NodeType) -> Iterator[Problem]:
-    """Every contradiction; what is not given contradicts nothing."""
+    """Yields all contradictions. Missing facts contradict nothing."""
     yield from _counts(node_type)
     yield from _numa_nodes(node_type)
     yield from _cpu_counts(node_type)
@@ -22,13 +22,14 @@ def node_type_problems(node_type: NodeType) -> Iterator[Problem]:
 def _counts(node_type: NodeType) -> Iterator[Problem]:
     for key, count in (("gpus", len(node_type.gpus)), ("cpu_masks", len(node_type.cpu_masks))):
         if count and count != node_type.gpus_per_node:
-            reason = f"has {counted(count, 'entry', 'entries')}, gpus_per_node is {node_type.gpus_per_node}"
-            yield Problem(key, reason, "write one for each GPU, or none at all")
+            reason = (
+                f"has {counted(count, 'entry', 'entries')}, but gpus_per_node is {node_type.gpus_per_node}"
+            )
+            yield Problem(key, reason, "use one entry per GPU, or none")
     if node_type.nics and node_type.fabric is None:
-        yield Problem("fabric", "is missing", "say what the nics are attached to: infiniband or ethernet")
+        yield Problem("fabric", "is missing, but there are nics", "set it to infiniband or ethernet")
     if node_type.gpus and not (node_type.processor and node_type.pci_link and node_type.numa_nodes):
-        hint = "write all three, or no gpus"
-        yield Problem("gpus", "needs processor, pci_link and numa_nodes beside it", hint)
+        yield Problem("gpus", "requires processor, pci_link and numa_nodes", "set all three, or remove gpus")
 
 
 def _numa_nodes(node_type: NodeType) -> Iterator[Problem]:
@@ -36,7 +37,7 @@ def _numa_nodes(node_type: NodeType) -> Iterator[Problem]:
     for index, numa in enumerate(node_type.numa_nodes):
         mask = cpus.listed(numa.cpus)
         if not mask:
-            yield Problem(f"numa_nodes[{index}].cpus", "holds no CPU", 'write "FIRST-LAST"')
+            yield Problem(f"numa_nodes[{index}].cpus", "contains no CPU", 'use "FIRST-LAST"')
         if shared := mask & taken:
             reason = f"shares CPUs {cpus.ranges(shared)} with another NUMA node"
             yield Problem(f"numa_nodes[{index}].cpus", reason)
@@ -44,7 +45,7 @@ def _numa_nodes(node_type: NodeType) -> Iterator[Problem]:
 
 
 def _cpu_counts(node_type: NodeType) -> Iterator[Problem]:
-    """cpus_per_node beside what names single CPUs. Slurm may count cores, and so fewer than the NUMA nodes have."""
+    """Checks cpus_per_node against lists of CPUs. Slurm may count cores, which are fewer than the NUMA nodes' CPUs."""
     total = node_type.cpus_per_node
     if total is None:
         return
@@ -53,14 +54,16 @@ def _cpu_counts(node_type: NodeType) -> Iterator[Problem]:
         named |= cpus.listed(numa.cpus)
     if named and total > named.bit_count():
         reason = f"is more than the {named.bit_count()} CPUs of numa_nodes ({cpus.ranges(named)})"
-        yield Problem("cpus_per_node", reason, "correct the one that is wrong")
+        yield Problem("cpus_per_node", reason, "correct one of them")
     share = total // len(node_type.cpu_masks) if node_type.cpu_masks else 0
     for index, text in enumerate(node_type.cpu_masks):
         if 0 < (size := int(text, 16).bit_count()) < share:
-            reason = f"holds {size} CPUs, and a rank's share of cpus_per_node = {total} is {share}"
-            hint = "write masks of all CPUs, or cpu_masks: [] to leave binding to Slurm"
+            reason = (
+                f"contains {counted(size, 'CPU')}, but a rank's share of cpus_per_node = {total} is {share}"
+            )
+            hint = "use masks that cover all CPUs, or set cpu_masks to [] to leave the binding to Slurm"
             yield Problem(f"cpu_masks[{index}]", reason, hint)
-            return  # the other masks are usually as large
+            return  # the other masks usually have the same size
 
 
 def _pci(node_type: NodeType) -> Iterator[Problem]:
@@ -72,23 +75,24 @@ def _pci(node_type: NodeType) -> Iterator[Problem]:
     ]
     for path, device in devices:
         if device.bus_id in seen:
-            yield Problem(f"{path}.bus_id", f"is the address of {seen[device.bus_id]} too")
+            yield Problem(f"{path}.bus_id", f"is also the address of {seen[device.bus_id]}")
         seen.setdefault(device.bus_id, path)
         if node_type.numa_nodes and device.numa >= len(node_type.numa_nodes):
-            reason = f"is no NUMA node: numa_nodes has {len(node_type.numa_nodes)}, counted from 0"
-            yield Problem(f"{path}.numa", reason)
+            nodes = counted(len(node_type.numa_nodes), "entry", "entries")
+            yield Problem(f"{path}.numa", f"is not a NUMA node: numa_nodes has {nodes}, counted from 0")
         if device.bridge and numa_of_bridge.setdefault(device.bridge, device.numa) != device.numa:
-            reason = f"is on NUMA node {numa_of_bridge[device.bridge]} for other devices"
-            yield Problem(f"{path}.bridge", reason, f"{path}.numa is {device.numa}")
+            other = numa_of_bridge[device.bridge]
+            reason = f"is on NUMA node {other} for other devices, but {path}.numa is {device.numa}"
+            yield Problem(f"{path}.bridge", reason)
     order = [gpu.bus_id for gpu in node_type.gpus]
     if order != sorted(order):
         yield Problem(
-            "gpus", "are not in the order of their PCI addresses", "sort them: local ranks follow it"
+            "gpus", "are not in the order of their PCI addresses, which local ranks follow", "sort them"
         )
     names = [nic.name for nic in node_type.nics]
     for index, name in enumerate(names):
         if name in names[:index]:
-            yield Problem(f"nics[{index}].name", "is the name of another NIC too")
+            yield Problem(f"nics[{index}].name", "is also the name of another NIC")
 
 
 def _masks(node_type: NodeType) -> Iterator[Problem]:
@@ -96,17 +100,17 @@ def _masks(node_type: NodeType) -> Iterator[Problem]:
     for index, text in enumerate(node_type.cpu_masks):
         mask = int(text, 16)
         if not mask:
-            yield Problem(f"cpu_masks[{index}]", "holds no CPU")
+            yield Problem(f"cpu_masks[{index}]", "contains no CPU")
         if shared := mask & taken:
             yield Problem(f"cpu_masks[{index}]", f"shares CPUs {cpus.ranges(shared)} with another rank")
         taken |= mask
         if outside := mask & ~_cpus_near_gpu(node_type, index):
-            reason = f"holds CPUs {cpus.ranges(outside)} outside the NUMA node of GPU {index}"
+            reason = f"contains CPUs {cpus.ranges(outside)} outside the NUMA node of GPU {index}"
             yield Problem(f"cpu_masks[{index}]", reason)
 
 
 def _cpus_near_gpu(node_type: NodeType, index: int) -> int:
-    """The CPUs of the GPU's NUMA node; all CPUs where the facts don't say."""
+    """The CPUs of the GPU's NUMA node; all CPUs if the NUMA node is unknown."""
     if index < len(node_type.gpus) and node_type.gpus[index].numa < len(node_type.numa_nodes):
         return cpus.listed(node_type.numa_nodes[node_type.gpus[index].numa].cpus)
     return -1

@@ -1,4 +1,4 @@
-"""Finds and reads node types: ./topologies, the configuration directories, and those that hpcgen ships."""
+"""Finds and reads node types in ./topologies, the configuration directories, and those shipped with hpcgen."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from hpcgen.text import did_you_mean
 
 
 def node_type_directories() -> list[Path]:
-    """Where node types are looked up by name, first match wins."""
+    """The directories in which node types are looked up by name. The first match is used."""
     return [Path("topologies"), *configuration_directories("topologies"), shipped("topologies")]
 
 
 def node_type_names() -> list[str]:
-    """Names of all node types that can be found."""
+    """Names of all available node types."""
     return names_in(node_type_directories())
 
 
-def find_node_type(name: str, besides: Sequence[Path] = ()) -> Path | None:
-    """The first file that `name` can mean, but none of `besides`: ./topologies/ndv5.yaml may extend ndv5."""
+def find_node_type(name: str, seen: Sequence[Path] = ()) -> Path | None:
+    """The first matching file that is not in `seen`, so that ./topologies/ndv5.yaml may extend ndv5."""
     if any(constraint_problems(Name, name)):
         return None
     candidates = [directory / f"{name}.yaml" for directory in readable(node_type_directories())]
-    # unlike Path.is_file, it answers for a name that is too long as well
-    return next((path for path in candidates if os.path.isfile(path) and path not in besides), None)  # noqa: PTH113
+    # unlike Path.is_file, isfile does not raise for a name that is too long
+    return next((path for path in candidates if os.path.isfile(path) and path not in seen), None)  # noqa: PTH113
 
 
 def read_node_type(name: str) -> Document:
-    """The facts of a node type with all that it extends, farthest ancestor lowest.
+    """The facts of a node type, merged with the node types that it extends.
 
     Raises:
-        ConfigErrors: it extends what is not a node type, or itself in a ring.
-        HpcgenError: there is none of that name, or a file that can't be read or that strangers could change.
+        ConfigErrors: it extends an unknown node type, or node types extend each other in a cycle.
+        HpcgenError: the node type is unknown, or a file cannot be read or could be changed by other users.
     """
     return inherit(NodeType, [document for _, document in _chain(name)])
 
@@ -61,7 +61,7 @@ def _chain(name: str) -> list[tuple[Path, Document]]:
         path = find_node_type(parent, seen)
         if path is None:
             known = find_node_type(parent)
-            problem = ring(names[seen.index(known) :]) if known else unknown_node_type("extends", parent)
+            problem = cycle(names[seen.index(known) :]) if known else unknown_node_type("extends", parent)
             raise ConfigErrors([describe(problem, chain[-1])])
         chain.append(_read(path))
         names.append(parent)
@@ -76,20 +76,20 @@ def _read(path: Path) -> Document:
 
 
 def load_node_type(name: str) -> NodeType:
-    """The node type of that name.
+    """The node type `name`.
 
     Raises:
-        ConfigErrors: every mistake in its file.
-        HpcgenError: as `read_node_type`.
+        ConfigErrors: its file has mistakes. Lists all of them.
+        HpcgenError: see `read_node_type`.
     """
     return load_node_type_and_files(name)[0]
 
 
 def load_node_type_and_files(name: str) -> tuple[NodeType, tuple[str, ...]]:
-    """The node type, and the files that it is made of, itself first, as a script's header names them.
+    """The node type, and the names of its files for the header of a script, its own first.
 
     Raises:
-        ConfigErrors, HpcgenError: as `load_node_type`.
+        ConfigErrors, HpcgenError: see `load_node_type`.
     """
     chain = _chain(name)
     document = inherit(NodeType, [facts for _, facts in chain])
@@ -103,21 +103,19 @@ def load_node_type_and_files(name: str) -> tuple[NodeType, tuple[str, ...]]:
 
 
 def unknown_node_type(key: str, name: str) -> Problem:
-    """What is said of a name, written at `key`, that means no file."""
+    """The problem for an unknown node type at `key`."""
     known = node_type_names()
     hint = did_you_mean(name, known) or f"use one of {', '.join(known)}"
-    return Problem(key, "is not a node type", hint)
+    return Problem(key, "is not a known node type", hint)
 
 
-def ring(names: Sequence[str]) -> Problem:
-    """What is said of `extends` in the last of these files, which names the first of them."""
-    return Problem(
-        "extends", f"closes a ring: {' extends '.join((*names, names[0]))}", "leave one of them out"
-    )
+def cycle(names: Sequence[str]) -> Problem:
+    """The problem for `extends` in the last of these files, which extends the first of them."""
+    return Problem("extends", f"forms a cycle: {' extends '.join((*names, names[0]))}", "remove one of them")
 
 
 def _placed(problem: Problem, document: Document) -> Problem:
-    """The problem, with the places of the other facts that it speaks of where those stand in another file."""
+    """The problem, with the places of other facts in its reason if these are in another file."""
     own = (document.origin(problem.path) or "").rpartition(":")[0]
 
     def placed(word: re.Match[str]) -> str:

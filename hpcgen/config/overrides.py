@@ -1,4 +1,4 @@
-"""--set: values of the command line that win over those of the run file."""
+"""--set: values on the command line that override those of the run file."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from trainer.contract.config import field_hints
 def override(cls: type, assignment: str) -> Document:
     """The document of one `--set a.b=c`, for a document that describes `cls`.
 
-    The value is read as YAML ("4", "true", "[1, 2]"), but a scalar for a text is taken as it was typed: the shell
-    removes the quotes that a file would have.
+    The value is parsed as YAML ("4", "true", "[1, 2]"). But a scalar for a string field is used as typed, because the
+    shell removes the quotes that a file would have.
 
     Raises:
-        HpcgenError: the assignment has another form, or its value is not YAML.
+        HpcgenError: the assignment is malformed, or its value is not YAML.
     """
     path = assignment.partition("=")[0].split(".")
     return documents.override(assignment, typed_texts=_typed_texts(cls, path))
 
 
 def _typed_texts(hint: Any, path: Sequence[str]) -> documents.TypedTexts:
-    """Which scalars at `path` of a document of type `hint` are texts: all, all but null, or those of YAML alone."""
+    """The scalars that are strings at `path` of a document of type `hint`: all, all but null, or YAML's only."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return _typed_texts(arguments[0], path)

@@ -1,4 +1,4 @@
-"""What a training job does about bad nodes."""
+"""Settings for node checks and spare nodes of training jobs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from trainer.contract.section import config_section
 
 @config_section
 class PreflightConfig:
-    """Checks of the nodes before training starts on them, and nodes in reserve."""
+    """Node checks before training, and spare nodes."""
 
     node_health: bool = False
-    """Checks every node first; a bad one is replaced by a spare, or excluded and the job requeued."""
+    """Check every node before training. A bad node is replaced by a spare, or excluded and the job is requeued."""
     max_exclusions: NonNegative = 3
-    """Times the job may put itself back into the queue because of bad nodes."""
+    """Maximum number of times the job requeues itself because of bad nodes."""
     spare_nodes: NonNegative = 0
-    """Nodes asked for beyond slurm.train.nodes, which take over when one is bad or dies; implies node_health."""
+    """Extra nodes to allocate beyond slurm.train.nodes. A spare replaces a node that is bad or fails. Implies
+    node_health."""

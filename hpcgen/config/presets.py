@@ -1,9 +1,9 @@
-"""Shapes to start from, with the optimisation defaults that were published for them.
+"""Model presets with their published optimizer settings.
 
-A preset is a part of a run file: what the run file says wins. The GPT-3 family leaves the vocabulary to the
+A preset is part of a run file; values in the run file override it. The GPT-3 family takes its vocabulary from the
 tokenizer. Sources:
 GPT-3: Brown et al., "Language models are few-shot learners", arXiv 2005.14165, table 2.1 (learning rates, 300
-billion tokens); NVIDIA NeMo's recipes and Megatron-LM's 175B example (batch, initialisation, layout on H100).
+billion tokens); NVIDIA NeMo's recipes and Megatron-LM's 175B example (batch, initialization, layout on H100).
 Llama 3: "The Llama 3 herd of models", arXiv 2407.21783, table 3 and section 3.4.1 (shapes, learning rates,
 warm-up, batch of 405B); NVIDIA NeMo's recipes (the other batches, layout of 70B).
 """
@@ -21,11 +21,11 @@ Section = dict[str, Any]
 
 @dataclass(frozen=True)
 class Preset:
-    """Sections of a run file under a name."""
+    """Named sections of a run file."""
 
     name: str
     description: str
-    """One line for people: what the shape really is, where the name misleads."""
+    """One line that also gives the actual shape if the name is misleading."""
     sections: dict[str, Section]
 
 
@@ -40,7 +40,7 @@ def _gpt3(
     init_method_std: float | None = None,
     parallelism: Section | None = None,
 ) -> Preset:
-    """`shape` is layers, hidden size, heads; `batch` is micro, global; the decay ends at a tenth of `lr`."""
+    """`shape` is layers, hidden size, heads; `batch` is micro, global. The decay ends at `lr` / 10."""
     num_layers, hidden_size, num_attention_heads = shape
     micro_batch_size, global_batch_size = batch
     model: Section = {
@@ -75,7 +75,7 @@ def _llama3(
     parallelism: Section,
     recompute: Section | None = None,
 ) -> Preset:
-    """`shape` is layers, hidden size, heads, MLP width; the decay ends at a hundredth of `lr`."""
+    """`shape` is layers, hidden size, heads, MLP width. The decay ends at `lr` / 100."""
     num_layers, hidden_size, num_attention_heads, ffn_hidden_size = shape
     model = {
         "num_layers": num_layers,
@@ -109,7 +109,7 @@ def _llama3(
 
 
 def _layout(tensor: int, pipeline: int = 1, virtual: int | None = None) -> Section:
-    """Tensor parallel (with sequence parallel) and pipeline sizes as the run file has them."""
+    """The section `parallelism` for tensor (with sequence) and pipeline parallel sizes."""
     sizes = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
     if virtual is not None:
         sizes["virtual_pipeline_model_parallel_size"] = virtual
@@ -147,7 +147,7 @@ _ALL = (
     ),
     _gpt3(
         "375m",
-        "half as wide as its name says: 12 layers of width 512; learning rate and batch of 125m",
+        "narrower than its name suggests: 12 layers of width 512; learning rate and batch of 125m",
         shape=(12, 512, 8),
         seq_length=1024,
         batch=(4, 256),
@@ -156,7 +156,7 @@ _ALL = (
     _gpt3("345m", "GPT-3 Medium", shape=(24, 1024, 16), batch=(4, 256), lr=3e-4, init_method_std=0.02),
     _gpt3(
         "857m",
-        "the same model as 345m: 24 layers of width 1024 are not 857 million parameters",
+        "the same model as 345m; 24 layers of width 1024 do not have 857 million parameters",
         shape=(24, 1024, 16),
         batch=(4, 256),
         lr=3e-4,

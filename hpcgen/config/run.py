@@ -1,4 +1,4 @@
-"""The run file: one document for all stages of a run. Its sections for the trainer are in trainer.contract.config."""
+"""The run file: one document for all stages of a run. The trainer's sections are in trainer.contract.config."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from trainer.contract.section import config_section
 
 @config_section
 class PathsConfig:
-    """Where the run lives."""
+    """Paths of the run."""
 
     run_dir: RunPath
-    """Directory for logs, metrics, checkpoints and markers of this run, on storage that every node sees."""
+    """Directory for the run's logs, metrics and checkpoints, on storage shared by all nodes."""
 
 
 @config_section
 class DataConfig(BlendConfig):
-    """Where samples come from. Give datasets, or train/valid/test, or mock; or a corpus alone, whose pairs are used."""
+    """Source of the training samples: `datasets`, `train`/`valid`/`test`, `mock`, or only a corpus, whose pairs are
+    then used."""
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """The tokenizer of the corpus; its vocabulary sizes the embedding."""
+    """Tokenizer of the corpus. Its vocabulary determines the size of the embedding."""
     corpus: CorpusConfig | None = None
-    """The corpus that the data stages make .bin/.idx pairs of; null when the data is tokenized already."""
+    """Corpus that the data stages convert to .bin/.idx pairs; null if the data is already tokenized."""
 
 
 @config_section
@@ -47,38 +48,38 @@ class RunConfig:
     """A run file. Every key is documented here; unknown keys are errors."""
 
     name: Name
-    """Name of the run; Slurm shows it."""
+    """Name of the run and of its Slurm jobs."""
     cluster: FilePath
-    """Cluster profile: a name (azure-ndv5, local) or the path of a .yaml."""
+    """Cluster profile: a name (azure-ndv5, local) or the path of a .yaml file."""
     preset: Name | None = None
-    """Shape and optimisation defaults to start from (`hpcgen presets`); null gives the whole shape here."""
+    """Preset that provides defaults for the model and optimizer (see `hpcgen presets`); null for none."""
     paths: PathsConfig
-    """Where the run lives."""
+    """Paths of the run."""
     share: Literal["private", "group"] = "private"
-    """Who may read what the run writes: only you, or the group of the run directory."""
+    """Read access to the run's files: only you (private) or the run directory's group (group)."""
     secrets: tuple[EnvironmentName, ...] = ()
-    """Names of environment variables that the job takes from the submitting shell; values are never written."""
+    """Names of environment variables that the job inherits from the submitting shell. Values are never written."""
     environment: dict[EnvironmentName, str] = field(default_factory=dict)
-    """Environment variables of the job, over those of node type and cluster."""
+    """Environment variables of the job. They override those of the node type and the cluster."""
     container: ContainerConfig = field(default_factory=ContainerConfig)
-    """The container that stages run in."""
+    """Container in which stages run."""
     image: ImageConfig = field(default_factory=ImageConfig)
-    """The image that the image stage makes."""
+    """Container image that the image stage builds."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    """What each stage asks of Slurm."""
+    """Slurm resources of each stage."""
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
-    """Checks of the nodes before training starts on them, and nodes in reserve."""
+    """Node checks before training, and spare nodes."""
     data: DataConfig = field(default_factory=DataConfig)
-    """Corpus, tokenizer and blend."""
+    """Corpus, tokenizer and data blend."""
     model: ModelConfig
-    """The shape of the GPT."""
+    """Shape of the GPT model."""
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
-    """How the model is cut over ranks."""
+    """Model parallelism."""
     training: TrainingConfig
-    """Batch, length, precision."""
+    """Batch size, length, precision, recomputation and evaluation."""
     optimizer: OptimizerConfig
-    """AdamW and its schedule."""
+    """AdamW and the learning-rate schedule."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """When and where checkpoints are written."""
+    """Saving, loading and retention of checkpoints."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
-    """What the trainer writes while it runs."""
+    """Metrics, TensorBoard, Weights & Biases and profiling."""

@@ -1,4 +1,4 @@
-"""The JSON Schema of a run file or a cluster profile, which editors check and complete YAML with."""
+"""The JSON Schema of a run file or a cluster profile, with which editors check and complete YAML."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpcgen.config.validation import inner_class
 from trainer.contract.config import ModelConfig, OptimizerConfig, Range, TrainingConfig, field_hints
 
 FILLED_IN = (ClusterConfig, ModelConfig, TrainingConfig, OptimizerConfig)
-"""What a profile that is extended, or a preset, may give in the file's place: no key of these is missed."""
+"""Sections without required keys, because an extended profile or a preset may provide them."""
 
 
 def json_schema(cls: type) -> dict[str, Any]:
-    """pydantic's schema of `cls`, with our descriptions, ranges and patterns."""
+    """pydantic's schema of `cls`, with hpcgen's descriptions, ranges and patterns."""
     from pydantic import TypeAdapter
 
     schema = TypeAdapter(cls).json_schema()
@@ -54,7 +54,7 @@ def _describe(section: type, schema: dict[str, Any]) -> None:
         field["description"] = docs[name]
         if (
             section is ClusterConfig and typing.get_origin(hints[name]) is dict
-        ):  # null removes what is inherited
+        ):  # null removes an inherited entry
             entry = field["additionalProperties"]
             field["additionalProperties"] = {"anyOf": [entry, {"type": "null"}]}
         for place in (field, *field.get("anyOf", ())):
@@ -63,7 +63,7 @@ def _describe(section: type, schema: dict[str, Any]) -> None:
 
 
 def _constraints(hint: Any) -> list[Any]:
-    """The constraints on the value itself, not on the items of a list or mapping."""
+    """The constraints on a value itself, without those on the items of a list or mapping."""
     if hasattr(hint, "__metadata__"):
         return list(hint.__metadata__)
     if typing.get_origin(hint) in (tuple, dict):

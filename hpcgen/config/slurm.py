@@ -1,4 +1,4 @@
-"""Slurm settings of a stage, as a run file and a cluster profile give them."""
+"""Slurm settings of a stage in a run file or a cluster profile."""
 
 from __future__ import annotations
 
@@ -9,46 +9,47 @@ from trainer.contract.section import config_section
 
 @config_section
 class StageSettings:
-    """What one stage asks of Slurm. Null takes the value of `slurm.defaults`, then the cluster's."""
+    """Slurm resources of one stage. Null uses the value of `slurm.defaults`, then the cluster's."""
 
     nodes: Count | None = None
-    """Nodes of the job; 1 when nobody says."""
+    """Number of nodes. Default: 1."""
     ntasks_per_node: Count | None = None
-    """Tasks per node; null means one per GPU for train, and one for stages without GPUs."""
+    """Tasks per node. Default: one per GPU for train, and 1 for stages without GPUs."""
     cpus_per_task: Count | None = None
-    """CPUs per task; null shares the node's CPUs out evenly, where the node type knows them."""
+    """CPUs per task. Default: an equal share of the node's CPUs, if the node type defines them."""
     mem: SlurmWord | None = None
-    """Memory of the job on each node, such as 64G; null leaves it to Slurm, and an exclusive job gets all."""
+    """Memory per node, such as 64G. Default: all memory for exclusive jobs, Slurm's default for others."""
     time: TimeLimit | None = None
-    """Time limit of one life of the job, in Slurm's form."""
+    """Time limit in Slurm's format. It applies to each attempt of a requeued job."""
     partition: SlurmWord | None = None
-    """Partition; null means the cluster's default."""
+    """Partition. Default: the cluster's default partition."""
     account: SlurmWord | None = None
-    """Account that is charged."""
+    """Account to charge."""
     qos: SlurmWord | None = None
-    """Quality of service."""
+    """Quality of service (QOS)."""
     reservation: SlurmWord | None = None
-    """Reservation to run in."""
+    """Reservation to use."""
     constraint: SlurmWord | None = None
-    """Node features that are required."""
+    """Required node features."""
     signal_lead_s: Count | None = None
-    """Seconds between the warning signal and the time limit; null computes it from the checkpoint's size."""
+    """Seconds before the time limit at which the job is asked to save a last checkpoint and stop. Default: computed
+    from the checkpoint's size."""
     max_restarts: NonNegative | None = None
-    """Times the job may put itself back into the queue; 100 when nobody says."""
+    """Maximum number of times the job requeues itself. Default: 100."""
     extra_directives: tuple[Directive, ...] | None = None
-    """More sbatch options, each as written after #SBATCH, such as --mail-type=FAIL. They follow the cluster's own, and
-    replace those of the same name."""
+    """Additional sbatch options, such as --mail-type=FAIL. They are added to the cluster's and override options of the
+    same name."""
 
 
 @config_section
 class ArraySettings(StageSettings):
-    """What a stage that runs as a job array asks of Slurm, for each of its tasks."""
+    """Slurm resources of a stage that runs as a job array, for each of its tasks."""
 
     cpus_per_task: Count | None = None
-    """CPUs of each task, which then shares its node with other jobs; null takes a whole node, for download 4 CPUs."""
+    """CPUs of each task, which then shares its node with other jobs. Default: a full node, or 4 CPUs for download."""
     mem: SlurmWord | None = None
-    """Memory of each task, such as 32G; null leaves it to Slurm, and a task that has a whole node gets all."""
+    """Memory of each task, such as 32G. Default: all memory for tasks with a full node, Slurm's default for others."""
     num_tasks: Count | None = None
-    """Tasks of the array, each of which works through its share of the files; null means 8."""
+    """Number of tasks in the array. Each processes its share of the files. Default: 8."""
     array_parallelism: Count | None = None
-    """Most tasks that run at the same time; null leaves it to Slurm."""
+    """Maximum number of tasks that run at the same time; null for no limit."""

@@ -1,4 +1,4 @@
-"""The section `slurm` of a run file: the defaults, and a section for each stage."""
+"""The section `slurm` of a run file: defaults and a section for each stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def _with_stages(cls: type[T]) -> type[T]:
-    """Adds a field for each stage to a class that is about to become a dataclass."""
+    """Adds a field for each stage to a class before it becomes a dataclass."""
     for stage in STAGES.values():
         settings = stage.settings
         cls.__annotations__[stage.section] = settings
@@ -25,10 +25,10 @@ def _with_stages(cls: type[T]) -> type[T]:
 @config_section
 @_with_stages
 class SlurmConfig:
-    """Slurm settings for all stages (`defaults`) and for each."""
+    """Slurm settings for all stages (`defaults`) and for each stage."""
 
     defaults: StageSettings = field(default_factory=StageSettings)
-    """For every stage that does not say otherwise."""
+    """Defaults for all stages."""
 
     def of(self, stage: Stage) -> StageSettings:
         """The section of a stage."""

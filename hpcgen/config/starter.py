@@ -1,4 +1,4 @@
-"""The run file that `hpcgen init` writes: the values to think about first, every other key as a comment."""
+"""The run file that `hpcgen init` writes: the most important values, with all other keys as comments."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from trainer.contract.config import field_hints
 WIDTH = 110
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024}
 NOT_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
-"""Texts that some YAML readers take for another type."""
+"""Strings that some YAML readers parse as another type."""
 TIME = "1-00:00:00"
-"""Time limit of a job, where the partition allows that much."""
+"""Time limit of a job if the partition allows it."""
 BATCH = {"micro_batch_size": 4, "global_batch_size": 256, "train_iters": 1000}
 
 
@@ -37,8 +37,8 @@ def starter(
     time: str = TIME,
     file_name: str = "run.yaml",
 ) -> str:
-    """The text of a run file; `schema` is the path of its JSON Schema, for editors."""
-    # every output file needs documents for validation: a machine without GPUs gets a small corpus
+    """The text of a new run file; `schema` is the path of its JSON Schema, for editors."""
+    # each output file must contribute documents to validation, so the small corpus of a CPU-only machine gets one file
     num_output_files, split = (8, "98,1,1") if gpus_per_node else (1, "90,5,5")
     source = {"directory": "corpus"}
     corpus = {"directory": f"data/{name}", "source": source, "num_output_files": num_output_files}
@@ -62,11 +62,11 @@ def starter(
 def run_file(
     chosen: Mapping[str, Any], schema: str, *, preset: Preset | None = None, file_name: str = "run.yaml"
 ) -> str:
-    """The text of a run file that says `chosen`, every other key as a comment."""
+    """The text of a run file with the values `chosen` and every other key as a comment."""
     lines = [
         f"# yaml-language-server: $schema={schema}",
         *_commands(chosen, file_name),
-        "# Keys that are commented out show their defaults; paths may be relative to this file's folder.",
+        "# Commented-out keys show their defaults. Relative paths start at this file's directory.",
         "",
         *_section(RunConfig, chosen, preset.sections if preset else {}, 0),
     ]
@@ -74,7 +74,7 @@ def run_file(
 
 
 def _commands(chosen: Mapping[str, Any], file_name: str) -> Iterator[str]:
-    """What to type next."""
+    """Yields comments with the next commands to run."""
     if "corpus" in chosen.get("data", {}):
         yield f"# hpcgen data plan -c {file_name}    hpcgen submit prepare index-cache train -c {file_name}"
     yield f"# hpcgen validate -c {file_name}     hpcgen render train -c {file_name} | sbatch"
@@ -87,14 +87,14 @@ def _model_parallel_size(preset: Preset | None) -> int:
 
 
 def _tokenizer(preset: Preset | None) -> dict[str, str]:
-    """GPT-2's; a preset with a vocabulary of its own needs its tokenizer.json, which a person has to fetch."""
+    """GPT-2's tokenizer. A preset with its own vocabulary needs its tokenizer.json, which the user must download."""
     if preset is None or "vocab_size" not in preset.sections["model"]:
         return {"kind": "gpt2"}
     return {"kind": "huggingface", "tokenizer_file": "tokenizer.json", "eod_token": "<|end_of_text|>"}
 
 
 def _tasks(preset: Preset | None, gpus_per_node: int) -> dict[str, int]:
-    """The fewest nodes that hold the preset's layout; without GPUs, one node with that many tasks."""
+    """The smallest number of nodes for the preset's layout; without GPUs, one node with a task per rank."""
     ranks = _model_parallel_size(preset)
     if gpus_per_node:
         return {"nodes": -(-ranks // gpus_per_node)}
@@ -102,7 +102,7 @@ def _tasks(preset: Preset | None, gpus_per_node: int) -> dict[str, int]:
 
 
 def _micro_batch(preset: Preset, gpus_per_node: int) -> dict[str, int]:
-    """A micro-batch of one where the preset's does not divide the batch over the GPUs of those nodes."""
+    """A micro-batch size of 1 if the preset's does not divide the global batch over the GPUs of those nodes."""
     tasks = _tasks(preset, gpus_per_node)
     world_size = tasks["nodes"] * (gpus_per_node or tasks.get("ntasks_per_node", 1))
     training = preset.sections["training"]
@@ -127,7 +127,7 @@ def _section(cls: type, chosen: Mapping[str, Any], preset: Mapping[str, Any], de
         elif field.name in chosen:
             yield _line("", f"{field.name}: {_yaml(given)}", depth)
         elif field.name in preset:
-            yield _line("# ", f"{field.name}: {_yaml(usual)}   # of the preset", depth)
+            yield _line("# ", f"{field.name}: {_yaml(usual)}   # from the preset", depth)
         else:
             yield _line("# ", f"{field.name}: {_yaml(_default(field))}", depth)
         if depth == 0:
@@ -153,7 +153,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _yaml(value: Any) -> str:
-    """A value in YAML's flow style, which is JSON's but for bare words."""
+    """A value in YAML's flow style, which is JSON with bare words."""
     if (
         isinstance(value, str)
         and re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", value)

@@ -1,6 +1,6 @@
-"""Which tokenizer turns text into token ids, and what planning must know of it: the size and the end token.
+"""The tokenizer section, and the facts about tokenizers needed for planning: vocabulary size and end token.
 
-Nothing here encodes text (`hpcgen.data.tokenizer` does): the answers come from the tokenizer's files alone.
+The facts come from the tokenizer's files. `hpcgen.data.tokenizer` encodes text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from trainer.contract.section import config_section
 
 GPT2_EOD = "<|endoftext|>"
 _GPT2_VOCAB_SIZE = 50257
-"""256 bytes, 50,000 merges and <|endoftext|>, which comes last."""
+"""256 bytes, 50,000 merges and <|endoftext|>, which has the last id."""
 _GPT2_FOLDER = Path(__file__).parents[1] / "gpt2"
 _GPT2_SHA256 = {
     _GPT2_FOLDER / "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     _GPT2_FOLDER / "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
-"""OpenAI's two files, as https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/ has them."""
+"""OpenAI's two files from https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/."""
 
 
 @config_section
@@ -31,19 +31,21 @@ class TokenizerConfig:
     """The tokenizer of a corpus and of the model trained on it."""
 
     kind: Literal["gpt2", "huggingface", "bytes"] = "gpt2"
-    """gpt2 has vocab.json and merges.txt, huggingface any tokenizer.json; bytes gives an id to each byte."""
+    """Kind of tokenizer: gpt2 (vocab.json and merges.txt), huggingface (any tokenizer.json), or bytes (one id per
+    byte)."""
     vocab_file: FilePath | None = None
-    """vocab.json of gpt2; null means GPT-2's own, which hpcgen ships."""
+    """With gpt2: path of vocab.json. Default: GPT-2's, shipped with hpcgen."""
     merges_file: FilePath | None = None
-    """merges.txt of gpt2; given together with vocab_file or not at all."""
+    """With gpt2: path of merges.txt. Set both vocab_file and merges_file, or neither."""
     tokenizer_file: FilePath | None = None
-    """tokenizer.json of huggingface."""
+    """With huggingface: path of tokenizer.json."""
     eod_token: str | None = None
-    """The token after each document; null means <|endoftext|> for gpt2; bytes have id 256 and take none."""
+    """Token after each document. Default for gpt2: <|endoftext|>. Not used with bytes, whose end-of-document id is
+    256."""
 
 
 def problems(config: TokenizerConfig, path: str = "data.tokenizer") -> list[Problem]:
-    """The fields of `config`, found at `path` in the run file, that do not fit its kind. Reads no file."""
+    """The problems of `config` at `path` in the run file: keys that do not fit its kind. Reads no files."""
     found = []
     unread = {
         "gpt2": ("tokenizer_file",),
@@ -52,22 +54,23 @@ def problems(config: TokenizerConfig, path: str = "data.tokenizer") -> list[Prob
     }[config.kind]
     for name in unread:
         if getattr(config, name) is not None:
-            reason = f"is not read when {path}.kind = {config.kind}"
+            reason = f"has no effect with {path}.kind = {config.kind}"
             found.append(Problem(f"{path}.{name}", reason, "remove it"))
     if config.kind == "gpt2" and (config.vocab_file is None) != (config.merges_file is None):
         missing = "vocab_file" if config.vocab_file is None else "merges_file"
-        found.append(Problem(f"{path}.{missing}", "is needed beside its other half", "give both or neither"))
+        other = "merges_file" if missing == "vocab_file" else "vocab_file"
+        found.append(Problem(f"{path}.{missing}", f"is missing, but {other} is set", "set both or neither"))
     if config.kind == "huggingface" and config.tokenizer_file is None:
-        reason = f"is needed when {path}.kind = huggingface"
-        found.append(Problem(f"{path}.tokenizer_file", reason, "name a tokenizer.json"))
+        reason = f"is required with {path}.kind = huggingface"
+        found.append(Problem(f"{path}.tokenizer_file", reason, "set it to the path of a tokenizer.json"))
     return found
 
 
 def vocab_size(config: TokenizerConfig) -> int:
-    """One more than the largest token id, added tokens included: the rows an embedding needs before padding.
+    """The vocabulary size: the largest token id including added tokens, plus one.
 
     Raises:
-        HpcgenError: a file of the tokenizer is missing or is not what it should be.
+        HpcgenError: a file of the tokenizer is missing or invalid.
     """
     if config.kind == "bytes":
         return 257
@@ -80,7 +83,7 @@ def eod_id(config: TokenizerConfig) -> int:
     """The id that ends each document.
 
     Raises:
-        HpcgenError: the token is not named where it cannot be guessed, or the tokenizer does not know it.
+        HpcgenError: the token is required but not set, or the tokenizer does not have it.
     """
     if config.kind == "bytes":
         return 256
@@ -89,19 +92,19 @@ def eod_id(config: TokenizerConfig) -> int:
         return _GPT2_VOCAB_SIZE - 1
     known = tokens(config)
     if token is None or token not in known:
-        reason = "the end-of-document token is not named" if token is None else f"there is no token {token!r}"
+        reason = "the end-of-document token is not set" if token is None else f"unknown token {token!r}"
         hint = f"set eod_token (--eod-token) to one of {_candidates(config, known)}"
         raise HpcgenError(f"{_vocabulary_file(config)}: {reason}", hint)
     return known[token]
 
 
 def eod_token(config: TokenizerConfig) -> str | None:
-    """The end-of-document token as text; None when it is not named and cannot be guessed (and for bytes)."""
+    """The end-of-document token as text; None if it is not set and has no default, and for bytes."""
     return GPT2_EOD if config.eod_token is None and config.kind == "gpt2" else config.eod_token
 
 
 def gpt2_files(config: TokenizerConfig) -> tuple[Path, Path]:
-    """Paths of vocab.json and merges.txt (which GPT-2's own distribution calls encoder.json and vocab.bpe)."""
+    """Paths of vocab.json and merges.txt, which OpenAI calls encoder.json and vocab.bpe."""
     if config.vocab_file is not None and config.merges_file is not None:
         return Path(config.vocab_file), Path(config.merges_file)
     vocabulary, merges = _GPT2_SHA256
@@ -109,10 +112,10 @@ def gpt2_files(config: TokenizerConfig) -> tuple[Path, Path]:
 
 
 def content_sha256(config: TokenizerConfig) -> list[str]:
-    """SHA-256 of each file that the tokenizer consists of; none for bytes, whose ids are fixed.
+    """SHA-256 of each file of the tokenizer; empty for bytes, whose ids are fixed.
 
     Raises:
-        HpcgenError: a file cannot be read, or is a damaged one of hpcgen's own.
+        HpcgenError: a file cannot be read, or a shipped file is damaged.
     """
     if config.kind == "bytes":
         return []
@@ -121,10 +124,10 @@ def content_sha256(config: TokenizerConfig) -> list[str]:
 
 
 def tokens(config: TokenizerConfig) -> dict[str, int]:
-    """Every token of a gpt2 or huggingface tokenizer with its id.
+    """All tokens of a gpt2 or huggingface tokenizer with their ids.
 
     Raises:
-        HpcgenError: the file is missing or does not hold a vocabulary.
+        HpcgenError: the file is missing or has no vocabulary.
     """
     path = _vocabulary_file(config)
     document = read_json(path)
@@ -139,14 +142,14 @@ def tokens(config: TokenizerConfig) -> dict[str, int]:
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         expected = "vocab.json, which maps tokens to ids" if config.kind == "gpt2" else "tokenizer.json"
-        raise HpcgenError(f"{path}: this is not a {expected}") from None
+        raise HpcgenError(f"{path}: not a {expected}") from None
 
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file.
 
     Raises:
-        HpcgenError: it cannot be read, or is not JSON.
+        HpcgenError: the file cannot be read or is not JSON.
     """
     try:
         return json.loads(read_file(path))
@@ -155,22 +158,25 @@ def read_json(path: Path) -> Any:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file of a tokenizer.
+    """The content of a tokenizer file.
 
     Raises:
-        HpcgenError: it cannot be read, or is one that hpcgen ships and not the original.
+        HpcgenError: the file cannot be read, or is a shipped file that differs from the original.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
         is_name = path.suffix not in (".json", ".txt", ".bpe")
-        hint = "name the path of a tokenizer.json, not a model: a hub is never asked" if is_name else ""
+        hint = (
+            "use the path of a tokenizer.json. Names of models on a hub are not supported" if is_name else ""
+        )
         raise HpcgenError(
-            f"cannot read the tokenizer file {path}: {error.strerror}", hint or "name one that is there"
+            f"cannot read the tokenizer file {path}: {error.strerror}",
+            hint or "use the path of an existing file",
         ) from error
     expected = _GPT2_SHA256.get(path)
     if expected and (found := hashlib.sha256(content).hexdigest()) != expected:
-        raise HpcgenError(f"{path}: SHA-256 is {found}, and GPT-2's own is {expected}", "reinstall hpcgen")
+        raise HpcgenError(f"{path}: SHA-256 is {found}, but GPT-2's is {expected}", "reinstall hpcgen")
     return content
 
 
@@ -178,19 +184,21 @@ def _vocabulary_file(config: TokenizerConfig) -> Path:
     if config.kind == "gpt2":
         return gpt2_files(config)[0]
     if config.tokenizer_file is None:
-        raise HpcgenError("a huggingface tokenizer needs tokenizer_file", "name a tokenizer.json")
+        raise HpcgenError(
+            "a huggingface tokenizer requires tokenizer_file", "set it to the path of a tokenizer.json"
+        )
     return Path(config.tokenizer_file)
 
 
 def _ids(vocabulary: Mapping[str, int]) -> dict[str, int]:
-    """`vocabulary` itself, once it is known to map text to ids and not to be empty."""
+    """Returns `vocabulary` after checking that it maps tokens to ids and is not empty."""
     if not vocabulary or not all(isinstance(i, int) and i >= 0 for i in vocabulary.values()):
         raise ValueError
     return dict(vocabulary)
 
 
 def _candidates(config: TokenizerConfig, known: Mapping[str, int]) -> str:
-    """The tokens a document may end with: those marked special, or those that look like it."""
+    """Possible end-of-document tokens: those marked special, or those that look special."""
     special = []
     if config.kind == "huggingface":
         added = read_json(_vocabulary_file(config)).get("added_tokens", [])

@@ -1,4 +1,4 @@
-"""Ownership and permission checks for files of a site: whoever writes a template or a profile runs code in our jobs."""
+"""Ownership and permission checks for site files, because templates and profiles determine what users' jobs run."""
 
 from __future__ import annotations
 
@@ -14,48 +14,49 @@ from hpcgen.errors import HpcgenError
 def require_trusted(
     path: Path, trusted_groups: Collection[str] | None = None, *, sticky_is_safe: bool = False
 ) -> None:
-    """Refuse a file of a site, or a directory of such files, that strangers could change.
+    """Refuses a site's file or directory that other users could change.
 
-    World-writable is refused, also with a sticky bit, since anybody could add a file; with `sticky_is_safe` the bit
-    is enough. Group-writable is accepted when root or the present user owns it (a umask of 002 makes such files), or
-    when the group is one of the profile's `trusted_groups`, which is None for the profile itself. The directories
-    above it are checked by `require_safe_parents`.
+    World-writable paths are refused. A sticky bit makes a directory acceptable only with `sticky_is_safe`, because
+    anyone could still add files. Group-writable paths are accepted if root or the current user owns them, as with a
+    umask of 002, or if the group is in the profile's `trusted_groups` (None for the profile itself).
+    `require_safe_parents` checks the directories above.
     """
     status = path.stat()
     is_sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
     if is_sticky and sticky_is_safe:
         return
     if status.st_mode & stat.S_IWOTH:
-        raise HpcgenError(f"{path}: everybody can write to it, so it is not trusted", f"chmod o-w {path}")
+        raise HpcgenError(f"{path}: not trusted, because all users can write to it", f"run chmod o-w {path}")
     if status.st_mode & stat.S_IWGRP and status.st_uid not in (0, os.geteuid()):
         group = _group_name(status.st_gid)
         if group not in (trusted_groups or ()):
-            hint = f"chmod g-w {path}"
+            hint = f"run chmod g-w {path}"
             if trusted_groups is not None:
                 hint += f", or add {group} to trusted_groups in the cluster profile"
-            reason = f"the group {group} can write to it, and another user (id {status.st_uid}) owns it"
+            reason = f"not trusted, because another user (id {status.st_uid}) owns it and group {group} can write to it"
             raise HpcgenError(f"{path}: {reason}", hint)
 
 
 def require_safe_parents(directory: Path) -> None:
-    """Refuse a directory that strangers could replace: below a world-writable one without sticky bit."""
+    """Refuses a directory that other users could replace, below a world-writable directory without sticky bit."""
     for parent in directory.resolve().parents:
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise HpcgenError(
-                f"{directory}: everybody can write to {parent}, and so replace what is in it",
-                f"chmod o-w {parent}",
+                f"{directory}: not trusted, because all users can write to {parent} and could replace it",
+                f"run chmod o-w {parent}",
             )
 
 
 def require_trusted_file(path: Path, *, looked_up: bool) -> None:
-    """Refuse a cluster profile or a node type that strangers could change or put there.
+    """Refuses a cluster profile or a node type that other users could change or add.
 
-    `looked_up` is whether a name led to the file: then nobody may add files to its directory, and below the
-    working directory, where the path is relative, file and directory must belong to root or the present user.
-    Somebody who enters a directory has not chosen what is in it; a path in a run file is a choice.
+    `looked_up` is True if the file was found by name. In that case other users must not be able to add files to its
+    directory. If it was found below the working directory (a relative path), file and directory must also belong to
+    root or the current user, because users do not choose the content of a directory by entering it. A path in a run
+    file is an explicit choice.
 
-    No group is trusted here: `trusted_groups` is a key of the very file that is judged.
+    No group is trusted here, because `trusted_groups` is a key of the file being checked.
     """
     for directory in dict.fromkeys((path.absolute().parent, path.resolve().parent)):
         require_safe_parents(directory)
@@ -65,10 +66,8 @@ def require_trusted_file(path: Path, *, looked_up: bool) -> None:
         for place in (path, path.parent):
             owner = place.stat().st_uid
             if owner not in (0, os.geteuid()):
-                reason = (
-                    f"another user (id {owner}) owns it, and it is used only because it is in this directory"
-                )
-                hint = "copy it to ~/.config/hpcgen, or give a profile's path: cluster: ./clusters/NAME.yaml"
+                reason = f"not trusted, because another user (id {owner}) owns it, and it was only found by name here"
+                hint = "copy it to ~/.config/hpcgen, or refer to a profile by its path: cluster: ./clusters/NAME.yaml"
                 raise HpcgenError(f"{place}: {reason}", hint)
 
 

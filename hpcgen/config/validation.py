@@ -1,4 +1,4 @@
-"""From a document to a frozen dataclass: strict types, unknown keys, ranges, and every mistake at once."""
+"""Builds configuration dataclasses from documents and reports all mistakes in types, keys and ranges."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ EXPECTED = {
     "dataclass_type": "a mapping of keys to values",
     "dataclass_exact_type": "a mapping of keys to values",
 }
-"""pydantic's error type -> what should stand there."""
+"""pydantic's error type -> description of the expected value."""
 
 
 MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda"}
-"""What people write -> what they mean, where spelling alone would suggest the opposite (cpu)."""
+"""Common mistake -> intended value, where spelling alone would suggest another value (cpu)."""
 
 
 @dataclass(frozen=True)
 class Built(Generic[T]):
-    """What came of a document."""
+    """The result of building a dataclass."""
 
     config: T | None
-    """The dataclass; with mistakes, what is left of it without the wrong values, where that can stand."""
+    """The dataclass, without invalid values. None if it would be incomplete without them."""
     problems: tuple[Problem, ...]
 
 
 def build(cls: type[T], document: Document) -> Built[T]:
-    """The dataclass that `document` describes, and every mistake in it.
+    """Builds the dataclass that `document` describes, and lists all mistakes in it.
 
-    The trainer's own strict reader takes a right document. It stops at the first mistake, so a wrong one goes
-    through pydantic, which names them all and costs 50 ms that a right one need not wait for.
+    A valid document is read by the trainer's strict reader, which stops at the first mistake. Only an invalid one goes
+    through pydantic, which reports all mistakes but takes 50 ms to import.
     """
     values = document.values
     constraints = list(constraint_problems(cls, values))
@@ -69,14 +69,14 @@ def build(cls: type[T], document: Document) -> Built[T]:
 
 
 def _validate(cls: type[T], values: Mapping[str, Any]) -> T:
-    # a lone surrogate, which `constraint_problems` refuses, is not JSON: "?" stands for it here
+    # a lone surrogate, which `constraint_problems` refuses, is not valid JSON and is replaced by "?" here
     text = json.dumps(values, ensure_ascii=False).encode("utf-8", errors="replace")
     built: T = _adapter(cast(Any, cls)).validate_json(text, strict=True)
     return built
 
 
 def _without(value: Any, path: list[str]) -> Any:
-    """`value` without the entry at `path`; a list that holds a wrong value goes whole."""
+    """`value` without the entry at `path`. A list with an invalid value is removed entirely."""
     if not path or not isinstance(value, dict) or path[0] not in value:
         return value
     key, *rest = path
@@ -86,9 +86,9 @@ def _without(value: Any, path: list[str]) -> Any:
 
 
 def describe(problem: Problem, document: Document, resolved: object = None) -> Mistake:
-    """One line, and its parts: where the value comes from, its path and value, why it is wrong, what to do.
+    """The message for a problem: origin of the value, its path and value, the reason, and what to do.
 
-    A value that nobody wrote is looked up in `resolved`, the configuration with its defaults.
+    A value that is not in the document is looked up in `resolved`, the configuration with its defaults.
     """
     value = document.get(problem.path)
     where = document.origin(problem.path)
@@ -98,7 +98,7 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> M
     is_silent = _is_private(problem.path) or not _is_value(value) or (where == "default" and value is None)
     shown = "" if is_silent else f" = {show(value)}"
     hint = f"; {problem.hint}" if problem.hint else ""
-    if where.startswith("--") and not where.startswith("--set"):  # an option that stands for one key
+    if where.startswith("--") and not where.startswith("--set"):  # an option that sets one key
         line = f"{where}{'' if is_silent else f' {show(value)}'} {problem.reason}{hint}"
         return Mistake.of(line, where, problem.path, problem.reason, problem.hint)
     path = problem.path if len(problem.path) <= 120 else problem.path[:117] + "..."
@@ -108,7 +108,7 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> M
 
 
 def show(value: object) -> str:
-    """A value as a run file spells it, on one short line."""
+    """A value as written in a run file, on one short line."""
     text = (
         value
         if isinstance(value, str) and re.fullmatch(r"[\w./:@+,=-]+", value)
@@ -122,7 +122,7 @@ def _is_value(value: object) -> bool:
 
 
 def _is_private(path: str) -> bool:
-    """Values of environment variables, and addresses, may hold secrets that do not belong there: never printed."""
+    """Returns True for values that are never printed: environment variables and URLs may contain secrets."""
     return path.startswith(("environment.", "data.corpus.source.url"))
 
 
@@ -194,7 +194,7 @@ def _problem(cls: type, detail: Any) -> Problem:
 
 
 def _as_mapping(cls: type, path: str, names: list[str], text: str) -> str:
-    """How `text`, written in place of a section, becomes its one key that must be given."""
+    """The hint for `text` in place of a section, if the section has exactly one required key."""
     fields = dataclasses.fields(_section(cls, names))
     needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
     if len(needed) != 1 or _is_private(path):
@@ -207,7 +207,7 @@ def _section(cls: type, names: list[str]) -> Any:
     section: Any = cls
     hint: Any = cls
     for name in names:
-        is_key = typing.get_origin(hint) is dict  # of a mapping, not a field
+        is_key = typing.get_origin(hint) is dict  # the name is a key of a mapping, not a field
         hint = typing.get_args(hint)[1] if is_key else field_hints(section)[name]
         section = inner_class(hint)
     return section
@@ -216,7 +216,7 @@ def _section(cls: type, names: list[str]) -> Any:
 def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
     section = _section(cls, names[:-1])
     known = sorted(field.name for field in dataclasses.fields(section))
-    advice = did_you_mean(names[-1], known) or f"known are {', '.join(known)}"
+    advice = did_you_mean(names[-1], known) or f"known keys are {', '.join(known)}"
     return Problem(path, "is not a known key", advice)
 
 
@@ -230,16 +230,16 @@ def inner_class(hint: Any) -> Any:
 
 
 def _meant(value: str, choices: list[str]) -> str:
-    """A question with what `value` was meant to be, by spelling or by MEANT."""
+    """A hint with the value that was probably intended, by spelling or by MEANT."""
     meant = MEANT.get(value.lower())
     return did_you_mean(meant if meant in choices else value, choices)
 
 
 def check_text(cls: type, values: dict[str, Any], origin: str) -> None:
-    """Refuses values that do not fit the constraints of `cls`; keys that are absent are not missed.
+    """Checks values against the constraints of `cls`. Keys may be missing.
 
     Raises:
-        ConfigErrors: every value that does not fit.
+        ConfigErrors: values are invalid. Lists all of them.
     """
     document = constant(values, origin)
     messages = [describe(problem, document) for problem in constraint_problems(cls, values)]

@@ -1,6 +1,6 @@
-"""What a stage asks of Slurm: its settings from run file and cluster, and the directives of its resources.
+"""The Slurm resources of a stage: its settings from run file and cluster, and the resulting directives.
 
-`hpcgen.planning.stage` adds the directives of every job: its name, log, signal and requeue.
+`hpcgen.planning.stage` adds the directives that every job has: name, log, signal and requeue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpcgen.text import counted
 MAX_RESTARTS = 100
 
 OLDEST_SLURM = (20, 11)
-"""Since then --exclusive, step resources and requeue signals are what the scripts expect."""
+"""Oldest version whose --exclusive, step resources and requeue signals behave as the scripts expect."""
 
 # fmt: off
 OWN_OPTIONS = frozenset((
@@ -33,12 +33,12 @@ OWN_OPTIONS = frozenset((
     "export",
 ))
 # fmt: on
-"""sbatch options that have a key of their own, or that the script relies on."""
+"""sbatch options that have their own key, or that the script relies on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """The nodes and tasks of one stage, and how they are asked for."""
+    """The nodes and tasks of one stage, and how they are requested."""
 
     nodes: int
     """Nodes that the step runs on."""
@@ -46,31 +46,31 @@ class Allocation:
     cpus_per_task: int | None
     gpus_per_node: int
     gres: str
-    """The profile's form of the GPU request."""
+    """The cluster profile's `gres`."""
     exclusive: bool
     time_s: int
     settings: StageSettings
-    """The names that go to Slurm as they are: partition, account, qos, reservation, constraint."""
+    """Settings passed to Slurm unchanged: partition, account, qos, reservation, constraint."""
     cpu_masks: tuple[str, ...] = ()
     spare_nodes: int = 0
-    """Nodes of the job beyond `nodes`, which take over from bad ones."""
+    """Nodes of the job in addition to `nodes`, which can replace bad ones."""
     no_kill: bool = False
-    """The job goes on when a node dies: with its spares, or to report the node."""
+    """The job continues when a node fails, either with a spare or to report the node."""
     array: Array | None = None
-    """Where the job is one of an array: all of the above is for each of its tasks."""
+    """The job array, if the job is one. All other fields then apply to each of its tasks."""
 
     @property
     def num_tasks(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks of the job."""
         return self.nodes * self.ntasks_per_node
 
     @property
     def max_restarts(self) -> int:
-        """Times the job may requeue itself."""
+        """Maximum number of times the job requeues itself."""
         return MAX_RESTARTS if self.settings.max_restarts is None else self.settings.max_restarts
 
     def resource_options(self) -> dict[str, str | bool]:
-        """sbatch's long options that ask for resources; True stands for an option without a value."""
+        """Long sbatch options that request resources. True stands for an option without a value."""
         options: dict[str, str | bool | None] = {
             "nodes": str(self.nodes + self.spare_nodes),
             "no-kill": self.no_kill or None,
@@ -78,7 +78,7 @@ class Allocation:
             "cpus-per-task": _text(self.cpus_per_task),
             **self._gpu_options(),
             "exclusive": self.exclusive or None,
-            # exclusive takes all CPUs, but without this only the default memory
+            # --exclusive allocates all CPUs, but only the default memory
             "mem": self.settings.mem or ("0" if self.exclusive else None),
             "time": slurm_time(self.time_s),
             **{
@@ -90,7 +90,7 @@ class Allocation:
         return {name: value for name, value in options.items() if value is not None}
 
     def srun_options(self) -> tuple[str, ...]:
-        """srun's options for the step that runs every task. srun inherits neither cpus-per-task nor a binding."""
+        """srun options for the step that runs all tasks. srun inherits neither --cpus-per-task nor a CPU binding."""
         options = [
             f"--nodes={self.nodes}",
             f"--ntasks={self.num_tasks}",
@@ -100,7 +100,8 @@ class Allocation:
             options.append(f"--cpus-per-task={self.cpus_per_task}")
         if self.cpu_masks:
             options.append(f"--cpu-bind=mask_cpu:{','.join(self.cpu_masks)}")
-        # one dead rank ends the step; --export=ALL holds against an sbatch --export=NONE; --label names the rank
+        # --kill-on-bad-exit: one failed rank ends the step. --export=ALL overrides sbatch --export=NONE.
+        # --label prefixes each log line with its rank.
         return (*options, "--kill-on-bad-exit=1", "--export=ALL", "--label")
 
     def _gpu_options(self) -> dict[str, str]:
@@ -116,36 +117,36 @@ def _text(value: int | None) -> str | None:
 
 
 def stage_settings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> StageSettings:
-    """The settings of a stage: its own, else `slurm.defaults`, else the cluster's."""
+    """The settings of a stage, from its own section, `slurm.defaults` and the cluster, in this order."""
     own = config.slurm.of(stage)
     layers = (own, config.slurm.defaults, cluster.slurm)
     chosen: dict[str, Any] = {}
     for field in dataclasses.fields(own):
-        # what arrays have besides is the stage's own alone
+        # only the stage's own section has the keys of arrays
         given = (getattr(layer, field.name, None) for layer in layers)
         chosen[field.name] = next((value for value in given if value is not None), None)
     if stage.time_limit is not None:
-        # a limit that is meant for training would let a short job wait for a long slot
+        # with training's time limit, a short job would wait for a long slot
         chosen["time"] = own.time or within_limit(stage.time_limit, chosen["partition"], cluster)
     chosen["extra_directives"] = tuple(option for _, option in _extra_directives(stage, config, cluster))
     return type(own)(**chosen)
 
 
 def _extra_directives(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[tuple[Place, str]]:
-    """The cluster's sbatch options, then the run's, each with its place.
+    """Yields the cluster's extra sbatch options, then the run's, each with its place.
 
-    Of two with one name sbatch takes the last, so the cluster's is left out where the run gives the same option.
+    sbatch uses the last of two options with the same name, so a cluster option that the run also sets is omitted.
     """
     name = "extra_directives"
     own = config.slurm.of(stage)
-    of_run, where = own.extra_directives, Place(f"slurm.{stage.section}.{name}")
-    if of_run is None:
-        of_run, where = config.slurm.defaults.extra_directives or (), Place(f"slurm.defaults.{name}")
-    given = {_option_name(option) for option in of_run}
+    run_options, where = own.extra_directives, Place(f"slurm.{stage.section}.{name}")
+    if run_options is None:
+        run_options, where = config.slurm.defaults.extra_directives or (), Place(f"slurm.defaults.{name}")
+    given = {_option_name(option) for option in run_options}
     for index, option in enumerate(cluster.slurm.extra_directives or ()):
         if _option_name(option) not in given:
             yield Place(f"slurm.{name}[{index}]", "cluster"), option
-    for index, option in enumerate(of_run):
+    for index, option in enumerate(run_options):
         yield Place(f"{where.path}[{index}]"), option
 
 
@@ -154,7 +155,7 @@ def _option_name(directive: str) -> str:
 
 
 def within_limit(time: str, partition: str | None, cluster: ClusterConfig) -> str:
-    """A time limit, or the longest that the partition allows where that is less."""
+    """The smaller of a time limit and the partition's maximum."""
     asked = [cluster.partitions.get(name) for name in (partition or "").split(",")]
     limits = [limits.max_time for limits in asked if limits is not None and limits.max_time]
     return min((time, *limits), key=seconds)
@@ -162,18 +163,18 @@ def within_limit(time: str, partition: str | None, cluster: ClusterConfig) -> st
 
 @dataclass(frozen=True)
 class Place:
-    """Where a setting is written, or would be: a dotted path of the run file or of the cluster profile."""
+    """The place of a setting: a dotted path in the run file or in the cluster profile."""
 
     path: str
     file: Literal["run", "cluster"] = "run"
 
     def problem(self, reason: str, hint: str = "") -> Problem:
-        """What is wrong with the setting."""
+        """A problem with the setting."""
         return Problem(self.path, reason, hint, self.file)
 
 
 def place_of(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -> Place:
-    """Where the value of a stage's setting comes from; where nobody wrote one, the stage's own section."""
+    """The place that sets a stage's setting, or the stage's own section if it is not set."""
     own_alone = name == "time" and stage.time_limit is not None
     if getattr(config.slurm.of(stage), name) is None and not own_alone:
         if getattr(config.slurm.defaults, name) is not None:
@@ -186,7 +187,7 @@ def place_of(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig)
 def make_allocation(
     stage: Stage, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
 ) -> Allocation:
-    """The nodes and tasks of `stage`."""
+    """The allocation of `stage`."""
     settings = stage_settings(stage, config, cluster)
     gpus = node_type.gpus_per_node if stage.uses_gpus else 0
     spares = stage.spare_nodes(config)
@@ -211,9 +212,9 @@ def make_allocation(
 
 
 def _cpu_masks(node_type: NodeType, tasks: int, cpus_per_task: int | None) -> tuple[str, ...]:
-    """The masks of a node's ranks where the step has all of their CPUs; srun refuses a mask with others.
+    """The CPU masks of a node's ranks, if the step has all their CPUs. srun refuses masks with CPUs outside the step.
 
-    `--cpus-per-task` limits the step to that many CPUs a task (srun: it implies --exact).
+    `--cpus-per-task` limits the step to that many CPUs per task, because it implies --exact.
     """
     masks = node_type.cpu_masks
     fits = all(cpus_per_task in (None, int(mask, 16).bit_count()) for mask in masks)
@@ -221,26 +222,28 @@ def _cpu_masks(node_type: NodeType, tasks: int, cpus_per_task: int | None) -> tu
 
 
 def _shares_node(stage: Stage, settings: StageSettings) -> bool:
-    """Whether other jobs may run on the stage's node: a task of an array that says how many CPUs it needs leaves
-    the others, and the GPUs, to them."""
+    """Returns True if other jobs may run on the stage's node. An array task with `cpus_per_task` leaves the remaining
+    CPUs and the GPUs to them."""
     return stage.shares_node or (stage.is_array and settings.cpus_per_task is not None)
 
 
 def allocation_problems(
     stage: Stage, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
 ) -> Iterator[Problem]:
-    """What Slurm would refuse, or would do differently than the plan says."""
+    """Yields settings that Slurm would refuse or treat differently from the plan."""
     settings = stage_settings(stage, config, cluster)
 
     def place(name: str) -> Place:
         return place_of(stage, name, config, cluster)
 
     if settings.time is None:
-        hint = "a job without a limit is never warned; write for example 1-00:00:00"
-        yield place("time").problem("is missing", hint)
+        reason = "is missing. Without a time limit, the job never gets the signal to save a last checkpoint"
+        yield place("time").problem(reason, "set one, for example 1-00:00:00")
     elif seconds(settings.time) == 0:
-        reason = "means no limit to Slurm, and a job without a limit is never warned"
-        yield place("time").problem(reason, "write a limit")
+        reason = (
+            "means no limit to Slurm. Without one, the job never gets the signal to save a last checkpoint"
+        )
+        yield place("time").problem(reason, "set a limit")
     allocation = make_allocation(stage, config, cluster, node_type)
     yield from _partition_problems(allocation, cluster, place)
     yield from _task_problems(allocation, node_type, place)
@@ -249,21 +252,23 @@ def allocation_problems(
 
 
 def _directive_problems(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    """Extra options that hpcgen writes itself, that cannot work, or that are given twice."""
+    """Yields extra options that hpcgen sets itself, that cannot work, or that are duplicates."""
     seen: set[str] = set()
     for item, directive in _extra_directives(stage, config, cluster):
         option = _option_name(directive)
         if option.startswith("container"):
-            reason = "runs the batch script itself in a container, where no srun is"
-            yield item.problem(reason, "use the section container, and remove this")
+            reason = "runs the batch script itself in a container, where srun is not available"
+            yield item.problem(reason, "remove it and use the section container")
             continue
-        # sbatch takes any beginning of an option for the option
+        # sbatch accepts any unambiguous prefix of an option
         if own := next((name for name in sorted(OWN_OPTIONS) if name.startswith(option)), None):
             yield item.problem(
-                f"sets --{own}, which hpcgen writes itself", "use the key for it, and remove this"
+                f"sets --{own}, which hpcgen sets itself", "remove it and use the key for this option"
             )
         elif option in seen:
-            yield item.problem(f"gives --{option} again: sbatch takes the last one", "remove one of them")
+            yield item.problem(
+                f"is a duplicate of --{option}; sbatch uses the last one", "remove one of them"
+            )
         seen.add(option)
 
 
@@ -273,12 +278,12 @@ def _task_problems(
     settings, gpus = allocation.settings, allocation.gpus_per_node
     tasks, cpus = allocation.ntasks_per_node, settings.cpus_per_task or 1
     if gpus and tasks > gpus:
-        reason = f"is more than the {counted(gpus, 'GPU')} of a node: each rank needs its own"
+        reason = f"is more than the {counted(gpus, 'GPU')} of a node. Each rank needs its own GPU"
         yield place("ntasks_per_node").problem(reason, f"use at most {gpus}")
     if node_type.cpus_per_node and tasks * cpus > node_type.cpus_per_node:
         where = place("cpus_per_task" if settings.cpus_per_task else "ntasks_per_node")
-        reason = f"asks for {tasks} x {cpus} CPUs of a node that has {node_type.cpus_per_node}"
-        yield where.problem(reason, f"use at most {node_type.cpus_per_node // tasks or 1} CPUs a task")
+        reason = f"requests {tasks} x {cpus} CPUs per node, but nodes have {node_type.cpus_per_node}"
+        yield where.problem(reason, f"use at most {node_type.cpus_per_node // tasks or 1} CPUs per task")
 
 
 def _single_node_problems(
@@ -287,10 +292,12 @@ def _single_node_problems(
     if not stage.is_single_task:
         return
     for name in ("nodes", "ntasks_per_node"):
-        # what is given for all stages is not meant for this one
+        # only the stage's own section counts: settings for all stages are not meant for a single-task stage
         where = place(name)
         if (getattr(settings, name) or 1) > 1 and where.path.startswith(f"slurm.{stage.section}."):
-            yield where.problem(f"is more than the one that stage {stage.name} uses", "leave it out")
+            yield where.problem(
+                f"is more than 1, but stage {stage.name} runs as one task on one node", "remove it"
+            )
 
 
 def _partition_problems(
@@ -302,7 +309,7 @@ def _partition_problems(
             continue
         if name not in cluster.partitions:
             hint = f"use {' or '.join(cluster.partitions)}"
-            yield place("partition").problem("is not a partition of the cluster", hint)
+            yield place("partition").problem("is not a partition of the cluster profile", hint)
             continue
         limits = cluster.partitions[name]
         reason = f"is more than partition {name} allows"
@@ -319,13 +326,13 @@ def _partition_problems(
 
 
 def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
-    """What does not fit in the profile itself."""
+    """Yields contradictions within a profile and its node type."""
     count = cluster.gres.rpartition(":")[2]
     if count.isdigit() and int(count) != node_type.gpus_per_node:
-        asked = f"{counted(int(count), 'GPU')} of a node type ({cluster.node_type})"
-        reason = f"asks for {asked} that has {node_type.gpus_per_node}"
-        yield Problem("gres", reason, f"write the count {node_type.gpus_per_node}", "cluster")
+        asked = f"{counted(int(count), 'GPU')} per node"
+        reason = f"requests {asked}, but node type {cluster.node_type} has {node_type.gpus_per_node}"
+        yield Problem("gres", reason, f"change the count to {node_type.gpus_per_node}", "cluster")
     if tuple(int(part) for part in cluster.slurm_version.split(".")[:2]) < OLDEST_SLURM:
-        reason = "is older than what the scripts are written for"
         oldest = f"{OLDEST_SLURM[0]}.{OLDEST_SLURM[1]:02}"
-        yield Problem("slurm_version", reason, f"they need {oldest} or newer", "cluster")
+        reason = f"is older than {oldest}, the oldest version that the scripts support"
+        yield Problem("slurm_version", reason, f"use Slurm {oldest} or newer", "cluster")

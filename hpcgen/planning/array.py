@@ -1,4 +1,4 @@
-"""The job array of a data stage: how many tasks it has, how many at a time, and how sbatch is told."""
+"""The job array of a data stage: its number of tasks, its parallelism, and its --array option."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from hpcgen.stages import Stage
 from hpcgen.text import counted, ranges
 
 NUM_TASKS = 8
-"""Tasks of an array when nobody says."""
+"""Default number of tasks in an array."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """A job array. Task t of it makes every num_tasks-th output of its stage, from t on."""
+    """A job array. Task t produces the outputs t, t + num_tasks, t + 2 num_tasks and so on."""
 
     num_tasks: int
     array_parallelism: int | None = None
-    """Most tasks that run at the same time; None leaves it to Slurm."""
+    """Maximum number of tasks that run at the same time; None for no limit."""
 
     def option(self, tasks: Sequence[int] | None = None) -> str:
-        """The value of sbatch's --array for these tasks, in rising order (None: all): 0-3,7%2."""
+        """The value of sbatch's --array for `tasks` in ascending order (None: all), such as 0-3,7%2."""
         limit = f"%{self.array_parallelism}" if self.array_parallelism else ""
         return ranges(range(self.num_tasks) if tasks is None else tasks) + limit
 
 
 def make_array(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Array | None:
-    """The array of a stage; None for a stage that is a job of its own.
+    """The job array of a stage; None for a stage without one.
 
-    More tasks than Slurm or the stage's outputs allow become fewer, each with more of the files.
+    The number of tasks is reduced to what Slurm and the number of outputs allow; each task then has more files.
     """
     settings = config.slurm.of(stage)
     if not isinstance(settings, ArraySettings):
@@ -45,16 +45,14 @@ def make_array(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Array
 
 
 def array_warnings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    """More tasks asked for than the array gets."""
+    """Yields a warning if the array gets fewer tasks than requested."""
     array = make_array(stage, config, cluster)
     settings = config.slurm.of(stage)
     asked = settings.num_tasks if isinstance(settings, ArraySettings) else None
     if array is None or asked is None or asked == array.num_tasks:
         return
-    most, of_whom = cluster.max_array_size, "the cluster's max_array_size"
+    most, limit = cluster.max_array_size, "the cluster's max_array_size"
     if array.num_tasks < cluster.max_array_size:
-        most, of_whom = array.num_tasks, "the number of output files"
-    reason = (
-        f"is more than {of_whom} ({most}): the array has {counted(most, 'task')}, each with more of the files"
-    )
-    yield Problem(f"slurm.{stage.section}.num_tasks", reason, f"ask for at most {most}")
+        most, limit = array.num_tasks, "the number of output files"
+    reason = f"is more than {limit} ({most}), so the array gets only {counted(most, 'task')}"
+    yield Problem(f"slurm.{stage.section}.num_tasks", reason, f"use at most {most}")

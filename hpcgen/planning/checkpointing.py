@@ -1,4 +1,4 @@
-"""How long before the time limit a job must be warned, so that its checkpoint is written in time."""
+"""Estimates of checkpoint and step times, and the resulting lead of the signal before the time limit."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.flops import flops_per_iteration
 
 ASSUMED_MFU = 0.2
-"""A slow step: half of what these layouts reach."""
+"""MFU of a slow step: half of what these layouts reach."""
 ASSUMED_GPU_TFLOPS = 20.0
-"""One GPU whose peak nobody names, as in fp32."""
+"""Throughput of a GPU whose peak is unknown, as for fp32."""
 ASSUMED_CPU_TFLOPS = 0.02
-"""One core, fp32."""
+"""Throughput of one core in fp32."""
 ASSUMED_FP8_MFU = 0.1
-"""The same of the FP8 peak, which only the matrix products of the layers come near."""
+"""MFU of a slow step relative to the FP8 peak, which only the matrix products of the layers approach."""
 ASSUMED_WRITE_GB_S = 1.0
 ASSUMED_RANK_WRITE_GB_S = 1.0
-"""One process that writes its part."""
+"""Write bandwidth of one process."""
 LEAD_MARGIN_S = 60
-"""Slurm delivers the signal up to 10 s early, and 30 s after the limit it kills."""
+"""Slurm delivers the signal up to 10 s early, and kills the job 30 s after the limit."""
 
 
 def save_time_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
-    """Seconds to write one checkpoint: its bytes over the bandwidth of the storage (GB/s), or of all ranks.
+    """Seconds to write one checkpoint at the bandwidth of the storage (GB/s) or of all ranks, whichever is lower.
 
-    Every rank writes an equal part, so that few ranks are slower than fast storage.
+    Every rank writes an equal part, so with few ranks the ranks are the limit.
     """
     ranks_gb_s = trainer.world_size * ASSUMED_RANK_WRITE_GB_S
     gb_s = min(write_gb_s or ASSUMED_WRITE_GB_S, ranks_gb_s)
@@ -34,15 +34,15 @@ def save_time_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
 
 
 def staged_bytes(trainer: TrainerConfig) -> int:
-    """Bytes of host memory that hold a copy of a rank's part of a save, from the first save on.
+    """Bytes of host memory for the copy of a rank's part of a checkpoint, used from the first save on.
 
-    A save that is waited for copies it as well: the thread that writes is the same.
+    A synchronous save copies it as well, because the same thread writes it.
     """
     return checkpoint_bytes(trainer.model, trainer.training.precision) // trainer.world_size
 
 
 def slow_step_s(trainer: TrainerConfig) -> float:
-    """Seconds of a slow step of global_batch_size: its FLOPs at ASSUMED_MFU of the devices' peak."""
+    """Seconds of a slow step: the FLOPs of a global batch at ASSUMED_MFU of the devices' peak."""
     mfu = ASSUMED_FP8_MFU if trainer.training.fp8 else ASSUMED_MFU
     unknown = ASSUMED_GPU_TFLOPS if trainer.device == "cuda" else ASSUMED_CPU_TFLOPS
     tflops = mfu * trainer.peak_tflops if trainer.peak_tflops else unknown
@@ -50,14 +50,14 @@ def slow_step_s(trainer: TrainerConfig) -> float:
 
 
 def evaluation_s(trainer: TrainerConfig, step_s: float) -> float:
-    """Seconds of an evaluation, which a warning may find running: forward passes, a third of a step each."""
+    """Seconds of an evaluation, which may be running when the signal arrives. A forward pass is a third of a step."""
     return trainer.training.eval_iters * step_s / 3 if trainer.training.eval_interval else 0.0
 
 
 def num_saves(trainer: TrainerConfig) -> int:
-    """Checkpoints of the whole run, about: by steps and by the clock, and one at the end.
+    """The approximate number of checkpoints of the run: by steps, by the clock, and one at the end.
 
-    The usual step takes half as long as a slow one.
+    A typical step is assumed to take half as long as a slow one.
     """
     steps, checkpoint = trainer.training.train_iters, trainer.checkpoint
     by_steps = steps / checkpoint.save_interval if checkpoint.save_interval else 0
@@ -68,11 +68,11 @@ def num_saves(trainer: TrainerConfig) -> int:
 
 
 def signal_lead_s(step_s: float, save_s: float, evaluation_s: float) -> int:
-    """Seconds from the warning to the time limit, in tens: a margin, twice the slowest step with its save, and an
-    evaluation that may stand between them. An asynchronous save may be under way, which the last one waits for."""
+    """Seconds from the signal to the time limit, rounded up to tens: a margin, two slow steps with their saves, and an
+    evaluation between them. The second save accounts for an asynchronous save that must finish first."""
     return math.ceil((LEAD_MARGIN_S + 2 * (step_s + save_s) + evaluation_s) / 10) * 10
 
 
 def shortest_time_s(lead_s: int, startup_s: int, step_s: float, save_s: float) -> int:
-    """The least time limit in which an attempt gets anywhere: start up, load, take a step, be warned; whole minutes."""
+    """The shortest time limit in which an attempt makes progress, in full minutes: start-up, load, step and lead."""
     return math.ceil((startup_s + save_s + step_s + lead_s) / 60) * 60

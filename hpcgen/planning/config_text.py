@@ -1,4 +1,4 @@
-"""The configuration that a stage's program reads, as JSON that a person can read in the batch script."""
+"""The configuration of a stage's program as JSON that is readable in the batch script."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def config_text(config: Any) -> str:
-    """JSON of a dataclass: a line for each section and for each dataset.
+    """JSON of a dataclass, with a line for each section and each dataset.
 
-    A null is left out where the key's default is None, since the reader then fills in the same.
+    A null is omitted if the key's default is None, because the reader fills in the same value.
     """
     sections = _without_unset(config)
     lines = ",\n".join(f" {json.dumps(name)}: {_section(value)}" for name, value in sections.items())
@@ -24,7 +24,7 @@ def _section(value: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    """Compact JSON, but a list of mappings, as of datasets, has a line for each."""
+    """Compact JSON, except that a list of mappings, such as datasets, has a line for each."""
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in value) + "\n ]"
     return json.dumps(value)

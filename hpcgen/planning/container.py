@@ -1,4 +1,4 @@
-"""How a stage's tasks are wrapped: one model of image, mounts, environment and options for every runtime."""
+"""The container of a stage: image, mounts, environment and options, independent of the runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning.software import runtime
 
 CONTAINER_NAME = "hpcgen"
-"""Name of the container that runtime enroot makes on each node, in a data directory of the job's own."""
+"""Name of the container that runtime enroot creates on each node, in a data directory specific to the job."""
 
 ENROOT_START = (
     "names=(--env STARTED); while read -r name; do "
@@ -27,14 +27,15 @@ ENROOT_START = (
     "( (until [[ -e $STARTED ]] || ! kill -0 $$; do sleep 0.1; done) & ) >/dev/null 2>&1; "
     'exec enroot start "${names[@]}" "$@"'
 )
-"""enroot passes no variable that is not named; which ones Slurm set is known in the task alone.
+"""enroot passes only variables that are named, and only the task knows which variables Slurm has set.
 
-The tasks of a node start one after another, as enroot would have it itself. But enroot's lock fails after 30 s, and
-its hooks may need longer for the GPUs of eight tasks. It closes all open files, so a process beside it holds our lock.
+The tasks of a node start one after another, as with enroot's own lock. But that lock times out after 30 s, and the
+hooks may need longer for the GPUs of eight tasks. enroot closes all open files, so a background process holds this
+lock.
 """
 
 ENROOT_STARTED = ("sh", "-c", ': >"$STARTED"; exec "$@"', "enroot_started")
-"""Within the container, on the node's scratch: the next task's turn."""
+"""Runs in the container: marks the task as started, so that the next task of the node can start."""
 
 
 @dataclass(frozen=True)
@@ -43,27 +44,27 @@ class Container:
 
     runtime: Runtime
     image: str
-    """A .sqsh, or a reference to a registry in the form that every enroot takes."""
+    """Path of a .sqsh file, or a registry reference in the form that every enroot version accepts."""
     mounts: tuple[Mount, ...]
-    """Each with a target; a directory stands before what lies in it."""
+    """Mounts with targets, parents before their subdirectories."""
     workdir: str
     writable: bool
     environment: tuple[str, ...]
-    """Names: a variable that the image sets wins over the job's unless it is named."""
+    """Names of variables to pass. For other variables, a value set in the image overrides the job's."""
     copy_image: bool
     """The image is copied to each node's scratch first."""
 
     @property
     def image_is_file(self) -> bool:
-        """Whether the image is a .sqsh file rather than one of a registry."""
+        """Returns True for a .sqsh file and False for a registry reference."""
         return self.image.endswith(".sqsh")
 
     def words(self) -> tuple[str, ...]:
-        """What stands between srun's options and the command: pyxis's options but for the image, or enroot's call."""
+        """The words between srun's options and the command: pyxis's options without the image, or enroot's call."""
         return self._pyxis() if self.runtime == "pyxis" else self._enroot()
 
     def _pyxis(self) -> tuple[str, ...]:
-        """The mounts are one option: of several, only the last would count."""
+        """pyxis's options. All mounts are one option, because only the last --container-mounts counts."""
         mounts = (f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in self.mounts)
         return (
             f"--container-mounts={','.join(mounts)}",
@@ -74,7 +75,7 @@ class Container:
         )
 
     def _enroot(self) -> tuple[str, ...]:
-        """Mounts are colon-separated lines of fstab. enroot has no option for the working directory."""
+        """enroot's call. Mounts are colon-separated fstab entries; enroot has no option for the working directory."""
         return (
             *("bash", "-c", ENROOT_START, "enroot_start"),
             *(["--rw"] if self.writable else []),
@@ -95,10 +96,10 @@ def make_container(
     reads: Iterable[str],
     environment: Iterable[str],
 ) -> Container | None:
-    """The container of a stage that writes to and reads from these host paths; None with runtime none.
+    """The container of a stage that uses these host paths; None with runtime none.
 
     Raises:
-        HpcgenError: one of the paths cannot be mounted.
+        HpcgenError: a path cannot be mounted.
     """
     asked = runtime(config, cluster)
     if asked == "none":
@@ -120,11 +121,11 @@ def _first(*given: bool | None) -> bool:
 
 
 def image_reference(image: str) -> str:
-    """The image as every enroot takes it, the ones before 4.0 too (enroot, src/docker.sh).
+    """The image in the form that every enroot version accepts, including those before 4.0 (enroot, src/docker.sh).
 
-    "nvcr.io/nvidia/pytorch:25.03-py3" becomes "nvcr.io#nvidia/pytorch:25.03-py3": those look for the first form on
-    Docker Hub. "IMAGE:TAG@sha256:..." becomes "IMAGE:sha256:...": those know no "@", and all of them put what
-    follows ":" into the registry's URL, where a digest may stand for a tag.
+    "nvcr.io/nvidia/pytorch:25.03-py3" becomes "nvcr.io#nvidia/pytorch:25.03-py3", because versions before 4.0 look for
+    the first form on Docker Hub. "IMAGE:TAG@sha256:..." becomes "IMAGE:sha256:...", because they do not support "@".
+    All versions put the text after ":" into the registry's URL, where a digest is valid in place of a tag.
     """
     if image.endswith(".sqsh"):
         return image
@@ -135,9 +136,9 @@ def image_reference(image: str) -> str:
 
 
 def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> tuple[Mount, ...]:
-    """The given mounts and what the stage needs that they do not show already under its own path.
+    """The given mounts, and mounts for paths of the stage that these do not already provide.
 
-    A directory stands before what lies in it, since a later mount hides an earlier one below it.
+    Parents precede their subdirectories, because a later mount hides earlier ones below it.
     """
     mounts = list(given)
     shown = {_target(mount): mount.source for mount in given}
@@ -155,14 +156,15 @@ def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> 
 def _require_mountable(path: str, source: str) -> None:
     if reason := MOUNTABLE.reason(path):
         raise HpcgenError(
-            f"{show(path)} cannot be mounted into the container: it {reason}", "move or link it"
+            f"{show(path)} cannot be mounted into the container: it {reason}",
+            "move the file, or use a symbolic link",
         )
     if path == "/":
         raise HpcgenError(
-            "/ cannot be mounted over the container's own", "keep the run's files in a directory"
+            "/ cannot be mounted over the container's root", "put the run's files in a directory"
         )
     if source != path:
-        reason = f"the stage needs {path} of the host, and container.mounts shows {source} there"
+        reason = f"the stage needs the host's {path}, but container.mounts mounts {source} there"
         raise HpcgenError(reason, "give that mount another target")
 
 
@@ -177,24 +179,24 @@ def _shows(mount: Mount, path: str, read_only: bool) -> bool:
 
 
 def container_warnings(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    """An image that is known to lack what a job needs, or whose tag may name another one tomorrow."""
+    """Yields warnings about images that lack the trainer or whose tag can change."""
     image = config.container.image or cluster.container.image or ""
     if runtime(config, cluster) == "none":
         return
     file: Literal["run", "cluster"] = "run" if config.container.image else "cluster"
     if "nvidia/pytorch" in image and not cluster.code_dir:
-        reason = "holds neither Megatron-Core nor hpcgen, and the cluster profile names no code_dir"
-        hint = "run hpcgen install-code and name its directory as code_dir, or use an image of your own"
+        reason = "contains neither Megatron-Core nor hpcgen, and code_dir is not set in the cluster profile"
+        hint = "run hpcgen install-code and set code_dir to its directory, or build an image with hpcgen render image"
         yield Problem("container.image", reason, hint, file)
-    # NVIDIA does not move the tag of a release (25.03-py3)
+    # NVIDIA does not change release tags such as 25.03-py3
     is_release = re.search(r"nvcr\.io[#/]nvidia/[^:]+:\d", image)
     if not image.endswith(".sqsh") and "@sha256:" not in image and not is_release:
-        reason = "is named by a tag, which may mean another image tomorrow"
-        yield Problem("container.image", reason, "add its digest: IMAGE:TAG@sha256:...", file)
+        reason = "uses a tag, which can refer to another image later"
+        yield Problem("container.image", reason, "add the digest: IMAGE:TAG@sha256:...", file)
 
 
 def container_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    """What pyxis refuses, or accepts and gets wrong: no image, an image without a runtime, two mounts on one target."""
+    """Yields container settings that would fail or have no effect."""
     if runtime(config, cluster) == "none":
         yield from _unused(config)
     else:
@@ -218,12 +220,14 @@ def _image_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Probl
     elif image.endswith(".sqsh"):
         return
     elif runtime(config, cluster) == "enroot":
-        reason = "is in a registry, from which every node would fetch it; runtime enroot starts a .sqsh"
-        yield Problem("container.image", reason, "make one: hpcgen render image", file)
+        reason = "is a registry reference, but runtime enroot needs a .sqsh file"
+        yield Problem("container.image", reason, "build one with hpcgen render image", file)
     elif _first(config.container.copy_image, cluster.container.copy_image):
         where: Literal["run", "cluster"] = "cluster" if config.container.copy_image is None else "run"
-        reason = f"has no effect on {image}, which is no .sqsh"
-        yield Problem("container.copy_image", reason, "make one: hpcgen render image", where)
+        reason = f"has no effect, because {image} is not a .sqsh file"
+        yield Problem(
+            "container.copy_image", reason, "remove it, or build a .sqsh with hpcgen render image", where
+        )
 
 
 def _target_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
@@ -236,6 +240,8 @@ def _target_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Prob
         for index, mount in enumerate(mounts):
             if _target(mount) in taken:
                 path = f"container.mounts[{index}].{'target' if mount.target else 'source'}"
-                reason = "is the target of another mount; pyxis would take one of them silently"
-                yield Problem(path, reason, "give it another target", file)
+                reason = (
+                    "is already the target of another mount, and pyxis would silently use only one of them"
+                )
+                yield Problem(path, reason, "choose another target", file)
             taken.add(_target(mount))

@@ -1,6 +1,6 @@
-"""The trainer's own rules for a run that goes on, applied before the job queues.
+"""The trainer's rules for resumed runs, checked before the job is submitted.
 
-hpcgen.planning.resuming calls these functions where there is something to go on from.
+hpcgen.planning.resuming calls these functions if there is something to resume from.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from trainer.contract.run_directory import RunDirectory
 
 
 def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:
-    """What the trainer would refuse of the checkpoint that it finds first: what differs and may not, or is not named.
+    """Changes that the trainer would refuse, compared with the checkpoint that it would resume from.
 
-    `config` is the run file, `trainer` what comes of it. Without a checkpoint, with one that cannot be read here, and
-    with Megatron-LM's, nothing is said: the trainer will.
+    `config` is the run file and `trainer` the configuration resolved from it. Returns nothing without a checkpoint,
+    for one that cannot be read here, and for Megatron-LM's; the trainer checks these.
     """
     try:
         source = _source(trainer)
@@ -52,14 +52,16 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
 
 
 def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
-    """A warning where the run is finished already; its configuration has passed `changed_hyperparameters`."""
+    """A warning if the run is already finished. Its configuration must have passed `changed_hyperparameters`."""
     run = RunDirectory.of(trainer)
     try:
         is_finished = is_marked(run, trainer) or last_checkpoint(run, trainer) is not None
     except OSError:
         return []
-    reason = f"is reached: the run in {trainer.run_dir} is finished, and there is nothing to train"
-    return [Problem("training.train_iters", reason, "set more to train on")] if is_finished else []
+    reason = f"has been reached. The run in {trainer.run_dir} is finished and has nothing left to train"
+    return (
+        [Problem("training.train_iters", reason, "increase it to continue training")] if is_finished else []
+    )
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,16 @@ class _Source:
     path: Path
     record: dict[str, Any]
     key: str
-    """Where its directory is named."""
+    """Key that names the checkpoint's directory."""
     weights_only: bool
     is_finished: bool = False
-    """Whether the run ended with it and `trainer` leaves nothing to train."""
+    """The run ended with this checkpoint, and `trainer` has nothing left to train."""
 
 
 def _source(trainer: TrainerConfig) -> _Source | None:
-    """As the trainer finds it (trainer/contract/finished.py, trainer/checkpoint/loading.py), by names and sizes alone.
+    """The checkpoint that the trainer would load, judged by file names and sizes only.
+
+    Follows trainer/contract/finished.py and trainer/checkpoint/loading.py.
 
     Raises:
         OSError: the directory cannot be read.
@@ -86,10 +90,10 @@ def _source(trainer: TrainerConfig) -> _Source | None:
         return _Source(last.path, last.record, "paths.run_dir", weights_only=False, is_finished=True)
     load = trainer.checkpoint.load
     key, own = _own(trainer)
-    directory, found = own, _newest_whole(own)
+    directory, found = own, _newest_valid(own)
     if found is None and load is not None:
         key, directory = "checkpoint.load", Path(load)
-        found = _newest_whole(directory)
+        found = _newest_valid(directory)
     if found is None or found.record is None or found.record.get("format", FORMAT) > FORMAT:
         return None
     is_loaded = directory is not own
@@ -97,7 +101,7 @@ def _source(trainer: TrainerConfig) -> _Source | None:
 
 
 def _own(trainer: TrainerConfig) -> tuple[str, Path]:
-    """The key that names the directory of the run's own checkpoints, and the directory."""
+    """The directory of the run's own checkpoints, and the key that names it."""
     save = trainer.checkpoint.save
     return (
         ("checkpoint.save", Path(save)) if save else ("paths.run_dir", Path(trainer.run_dir, "checkpoints"))
@@ -105,18 +109,18 @@ def _own(trainer: TrainerConfig) -> tuple[str, Path]:
 
 
 def discarded_training(trainer: TrainerConfig) -> list[Problem]:
-    """The trainer's refusal to begin before training that the run has saved, if it would refuse.
+    """The trainer's refusal to start before an iteration that the run has already saved, if it would refuse.
 
-    Nothing is said where this machine does not see the directory of the checkpoints.
+    Empty if this machine does not see the checkpoint directory.
     """
     key, own = _own(trainer)
     keys = trainer.checkpoint
     try:
         if is_marked(RunDirectory.of(trainer), trainer):
             return []
-        if not (own.is_dir() if keys.save else Path(trainer.run_dir).is_dir()) or _newest_whole(own):
+        if not (own.is_dir() if keys.save else Path(trainer.run_dir).is_dir()) or _newest_valid(own):
             return []
-        found = _newest_whole(Path(keys.load)) if keys.load and not keys.finetune else None
+        found = _newest_valid(Path(keys.load)) if keys.load and not keys.finetune else None
         refusal = evidence.refusal(
             Path(trainer.run_dir),
             own,
@@ -128,10 +132,10 @@ def discarded_training(trainer: TrainerConfig) -> list[Problem]:
         return []
     if refusal is None:
         return []
-    return [Problem(key, f"loses training: {refusal.reason}", refusal.hint, depends_on=("checkpoint",))]
+    return [Problem(key, f"would lose training: {refusal.reason}", refusal.hint, depends_on=("checkpoint",))]
 
 
-def _newest_whole(directory: Path) -> Checkpoint | None:
+def _newest_valid(directory: Path) -> Checkpoint | None:
     for path in checkpoint_files.list_paths(directory):
         checkpoint = checkpoint_files.describe(path)
         if not checkpoint_files.problems(checkpoint, hashes=False):
@@ -142,8 +146,8 @@ def _newest_whole(directory: Path) -> Checkpoint | None:
 def _early_end(source: _Source, trainer: TrainerConfig) -> Iterator[Problem]:
     iteration = source.record["iteration"]
     if not source.weights_only and iteration > trainer.training.train_iters:
-        reason = f"ends before iteration {iteration}, which the checkpoint {source.path} is of"
-        hint = f"use {iteration} or more; for a shorter run, name another paths.run_dir"
+        reason = f"is less than {iteration}, the iteration of the checkpoint {source.path}"
+        hint = f"use {iteration} or more, or start a shorter run in another paths.run_dir"
         yield Problem("training.train_iters", reason, hint)
 
 
@@ -156,46 +160,48 @@ def _problems(source: _Source, config: RunConfig, trainer: TrainerConfig) -> Ite
     names = ", ".join(dict.fromkeys((*trainer.checkpoint.changed, *named)))
     for change in misfits or refused:
         written = getattr(getattr(config, change.section), change.key)
-        here = "" if written not in (None, ()) else f"comes to {show(change.after)}, which "
+        here = "" if written not in (None, ()) else f"resolves to {show(change.after)}, which "
         back = f"set it to {show(change.before)}" if _is_short(change.before) else "set it back"
         if source.is_finished:
-            hint = f"the run is finished: {back}, or name another paths.run_dir"
+            hint = f"the run is finished: {back}, or use another paths.run_dir"
             if not misfits and not any(each.name in FIXED_BY_OPTIMIZER_STATE for each in refused):
-                hint += f"; to train on with it, set a larger training.train_iters and checkpoint.changed: [{names}]"
+                hint += f". To continue with it, increase training.train_iters and set checkpoint.changed: [{names}]"
         elif misfits:
-            hint = f"it is another model: {back}, or name another {source.key}"
+            hint = f"this is a different model: {back}, or use another {source.key}"
         elif change.name in FIXED_BY_OPTIMIZER_STATE:
-            hint = f"{back}, or take only the weights, with checkpoint.load and checkpoint.finetune: true"
+            hint = f"{back}, or load only the weights with checkpoint.load and checkpoint.finetune: true"
         else:
-            hint = f"if that is meant, write checkpoint.changed: [{names}]; else {back}"
-        reason = f"{here}differs from {show(change.before)} of the checkpoint {source.path}"
+            hint = f"if this is intended, set checkpoint.changed: [{names}]; otherwise {back}"
+        reason = f"{here}differs from {show(change.before)} in the checkpoint {source.path}"
         yield Problem(change.name, reason, hint)
 
 
 def _content_problems(
     source: _Source, trainer: TrainerConfig, contents: Sequence[Change]
 ) -> Iterator[Problem]:
-    """Files of the same name with other content than the checkpoint was trained with."""
+    """Yields files whose content has changed since the checkpoint was trained with them."""
     for change in contents:
         if source.is_finished:
-            hint = "the run is finished: put the file back as it was, or name another paths.run_dir"
+            hint = "the run is finished: restore the file, or use another paths.run_dir"
         elif change.name in trainer.checkpoint.changed:
             continue
         else:
             names = ", ".join((*trainer.checkpoint.changed, change.name))
-            hint = f"if that is meant, write checkpoint.changed: [{names}]; else put it back as it was"
-        reason = f"is not what the checkpoint {source.path} was trained with: {change.before} is now {change.after}"
+            hint = f"if this is intended, set checkpoint.changed: [{names}]; otherwise restore the file"
+        reason = (
+            f"has changed since the checkpoint {source.path} was saved: {change.before} is now {change.after}"
+        )
         yield Problem(change.name, reason, hint)
 
 
 def _is_short(value: Any) -> bool:
-    """Whether a line shows all of it."""
+    """Returns True if the value is shown without being cut."""
     return not show(value).endswith("...")
 
 
 @dataclass(frozen=True)
 class _Change:
-    """A key whose value is another than the checkpoint's."""
+    """A key whose value differs from the checkpoint's."""
 
     section: str
     key: str
@@ -218,7 +224,7 @@ def _differing(record: dict[str, Any], trainer: TrainerConfig) -> Iterator[_Chan
 def _is_refused(
     change: _Change, trainer: TrainerConfig, source: _Source, *, weights_only: bool = False
 ) -> bool:
-    """The trainer's verdict on this key alone."""
+    """Returns True if the trainer would refuse this change."""
     if source.is_finished and not weights_only:
         return change.name not in FREE
     try:

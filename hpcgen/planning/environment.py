@@ -1,4 +1,4 @@
-"""The environment of a stage: every variable with the layer it comes from and the reason."""
+"""The environment of a stage: every variable with its value, layer and reason."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from hpcgen.resources import shipped
 from hpcgen.stages import STAGES, Stage
 
 ON_SCRATCH = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-"""The script lets the tasks' caches lie on the node."""
+"""Variables that the script sets so that the tasks' caches are on the node."""
 
 # fmt: off
-OF_BASH = (
+BASH_VARIABLES = (
     "PATH", "ENV", "IFS", "SHELLOPTS", "POSIXLY_CORRECT", "GLOBIGNORE", "TMOUT", "FUNCNEST", "UID",
     "EUID", "PPID", "GROUPS", "DIRSTACK", "PIPESTATUS", "LD_PRELOAD", "LD_AUDIT",
 )
 # fmt: on
-"""Change what bash does with the script, or are not to be set."""
+"""Variables that change how bash runs the script, or that must not be set."""
 
 LOADS_CODE = frozenset(
     ("PYTHONSTARTUP", "PERL5OPT", "PERL5LIB", "RUBYOPT", "NODE_OPTIONS", "GIT_SSH_COMMAND", "GIT_SSH")
 )
-"""Name code that Python, Perl, Ruby, Node.js or git runs besides what it is asked to."""
+"""Variables that make Python, Perl, Ruby, Node.js or git run additional code."""
 
 RESERVED = frozenset(
     (
         *itertools.chain.from_iterable(stage.script_variables for stage in STAGES.values()),
         *ON_SCRATCH,
-        *OF_BASH,
+        *BASH_VARIABLES,
         "CHECK_MEMLOCK",
         "RANK",
         "LOCAL_RANK",
@@ -49,7 +49,7 @@ RESERVED = frozenset(
         "PYTHONHOME",
     )
 )
-"""A run or cluster file may not set these: the script or the image decides, or they change what bash runs."""
+"""Variables that run files and profiles may not set, because the script, the image or bash depends on them."""
 
 RESERVED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "BASH")
 
@@ -80,34 +80,34 @@ LEAKED = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-"""What a submitting shell leaks into a job and would change it: the script unsets it first."""
+"""Patterns of variables that would leak from the submitting shell into the job. The script unsets them first."""
 
 
 Layer = Literal["built-in", "node type", "stage", "cluster", "run file", "override"]
 
 LAYERS: tuple[Layer, ...] = get_args(Layer)
-"""Lowest first: what is given later wins."""
+"""Layers in ascending order of precedence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """One environment variable of a stage, and what it won over."""
+    """One environment variable of a stage, with the values that it overrides."""
 
     name: str
     value: str
     layer: Layer
     why: str
-    """For the reader of the script."""
+    """The reason, for readers of the script."""
     origin: str
-    """Where the value is written: a file and line, `--set ...`, or the public source of a fact."""
+    """Source of the value: a file and line, `--set ...`, or the public source of a fact."""
     hides: tuple[Variable, ...] = ()
-    """Values of lower layers that this one replaced, lowest first."""
+    """Overridden values of lower layers, lowest first."""
 
 
 def stage_environment(stage: Stage, run: Run, config: RunConfig) -> tuple[Variable, ...]:
-    """The variables that the script of a stage exports, by name.
+    """The variables that the script of a stage exports, sorted by name.
 
-    `config` is the run file with absolute paths; `run` says where its values are written.
+    `config` is the run file with absolute paths; `run` knows the origin of its values.
     """
     layers = (
         _built_in(run),
@@ -128,36 +128,36 @@ def stage_environment(stage: Stage, run: Run, config: RunConfig) -> tuple[Variab
 
 
 def _built_in(run: Run) -> Iterator[Variable]:
-    """What every stage on every cluster has."""
+    """Yields the variables of every stage on every cluster."""
     yield _own("built-in", "PYTHONUNBUFFERED", "1", "Log lines appear as soon as they are printed.")
     yield _own("built-in", "PYTHONNOUSERSITE", "1", "Packages in ~/.local must not shadow the image's.")
     why = "Keeps Python from importing a directory named trainer in the working directory (Python 3.11 and newer)."
     yield _own("built-in", "PYTHONSAFEPATH", "1", why)
     if run.cluster.code_dir:
-        why = "The code that hpcgen install-code put there comes first."
+        why = "The code from hpcgen install-code takes precedence over the image's."
         yield _own("built-in", "PYTHONPATH", run.cluster.code_dir, why)
 
 
 def _of_hooks(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
-    """What enroot's hooks must be told, so that the container of a stage with GPUs sees them and their network."""
+    """Yields the variables that make enroot's hooks expose GPUs and InfiniBand to the container."""
     if not uses_gpus(stage, run) or runtime(config, run.cluster) == "none":
         return
     hook = "NVIDIA enroot, conf/hooks/98-nvidia.sh"
     why = "If unset, enroot's hook exposes no GPU to the container."
     yield _own("built-in", "NVIDIA_VISIBLE_DEVICES", "all", why, hook)
-    why = "The hook's default is utility alone, without CUDA."
+    why = "The hook's default is utility only, without CUDA."
     yield _own("built-in", "NVIDIA_DRIVER_CAPABILITIES", "compute,utility", why, hook)
     hook = "NVIDIA enroot, conf/hooks/99-mellanox.sh"
     if run.node_type.fabric == "infiniband":
         why = "If unset, enroot's hook exposes no InfiniBand device to the container."
         yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "all", why, hook)
     else:
-        why = "These nodes have no InfiniBand; enroot's hook fails on nodes without."
+        why = "These nodes have no InfiniBand, and enroot's hook would fail."
         yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "void", why, hook)
 
 
 def _of_node_type(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
-    """The facts of the node type that hold for this stage, runtime and PyTorch."""
+    """Yields the node type's variables for this stage, runtime and PyTorch version."""
     if not uses_gpus(stage, run):
         return
     facts = list(run.node_type.environment.items())
@@ -173,13 +173,13 @@ def _of_node_type(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variabl
 
 
 def _of_stage(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
-    """What the stage itself needs."""
+    """Yields the variables that the stage itself needs."""
     for export in stage.exports(run, config):
         yield _own("stage", *export)
     if not uses_gpus(stage, run) and runtime(config, run.cluster) != "none":
         why = "This stage uses no GPU; enroot's 98-nvidia hook is skipped."
         yield _own("stage", "NVIDIA_VISIBLE_DEVICES", "void", why, "NVIDIA enroot, conf/hooks/98-nvidia.sh")
-        why = "This stage uses no InfiniBand; enroot's 99-mellanox hook fails on nodes without."
+        why = "This stage uses no InfiniBand; enroot's 99-mellanox hook would fail on nodes without it."
         yield _own(
             "stage", "MELLANOX_VISIBLE_DEVICES", "void", why, "NVIDIA enroot, conf/hooks/99-mellanox.sh"
         )
@@ -192,33 +192,33 @@ def _own(layer: Layer, name: str, value: str, why: str, origin: str = "hpcgen") 
 def _given(values: Mapping[str, str], layer: Layer, document: Document) -> Iterator[Variable]:
     for name, value in values.items():
         path = f"environment.{name}"
-        # what a file or --set replaced in the file below is shown as hidden too
+        # values replaced by an extending file or --set are reported as overridden too
         for text, origin in (*document.replaced.get(path, ()), (value, document.origin(path) or "")):
-            said: Layer = "override" if origin.startswith("--set") else layer
+            actual_layer: Layer = "override" if origin.startswith("--set") else layer
             why = {
                 "override": "set on the command line",
                 "cluster": "set by the cluster profile",
-            }.get(said, "set by the run file")
-            yield Variable(name=name, value=text, layer=said, why=why, origin=origin)
+            }.get(actual_layer, "set by the run file")
+            yield Variable(name=name, value=text, layer=actual_layer, why=why, origin=origin)
 
 
 def uses_gpus(stage: Stage, run: Run) -> bool:
-    """Whether the stage computes on GPUs of these nodes."""
+    """Returns True if the stage runs on GPUs of these nodes."""
     return stage.uses_gpus and run.node_type.device == "cuda"
 
 
 def library_path(stage: Stage, cluster: ClusterConfig) -> tuple[str, ...]:
-    """Directories in front of LD_LIBRARY_PATH in a stage's tasks."""
+    """Directories to prepend to LD_LIBRARY_PATH in a stage's tasks."""
     return cluster.library_path if stage.uses_gpus else ()
 
 
 def stage_secrets(stage: Stage, config: RunConfig) -> tuple[str, ...]:
-    """Names of the variables that a stage takes from the submitting shell: the run's, and the stage's own."""
+    """Names of the run's and the stage's variables that a job inherits from the submitting shell."""
     return tuple(dict.fromkeys((*config.secrets, *stage.secrets(config))))
 
 
 def environment_warnings(stage: Stage, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
-    """Variables that nothing reads or that undo what the layout or SHARP needs, and SHARP where it is known to fail."""
+    """Yields warnings about variables that are unused or risky, and about SHARP where it is known to fail."""
     config = run.config
     environment = tuple(environment)
     yield from _unread(environment, run)
@@ -234,14 +234,14 @@ def environment_warnings(stage: Stage, run: Run, environment: Iterable[Variable]
 
 
 def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
-    """Variables of the user's or the site's files that nothing reads, or whose value NCCL does not know."""
-    ours: tuple[Layer, ...] = ("built-in", "node type", "stage")
+    """Yields variables from the user's or the site's files that nothing reads, or with a value unknown to NCCL."""
+    own_layers: tuple[Layer, ...] = ("built-in", "node type", "stage")
     facts_file = find_node_type(run.cluster.node_type)
     is_shipped = facts_file is None or facts_file.resolve().is_relative_to(shipped("topologies").resolve())
     for variable in environment:
         name, in_node_type = variable.name, variable.layer == "node type"
-        is_known = name != "NCCL_DEBUG" and any(hidden.layer in ours for hidden in variable.hides)
-        if is_known or (variable.layer in ours and (is_shipped or not in_node_type)):
+        is_known = name != "NCCL_DEBUG" and any(hidden.layer in own_layers for hidden in variable.hides)
+        if is_known or (variable.layer in own_layers and (is_shipped or not in_node_type)):
             continue
         from hpcgen.planning.known_variables import mistake_in
 
@@ -254,13 +254,13 @@ def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
 
 
 def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
-    """Variables by which programs load other code than the job names, from the batch script to the tasks."""
+    """Yields variables that make programs of the job load code that the job does not name."""
     for variable in environment:
         if variable.name == "LD_LIBRARY_PATH":
-            reason = "replaces the image's own, and changes srun and the other programs of the batch script"
-            hint = "remove it, and name the directories in library_path of the cluster profile"
+            reason = "replaces the image's value, and affects srun and other programs of the batch script"
+            hint = "remove it and add the directories to library_path in the cluster profile"
         elif variable.name in LOADS_CODE:
-            reason, hint = "lets programs of the job run code that nothing else names", "remove it"
+            reason, hint = "makes programs of the job run additional code", "remove it"
         else:
             continue
         if variable.layer == "node type":
@@ -273,14 +273,12 @@ def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
 
 
 def _interface_warnings(stage: Stage, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
-    """Without a name, NCCL and gloo each take an interface of their own choice, on every node."""
+    """Yields a warning if NCCL or gloo would choose a network interface by itself on each node."""
     names = {variable.name for variable in environment}
     missing = [name for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if name not in names]
     if missing and make_allocation(stage, run.config, run.cluster, run.node_type).nodes > 1:
-        reason = (
-            f"leaves {' and '.join(missing)} open: nodes that choose different networks wait for one another"
-        )
-        hint = "name the interface (ip -brief address) under environment of the node type or the profile"
+        reason = f"does not set {' and '.join(missing)}, so nodes can choose different networks and wait for each other"
+        hint = "set the interface (see ip -brief address) under environment in the node type or the profile"
         yield Problem("node_type", reason, hint, "cluster")
 
 
@@ -290,50 +288,51 @@ def _about(name: str, run: Run, reason: str, hint: str) -> Problem:
 
 
 def _sharp_warnings(run: Run) -> Iterator[Problem]:
-    """Azure's ai-infrastructure-on-azure, pull request 71: which images and drivers were seen to work."""
+    """Yields the known compatibility of images and drivers (Azure's ai-infrastructure-on-azure, pull request 71)."""
     release = ngc_release(run.config, run.cluster)
     if runtime(run.config, run.cluster) == "none":
-        where, hint = "the SHARP library of the host", "look at the nodes' SHARP and OFED (ofed_info -s)"
+        where, hint = "the host's SHARP library", "check the nodes' SHARP and OFED versions (ofed_info -s)"
     else:
         where = f"image {run.config.container.image or run.cluster.container.image}"
         if release is None:
-            hint = "look at the image's SHARP and the nodes' OFED (ofed_info -s)"
+            hint = "check the image's SHARP version and the nodes' OFED version (ofed_info -s)"
         elif release <= LAST_RELEASE_WITH_SHARP:
-            hint = "look at the nodes' OFED (ofed_info -s)"
+            hint = "check the nodes' OFED version (ofed_info -s)"
         else:
-            hint = "take an image up to 25.01"
+            hint = "use an image up to 25.01"
     reason = (
-        f"is on with {where}: NVIDIA's images up to 25.01 (SHARP 3.9.0) worked with OFED 25.04 on Azure, and "
+        f"may fail with {where}. On Azure with OFED 25.04, NVIDIA's images up to 25.01 (SHARP 3.9.0) worked, and "
+        "25.02 and newer (SHARP 3.10.3) failed with 'LLT QP DEVX transition to RTR error'"
     )
-    reason += "25.02 and newer (3.10.3) failed with 'LLT QP DEVX transition to RTR error'"
-    yield Problem("parallelism.use_sharp", reason, f"{hint}, and try it first: hpcgen render nccl-test")
+    yield Problem(
+        "parallelism.use_sharp", reason, f"{hint}, and test SHARP first with hpcgen render nccl-test"
+    )
 
 
 def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...]) -> Iterator[Problem]:
-    """Variables that a file may not set: those the script computes, and secrets, which go by name."""
+    """Yields variables that a file may not set: those that the script computes, and values of secrets."""
     for name, value in environment.items():
         if name in RESERVED:
             yield Problem(f"environment.{name}", "is set by the script or the image", "remove it")
         elif name.startswith(RESERVED_PREFIXES):
             yield Problem(
-                f"environment.{name}", "changes what Slurm or bash does behind the script's back", "remove it"
+                f"environment.{name}", "would change how Slurm or bash runs the script", "remove it"
             )
         elif name == name.lower() and not name.endswith("_proxy"):
-            # some of them are evaluated as arithmetic, where a text could run a command
-            yield Problem(
-                f"environment.{name}", "is in lower case, as the script's own variables are", "remove it"
-            )
+            # some of the script's variables are evaluated as arithmetic, where a string could run a command
+            reason = "is in lower case, which is reserved for the script's own variables"
+            yield Problem(f"environment.{name}", reason, "remove it")
         elif SECRET.search(name) or SECRET_VALUE.search(value):
-            hint = f"add {name} to secrets and export it where you submit"
+            hint = f"add {name} to secrets and export it in the shell that submits the job"
             yield Problem(
-                f"environment.{name}", "looks like a secret, and would be written into the script", hint
+                f"environment.{name}", "looks like a secret, which would be written into the script", hint
             )
     for index, name in enumerate(secrets):
         yield from _secret_problems(f"secrets[{index}]", name, environment)
 
 
 def node_type_environment_problems(name: str, node_type: NodeType) -> Iterator[Problem]:
-    """Problems of a node type's variables, reported at the profile's key `node_type`."""
+    """Yields problems of a node type's variables, reported at the profile's key `node_type`."""
     values = {**node_type.environment, **node_type.sharp}
     for problem in environment_problems({name: fact.value for name, fact in values.items()}, ()):
         variable = problem.path.removeprefix("environment.")
@@ -342,21 +341,21 @@ def node_type_environment_problems(name: str, node_type: NodeType) -> Iterator[P
 
 
 def _written(node_type: str, variable: str) -> str | None:
-    """Where a node type's file sets a variable."""
+    """File and line where a node type sets a variable."""
     facts = read_node_type(node_type)
     return facts.origin(f"environment.{variable}") or facts.origin(f"sharp.{variable}")
 
 
 def _secret_problems(path: str, name: str, environment: Mapping[str, str]) -> Iterator[Problem]:
     if name in RESERVED or name.startswith(RESERVED_PREFIXES):
-        yield Problem(path, "is not a secret: the script or Slurm sets it", "remove it")
+        yield Problem(path, "is not a secret, because the script or Slurm sets it", "remove it")
     elif name in environment:
-        reason = "has a value under environment, which would replace the one of the submitting shell"
-        yield Problem(path, reason, "remove one of the two")
+        reason = "is also set under environment, which would override the submitting shell's value"
+        yield Problem(path, reason, "remove one of them")
 
 
 def all_environment_problems(run: Run) -> Iterator[Problem]:
-    """What is wrong with the variables of a run, whichever file it stands in."""
+    """Yields all problems with the variables of a run, its cluster profile and its node type."""
     config = run.config
     yield from environment_problems(config.environment, config.secrets)
     if config.data.corpus and config.data.corpus.source.token_variable:
@@ -366,7 +365,5 @@ def all_environment_problems(run: Run) -> Iterator[Problem]:
         yield dataclasses.replace(problem, file="cluster")
     yield from node_type_environment_problems(run.cluster.node_type, run.node_type)
     if run.config.parallelism.use_sharp and not run.node_type.sharp:
-        reason = (
-            f"needs InfiniBand switches that compute, and node type {run.cluster.node_type} names no SHARP"
-        )
+        reason = f"requires switches with SHARP, but node type {run.cluster.node_type} does not define SHARP"
         yield Problem("parallelism.use_sharp", reason, "set it to false")

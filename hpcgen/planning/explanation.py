@@ -1,4 +1,4 @@
-"""Why a stage has the environment that it has: what is exported, computed, taken over, unset and left out."""
+"""The explanation of a stage's environment: variables exported, computed, inherited, unset and absent."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from hpcgen.text import did_you_mean
 
 COMPUTED = {
     **{name: how for stage in STAGES.values() for name, how in stage.script_variables.items()},
-    "HOME": "SCRATCH/hpcgen-CLUSTER-JOBID, for the tasks alone",
-    "TMPDIR": "SCRATCH/hpcgen-CLUSTER-JOBID/tmp, for the tasks alone",
-    "XDG_CACHE_HOME": "SCRATCH/hpcgen-CLUSTER-JOBID/cache, for the tasks alone",
-    "HF_HOME": "SCRATCH/hpcgen-CLUSTER-JOBID/huggingface, for the tasks alone",
-    "TRITON_CACHE_DIR": "SCRATCH/hpcgen-CLUSTER-JOBID/triton, for the tasks alone",
-    "TORCHINDUCTOR_CACHE_DIR": "SCRATCH/hpcgen-CLUSTER-JOBID/inductor, for the tasks alone",
-    "LD_LIBRARY_PATH": "the profile's library_path, then the image's own value, for the tasks alone",
-    "CHECK_MEMLOCK": "1, so that nodes warn where InfiniBand cannot pin memory (ulimit -l)",
+    "HOME": "SCRATCH/hpcgen-CLUSTER-JOBID, for the tasks only",
+    "TMPDIR": "SCRATCH/hpcgen-CLUSTER-JOBID/tmp, for the tasks only",
+    "XDG_CACHE_HOME": "SCRATCH/hpcgen-CLUSTER-JOBID/cache, for the tasks only",
+    "HF_HOME": "SCRATCH/hpcgen-CLUSTER-JOBID/huggingface, for the tasks only",
+    "TRITON_CACHE_DIR": "SCRATCH/hpcgen-CLUSTER-JOBID/triton, for the tasks only",
+    "TORCHINDUCTOR_CACHE_DIR": "SCRATCH/hpcgen-CLUSTER-JOBID/inductor, for the tasks only",
+    "LD_LIBRARY_PATH": "the profile's library_path, then the image's own value, for the tasks only",
+    "CHECK_MEMLOCK": "1, so that nodes warn if InfiniBand cannot pin memory (ulimit -l)",
     "ENROOT_DATA_PATH": "SCRATCH/hpcgen-CLUSTER-JOBID/enroot/data",
     "ENROOT_CACHE_PATH": "SCRATCH/hpcgen-CLUSTER-JOBID/enroot/cache",
     "ENROOT_RUNTIME_PATH": "SCRATCH/hpcgen-CLUSTER-JOBID/enroot/run",
     "ENROOT_TEMP_PATH": "SCRATCH/hpcgen-CLUSTER-JOBID/tmp",
-    "ENROOT_MOUNT_HOME": "no, over the node's enroot.conf",
-    "ENROOT_ROOTFS_WRITABLE": "no, over the node's enroot.conf",
+    "ENROOT_MOUNT_HOME": "no, overriding the node's enroot.conf",
+    "ENROOT_ROOTFS_WRITABLE": "no, overriding the node's enroot.conf",
 }
-"""Variables that a script sets when the job runs, and to what. RUN_DIR and SCRATCH stand for the run's own."""
+"""Variables that a script sets when the job runs, and their values. RUN_DIR and SCRATCH stand for the run's paths."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """A variable that the stage does not have, and the change that would give it."""
+    """A variable that the stage does not have, and the change that would set it."""
 
     variable: Variable
     change: str
-    """Options of the command line: "--set parallelism.use_sharp=true"."""
+    """Command-line options, such as "--set parallelism.use_sharp=true"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,24 +67,24 @@ class Explanation:
     """The cluster's name and its node type's description."""
     run_dir: str
     variables: tuple[Variable, ...]
-    """What the script exports, by name."""
+    """Variables that the script exports, sorted by name."""
     computed: Mapping[str, str]
     """Name -> how the script sets it in the job."""
     secrets: tuple[str, ...]
-    """Names whose values the job takes from the submitting shell."""
+    """Names of variables that the job inherits from the submitting shell."""
     absent: tuple[Absent, ...]
     warnings: tuple[str, ...]
 
     def container_environment(self) -> tuple[str, ...]:
-        """Names for pyxis's --container-env: of the variables that a launch script must have or compute."""
+        """Names for pyxis's --container-env: the variables that a launch script must set or compute."""
         rendezvous = RENDEZVOUS if STAGES[self.stage].uses_gpus else ()
         return tuple(sorted({variable.name for variable in self.variables} | {*rendezvous, *self.secrets}))
 
     def only(self, patterns: Sequence[str]) -> Explanation:
-        """What is said of the variables that `patterns` name (NCCL_DEBUG, or NCCL_*); all without any.
+        """The part of the explanation about variables that match `patterns`, such as NCCL_*; everything if empty.
 
         Raises:
-            ConfigErrors: every pattern that names none.
+            ConfigErrors: patterns match no variable.
         """
         if not patterns:
             return self
@@ -98,32 +98,32 @@ class Explanation:
         )
 
     def names(self) -> list[str]:
-        """Every variable that there is something to say about."""
+        """Names of all variables that are explained."""
         of_variables = [v.name for v in (*self.variables, *(a.variable for a in self.absent))]
         return [*of_variables, *self.computed, *self.secrets]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What one environment changes against another one of the same stage."""
+    """The differences between two environments of the same stage."""
 
     stage: str
     added: tuple[Variable, ...]
     removed: tuple[Variable, ...]
     changed: tuple[tuple[Variable, Variable], ...]
-    """Before and after, where the values differ."""
+    """Pairs of variables before and after, for those whose values differ."""
     same: int
-    """Variables with one value in both."""
+    """Number of variables with the same value in both."""
     added_secrets: tuple[str, ...]
     removed_secrets: tuple[str, ...]
 
 
 def explain(name: str, run: Run) -> Explanation:
-    """Everything there is to say about the environment of the stage `name`, whether or not its data files are there.
+    """Explains the environment of the stage `name`. Its data files need not exist.
 
     Raises:
-        ConfigErrors: mistakes in the run file, and variables that a file may not set.
-        HpcgenError: the run directory has a path that no script can use.
+        ConfigErrors: the run file has mistakes, or a file sets variables that it may not set.
+        HpcgenError: scripts cannot use the path of the run directory.
     """
     mistakes = [*run.mistakes, *(_described(run, problem) for problem in all_environment_problems(run))]
     if mistakes:
@@ -143,10 +143,10 @@ def explain(name: str, run: Run) -> Explanation:
 
 
 def compare(before: Explanation, after: Explanation, patterns: Sequence[str] = ()) -> Difference:
-    """What `after` changes against `before`, in the variables that `patterns` name.
+    """Compares `after` with `before`, for variables that match `patterns`.
 
     Raises:
-        ConfigErrors: every pattern that names a variable of neither.
+        ConfigErrors: patterns match no variable of either.
     """
     names = [*before.names(), *after.names()]
     _require_known(patterns, after.stage, names, (*before.secrets, *after.secrets))
@@ -167,7 +167,7 @@ def compare(before: Explanation, after: Explanation, patterns: Sequence[str] = (
 
 
 def by_change(absent: Iterable[Absent]) -> dict[str, list[Variable]]:
-    """The variables that each change would give."""
+    """Groups variables by the change that would set them."""
     changes: dict[str, list[Variable]] = {}
     for item in absent:
         changes.setdefault(item.change, []).append(item.variable)
@@ -175,12 +175,12 @@ def by_change(absent: Iterable[Absent]) -> dict[str, list[Variable]]:
 
 
 def leaked(names: Iterable[str], secrets: Sequence[str]) -> tuple[str, ...]:
-    """Those of a submitting shell's variables that the script unsets."""
+    """The variables of a submitting shell that the script unsets."""
     return tuple(sorted(name for name in names if name not in secrets and matches(name, LEAKED)))
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the patterns of a shell fits `name`; no patterns at all fit every name."""
+    """Returns True if `name` matches one of the shell patterns, or if there are none."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -191,7 +191,7 @@ def _described(run: Run, problem: Problem) -> str:
 
 
 def _computed(stage: Stage, run: Run, config: RunConfig) -> Iterator[str]:
-    """Names that the script of the stage sets in the job, as the templates do."""
+    """Yields the names of variables that the stage's script sets when the job runs, following the templates."""
     yield from stage.script_variables
     yield from ON_SCRATCH
     if library_path(stage, run.cluster):
@@ -207,7 +207,7 @@ def _in_place(how: str, run: Run, config: RunConfig) -> str:
 
 
 def _absent(stage: Stage, run: Run, config: RunConfig, present: set[str]) -> Iterator[Absent]:
-    """What the stage would have besides, with another setting or in another stage: the nearest change of each."""
+    """Yields variables that another setting or another stage would have, each with the smallest such change."""
     found = set(present)
     for change, other_stage, other in _changes(stage, run, config):
         for variable in stage_environment(other_stage, run, other):
@@ -217,7 +217,7 @@ def _absent(stage: Stage, run: Run, config: RunConfig, present: set[str]) -> Ite
 
 
 def _changes(stage: Stage, run: Run, config: RunConfig) -> Iterator[tuple[str, Stage, RunConfig]]:
-    """One setting changed, then another stage, then both."""
+    """Yields changes in order of size: one setting, another stage, then both."""
     settings = list(_settings(run, config))
     others = [other for other in STAGES.values() if other is not stage]
     yield from ((f"--set {setting}", stage, other) for setting, other in settings)
@@ -228,7 +228,7 @@ def _changes(stage: Stage, run: Run, config: RunConfig) -> Iterator[tuple[str, S
 
 
 def _settings(run: Run, config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """The settings of a run file that variables depend on, each changed alone."""
+    """Yields the settings on which variables depend, each changed separately."""
     if run.node_type.sharp:
         parallelism = dataclasses.replace(config.parallelism, use_sharp=True)
         yield "parallelism.use_sharp=true", dataclasses.replace(config, parallelism=parallelism)
@@ -240,12 +240,12 @@ def _settings(run: Run, config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
         yield "container.runtime=pyxis", dataclasses.replace(config, container=container)
     for version in _torch_versions(run):
         container = dataclasses.replace(config.container, torch_version=version)
-        # quoted twice: for the shell, and as a text of YAML
+        # quoted twice: for the shell, and as a YAML string
         yield f"container.torch_version=\"'{version}'\"", dataclasses.replace(config, container=container)
 
 
 def _torch_versions(run: Run) -> list[str]:
-    """A PyTorch in each range that the node type tells apart: ">=2.9" gives 2.9, "<2.8" gives 2.7."""
+    """A PyTorch version in each range that the node type distinguishes: 2.9 for ">=2.9", 2.7 for "<2.8"."""
     facts = (*run.node_type.environment.values(), *run.node_type.sharp.values())
     return [_version_in(wanted) for wanted in dict.fromkeys(fact.torch for fact in facts) if wanted]
 
@@ -264,10 +264,10 @@ def _require_known(patterns: Sequence[str], stage: str, names: Sequence[str], se
 
 
 def _unknown(name: str, stage: str, names: Sequence[str], secrets: Sequence[str]) -> str:
-    """What there is to say about a name that no stage of the run sets."""
+    """The error for a name that no stage of the run sets."""
     if name in RESERVED:
-        return f"{name}: Slurm, the container or the image sets it; a run file may not, and stage {stage} does not"
+        return f"{name}: stage {stage} does not set it, and a run file may not; Slurm, the container or the image does"
     hint = did_you_mean(name.upper(), sorted(set(names)), most=3, cutoff=0.75)
     if not hint and leaked([name], secrets):
-        hint = "and one of the submitting shell is unset: set it under environment in the run file"
+        hint = "it is unset if the submitting shell exports it. To use it, set it under environment in the run file"
     return f"{name if name.isprintable() else ascii(name)}: no stage sets it" + (f"; {hint}" if hint else "")

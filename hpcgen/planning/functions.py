@@ -1,4 +1,4 @@
-"""Whether the files of the user's functions define them: read as text, never imported."""
+"""Checks that files define the functions named in the run file, by parsing and never importing them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trainer.contract.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
 
 
 def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
-    """Errors: functions that their files do not define. Warnings: files that this Python cannot parse.
+    """Returns errors for functions that their files do not define, and warnings for files that cannot be parsed.
 
-    The paths of `config` are absolute. What is installed is not looked for: the job may run elsewhere. Files that
-    cannot be read here are left to the planning of the stage's inputs.
+    The paths of `config` are absolute. Installed modules are not checked, because the job may use another environment.
+    Files that cannot be read here are reported as missing inputs of the stage.
     """
     errors, warnings = [], []
     for key in FUNCTION_KEYS:
@@ -36,17 +36,17 @@ def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
             continue
         if defined is not None and match["name"] not in defined:
             known = ", ".join(sorted(each for each in defined if not each.startswith("_"))) or "none"
-            hint = did_you_mean(match["name"], defined) or f"it has {known}"
+            hint = did_you_mean(match["name"], defined) or f"it defines {known}"
             errors.append(Problem(key, f"names {match['name']}, which {file} does not define", hint))
     return errors, warnings
 
 
 def names_defined(source: bytes) -> set[str] | None:
-    """The names that a module binds at its top level; None where that cannot be told without running it.
+    """The names that a module binds at its top level; None if they cannot be determined without running it.
 
     Raises:
-        SyntaxError: this Python cannot parse it.
-        ValueError: it is not text.
+        SyntaxError: this Python cannot parse the source.
+        ValueError: the source is not text.
     """
     found: set[str] = set()
     for statement in _statements(ast.parse(source).body):
@@ -67,7 +67,7 @@ def names_defined(source: bytes) -> set[str] | None:
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when the module does, those within if, for, try and with among them."""
+    """Yields the statements that run on import, including those within if, for, try and with."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

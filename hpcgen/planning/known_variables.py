@@ -1,4 +1,4 @@
-"""Names of environment variables: those that NCCL and PyTorch read, and those that people write instead."""
+"""Names of environment variables that NCCL and PyTorch read, and common mistakes in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcgen.text import nearest
 
 SIMILARITY = 0.82
-"""Of a misspelt name to the right one, as difflib counts it."""
+"""Minimum difflib ratio between a misspelled name and the correct one."""
 
 WRONG_NAMES = {
     "NCCL_IB_QPS_PER_CONN": "NCCL_IB_QPS_PER_CONNECTION",
@@ -36,48 +36,48 @@ WRONG_NAMES = {
     "PYTORCH_CUDA_ALLOCATOR_CONF": "PYTORCH_CUDA_ALLOC_CONF",
     "MASTER_ADDRESS": "MASTER_ADDR",
 }
-"""What nothing reads -> what was meant."""
+"""Name that nothing reads -> intended name."""
 
 UNREAD = {
     "NCCL_TIMEOUT": "NCCL has no timeout; Megatron-LM's is --distributed-timeout-minutes",
     "NCCL_CROSS_DC": "NCCL has no such setting",
     "MEGATRON_NUM_MICROBATCHES": "the number follows from --global-batch-size, --micro-batch-size and the layout",
 }
-"""Names that nothing reads, with what to do instead."""
+"""Name that nothing reads -> explanation."""
 
 RENAMED = {
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
     "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
     "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
 }
-"""PyTorch's variables that got a prefix in 2.2, without NCCL_ASYNC_ERROR_HANDLING, whose effect became the default."""
+"""PyTorch variables that got a prefix in 2.2, except NCCL_ASYNC_ERROR_HANDLING, whose effect became the default."""
 
 PLUGIN_PREFIXES = (
     "NCCL_OFI_", "NCCL_FASTRAK_", "NCCL_GPUDIRECT", "NCCL_IBEXT_", "NCCL_SHARP_", "NCCL_UCX_", "NCCL_TESTS",
     "NCCL_TEST_", "NCCL_NETDEVS_", "NCCL_TUNER_", "NCCL_PROFILER_", "NCCL_RDMA_", "NCCL_INSPECTOR_",
 )  # fmt: skip
-"""Of plugins and of nccl-tests, whose names are not listed here."""
+"""Prefixes of variables of plugins and of nccl-tests, which are not checked."""
 
 BUILD_NAMES = frozenset((
     "NCCL_HOME", "NCCL_ROOT", "NCCL_ROOT_DIR", "NCCL_DIR", "NCCL_PATH", "NCCL_VERSION", "NCCL_INCLUDE_DIR",
     "NCCL_LIB_DIR", "NCCL_LIBRARY", "NCCL_INCLUDE", "NCCL_LIB", "NCCL_LIBRARIES", "NCCL_PREFIX",
 ))  # fmt: skip
-"""Where NCCL lies: for compilers, and for scripts."""
+"""Variables for compilers and scripts with NCCL's location or version."""
 
 
 DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
-"""What NCCL_DEBUG may be."""
+"""Valid values of NCCL_DEBUG."""
 
 
 @functools.cache
 def known() -> frozenset[str]:
-    """Every variable that NCCL or PyTorch's NCCL and gloo backends read."""
+    """All variables that NCCL or PyTorch's NCCL and gloo backends read."""
     text = (Path(__file__).parent / "known_variables.txt").read_text(encoding="utf-8")
     return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
 
 
 def right_name(name: str) -> str | None:
-    """What a name that nothing reads was meant to be; None when it is right, or nothing is like it."""
+    """The intended name for a name that nothing reads; None if the name is correct or no name is similar."""
     if name in WRONG_NAMES:
         return WRONG_NAMES[name]
     if not is_checked(name) or name in UNREAD or name in known():
@@ -86,18 +86,18 @@ def right_name(name: str) -> str | None:
 
 
 def is_checked(name: str) -> bool:
-    """Whether the list says all names of its kind: NCCL's own, and PyTorch's for NCCL."""
-    is_ours = name.startswith(("NCCL_", "TORCH_NCCL_")) or name.startswith("GLOO_SOCKET")
-    return is_ours and not name.startswith(PLUGIN_PREFIXES) and name not in BUILD_NAMES
+    """Returns True for names whose kind is listed completely: NCCL's own, and PyTorch's for NCCL and gloo."""
+    is_listed = name.startswith(("NCCL_", "TORCH_NCCL_")) or name.startswith("GLOO_SOCKET")
+    return is_listed and not name.startswith(PLUGIN_PREFIXES) and name not in BUILD_NAMES
 
 
 def mistake_in(name: str, value: str) -> tuple[str, str] | None:
-    """Why nothing reads a variable or its value, and what to write instead; None for what may be right."""
+    """Reason and hint for a variable that nothing reads or whose value is invalid; None if it may be correct."""
     if right := right_name(name):
-        return "is read by nothing", f"did you mean {right}?"
+        return "has no effect, because nothing reads it", f"did you mean {right}?"
     if name in UNREAD:
-        return f"is read by nothing: {UNREAD[name]}", "remove it"
+        return f"has no effect: {UNREAD[name]}", "remove it"
     if name == "NCCL_DEBUG" and value.upper() not in DEBUG_LEVELS:
         close = next((level for level in DEBUG_LEVELS if value.upper().startswith(level)), "WARN")
-        return f"is {value}, which NCCL takes for silence: it is none of its levels", f"did you mean {close}?"
+        return f"is {value}, which is not a level, so NCCL prints nothing", f"did you mean {close}?"
     return None

@@ -1,4 +1,4 @@
-"""How a world of ranks is cut into tensor, pipeline, context and data parallel axes."""
+"""The layout: how ranks are divided into tensor, pipeline, context and data parallel axes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConf
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The axes of a run whose sizes fit together; `make` builds one, and only where they do.
+    """The axes of a run. `make` builds a layout only if the sizes are consistent.
 
-    Names are Megatron-Core's; `virtual_pipeline_model_parallel_size` is 1 without the interleaved schedule.
+    The names are Megatron-Core's. `virtual_pipeline_model_parallel_size` is 1 without the interleaved schedule.
     """
 
     world_size: int
@@ -22,15 +22,15 @@ class Layout:
     context_parallel_size: int
     data_parallel_size: int
     num_microbatches: int
-    """Forward passes of one data-parallel rank in one optimizer step."""
+    """Number of forward passes of a data-parallel rank per optimizer step."""
     num_layers_per_chunk: int
-    """Transformer layers of one model chunk; a stage holds virtual_pipeline_model_parallel_size chunks."""
+    """Transformer layers per model chunk. A stage has virtual_pipeline_model_parallel_size chunks."""
 
     @classmethod
     def make(
         cls, model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, world_size: int
     ) -> Layout | None:
-        """The layout; None where ranks, batch or layers cannot be shared out evenly (the rules say why)."""
+        """The layout; None if ranks, batch or layers cannot be divided evenly (the rules report why)."""
         stages = parallelism.pipeline_model_parallel_size
         chunks = parallelism.virtual_pipeline_model_parallel_size or 1
         data_parallel_size, ranks_left = divmod(world_size, model_parallel_size(parallelism))
@@ -54,12 +54,12 @@ class Layout:
 
     @property
     def model_parallel_size(self) -> int:
-        """Ranks that hold one replica of the model: tensor x pipeline x context."""
+        """Number of ranks per model replica: tensor x pipeline x context."""
         return self.world_size // self.data_parallel_size
 
     @property
     def bubble_fraction(self) -> float:
-        """Idle time of the pipeline over its computing time, (PP - 1) / (VPP x num_microbatches).
+        """Idle time of the pipeline relative to its compute time, (PP - 1) / (VPP x num_microbatches).
 
         Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
         arXiv 2104.04473, section 2.2.
@@ -68,7 +68,7 @@ class Layout:
         return (self.pipeline_model_parallel_size - 1) / chunks
 
     def __str__(self) -> str:
-        """As people write it: "TP4 PP8 VPP6 CP1 DP4, 384 microbatches on 128 ranks"."""
+        """The common notation: "TP4 PP8 VPP6 CP1 DP4, 384 microbatches on 128 ranks"."""
         axes = (
             f"TP{self.tensor_model_parallel_size} PP{self.pipeline_model_parallel_size} "
             f"VPP{self.virtual_pipeline_model_parallel_size} CP{self.context_parallel_size} "
@@ -79,7 +79,7 @@ class Layout:
 
 
 def model_parallel_size(parallelism: ParallelismConfig) -> int:
-    """Ranks that one replica of the model needs: tensor x pipeline x context."""
+    """Number of ranks that a model replica needs: tensor x pipeline x context."""
     return (
         parallelism.tensor_model_parallel_size
         * parallelism.pipeline_model_parallel_size

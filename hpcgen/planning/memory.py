@@ -1,9 +1,9 @@
-"""What one device must hold: parameters with their gradients and optimizer state, and activations.
+"""Memory estimate of one device: parameters with their gradients and optimizer state, and activations.
 
 The activation terms are those of Korthikanti et al., "Reducing activation recomputation in large transformer
-models", arXiv 2205.05198, section 4, written per term so that grouped queries and gated MLPs fit; for GPT-3
-shapes with dropout they sum to the paper's s x b x h x (10 + 24 / TP). Attention is taken to be fused: its
-score matrix is never stored. In FP8 some inputs are kept in one byte in place of two; the estimate is bf16's.
+models", arXiv 2205.05198, section 4, with separate terms to cover grouped queries and gated MLPs. For GPT-3 shapes with
+dropout they sum to the paper's s x b x h x (10 + 24 / TP). Attention is assumed to be fused, so its score matrix is
+never stored. In FP8 some inputs take one byte in place of two; the estimate uses the bf16 sizes.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConf
 
 GIB = 1024**3
 LOGIT_BYTES = 4
-"""Logits and their gradient in bf16; what the unfused cross-entropy keeps goes before the backward pass ends."""
+"""Logits and their gradient in bf16. The buffers of the unfused cross entropy are freed during the backward pass."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on the fullest device, by what holds them; fragmentation, NCCL and CUDA itself come on top."""
+    """Bytes on the device with the most memory in use, without fragmentation, NCCL and CUDA itself."""
 
     parameter_bytes: int
     """Weights, gradients and optimizer state."""
     activation_bytes: int
-    """What the forward passes in flight keep for their backward passes, and the logits."""
+    """Activations kept for the backward passes of the microbatches in flight, and the logits."""
 
     @property
     def total_gib(self) -> float:
-        """Both together (GiB)."""
+        """Total in GiB."""
         return (self.parameter_bytes + self.activation_bytes) / GIB
 
 
 def estimate_memory(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, layout: Layout
 ) -> MemoryEstimate:
-    """The estimate for the resolved `model`; tests hold it to 6% of what GPUs showed."""
+    """The estimate for the resolved `model`. Tests check that it is within 6% of GPU measurements."""
     parameters = _parameters_per_device(model, layout)
     in_flight = _layers_in_flight(layout)
     tokens = training.micro_batch_size * model.seq_length // layout.context_parallel_size
@@ -50,22 +50,22 @@ def estimate_memory(
     else:
         activations = int(in_flight * per_layer)
     if training.cuda_graph_impl != "none":
-        # A mask of a byte per query and key for each layer in flight (transformer_layer.py, get_layer_static_inputs).
+        # one mask byte per query and key for each layer in flight (transformer_layer.py, get_layer_static_inputs)
         activations += int(in_flight * tokens * model.seq_length)
     assert model.padded_vocab_size
     if layout.pipeline_model_parallel_size == 1:
-        # With more stages the logits are on the last one, which keeps the fewest microbatches.
+        # with several stages, the logits are on the last one, which has the fewest microbatches in flight
         activations += LOGIT_BYTES * tokens * model.padded_vocab_size // layout.tensor_model_parallel_size
     scale = 2 if training.precision == "fp32" else 1
     return MemoryEstimate(int(parameters * bytes_per_parameter(training, layout)), scale * activations)
 
 
 def bytes_per_parameter(training: TrainingConfig, layout: Layout) -> float:
-    """Bytes of a parameter on a device that holds it; the distributed optimizer shards over DP x CP.
+    """Bytes per parameter on a device. The distributed optimizer shards its state over DP x CP.
 
     bf16 and fp16: weight 2, fp32 gradient 4, and fp32 copy and two moments 12 / shards (Megatron-Core's
     docs/api-guide/dist_optimizer.md). fp32: weight 4, gradient 4, and two moments 8 / shards. FP8 adds a byte for
-    the weight and one for its transpose, which Transformer Engine keeps from micro-batch to micro-batch.
+    the weight and one for its transpose, which Transformer Engine caches between microbatches.
     """
     shards = layout.data_parallel_size * layout.context_parallel_size
     if training.precision == "fp32":
@@ -74,7 +74,7 @@ def bytes_per_parameter(training: TrainingConfig, layout: Layout) -> float:
 
 
 def _parameters_per_device(model: ModelConfig, layout: Layout) -> float:
-    """Parameters of the fullest pipeline stage over TP, as if norms and biases were split too."""
+    """Parameters of the largest pipeline stage divided by TP, as if norms and biases were sharded too."""
     stages = layout.pipeline_model_parallel_size
     assert model.padded_vocab_size
     assert model.max_position_embeddings
@@ -88,7 +88,7 @@ def _parameters_per_device(model: ModelConfig, layout: Layout) -> float:
 
 
 def _layers_in_flight(layout: Layout) -> float:
-    """Layers of the first stage times the microbatches that it keeps (arXiv 2205.05198, section 4.2.3)."""
+    """Layers of the first stage times its microbatches in flight (arXiv 2205.05198, section 4.2.3)."""
     stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
     layers_per_stage = layout.num_layers_per_chunk * chunks
     if chunks > 1:
@@ -97,7 +97,7 @@ def _layers_in_flight(layout: Layout) -> float:
 
 
 def _layer_activation_bytes(model: ModelConfig, parallelism: ParallelismConfig) -> float:
-    """Bytes in bf16 that one layer keeps for one token on one device."""
+    """Activation bytes of one layer for one token on one device, in bf16."""
     assert model.kv_channels
     assert model.num_query_groups
     assert model.ffn_hidden_size
@@ -105,9 +105,9 @@ def _layer_activation_bytes(model: ModelConfig, parallelism: ParallelismConfig) 
     query_size = model.kv_channels * model.num_attention_heads
     key_value_size = 2 * model.kv_channels * model.num_query_groups
     fc1_size = model.ffn_hidden_size * (2 if model.swiglu else 1)
-    # Inputs of both norms, of the QKV product and of the MLP, and a one-byte mask per residual dropout.
+    # inputs of both norms, the QKV projection and the MLP, and a one-byte mask per residual dropout
     outside = model.hidden_size * (8 + (2 if model.hidden_dropout else 0))
-    # Query, key and value, the attention's output, and the MLP before and after its activation function.
+    # query, key and value, the attention output, and the MLP before and after its activation function
     inside = 2 * (query_size + key_value_size + query_size + fc1_size + model.ffn_hidden_size)
     return (
         outside / tensor_parallel if parallelism.sequence_parallel else outside
@@ -117,10 +117,11 @@ def _layer_activation_bytes(model: ModelConfig, parallelism: ParallelismConfig) 
 def _recomputed_activation_bytes(
     training: TrainingConfig, layout: Layout, in_flight: float, per_layer: float, layer_input: int
 ) -> int:
-    """Full recomputation: inputs of the recomputed layers, the others whole, and the group at work whole.
+    """Activations with full recomputation.
 
-    Recomputed layers come in groups of recompute_num_layers with one stored input each (uniform), or are the
-    first recompute_num_layers of every chunk, each with its own (block).
+    These are the inputs of the recomputed layers, all activations of the other layers, and those of the group being
+    recomputed. Recomputed layers form groups of recompute_num_layers with one stored input each (uniform), or are the
+    first recompute_num_layers of every chunk with one stored input per layer (block).
     """
     num_layers = training.recompute_num_layers or 1
     if training.recompute_method == "uniform":

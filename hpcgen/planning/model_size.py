@@ -1,15 +1,15 @@
-"""Sizes that follow from the shape of a model alone: its parameters, their number, and the bytes of a checkpoint."""
+"""Sizes that follow from the shape of a model: number and names of parameters, and the bytes of a checkpoint."""
 
 from __future__ import annotations
 
 from trainer.contract.config import ModelConfig
 
 CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp16": 14, "fp32": 16}
-"""The weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 each)."""
+"""Weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 bytes each)."""
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Trainable parameters of the resolved `model`, exactly as Megatron-Core's GPTModel has them."""
+    """Number of trainable parameters of the resolved `model`, identical to Megatron-Core's GPTModel."""
     assert model.max_position_embeddings
     assert model.padded_vocab_size
     num_tables = 2 if model.untie_embeddings_and_output_weights else 1
@@ -19,7 +19,7 @@ def parameter_count(model: ModelConfig) -> int:
 
 
 def layer_parameter_count(model: ModelConfig) -> int:
-    """Parameters of one transformer layer of the resolved `model`."""
+    """Number of parameters in one transformer layer of the resolved `model`."""
     assert model.kv_channels
     assert model.num_query_groups
     assert model.ffn_hidden_size
@@ -36,14 +36,14 @@ def _norm_parameter_count(model: ModelConfig) -> int:
 
 
 def checkpoint_bytes(model: ModelConfig, precision: str) -> int:
-    """Bytes of one checkpoint of the resolved `model`: weights and optimizer state."""
+    """Size of one checkpoint of the resolved `model` in bytes: weights and optimizer state."""
     return CHECKPOINT_BYTES_PER_PARAMETER[precision] * parameter_count(model)
 
 
 def parameter_names(model: ModelConfig, *, transformer_engine: bool = False) -> list[str]:
-    """Global names of the parameters of the resolved `model`, as Megatron-Core's GPTModel has them.
+    """Parameter names of the resolved `model` in Megatron-Core's GPTModel, unsharded.
 
-    Transformer Engine's layers hold the norm before a matrix product together with it.
+    Transformer Engine's layers fuse a norm with the matrix product that follows it.
     """
     biases = ("bias",) if model.add_bias_linear else ()
     norm = ("weight", "bias") if model.normalization == "LayerNorm" else ("weight",)

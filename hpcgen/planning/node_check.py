@@ -1,4 +1,4 @@
-"""What a node must have, for the check that node-health and a training job's preflight run on the host."""
+"""The expected properties of a node, for the host check of node-health and of a training job's preflight."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hpcgen.config.loader import Run
 from hpcgen.config.node_type import Health, NodeType
 
 EXCLUDED_S = 24 * 3600
-"""How long a bad node is left out: a virtual machine that was replaced comes back under its old name."""
+"""Seconds for which a bad node is excluded. After that, the name may belong to a replaced virtual machine."""
 SCRATCH_GIB = 10
-"""Room that caches, temporary files and a container's start need on the node-local disk."""
+"""Free space needed on the node-local disk for caches, temporary files and starting a container."""
 
 
 def node_check(run: Run) -> dict[str, object]:
-    """Settings of templates/lib/node-check.sh."""
+    """Settings for templates/lib/node-check.sh."""
     expectations = [*_expectations(run.node_type), f"scratch={SCRATCH_GIB}:{run.cluster.scratch}"]
     return {
         "node_expectations": expectations,
@@ -24,7 +24,7 @@ def node_check(run: Run) -> dict[str, object]:
 
 
 def _expectations(node_type: NodeType) -> Iterator[str]:
-    """NAME=VALUE for each fact of the node type that the host can be asked about."""
+    """Yields NAME=VALUE for each fact of the node type that can be checked on the host."""
     if node_type.device == "cuda":
         yield f"gpus={node_type.gpus_per_node}"
     for nic in node_type.nics:

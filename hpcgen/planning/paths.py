@@ -1,4 +1,4 @@
-"""Where a run reads and writes: every path of a run file made absolute."""
+"""The paths of a run: relative paths become absolute, and invalid ones are reported."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BLENDS = ("datasets", "train", "valid", "test")
 
 
 def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
-    """`config` with every relative path taken from `directory`, the folder of the run file.
+    """`config` with every relative path resolved against `directory`, the directory of the run file.
 
     Raises:
-        HpcgenError: the folder's name would change where sbatch writes the log of the run.
+        HpcgenError: the path of the run directory contains %, which sbatch would expand in the name of the log.
     """
 
     def here(path: str) -> str:
@@ -37,8 +37,8 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
     run_dir = here(config.paths.run_dir)
     if "%" in run_dir:
         raise HpcgenError(
-            f"{run_dir}: sbatch reads % in the path of its log as a pattern",
-            "move the run file, or give paths.run_dir as an absolute path",
+            f"{run_dir}: the path contains %, which sbatch would expand in the name of the log",
+            "move the run file, or set paths.run_dir to an absolute path",
         )
     data = config.data
     corpus = data.corpus and dataclasses.replace(
@@ -82,14 +82,14 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
 
 
 def import_files(config: RunConfig) -> tuple[str, ...]:
-    """The files whose functions the trainer calls."""
+    """The files that contain custom functions of the trainer."""
     paths = (config.model.layer_spec, config.model.model_provider, config.optimizer.lr_schedule)
     files = (imports.file_of(path) for path in paths if path is not None)
     return tuple(dict.fromkeys(file for file in files if file is not None))
 
 
 def trainer_data(config: RunConfig) -> BlendConfig:
-    """The blend that the trainer reads: the one that is given, else what is made of the corpus."""
+    """The blend that the trainer reads: the one in the run file, or else the pairs of the corpus."""
     data = config.data
     fields = {field.name: getattr(data, field.name) for field in dataclasses.fields(BlendConfig)}
     if not (data.datasets or data.train or data.mock) and data.corpus is not None:
@@ -98,15 +98,12 @@ def trainer_data(config: RunConfig) -> BlendConfig:
 
 
 def plain_path_problems(config: RunConfig) -> Iterator[Problem]:
-    """A run directory that is no directory of its own, and wrong paths of the trainer's sections.
-
-    The types of these carry no pattern.
-    """
+    """Yields problems of the run directory and of paths in the trainer's sections, whose types have no pattern."""
     if os.path.normpath(config.paths.run_dir) in ("/", "//"):
-        yield Problem("paths.run_dir", "is the whole file system", "name a directory of its own")
+        yield Problem("paths.run_dir", "is the root directory", "use a directory for this run only")
     for path, value in _trainer_paths(config):
         if not value:
-            yield Problem(path, "is empty", "name a path, or leave the key out")
+            yield Problem(path, "is empty", "set a path, or remove the key")
         elif reason := PATH.reason(value):
             yield Problem(path, reason)
 
@@ -135,10 +132,10 @@ def _trainer_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def corpus_job(config: RunConfig) -> CorpusJob:
-    """What the data stages of a run must know; the paths of `config` are absolute.
+    """The input of a run's data stages. The paths of `config` are absolute.
 
-    It goes into scripts and into the folders of jobs, and so without the addresses of the source, which may hold a
-    signature: the manifest has them.
+    It is written into scripts and job directories, so it omits the URLs of the source, which may contain signatures.
+    The manifest has them.
 
     Raises:
         HpcgenError: the run has no corpus.
@@ -149,19 +146,19 @@ def corpus_job(config: RunConfig) -> CorpusJob:
 
 
 def planning_job(config: RunConfig) -> CorpusJob:
-    """The same with the source, for `hpcgen data plan`. Not to be written anywhere.
+    """The corpus with its source, for `hpcgen data plan`. It must not be written to a file.
 
     Raises:
         HpcgenError: the run has no corpus.
     """
     corpus = config.data.corpus
     if corpus is None:
-        raise HpcgenError("data.corpus is missing", "say where the corpus comes from and where it goes")
+        raise HpcgenError("data.corpus is missing", "set at least its directory, source and num_output_files")
     return CorpusJob(
         corpus=corpus, tokenizer=config.data.tokenizer, share=config.share, selection=selection(corpus)
     )
 
 
 def manifest_of(corpus: CorpusConfig) -> str:
-    """Where `hpcgen data plan` writes the list of the corpus's files."""
+    """Path of the manifest, the list of the corpus's files that `hpcgen data plan` writes."""
     return f"{corpus.directory}/manifest.jsonl"

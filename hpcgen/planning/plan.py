@@ -1,4 +1,4 @@
-"""The plan of a run: everything that is decided before anything is written or submitted."""
+"""The plan of a run: all decisions made before anything is written or submitted."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import plan_training
 from hpcgen.stages import STAGES, Stage
 from hpcgen.stages.train import TRAIN
+from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the stages will do, and everything worth a warning."""
+    """The plans of the stages, and all warnings."""
 
     run: Run
     config: RunConfig
     """The run file with absolute paths."""
     stages: dict[str, StagePlan]
     trainer: TrainerConfig | None
-    """The trainer's resolved configuration; None when no stage is planned that reads it."""
+    """The trainer's resolved configuration; None if no planned stage reads it."""
     layout: Layout | None
     warnings: tuple[str, ...]
 
@@ -50,17 +51,17 @@ class Plan:
 def plan(
     run: Run, stages: Collection[str] = (TRAIN.name,), *, exists: Callable[[str], bool] = os.path.exists
 ) -> Plan:
-    """Plans `stages` of a run, by the names of hpcgen.stages.
+    """Plans `stages` of a run, given by their names.
 
-    `exists` answers for the data files, which only the login node can see now.
+    `exists` checks for data files on the login node.
 
     Raises:
-        ConfigErrors: every mistake of the run file and every rule that the run breaks.
-        HpcgenError: an unknown stage.
+        ConfigErrors: the run file has mistakes or breaks rules. Lists all of them.
+        HpcgenError: a stage is unknown.
     """
     stages = [stages] if isinstance(stages, str) else stages
     if unknown := [stage for stage in stages if stage not in STAGES]:
-        raise HpcgenError(f"{unknown[0]!r} is not a stage", f"use {', '.join(STAGES)}")
+        raise HpcgenError(f"unknown stage {unknown[0]!r}", f"use {', '.join(STAGES)}")
     ordered = [stage for stage in STAGES.values() if stage.name in stages]
     config = absolute_paths(run.config, run.directory)
     problems = list(_section_problems(run, ordered))
@@ -104,7 +105,7 @@ def plan(
 
 
 def _described(run: Run, problems: Iterable[Problem]) -> Iterator[str]:
-    """The problems as messages, without those that depend on a section which holds a mistake anyway."""
+    """The problems as messages, without those that depend on a section that has other mistakes."""
     for problem in problems:
         if run.unsure_sections.isdisjoint({problem.section, *problem.depends_on}):
             yield _describe(run, problem)
@@ -128,12 +129,12 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     if config.data.corpus is not None:
         yield from corpora.problems(config.data.corpus)
     elif needing := [stage.name for stage in stages if stage.is_array]:
-        hint = "say where the corpus comes from and where it goes"
-        yield Problem("data.corpus", f"is missing, and stage {needing[0]} makes it", hint)
+        hint = "set at least its directory, source and num_output_files"
+        yield Problem("data.corpus", f"is missing, but stage {needing[0]} needs it", hint)
 
 
 def _prefix_keys(config: RunConfig) -> dict[str, str]:
-    """The files of the pairs that the run file names, each with the key that names it."""
+    """Maps each file of the pairs in the run file to the key that names it."""
     return {
         dataset.prefix + suffix: f"data.{field}[{index}].prefix"
         for field in ("datasets", "train", "valid", "test")
@@ -142,19 +143,17 @@ def _prefix_keys(config: RunConfig) -> dict[str, str]:
     }
 
 
-def _no_pair(key: str, path: str, stage: str) -> Problem:
+def _missing_pair(key: str, path: str, stage: str) -> Problem:
     doubled = PurePosixPath(PurePosixPath(path).stem).suffix
     is_file = doubled in (".bin", ".idx")
-    hint = (
-        f"write it without {doubled}" if is_file else "write the path of the two files without .bin and .idx"
-    )
-    return Problem(key, f"names no pair: {path}: no such file, and stage {stage} needs it", hint)
+    hint = f"remove {doubled} from it" if is_file else "use the path of a .bin/.idx pair without the suffix"
+    return Problem(key, f"is not a .bin/.idx pair. Stage {stage} needs {path}, which does not exist", hint)
 
 
 def _missing_inputs(
     run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
 ) -> tuple[list[str], list[str]]:
-    """Files that are not there: errors, or warnings where not even the top of the path can be seen from here."""
+    """Missing input files: errors, or warnings if not even the first directory of the path exists on this machine."""
     absent: dict[str, str] = {}
     for stage in stages.values():
         absent.update({path: stage.name for path in stage.inputs if path not in absent and not exists(path)})
@@ -169,20 +168,19 @@ def _missing_inputs(
         if path in unmade:
             continue
         if not exists("/" + path.split("/")[1]):
-            warnings.append(f"{path} cannot be seen from this machine: not checked")
+            warnings.append(f"{path} was not checked, because this machine has no /{path.split('/')[1]}")
         elif corpus and path == manifest_of(corpus):
             hint = "run hpcgen data plan with this run file first"
-            errors.append(f"{path} is not there, and stage {name} works through what it lists; {hint}")
+            errors.append(f"{path}: no such file. Stage {name} needs this manifest; {hint}")
         elif load and path == proof_of_checkpoints(load):
             errors.append(_describe(run, no_checkpoints(load, exists)))
         elif path in prefixes:
             if path.endswith(".idx") or path.removesuffix(".bin") + ".idx" not in absent:
-                errors.append(_describe(run, _no_pair(prefixes[path], path, name)))
+                errors.append(_describe(run, _missing_pair(prefixes[path], path, name)))
         else:
-            errors.append(f"{path}: no such file, and stage {name} needs it")
+            errors.append(f"{path}: no such file. Stage {name} needs it")
     if unmade and not any(stage.kind.makes_pairs for stage in stages.values()):
-        more = f" and {len(unmade) - 1} more files" if len(unmade) > 1 else ""
-        verb = "are" if more else "is"
-        must = "the stage prepare (or tokenize) must run first"
-        warnings.append(f"{unmade[0]}{more} {verb} not there yet: {must}")
+        more = f" and {counted(len(unmade) - 1, 'more file')}" if len(unmade) > 1 else ""
+        verb = "do" if more else "does"
+        warnings.append(f"{unmade[0]}{more} {verb} not exist yet. Run the stage prepare (or tokenize) first")
     return errors, warnings

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster profile, whatever run uses it."""
+"""Mistakes and warnings of a cluster profile that do not depend on a run."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ ANY_RUN = {
     "training": {"micro_batch_size": 1, "global_batch_size": 1, "train_iters": 1},
     "optimizer": {"lr": 1},
 }
-"""A run that says nothing of its own about what a profile may say."""
+"""A run that sets nothing that a profile can set."""
 
 
 def profile_mistakes(profile: Profile) -> tuple[str, ...]:
-    """Every mistake in a profile and its node type: what loading finds, and what planning would."""
+    """All mistakes in a profile and its node type, including those that planning a run would find."""
     config = profile.config
-    if config is None:  # without a node type, the rest can still be looked at
+    if config is None:  # the other keys can be checked with any node type
         placeholder = documents.constant({"node_type": "cpu"}, "")
         config = build(ClusterConfig, documents.merge(profile.document, placeholder)).config
     problems = [] if config is None else _planning_problems(config, profile)
@@ -47,7 +47,7 @@ def profile_mistakes(profile: Profile) -> tuple[str, ...]:
 
 
 def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
-    """Warnings that rendering any stage would give for a valid profile and its node type."""
+    """Warnings that rendering any stage would print for a valid profile and its node type."""
     values = {**ANY_RUN, "cluster": name, "slurm": {TRAIN.section: {"nodes": 2}}}
     run = load_document(documents.constant(values, "any run"), directory)
     config = absolute_paths(run.config, run.directory)
@@ -71,5 +71,5 @@ def _planning_problems(cluster: ClusterConfig, profile: Profile) -> Iterator[Pro
         in_both += allocation_problems(stage, run, cluster, node_type)
     found += (problem for problem in in_both if problem.file == "cluster")
     for problem in found:
-        if profile.node_type is not None or problem.path != "gres":  # the count of GPUs is the node type's
+        if profile.node_type is not None or problem.path != "gres":  # gres is checked against the node type
             yield problem

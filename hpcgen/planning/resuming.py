@@ -1,7 +1,7 @@
-"""What a run goes on from, as far as this machine sees it.
+"""Checks of what a run resumes from, as far as this machine sees it.
 
-The first job of a run, as most scripts are rendered for, needs nothing of the trainer's checkpoints: what reads them is
-imported where there are some.
+Most scripts are rendered for the first job of a run, which has no checkpoints. The code that reads checkpoints is
+therefore imported only if there are some.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.contract.config import TrainerConfig
 
 
 def proof_of_checkpoints(load: str) -> str:
-    """The file that shows that the directory `load` holds checkpoints: the tracker, or, as in an archive that has none,
+    """The file that proves that the directory `load` contains checkpoints: the tracker or, in an archive without one,
     the record of the newest checkpoint."""
     from trainer.contract.checkpoint_files import COMPLETE, TRACKER, list_paths
 
@@ -31,7 +31,7 @@ def proof_of_checkpoints(load: str) -> str:
 
 
 def no_checkpoints(load: str, exists: Callable[[str], bool]) -> Problem:
-    """What to say of a directory `load` that holds none; one beside it may be meant."""
+    """The problem for a directory `load` without checkpoints, with a hint if a related directory has some."""
     from trainer.contract.checkpoint_files import COMPLETE, TRACKER
 
     if exists(f"{load}/checkpoints"):
@@ -39,16 +39,16 @@ def no_checkpoints(load: str, exists: Callable[[str], bool]) -> Problem:
     elif exists(f"{load}/{COMPLETE}"):
         hint = f"did you mean {os.path.dirname(load)}?"  # noqa: PTH120
     else:
-        hint = "name the directory that holds iter_... directories"
-    why = f"has neither {TRACKER} nor iter_.../{COMPLETE}" if exists(load) else "is not there"
-    return Problem("checkpoint.load", f"holds no checkpoint for stage train: {load} {why}", hint)
+        hint = "use the directory that contains the iter_... directories"
+    why = f"has neither {TRACKER} nor iter_.../{COMPLETE}" if exists(load) else "does not exist"
+    return Problem("checkpoint.load", f"has no checkpoint for stage train: {load} {why}", hint)
 
 
 def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:
-    """The hyperparameters that the trainer would refuse to change from those of the checkpoint that it finds first.
+    """Changes of hyperparameters that the trainer would refuse, compared with the checkpoint that it would load.
 
-    `config` is the run file, `trainer` what comes of it. Without a checkpoint, with one that cannot be read here, and
-    with Megatron-LM's, there are none: the trainer checks.
+    `config` is the run file and `trainer` the configuration resolved from it. Empty without a checkpoint, for one that
+    cannot be read here, and for Megatron-LM's; the trainer checks these.
     """
     if _is_first_job(trainer):
         return []
@@ -58,9 +58,9 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
 
 
 def discarded_training(trainer: TrainerConfig) -> list[Problem]:
-    """The trainer's refusal to begin before training that the run has saved, if it would refuse.
+    """The trainer's refusal to start before an iteration that the run has already saved, if it would refuse.
 
-    There is none where this machine does not see the directory of the checkpoints.
+    Empty if this machine does not see the checkpoint directory.
     """
     if _is_first_job(trainer):
         return []
@@ -70,7 +70,7 @@ def discarded_training(trainer: TrainerConfig) -> list[Problem]:
 
 
 def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
-    """A warning where the run is finished already; its configuration has passed `changed_hyperparameters`."""
+    """A warning if the run is already finished. Its configuration must have passed `changed_hyperparameters`."""
     if _is_first_job(trainer):
         return []
     from hpcgen.planning import continuation
@@ -79,6 +79,6 @@ def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
 
 
 def _is_first_job(trainer: TrainerConfig) -> bool:
-    """Whether this machine sees nothing to go on from."""
+    """Returns True if this machine sees nothing to resume from."""
     directories = (trainer.run_dir, trainer.checkpoint.save, trainer.checkpoint.load)
     return not any(directory and os.path.exists(directory) for directory in directories)  # noqa: PTH110

@@ -1,4 +1,4 @@
-"""One stage as it will run on the cluster: its directives, environment, container and command."""
+"""The plan of one stage: its directives, environment, container and command."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ from trainer.contract.config import TrainerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
-    """What one stage asks of Slurm, and what it runs there."""
+    """The Slurm resources of one stage, and what it runs."""
 
     kind: Stage
     allocation: Allocation
     directives: tuple[str, ...]
-    """sbatch options, each as it follows #SBATCH."""
+    """sbatch options, as written after #SBATCH."""
     device: str
-    """cuda where the stage computes on GPUs, else cpu."""
+    """cuda if the stage runs on GPUs, otherwise cpu."""
     environment: tuple[Variable, ...]
     container: Container | None
     python: str
     arguments: tuple[str, ...]
-    """What follows `python`; the job adds what it alone knows: its configuration's path, its stop file, its task."""
+    """Arguments after `python`. The job adds those known only at run time: its configuration, stop file and task ID."""
     inputs: tuple[str, ...]
-    """Host files that the stage reads, which the login node can look for."""
+    """Host files that the stage reads. They can be checked on the login node."""
     required: tuple[str, ...]
-    """Host paths that every node must have: inputs, and what is mounted and not made by the job."""
+    """Host paths that every node must have: inputs, and mounted paths that the job does not create."""
     directories: tuple[str, ...]
-    """Directories besides the run's that the job makes, since a container can mount only what is there."""
+    """Directories, in addition to the run's, that the job creates so that a container can mount them."""
     striped_directories: tuple[str, ...]
-    """Directories that the job makes for large files, striped on Lustre when they are new."""
+    """Directories for large files that the job creates. New ones are striped on Lustre."""
     secrets: tuple[str, ...]
-    """Names of variables that the submitting shell must have; their values are written nowhere."""
+    """Names of variables that the submitting shell must export. Their values are never written."""
     files: Mapping[str, str]
-    """Name -> text of files that the script writes into the job's directory."""
+    """Name -> content of files that the script writes into the job's directory."""
     values: Mapping[str, object]
     """Variables of the stage's own template."""
     datasets: tuple[str, ...]
-    """Those of `inputs` that are a dataset's: often thousands, so the job looks for each once, not on every node."""
+    """Members of `inputs` that are dataset files. There may be thousands, so the job checks each once and not on every
+    node."""
     signal_lead_s: int
-    """Seconds before the time limit at which the job is warned; 0 for a stage that has nothing to save."""
+    """Seconds before the time limit at which the job receives its signal; 0 for stages with nothing to save."""
 
     @property
     def name(self) -> str:
@@ -57,11 +58,11 @@ class StagePlan:
 
     @property
     def checks_nodes(self) -> bool:
-        """Whether the job checks its nodes on their hosts."""
+        """Returns True if the job checks its nodes on their hosts."""
         return "node_expectations" in self.values
 
     def required_everywhere(self) -> tuple[str, ...]:
-        """Host paths that each node is asked for: `required`, with the directories of the datasets for their files."""
+        """Host paths to check on each node: `required`, with dataset files replaced by their directories."""
         of_datasets = set(self.datasets)
         paths = (str(PurePosixPath(path).parent) if path in of_datasets else path for path in self.required)
         return tuple(dict.fromkeys(paths))
@@ -70,10 +71,10 @@ class StagePlan:
 def make_stage(
     stage: Stage, run: Run, config: RunConfig, trainer: TrainerConfig | None = None, signal_lead_s: int = 0
 ) -> StagePlan:
-    """Plans a stage of a run whose paths in `config` are absolute.
+    """Plans a stage. The paths in `config` must be absolute.
 
     Raises:
-        HpcgenError: a path that the container cannot mount.
+        HpcgenError: the container cannot mount a path.
     """
     allocation = make_allocation(stage, config, run.cluster, run.node_type)
     environment = stage_environment(stage, run, config)
@@ -118,7 +119,7 @@ def _container(
 
 
 def _needed_by(container: Container | None, run: Run, config: RunConfig) -> tuple[str, ...]:
-    """What must be there for the container to start: its image, and the sources of the mounts that were given."""
+    """The paths that the container needs to start: its image, and the sources of the configured mounts."""
     if container is None:
         return ()
     image = (container.image,) if container.image.endswith(".sqsh") else ()
@@ -130,7 +131,7 @@ def _code(run: Run) -> tuple[str, ...]:
 
 
 def _topology(environment: tuple[Variable, ...]) -> tuple[str, ...]:
-    """NCCL's topology file, where the stage has one."""
+    """NCCL's topology file, if the stage has one."""
     return tuple(
         variable.value for variable in environment if variable.name == "NCCL_TOPO_FILE" and variable.value
     )

@@ -1,4 +1,4 @@
-"""What a plan will do, in figures: plain data for scripts, and lines for people."""
+"""A summary of a plan: JSON data for scripts, and lines of text for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.contract.batch_size import total_samples
 
 
 def summarize(plan: Plan) -> dict[str, Any]:
-    """The figures as JSON has them; those of training only when training is planned. Units are in the names."""
+    """The summary as JSON data. Keys about training are present only if training is planned; units are in the names."""
     stages = {
         stage.name: {
             "nodes": stage.allocation.nodes,
@@ -76,7 +76,7 @@ def _training(plan: Plan) -> dict[str, Any]:
 
 
 def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The same figures as a list of headings and sentences; warnings apart."""
+    """The summary as headings and text, without warnings."""
     lines = [("name", summary["name"]), ("cluster", summary["cluster"])]
     for name, stage in summary["stages"].items():
         container = f"container {stage['container_image']}" if stage["container_image"] else "no container"
@@ -93,9 +93,12 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         "(storage_write_gb_s of the profile)"
     )
     checked = (
-        "every node first (preflight)" if summary["checks_nodes_first"] else "no (preflight.node_health)"
+        "yes, before training" if summary["checks_nodes_first"] else "no (enable with preflight.node_health)"
     )
-    warned = f"{summary['signal_lead_s']} s before the time limit, for a step of at most {summary['slow_step_s']:.0f} s"
+    stop = (
+        f"asked to save a last checkpoint {summary['signal_lead_s']} s before the time limit "
+        f"(assumes steps of at most {summary['slow_step_s']:.0f} s)"
+    )
     return [
         *lines,
         ("layout", summary["layout"]),
@@ -104,16 +107,16 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("precision", _precision(summary)),
         ("tokens", _tokens(summary)),
         ("learning rate", _rate(summary)),
-        ("memory", f"about {summary['memory_gib_per_device']:.1f} GiB on the fullest device"),
+        ("memory", f"about {summary['memory_gib_per_device']:.1f} GiB on the device with the most in use"),
         ("checkpoint", checkpoint),
-        ("warned", warned),
+        ("stop", stop),
         ("nodes checked", checked),
     ]
 
 
 def _parameters(summary: dict[str, Any]) -> str:
-    own = [summary[key] for key in ("layer_spec", "model_provider") if summary[key]]
-    note = f" of the GPT that {' and '.join(own)} may change" if own else ""
+    custom = [summary[key] for key in ("layer_spec", "model_provider") if summary[key]]
+    note = f" without changes by {' and '.join(custom)}" if custom else ""
     return f"{summary['parameters']:,}{note}"
 
 
@@ -125,11 +128,11 @@ def _precision(summary: dict[str, Any]) -> str:
 
 
 def _tokens(summary: dict[str, Any]) -> str:
-    tokens = f"{summary['tokens_per_step']:,} a step, {summary['tokens_of_the_run']:,} in all"
+    tokens = f"{summary['tokens_per_step']:,} per step, {summary['tokens_of_the_run']:,} in total"
     if summary["rampup_batch_size"] is None:
         return tokens
     start, increment, samples = summary["rampup_batch_size"]
-    return f"{tokens}; the batch grows from {start} by {increment} over {samples:,} samples"
+    return f"{tokens}; batch size grows from {start} in increments of {increment} over {samples:,} samples"
 
 
 def _rate(summary: dict[str, Any]) -> str:
@@ -140,17 +143,17 @@ def _rate(summary: dict[str, Any]) -> str:
         return f"{peak}, constant"
     end = summary["lr_decay_iters"]
     start = f" from step {end - summary['lr_wsd_decay_iters']}" if summary["lr_decay_style"] == "WSD" else ""
-    return f"{peak}, {summary['lr_decay_style']}{start} to {summary['min_lr']:g} at step {end}"
+    return f"{peak}, {summary['lr_decay_style']} decay{start} to {summary['min_lr']:g} at step {end}"
 
 
 def _intervals(summary: dict[str, Any]) -> str:
     steps, minutes = summary["save_interval"], summary["save_interval_minutes"]
     every = [counted(steps, "step")] if steps else []
-    every += [f"{minutes:g} minute{'' if minutes == 1 else 's'}"] if minutes else []
+    every += ["1 minute" if minutes == 1 else f"{minutes:g} minutes"] if minutes else []
     return f"every {' and every '.join(every)}"
 
 
 def _while_saving(summary: dict[str, Any]) -> str:
     if not summary["async_save"]:
-        return "training waits"
-    return f"in the background from {summary['staged_gib_per_node']:.1f} GiB of memory on each node"
+        return "while training waits"
+    return f"in the background using {summary['staged_gib_per_node']:.1f} GiB of memory per node"

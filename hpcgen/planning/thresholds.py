@@ -1,4 +1,4 @@
-"""The node type's all-reduce thresholds, as the health programs read them."""
+"""The all-reduce thresholds of a node type, in the form that the health programs read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from hpcgen.config.node_type import NodeType
 from trainer.contract.health import Threshold
 
 MESSAGE_BYTES = {"cuda": 4 * 2**30, "cpu": 4 * 2**20}
-"""The message that is judged where no threshold names one: large enough that latency no longer counts."""
+"""Message size to check if no threshold names one, large enough to make latency negligible."""
 
 
 def thresholds(node_type: NodeType) -> tuple[Threshold, ...]:
-    """The thresholds in their order; the first that fits holds."""
+    """The thresholds in order. The first matching one applies."""
     return tuple(
         Threshold(
             min_nodes=each.min_nodes,
@@ -27,6 +27,6 @@ def thresholds(node_type: NodeType) -> tuple[Threshold, ...]:
 
 
 def message_bytes(node_type: NodeType) -> int:
-    """The message that the thresholds were measured with (bytes)."""
+    """The message size of the thresholds in bytes."""
     sizes = [each.message_gib for each in (node_type.health.all_reduce if node_type.health else ())]
     return int(max(sizes) * 2**30) if sizes else MESSAGE_BYTES[node_type.device]

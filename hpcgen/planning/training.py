@@ -1,4 +1,4 @@
-"""The trainer's resolved configuration, and what is wrong with the run that it comes from."""
+"""The trainer's resolved configuration, and the problems of the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainer.contract.resolve import resolve
 
 MUCH_SPACE_TB = 10
 MUCH_LARGER = 1.25
-"""Times the tokenizer's ids that model.vocab_size may be without a warning."""
+"""Maximum ratio of model.vocab_size to the tokenizer's ids without a warning."""
 LARGE_CHECKPOINT_GB = 100
 WANDB_KEY = "WANDB_API_KEY"
 SHIPPED_PROFILES = "/hpcgen/clusters/"
@@ -35,7 +35,7 @@ SHIPPED_PROFILES = "/hpcgen/clusters/"
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How the training stage came out: with errors, `trainer` and `layout` are None."""
+    """The planned training. With errors, `trainer` and `layout` are None."""
 
     trainer: TrainerConfig | None
     layout: Layout | None
@@ -45,7 +45,7 @@ class Training:
 
 
 def plan_training(run: Run, config: RunConfig) -> Training:
-    """Checks every rule of the run whose paths in `config` are absolute, and fills in what was left open."""
+    """Checks all rules and resolves defaults. The paths in `config` must be absolute."""
     allocation = make_allocation(TRAIN, config, run.cluster, run.node_type)
     model, vocabulary_problems = _with_vocabulary(config)
     nodes = place_of(TRAIN, "nodes", config, run.cluster)
@@ -72,7 +72,7 @@ def plan_training(run: Run, config: RunConfig) -> Training:
     warnings = [_in_file(problem, nodes) for problem in warnings] + _batch_warning(config) + function_warnings
     warnings += _vocabulary_warning(config, model)
     layout = facts.layout
-    # Without a vocabulary the tokenizer is wrong, and plan() says so.
+    # without a vocabulary size, the tokenizer is invalid, which plan() reports
     if errors or layout is None or facts.resolved_model.padded_vocab_size is None:
         return Training(
             trainer=None, layout=None, signal_lead_s=0, errors=tuple(errors), warnings=tuple(warnings)
@@ -95,7 +95,7 @@ def plan_training(run: Run, config: RunConfig) -> Training:
 
 
 def _in_file(problem: Problem, nodes: Place) -> Problem:
-    """The rules know the run file alone, and the number of nodes may stand in the profile."""
+    """Points a problem with the number of nodes at the file that sets it. The rules know only the run file."""
     return dataclasses.replace(problem, file=nodes.file) if problem.path == nodes.path else problem
 
 
@@ -120,31 +120,31 @@ def _trainer(run: Run, config: RunConfig, facts: Facts, allocation: Allocation) 
 
 
 def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
-    """The model with its vocabulary size: its own, which must hold the tokenizer's ids, or the tokenizer's."""
+    """The model with its vocabulary size from the run file, which must cover the tokenizer's ids, or the tokenizer."""
     model, asked = config.model, config.model.vocab_size
     if tokenizers.problems(config.data.tokenizer):
-        return model, []  # said already
+        return model, []  # already reported
     if asked is not None and config.data.mock:
-        return model, []  # its ids are made up, and come from no tokenizer
+        return model, []  # mock data does not come from a tokenizer
     try:
         known = tokenizers.vocab_size(config.data.tokenizer)
     except HpcgenError as error:
         if asked is not None:
             return model, []
-        hint = "make the tokenizer's files readable here, or set model.vocab_size"
-        reason = f"is left to data.tokenizer, which cannot tell: {error}"
+        hint = "make the tokenizer's files readable on this machine, or set model.vocab_size"
+        reason = f"cannot be taken from data.tokenizer: {error}"
         return model, [Problem("model.vocab_size", reason, hint, depends_on=("data",))]
     if asked is not None and asked < known:
-        reason = f"has no rows for all ids of data.tokenizer ({config.data.tokenizer.kind}, {known} ids)"
-        hint = f"leave it out, or use at least {known}"
+        reason = f"is less than the {known} ids of data.tokenizer ({config.data.tokenizer.kind})"
+        hint = f"remove it, or use at least {known}"
         return model, [Problem("model.vocab_size", reason, hint, depends_on=("data",))]
     return dataclasses.replace(model, vocab_size=asked or known), []
 
 
 def _vocabulary_warning(config: RunConfig, model: ModelConfig) -> list[Problem]:
-    """A vocabulary far larger than the tokenizer's, as when a preset of Llama 3 meets GPT-2's tokenizer.
+    """Warns about a vocabulary far larger than the tokenizer's, such as a Llama 3 preset with GPT-2's tokenizer.
 
-    A few rows more than ids are usual: 50,257 ids are padded to 50,304 rows, and tokenizers reserve ids.
+    A few more rows than ids are normal: 50,257 ids are padded to 50,304 rows, and tokenizers reserve ids.
     """
     asked = config.model.vocab_size
     if asked is None or config.data.mock or tokenizers.problems(config.data.tokenizer):
@@ -157,10 +157,10 @@ def _vocabulary_warning(config: RunConfig, model: ModelConfig) -> list[Problem]:
         return []
     rows = (asked - known) * model.hidden_size * (2 if model.untie_embeddings_and_output_weights else 1)
     reason = (
-        f"is far more than the {known:,} ids of data.tokenizer ({config.data.tokenizer.kind}): "
-        f"{rows:,} parameters would belong to no token"
+        f"is much larger than the {known:,} ids of data.tokenizer ({config.data.tokenizer.kind}). "
+        f"{rows:,} parameters would never be used"
     )
-    hint = f"name the tokenizer that the model is meant for (data.tokenizer), or set vocab_size to {known}"
+    hint = f"set data.tokenizer to the model's tokenizer, or set vocab_size to {known}"
     return [Problem("model.vocab_size", reason, hint)]
 
 
@@ -170,7 +170,7 @@ def _batch_warning(config: RunConfig) -> list[Problem]:
     usual = PRESETS[config.preset].sections["training"]["global_batch_size"]
     if config.training.global_batch_size <= 2 * usual:
         return []
-    reason = f"is more than twice the {usual} of preset {config.preset}: throughput rises, learning per token falls"
+    reason = f"is more than twice that of preset {config.preset} ({usual}), so each token contributes less to training"
     return [Problem("training.global_batch_size", reason)]
 
 
@@ -180,44 +180,45 @@ def _space_warning(trainer: TrainerConfig) -> list[Problem]:
     if trainer.checkpoint.keep_last is not None or total_tb < MUCH_SPACE_TB:
         return []
     about = "" if trainer.checkpoint.save_interval_minutes is None else "about "
-    reason = f"keeps all {about}{counted(saves, 'checkpoint')} of the run, {total_tb:,.0f} TB"
-    return [Problem("checkpoint.keep_last", reason, "set how many of the newest to keep")]
+    reason = f"keeps all {about}{counted(saves, 'checkpoint')} of the run, {total_tb:,.0f} TB in total"
+    return [Problem("checkpoint.keep_last", reason, "set the number of newest checkpoints to keep")]
 
 
 def _fp8_warning(run: Run, trainer: TrainerConfig) -> list[Problem]:
     if trainer.training.fp8 is None or "fp8" in run.node_type.peak_tflops:
         return []
-    reason = (
-        f"may be more than the GPUs can do: peak_tflops of node type {run.cluster.node_type} names no fp8"
-    )
-    return [Problem("training.fp8", reason, "set it to null before Hopper (A100), or add the peak")]
+    reason = f"may not be supported by the GPUs: peak_tflops of node type {run.cluster.node_type} has no fp8"
+    hint = "set it to null for GPUs before Hopper, such as A100, or add the peak to the node type"
+    return [Problem("training.fp8", reason, hint)]
 
 
 def _wandb_warning(config: RunConfig) -> list[Problem]:
-    """Weights & Biases without its key: the trainer writes its files here, to be sent later."""
+    """Warns about Weights & Biases without its key. The trainer then logs offline."""
     if config.logging.wandb_project is None or WANDB_KEY in config.secrets:
         return []
-    reason = f"is logged to offline: secrets does not name {WANDB_KEY}, so that the job has no key"
-    hint = f"add secrets: [{WANDB_KEY}] and export it where you submit, or send the files later (wandb sync)"
+    reason = f"will be logged offline, because secrets does not contain {WANDB_KEY}"
+    hint = f"add {WANDB_KEY} to secrets and export it where you submit, or upload later with wandb sync"
     return [Problem("logging.wandb_project", reason, hint)]
 
 
 def _storage_warning(run: Run, trainer: TrainerConfig) -> list[Problem]:
-    """A bandwidth that nobody measured decides whether a large checkpoint is written before the time limit."""
+    """Warns about a large checkpoint if the storage bandwidth, on which its timing depends, was not measured."""
     size_gb = checkpoint_bytes(trainer.model, trainer.training.precision) / 1e9
     origin = run.cluster_document.origin("storage_write_gb_s")
     if size_gb < LARGE_CHECKPOINT_GB or (origin is not None and SHIPPED_PROFILES not in origin):
         return []
     save_s = checkpointing.save_time_s(trainer, run.cluster.storage_write_gb_s)
-    reason = f"is not your measurement: a checkpoint of {size_gb:,.0f} GB is planned to take {save_s:.0f} s"
-    hint = "set what your storage writes in your own profile; with less the time limit cuts the last save"
+    reason = (
+        f"was not measured on your storage. It is assumed that saving {size_gb:,.0f} GB takes {save_s:.0f} s"
+    )
+    hint = "set the measured bandwidth in your profile. If it is lower, the time limit cuts off the last checkpoint"
     return [Problem("storage_write_gb_s", reason, hint, "cluster")]
 
 
 def _signal_lead(
     run: Run, config: RunConfig, trainer: TrainerConfig, allocation: Allocation
 ) -> tuple[int, list[Problem]]:
-    """Seconds of warning before the time limit, and what is too short for a checkpoint to be written."""
+    """The lead of the signal before the time limit in seconds, and problems with times that are too short to save."""
     save_s = checkpointing.save_time_s(trainer, run.cluster.storage_write_gb_s)
     step_s = checkpointing.slow_step_s(trainer)
     evaluation_s = checkpointing.evaluation_s(trainer, step_s)
@@ -233,14 +234,14 @@ def _signal_lead(
         if asked_s is not None and asked_s < needed_s:
             where = place_of(TRAIN, "signal_lead_s", config, run.cluster)
             yield where.problem(
-                f"is too short to write a checkpoint: it takes {parts}", f"use at least {needed_s}"
+                f"is too short to save a checkpoint, which takes {parts}", f"use at least {needed_s}"
             )
         startup_s = run.cluster.startup_time_s
         shortest_s = checkpointing.shortest_time_s(lead_s, startup_s, step_s, save_s)
         if 0 < allocation.time_s < shortest_s:
             reason = (
-                f"leaves no time to train: start-up takes {startup_s} s, "
-                f"and the warning comes {lead_s} s before the limit ({parts})"
+                f"leaves no time to train. Start-up takes {startup_s} s, and the last checkpoint must start "
+                f"{lead_s} s before the limit ({parts})"
             )
             where = place_of(TRAIN, "time", config, run.cluster)
             yield where.problem(reason, f"use at least {slurm_time(shortest_s)}")

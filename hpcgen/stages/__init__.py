@@ -1,10 +1,10 @@
-"""The stages: jobs that hpcgen knows how to write, one module for each.
+"""The stages: the kinds of jobs that hpcgen can render, one module for each.
 
-Every module here that defines STAGES is found by itself. To add a stage, add its module, its template
-(templates/slurm/NAME.sbatch.j2) and its row in docs/stages.md; CONTRIBUTING.md shows how.
+Every module here that defines STAGES is registered automatically. To add a stage, add its module, its template
+(templates/slurm/NAME.sbatch.j2) and its row in docs/stages.md; see CONTRIBUTING.md.
 
-Commands import these modules to know their choices, and hpcgen.config to make the section `slurm` of the run file. A
-stage therefore imports what its methods need inside them.
+Commands import these modules to list their choices, and hpcgen.config imports them to define the section `slurm` of
+the run file. A stage therefore imports the modules that its methods need inside the methods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _find() -> dict[str, Stage]:
 
 
 STAGES: Mapping[str, Stage] = _find()
-"""Every stage by its name, in the order in which stages are listed and run."""
+"""All stages by name, in the order in which they are listed and run."""
 
 FRAMES = tuple(dict.fromkeys(stage.frame for stage in STAGES.values()))
-"""Templates that those of the stages extend: base and data."""
+"""Templates that the stages' templates extend: base and data."""

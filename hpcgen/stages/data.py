@@ -1,4 +1,4 @@
-"""The data stages: job arrays that make a corpus's .bin/.idx pairs, each task from its share of the files."""
+"""The data stages: job arrays that produce a corpus's .bin/.idx pairs. Each task processes a share of the files."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
 
 JOB_FILE = "corpus.json"
 DOWNLOAD_CPUS = 4
-"""CPUs of a download, which waits for the network and hashes what arrives."""
+"""CPUs of a download task, which mostly waits for the network and hashes the data."""
 HUB_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CorpusStage(Stage):
-    """A step on the way from the files of a corpus to its pairs. `hpcgen data NAME` does the work of a task."""
+    """A step from a corpus's files to its pairs. A task runs `hpcgen data NAME`."""
 
     name: Name
     folder: str
-    """Directory of the outputs, below the corpus's directory."""
+    """Output directory, relative to the corpus's directory."""
     makes_output_files: bool = False
-    """The outputs are the corpus's `num_output_files`: few and large files. A task more than these would have nothing
-    to do, and their directory is striped. Files of the source are many; striping each would only cost objects."""
+    """The outputs are the `num_output_files` of the corpus, which are few and large. More tasks than output files would
+    be idle, and the output directory is striped. Source files are numerous, so striping them would only cost
+    objects."""
     reads_source: bool = False
-    """The tasks may read the corpus's own files, where these are in a directory."""
+    """The tasks may read the corpus's source files, if these are in a directory."""
     asks_hub: bool = False
-    """The tasks fetch files over the network, which may need a token."""
+    """The tasks download files, which may need a token."""
 
     is_array: bool = True
     frame: str = "data"
@@ -51,7 +52,7 @@ class CorpusStage(Stage):
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
-        """One task's share of the outputs; the script adds the task's number. The run file has a corpus."""
+        """The work of one task; the script adds the task ID. Requires a corpus in the run file."""
         from hpcgen.planning.paths import corpus_job, manifest_of
 
         job = corpus_job(config)
@@ -71,11 +72,11 @@ class CorpusStage(Stage):
         )
 
     def cpus_per_task(self, share: int | None) -> int | None:
-        """Few CPUs for a download."""
+        """At most DOWNLOAD_CPUS for a download."""
         return min(DOWNLOAD_CPUS, share) if share and self.asks_hub else share
 
     def max_tasks(self, config: RunConfig) -> int | None:
-        """As many as there are output files."""
+        """The number of output files, for stages that produce them."""
         from hpcgen.config.corpus import num_outputs
 
         corpus = config.data.corpus
@@ -87,15 +88,17 @@ class CorpusStage(Stage):
         return (token,) if token else ()
 
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
-        """Lets a download ask the hub."""
+        """Allows a download to access the hub."""
         for name in HUB_OFFLINE if self.asks_hub else ():
-            yield Export(name, "0", "This stage asks the hub, whatever the submitting shell says.")
+            yield Export(name, "0", "This stage needs the hub, regardless of the submitting shell's setting.")
 
     def environment_advice(self, run: Run, given: Mapping[str, str]) -> Iterator[Advice]:
-        """Variables that keep a download from its hub."""
+        """Warnings about variables that prevent downloads from the hub."""
         for name in HUB_OFFLINE if self.asks_hub else ():
             if given.get(name, "0").lower() in ("1", "on", "yes", "true"):
-                yield Advice(name, "keeps the download from its hub", "remove it; training has it anyway")
+                yield Advice(
+                    name, "prevents downloads from the hub", "remove it; the train stage sets it itself"
+                )
 
 
 STAGES = (
@@ -103,7 +106,7 @@ STAGES = (
         name="download",
         order=20,
         summary="fetches the files of the corpus",
-        settings_doc="For fetching the files of the corpus.",
+        settings_doc="Resources for downloading the files of the corpus.",
         folder="download",
         shares_node=True,
         asks_hub=True,
@@ -112,8 +115,8 @@ STAGES = (
     CorpusStage(
         name="extract",
         order=30,
-        summary="uncompresses the files of the corpus",
-        settings_doc="For uncompressing them.",
+        summary="decompresses the files of the corpus",
+        settings_doc="Resources for decompressing the files of the corpus.",
         folder="extract",
         reads_source=True,
         time_limit="8:00:00",
@@ -122,7 +125,7 @@ STAGES = (
         name="concat",
         order=40,
         summary="joins the files of the corpus into num_output_files files",
-        settings_doc="For joining them into num_output_files files.",
+        settings_doc="Resources for joining the extracted files into num_output_files files.",
         folder="concat",
         makes_output_files=True,
         reads_source=True,
@@ -131,8 +134,8 @@ STAGES = (
     CorpusStage(
         name="tokenize",
         order=50,
-        summary="makes a .bin/.idx pair from each of these files",
-        settings_doc="For making a .bin/.idx pair of each of these.",
+        summary="makes a .bin/.idx pair from each concatenated file",
+        settings_doc="Resources for tokenizing each concatenated file into a .bin/.idx pair.",
         folder="tokens",
         makes_output_files=True,
         makes_pairs=True,
@@ -141,8 +144,8 @@ STAGES = (
     CorpusStage(
         name="prepare",
         order=60,
-        summary="makes the same pairs from the compressed files, in one pass",
-        settings_doc="For making the same pairs from the compressed files in one pass.",
+        summary="makes the .bin/.idx pairs directly from the compressed files",
+        settings_doc="Resources for making the .bin/.idx pairs directly from the compressed files, in one pass.",
         folder="tokens",
         makes_output_files=True,
         reads_source=True,

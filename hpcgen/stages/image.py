@@ -1,4 +1,4 @@
-"""image: enroot/build-image.sh on one node, carried by the script with the files that it needs."""
+"""The stage image: runs enroot/build-image.sh on one node. The script contains it and the files that it needs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ RECIPE = ("build-image.sh", "install-inside.sh", "health_check.py")
 
 
 class Image(Stage):
-    """The container image of the other stages."""
+    """Builds the container image of the other stages."""
 
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
-        """What to make, and from what; the arguments follow build-image.sh.
+        """The arguments and files for build-image.sh.
 
         Raises:
-            ConfigErrors: the run file leaves that open.
+            ConfigErrors: settings are missing or conflict.
         """
         from hpcgen.config.validation import describe
 
-        # what follows from a value that is wrong is no mistake of its own
+        # do not report consequences of another invalid value
         problems = [] if "image" in run.unsure_sections else list(_problems(run, config))
         if problems:
             raise ConfigErrors([describe(problem, run.document, run.config) for problem in problems])
@@ -45,7 +45,7 @@ class Image(Stage):
             "--megatron-core": image.megatron_core,
             "--doca": image.doca,
             "--need": None if image.need is None else ",".join(image.need),
-            # the script adds its own directory to a name
+            # the script prepends its own directory to a file name
             "--topology": None if topology else "none",
         }
         given = [f"{option}={value}" for option, value in options.items() if value is not None]
@@ -66,20 +66,22 @@ class Image(Stage):
 def _problems(run: Run, config: RunConfig) -> Iterator[Problem]:
     image, code = config.image, _code(run, config)
     if not _output(run, config):
-        reason = "is not set, and container.image is no .sqsh that could be made"
-        yield Problem("image.output", reason, "name the .sqsh to make, on storage that every node sees")
+        reason = "is not set, and container.image is not a .sqsh file"
+        yield Problem("image.output", reason, "name the .sqsh file to build, on storage shared by all nodes")
     if code is None:
-        reason = "is not set, and the cluster profile names no code_dir: the image would lack the trainer"
-        yield Problem("image.code", reason, "run hpcgen install-code, and name its directory here")
+        reason = (
+            "is not set, and neither is code_dir in the cluster profile, so the image would lack the trainer"
+        )
+        yield Problem("image.code", reason, "run hpcgen install-code and use its directory here")
     elif image.megatron_core and not code.endswith(".whl"):
-        reason = f"is for a wheel, and the directory {code} brings its own Megatron-Core"
-        yield Problem("image.megatron_core", reason, "leave it out")
+        reason = f"applies only to a wheel, but the directory {code} contains its own Megatron-Core"
+        yield Problem("image.megatron_core", reason, "remove it")
     if image.need == ():
-        yield Problem("image.need", "is empty", "name at least one check, such as torch, or leave it out")
+        yield Problem("image.need", "is empty", "name at least one check, such as torch, or remove it")
 
 
 def _output(run: Run, config: RunConfig) -> str:
-    """The image to make: where it is said, else what jobs start from; empty when that is no file."""
+    """The path of the image to build: image.output, or container.image if it is a .sqsh file; empty if neither."""
     used = config.container.image or run.cluster.container.image or ""
     return config.image.output or (used if used.endswith(".sqsh") else "")
 
@@ -89,7 +91,7 @@ def _code(run: Run, config: RunConfig) -> str | None:
 
 
 def _topology(run: Run) -> dict[str, str]:
-    """The topology file of the node type by its name, where the node type has one."""
+    """Name and content of the node type's topology file; empty if it has none."""
     path = run.node_type.topology_file
     if path is None:
         return {}
@@ -103,7 +105,7 @@ STAGES = (
         name="image",
         order=10,
         summary="makes the container image",
-        settings_doc="For making the container image.",
+        settings_doc="Resources for building the container image.",
         is_single_task=True,
         runs_own_files=True,
         in_container=False,

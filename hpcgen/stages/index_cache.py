@@ -1,4 +1,4 @@
-"""index-cache: Megatron-Core's sample indices, built on CPUs before GPUs wait for them."""
+"""The stage index-cache: builds Megatron-Core's sample indices on CPUs, so that GPUs do not wait for them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class IndexCache(Stage):
-    """The sample indices of the training stage."""
+    """Builds the sample indices of the training stage."""
 
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
-        """Builds the indices from the training stage's own configuration, on which their names depend."""
+        """Runs the index builder with the training configuration, on which the names of the indices depend."""
         from hpcgen.planning.paths import trainer_data
 
         data = trainer_data(config)
@@ -39,8 +39,8 @@ STAGES = (
     IndexCache(
         name="index-cache",
         order=70,
-        summary="builds Megatron's sample indices on CPUs, before GPUs wait for them",
-        settings_doc="For building Megatron's sample indices before GPUs wait for them.",
+        summary="builds Megatron's sample indices on CPUs before training",
+        settings_doc="Resources for building Megatron's sample indices before training.",
         is_single_task=True,
         by_submitit=True,
         time_limit="4:00:00",

@@ -1,4 +1,4 @@
-"""nccl-test: the bandwidth between the GPUs of the job."""
+"""The stage nccl-test: measures the bandwidth between the GPUs of the job."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 SMALLEST_BYTES = 2**20
 STEP_FACTOR = 4
-"""From one message to the next: 1 MiB, 4 MiB, ... up to the one that is judged."""
+"""Factor between message sizes: 1 MiB, 4 MiB, ... up to the size that is checked against thresholds."""
 
 
 class NcclTest(Stage):
-    """NVIDIA's all_reduce_perf where the profile names it, and trainer.health.nccl_test."""
+    """Runs NVIDIA's all_reduce_perf, if the profile names it, and trainer.health.nccl_test."""
 
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
-        """Compares bandwidths with the figures of the node type, and with earlier ones of the cluster."""
+        """Compares bandwidths with the thresholds of the node type and with earlier results on the cluster."""
         from hpcgen.planning.config_text import config_text
         from hpcgen.planning.thresholds import message_bytes, thresholds
         from trainer.contract.health import NcclTestConfig
@@ -57,13 +57,13 @@ class NcclTest(Stage):
         )
 
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
-        """Lets every collective of the test use SHARP where training does."""
+        """Makes every collective of the test use SHARP if training uses it."""
         if config.parallelism.use_sharp and run.node_type.device == "cuda":
-            why = "The whole test uses SHARP; in training Megatron-Core sets it for one process group alone."
+            why = "All of the test uses SHARP. In training, Megatron-Core enables it for one process group only."
             yield Export("NCCL_COLLNET_ENABLE", "1", why, "Megatron-Core, parallel_state.py")
 
     def _variables_of_node_type(self, run: Run, config: RunConfig) -> dict[str, str]:
-        """NCCL's variables as the node type sets them, whatever won over them."""
+        """NCCL variables as set by the node type, even if they are overridden."""
         from hpcgen.planning.environment import stage_environment
 
         layers = (
@@ -77,7 +77,7 @@ class NcclTest(Stage):
 
 
 def _sizes(largest: int) -> tuple[int, ...]:
-    """Messages from the largest downwards, smallest first."""
+    """Message sizes in ascending order, derived from the largest one."""
     sizes = [largest]
     while sizes[0] // STEP_FACTOR >= SMALLEST_BYTES:
         sizes.insert(0, sizes[0] // STEP_FACTOR)
@@ -89,7 +89,7 @@ STAGES = (
         name="nccl-test",
         order=90,
         summary="measures the bandwidth between the GPUs of the job",
-        settings_doc="For the measurement of the network between GPUs.",
+        settings_doc="Resources for measuring the bandwidth between GPUs.",
         uses_gpus=True,
         needs_model=False,
         time_limit="30:00",

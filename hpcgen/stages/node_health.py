@@ -1,4 +1,4 @@
-"""node-health: every node of the job checked, on the host and with its GPUs."""
+"""The stage node-health: checks every node of the job, on the host and with its GPUs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class NodeHealth(Stage):
-    """The host's check, then trainer.health.node."""
+    """Runs the check of the host, then trainer.health.node."""
 
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
-        """Compares each node with the figures of its node type."""
+        """Compares each node with the thresholds of its node type."""
         from hpcgen.planning.config_text import config_text
         from hpcgen.planning.node_check import node_check
         from hpcgen.planning.thresholds import message_bytes, thresholds
@@ -49,7 +49,7 @@ STAGES = (
         name="node-health",
         order=100,
         summary="checks every node of the job, on the host and with its GPUs",
-        settings_doc="For the check of nodes.",
+        settings_doc="Resources for checking nodes.",
         uses_gpus=True,
         no_kill=True,
         needs_model=False,

@@ -1,4 +1,4 @@
-"""tensorboard: TensorBoard over the run directory, until the time limit."""
+"""The stage tensorboard: serves TensorBoard for the run directory until the time limit."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from trainer.contract.config import TrainerConfig
 
 CPUS = 2
-"""One CPU reads event files, one answers."""
+"""One CPU to read event files and one to serve requests."""
 
 
 class TensorBoard(Stage):
-    """TensorBoard on a node that other jobs use too."""
+    """Runs TensorBoard on a node shared with other jobs."""
 
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
-        """TensorBoard; the script adds the port, which it derives from the job."""
+        """Runs TensorBoard. The script adds the port, which it derives from the job ID."""
         return Work(
             arguments=("-m", "tensorboard.main", f"--logdir={config.paths.run_dir}/tensorboard"),
             values={"login_host": run.cluster.login_host or "LOGIN_HOST"},
         )
 
     def cpus_per_task(self, share: int | None) -> int | None:
-        """The same few CPUs on every node."""
+        """CPUS, whatever the size of the node."""
         return CPUS
 
 
@@ -37,8 +37,8 @@ STAGES = (
     TensorBoard(
         name="tensorboard",
         order=110,
-        summary="serves TensorBoard over the run directory, until the time limit",
-        settings_doc="For TensorBoard over the run directory.",
+        summary="serves TensorBoard for the run directory until the time limit",
+        settings_doc="Resources for serving TensorBoard.",
         is_single_task=True,
         shares_node=True,
         needs_model=False,

@@ -1,4 +1,4 @@
-"""train: the trainer on every GPU."""
+"""The stage train: runs the trainer on every GPU."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Train(Stage):
-    """The training itself."""
+    """Runs the training."""
 
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
-        """The trainer over the blend, with the checkpoints of the run."""
+        """Runs the trainer on the data blend with the run's checkpoints."""
         from hpcgen.planning.paths import import_files, trainer_data
         from hpcgen.planning.resuming import proof_of_checkpoints
         from trainer.contract.config import fingerprint
@@ -51,7 +51,7 @@ class Train(Stage):
         )
 
     def _preflight(self, run: Run, config: RunConfig, allocation: Allocation) -> dict[str, object]:
-        """Settings of the check that leaves out bad nodes before the training starts."""
+        """Settings for the check that excludes bad nodes before training."""
         from hpcgen.planning.node_check import node_check
 
         if not config.preflight.node_health and config.preflight.spare_nodes == 0:
@@ -63,7 +63,7 @@ class Train(Stage):
         }
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Changes that the trainer refuses when it resumes, and training that would be lost."""
+        """Yields changes that the trainer would refuse when it resumes, and training that would be lost."""
         from hpcgen.planning.resuming import changed_hyperparameters, discarded_training
 
         if trainer is not None:
@@ -71,22 +71,22 @@ class Train(Stage):
             yield from discarded_training(trainer)
 
     def warnings(self, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """A run that has finished."""
+        """Yields a warning if the run has already finished."""
         from hpcgen.planning.resuming import nothing_to_do
 
         if trainer is not None:
             yield from nothing_to_do(trainer)
 
     def job_name(self, run_name: str) -> str:
-        """The run's own name."""
+        """The name of the run."""
         return run_name
 
     def spare_nodes(self, config: RunConfig) -> int:
-        """The nodes in reserve that take over from bad ones."""
+        """The number of spare nodes that can replace bad ones."""
         return config.preflight.spare_nodes
 
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
-        """No hub, one thread per rank; on GPUs, what the layout and records of hung collectives need."""
+        """Yields variables for offline mode and threads, and on GPUs for the layout and the flight recorder."""
         yield Export("OMP_NUM_THREADS", "1", "One OpenMP thread per rank; more would oversubscribe its CPUs.")
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
             yield Export(name, "1", "Keeps ranks from contacting the Hugging Face Hub while GPUs wait.")
@@ -94,32 +94,32 @@ class Train(Stage):
             yield from _exports_of_gpus(config)
 
     def environment_advice(self, run: Run, given: Mapping[str, str]) -> Iterator[Advice]:
-        """Variables that undo what the layout or SHARP needs."""
+        """Yields warnings about variables that conflict with the layout or with SHARP."""
         if run.node_type.device != "cuda":
             return
         if _overlaps(run.config.parallelism) and given.get("CUDA_DEVICE_MAX_CONNECTIONS", "1") != "1":
-            reason = "is not 1, so that communication of TP or CP may wait behind compute before Blackwell"
+            reason = "is not 1, so TP or CP communication can be delayed by compute on GPUs before Blackwell"
             yield Advice("CUDA_DEVICE_MAX_CONNECTIONS", reason, "remove it")
         if given.get("NCCL_COLLNET_ENABLE", "0") != "0":
-            reason = "is removed by Megatron-Core, which lets one process group use SHARP"
-            yield Advice("NCCL_COLLNET_ENABLE", reason, "remove it, and set parallelism.use_sharp")
+            reason = "is removed by Megatron-Core, which allows only one process group to use SHARP"
+            yield Advice("NCCL_COLLNET_ENABLE", reason, "remove it and set parallelism.use_sharp")
 
 
 def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:
-    """The trainer's configuration as a file of the job."""
+    """The trainer's configuration as a job file."""
     from hpcgen.planning.config_text import config_text
 
     return {} if trainer is None else {"trainer.json": config_text(trainer)}
 
 
 def _overlaps(parallelism: ParallelismConfig) -> bool:
-    """Whether communication of TP or CP must keep ahead of compute."""
+    """Returns True if TP or CP communication must be scheduled ahead of compute."""
     return parallelism.tensor_model_parallel_size > 1 or parallelism.context_parallel_size > 1
 
 
 def _exports_of_gpus(config: RunConfig) -> Iterator[Export]:
     if config.training.deterministic_mode:
-        why = "training.deterministic_mode: the order in which numbers are added must not change."
+        why = "training.deterministic_mode requires a fixed order of additions."
         yield Export("NCCL_ALGO", "Ring", why, "Megatron-LM, arguments.py")
         yield Export("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", why, "Megatron-LM, arguments.py")
         yield Export("CUBLAS_WORKSPACE_CONFIG", ":4096:8", why, "NVIDIA cuBLAS, reproducibility")
@@ -129,9 +129,9 @@ def _exports_of_gpus(config: RunConfig) -> Iterator[Export]:
         )
         yield Export("CUDA_DEVICE_MAX_CONNECTIONS", "1", why, "Megatron-LM, arguments.py")
     pytorch = "PyTorch documentation, ProcessGroupNCCL environment variables"
-    why = "With the trace buffer: a hung collective leaves a record of every rank."
+    why = "With the trace buffer, a hung collective leaves a record for every rank."
     yield Export("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", why, pytorch)
-    why = "Number of collectives kept for the record of a hung one."
+    why = "Number of collectives kept for the record of a hung collective."
     yield Export("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", why, pytorch)
     record = f"{config.paths.run_dir}/stacks/flight-record-"
     why = "File prefix of that record, next to the stacks of the ranks."
@@ -142,7 +142,7 @@ TRAIN = Train(
     name="train",
     order=80,
     summary="trains the model",
-    settings_doc="For the training stage.",
+    settings_doc="Resources for training.",
     uses_gpus=True,
     by_submitit=True,
     trains=True,

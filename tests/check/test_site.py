@@ -231,12 +231,12 @@ def test_a_file_that_everybody_may_write_to_is_a_finding(site: Path) -> None:
     (site / "slurm/train.sbatch.j2").chmod(0o666)
     finding = only(checked(site, "local", {}))
     assert finding.where == f"{site}/slurm/train.sbatch.j2"
-    assert "everybody can write to it" in finding.finding.why
+    assert "all users can write to it" in finding.finding.why
 
 
 def test_a_directory_that_everybody_may_write_to_is_refused(site: Path) -> None:
     site.chmod(0o777)
-    with pytest.raises(HpcgenError, match="everybody can write to it"):
+    with pytest.raises(HpcgenError, match="all users can write to it"):
         check_site([site], ["local"], nothing)
 
 

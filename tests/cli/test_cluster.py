@@ -47,7 +47,7 @@ def test_list(profiles):
     rows = json.loads(hpcgen("cluster", "list", "--json").stdout)
     assert [row["name"] for row in rows] == ["azure-ndv5", "local", "site", "wrong"]
     assert rows[2]["file"] == "clusters/site.yaml"
-    assert rows[3]["description"] == "has mistakes: hpcgen cluster check wrong says which"
+    assert rows[3]["description"] == "invalid; run hpcgen cluster check wrong"
     found = hpcgen("cluster", "list")
     assert (found.status, found.stderr) == (0, "")
     assert "local       This machine, CPUs only, no container\n" in found.stdout
@@ -79,7 +79,7 @@ def test_show_as_json(profiles):
 
 def test_check_of_a_right_one(profiles):
     found = hpcgen("cluster", "check", "site")
-    assert (found.status, found.stdout) == (0, "site is right: clusters/site.yaml, node type ndv5\n")
+    assert (found.status, found.stdout) == (0, "site is valid: clusters/site.yaml, node type ndv5\n")
 
 
 @pytest.mark.parametrize("name", ["azure-ndv5", "local"])
@@ -95,8 +95,11 @@ def test_check_warns_as_render_would(workplace):
         (workplace / path).write_text(text)
     found = hpcgen("cluster", "check", "quad")
     assert found.status == 0
-    assert "quad.yaml:4: environment.NCCL_SOCKET_IFNAM is read by nothing; did you mean" in found.stderr
-    assert found.stderr.count("leaves NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME open") == 1
+    assert (
+        "quad.yaml:4: environment.NCCL_SOCKET_IFNAM has no effect, because nothing reads it; did you mean"
+        in found.stderr
+    )
+    assert found.stderr.count("does not set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME") == 1
 
 
 def test_check_says_everything_at_once(profiles):
@@ -139,7 +142,7 @@ def test_check_goes_on_where_the_node_type_is_wrong(profiles):
 @pytest.mark.parametrize("verb", ["show", "check"])
 def test_a_name_that_there_is_not(verb):
     found = hpcgen("cluster", verb, "lcal")
-    assert (found.status, found.stderr) == (2, "lcal names no cluster profile; did you mean local?\n")
+    assert (found.status, found.stderr) == (2, "lcal is not a known cluster profile; did you mean local?\n")
 
 
 @pytest.mark.process
@@ -176,7 +179,7 @@ def test_the_small_node_of_the_readme(workplace, monkeypatch):
     (workplace / "topologies/quad.yaml").write_text(bare)
     found = hpcgen("render", "nccl-test", "--cluster", "orion", "--set", "slurm.nccl_test.nodes=2")
     assert "\n    export MELLANOX_VISIBLE_DEVICES=all\n" in found.stdout
-    assert "node_type = quad leaves NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME open" in found.stderr
+    assert "node_type = quad does not set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME" in found.stderr
     assert "SOCKET_IFNAME" not in hpcgen("render", "nccl-test", "--cluster", "orion").stderr
 
 
@@ -196,11 +199,11 @@ def test_a_wrong_code_path_is_one_mistake(workplace):
 def test_code_that_is_not_there(workplace):
     there = workplace / "code"
     found = hpcgen("render", "image", "-c", image_run(workplace, code=str(there)))
-    assert f"{there}: no such file, and stage image needs it" in found.stderr
+    assert f"{there}: no such file. Stage image needs it" in found.stderr
     there.mkdir()
     assert hpcgen("render", "image", "-c", image_run(workplace, code=str(there))).status == 0
     found = hpcgen("render", "image", "-c", image_run(workplace, code="/elsewhere/code"))
-    assert "/elsewhere/code cannot be seen from this machine: not checked" in found.stderr
+    assert "/elsewhere/code was not checked, because this machine has no /elsewhere" in found.stderr
 
 
 # permissions hold for root as well, once it has given up the capability to pass over them

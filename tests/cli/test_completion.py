@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from hpcgen.cli.data import COMMANDS as DATA_COMMANDS
-from hpcgen.cli.main import COMMANDS
+from hpcgen.cli.data import SECTIONS as DATA_SECTIONS
+from hpcgen.cli.main import SECTIONS
 from hpcgen.config.presets import PRESETS
 from tests.cli.command import hpcgen
 
@@ -42,7 +42,7 @@ def completions(words: str) -> set[str]:
 
 @pytest.mark.process
 def test_commands_presets_and_clusters_complete():
-    assert completions("hpcgen ") == set(COMMANDS)
+    assert completions("hpcgen ") == set().union(*SECTIONS.values())
     assert completions("hpcgen init --preset llama") == {name for name in PRESETS if name.startswith("llama")}
     assert completions("hpcgen init --cluster az") == {"azure-ndv5"}
     assert completions("hpcgen render t") == {"tokenize", "train", "tensorboard"}
@@ -52,5 +52,5 @@ def test_commands_presets_and_clusters_complete():
 
 @pytest.mark.process
 def test_the_commands_of_a_group_complete():
-    assert completions("hpcgen data ") == set(DATA_COMMANDS)
+    assert completions("hpcgen data ") == set().union(*DATA_SECTIONS.values())
     assert completions("hpcgen data prepare --num-") == {"--num-tasks"}

@@ -14,11 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 from hpcgen import load_run, plan
-from hpcgen.cli.data import COMMANDS, command
+from hpcgen.cli.data import SECTIONS, command
 from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
 from hpcgen.errors import HpcgenError
 from tests.cli.command import hpcgen, listing
 from tests.runs import minimal_run, write_yaml
+
+COMMANDS = [name for section in SECTIONS.values() for name in section]
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def test_tokenize_forced_to_a_library(tmp_path, corpus):
     [
         ((), "corpus.jsonl:1: missing key 'text'"),
         (("--tokenizer", "gpt3"), "cannot read the tokenizer file gpt3"),
-        (("--vocab-file", "v.json"), "tokenizer.merges_file is needed beside its other half"),
+        (("--vocab-file", "v.json"), "tokenizer.merges_file is missing, but vocab_file is set"),
         (("--tokenizer", "bytes", "--eod-token", "x"), "tokenizer.eod_token is not read"),
     ],
 )
@@ -205,7 +207,7 @@ def test_a_password_in_an_address_is_refused_and_not_shown(workplace: Path) -> N
         done = hpcgen(*words, "-c", "run.yaml")
         assert done.status == 2
         assert (
-            "data.corpus.source.url has a template with a user's name or password"
+            "data.corpus.source.url contains a user name or password in its template"
             in done.stderr + done.stdout
         )
         assert "hf_x" not in done.stdout + done.stderr
@@ -226,10 +228,10 @@ def test_who_may_read_what_is_made_by_hand(planned_corpus: Path, share: str, mod
 def test_a_dry_run_says_how_many_tasks_are_left(planned_corpus: Path) -> None:
     tasks = ("--set", "slurm.prepare.num_tasks=2", "--set", "paths.run_dir=run")
     done = hpcgen("submit", "prepare", "-c", "run.yaml", "--dry-run", *tasks)
-    assert done.stderr == "would submit prepare (2 of 2 tasks); nothing was submitted\n"
+    assert done.stderr == "dry run: would submit prepare (2 of 2 tasks)\n"
     assert hpcgen("data", "prepare", "--task-id", "0", "--num-tasks", "2", "--workers", "1").status == 0
     done = hpcgen("submit", "prepare", "-c", "run.yaml", "--dry-run", *tasks)
-    assert done.stderr == "would submit prepare (1 of 2 tasks); nothing was submitted\n"
+    assert done.stderr == "dry run: would submit prepare (1 of 2 tasks)\n"
 
 
 @pytest.mark.parametrize("how", [("--dry-run",), ("--launcher", "local")])

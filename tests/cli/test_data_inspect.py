@@ -25,24 +25,24 @@ def test_what_a_pair_holds(monkeypatch):
     assert told.stdout == (
         "x.bin, .idx  (uint16)\n"
         "documents  4 (1 empty), 3 sequences\n"
-        "tokens     3,021, 1,007.0 in a document\n"
+        "tokens     3,021, mean 1,007.0 per document\n"
         "shortest   2 (document 0)\n"
         "longest    3,001 (document 3)\n"
         "lengths    1% 2, 5% 2, 25% 2, 50% 18, 75% 3,001, 95% 3,001, 99% 3,001"
-        "  (this share of the documents is not longer)\n"
+        "  (percentiles)\n"
         "\n"
-        "tokens in a document  documents  share  share of tokens\n"
-        "              2 to 3          1  33.3%             0.1%  ███████████████████████\n"
-        "              4 to 7          0   0.0%             0.0%\n"
-        "             8 to 15          0   0.0%             0.0%\n"
-        "            16 to 31          1  33.3%             0.6%  ███████████████████████\n"
-        "            32 to 63          0   0.0%             0.0%\n"
-        "           64 to 127          0   0.0%             0.0%\n"
-        "          128 to 255          0   0.0%             0.0%\n"
-        "          256 to 511          0   0.0%             0.0%\n"
-        "        512 to 1,023          0   0.0%             0.0%\n"
-        "      1,024 to 2,047          0   0.0%             0.0%\n"
-        "      2,048 to 4,095          1  33.3%            99.3%  ███████████████████████\n"
+        "tokens per document  documents  share  share of tokens\n"
+        "             2 to 3          1  33.3%             0.1%  ████████████████████████\n"
+        "             4 to 7          0   0.0%             0.0%\n"
+        "            8 to 15          0   0.0%             0.0%\n"
+        "           16 to 31          1  33.3%             0.6%  ████████████████████████\n"
+        "           32 to 63          0   0.0%             0.0%\n"
+        "          64 to 127          0   0.0%             0.0%\n"
+        "         128 to 255          0   0.0%             0.0%\n"
+        "         256 to 511          0   0.0%             0.0%\n"
+        "       512 to 1,023          0   0.0%             0.0%\n"
+        "     1,024 to 2,047          0   0.0%             0.0%\n"
+        "     2,048 to 4,095          1  33.3%            99.3%  ████████████████████████\n"
     )
 
 
@@ -68,7 +68,7 @@ def test_a_long_document_is_cut_and_whole_on_demand():
 def test_a_document_without_a_tokenizer_shows_its_ids():
     told = hpcgen("data", "inspect", "x", "--document", 0)
     assert (told.status, told.stdout) == (0, "document 0: 2 tokens\nids 120 256\n")
-    assert "the text needs a tokenizer: --tokenizer" in told.stderr
+    assert "to show the text, add --tokenizer" in told.stderr
 
 
 def test_json_and_picture():
@@ -87,7 +87,7 @@ def test_json_and_picture():
         (("y",), "cannot read the dataset y"),
         (("x", "--tokenizer", "bytes", "-c", "run.yaml"), "--tokenizer and -c both name a tokenizer"),
         (("x", "--document", 0, "--tokenizer", "none.json"), "cannot read the tokenizer file none.json"),
-        (("x", "--png", "no/where/x.png"), "no is not there"),
+        (("x", "--png", "no/where/x.png"), "/no does not exist"),
     ],
 )
 def test_mistakes_are_told(arguments, message):

@@ -57,11 +57,11 @@ def test_how_far_a_corpus_is():
     ]
     assert re.fullmatch(r"prepare  1 of 4 +- +1 +2 +23 B of 87 B +1 +11 +- +-", row)
     assert documents == "prepare: 1 document in = 1 out + 0 skipped + 0 rejected"
-    assert tokens == "prepare: tokens in whole pairs: corpus 11"
+    assert tokens == "prepare: tokens in complete pairs: corpus 11"
     assert re.fullmatch(r"prepare task 2 of 4: failed on \S+, \d+ s ago, 1 not done", task)
     assert error.startswith("    tokens/corpus-00002-of-00004: ")
     assert "missing key 'text'" in error
-    assert told.stderr.endswith("for the rest: hpcgen submit prepare -c run.yaml\n")
+    assert told.stderr.endswith("run hpcgen submit prepare -c run.yaml (finished outputs are kept)\n")
 
 
 @pytest.mark.process
@@ -84,7 +84,7 @@ def test_what_was_made_on_the_way_to_whole_pairs_is_not_asked_for_again():
     assert hpcgen("data", "concat", "--task-id", 0, "--num-tasks", 4).status == 0
     assert hpcgen("data", "prepare").status == 0
     told = hpcgen("data", "status", "concat", "prepare")
-    assert "concat: not needed any more, the pairs are whole" in told.stderr
+    assert "concat: no longer needed, because the pairs are complete" in told.stderr
     assert "hpcgen submit" not in told.stderr
 
 
@@ -129,14 +129,14 @@ def test_a_task_of_a_dead_host_is_said_to_be_stalled():
     told = json.loads(path.read_text())
     path.write_text(json.dumps(told | {"ended": False, "updated": time.time() - 3600, "host": "node-9"}))
     lines = hpcgen("data", "status").stdout.splitlines()
-    assert "prepare task 2 of 4: stalled, its last word was on node-9, 1 h ago, 1 not done" in lines
+    assert "prepare task 2 of 4: stalled, last heard from on node-9, 1 h ago, 1 not done" in lines
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("prepare", "--missing", "extract"), "name one stage, after --missing"),
-        (("--num-tasks", 3), "--num-tasks goes with --missing"),
+        (("--num-tasks", 3), "--num-tasks requires --missing"),
         (("train",), "'train' is not one of 'download', 'extract'"),
         (("-c", "corpus.json", "--missing", "prepare"), "add --num-tasks"),
         (("--set", "data.corpus.json_kee=body"), "data.corpus.json_kee"),

@@ -134,7 +134,7 @@ def test_training_does_not_begin_without_pairs(command):
     for early in (("validate",), ("render", "train")):
         checked = hpcgen(*early, "-c", "run.yaml")
         assert checked.status == 0
-        assert "corpus-00001-of-00002.idx is not there yet" in checked.stderr
+        assert "corpus-00001-of-00002.idx does not exist yet" in checked.stderr
 
 
 def test_training_begins_with_the_pairs_of_the_corpus(made):
@@ -158,8 +158,8 @@ def test_files_that_nothing_measures_are_named(workplace):
     manifest.write_text("\n".join([header, *map(json.dumps, listed)]) + "\n")
     told = verify("-c", "run.yaml")
     assert (
-        "sources: 1 file with neither size nor SHA-256 in the manifest: "
-        "not checked whether all of it came (1.jsonl)\n"
+        "sources: 1 file with neither size nor SHA-256 in the manifest, "
+        "so truncated downloads would not be noticed (1.jsonl)\n"
     ) in told.stderr
     assert json.loads(verify("-c", "run.yaml", "--json").stdout)["unmeasured"] == ["1.jsonl"]
 
@@ -175,7 +175,7 @@ def test_nothing_to_verify():
     Path("run.yaml").unlink()
     told = verify()
     assert told.status == 2
-    assert "there is no pair to verify; name prefixes, or a run file" in told.stderr
+    assert "no pairs to verify; name prefixes, or with -c a run file" in told.stderr
     told = verify("elsewhere/x")
     assert told.status == 1
     assert told.stdout.startswith("elsewhere/x: WRONG\n    cannot read the dataset elsewhere/x")

@@ -97,16 +97,15 @@ def test_each_export_stands_below_its_reason(run_file):
         "# Each GPU uses its own NIC; relaying through a neighbor over NVLink is slower here. "
         "(node type, ndv5: ai-infrastructure-on-azure, hopper.conf)"
     )
-    assert "# For you to export before srun: HF_TOKEN, MASTER_ADDR, MASTER_PORT, WORLD_SIZE" in lines
+    assert "# Export these yourself before srun: HF_TOKEN, MASTER_ADDR, MASTER_PORT, WORLD_SIZE" in lines
 
 
 def test_a_cluster_alone_says_what_a_run_would_add(workplace):
     lines = hpcgen("env", "--cluster", "azure-ndv5").stdout.splitlines()
     run_dir = f"{workplace}/runs/azure-ndv5"
-    assert lines[1] == f"# Without a run file: the run directory is {run_dir} (--run-dir names another)."
+    assert lines[1] == f"# Without a run file, the run directory is {run_dir} (change it with --run-dir)."
     assert (
-        "# With --set parallelism.tensor_model_parallel_size=2 there is also CUDA_DEVICE_MAX_CONNECTIONS=1."
-        in lines
+        "# --set parallelism.tensor_model_parallel_size=2 also sets CUDA_DEVICE_MAX_CONNECTIONS=1." in lines
     )
     assert not [line for line in lines if line.startswith("export CUDA_DEVICE_MAX_CONNECTIONS")]
     setting = "parallelism.tensor_model_parallel_size=4"
@@ -160,7 +159,7 @@ def test_sharp_on_nodes_without_it_is_a_mistake(workplace):
     arguments = ["env", "--cluster", "local", "--stage", "nccl-test"]
     found = hpcgen(*arguments, "--set", "parallelism.use_sharp=true")
     assert (found.status, found.stdout) == (2, "")
-    assert "node type cpu names no SHARP" in found.stderr
+    assert "node type cpu does not define SHARP" in found.stderr
 
 
 def test_a_file_read_as_it_is_planned(tmp_path, workplace):

@@ -46,8 +46,8 @@ def test_a_variable_with_all_that_it_won_over(workplace, run_file):
     assert (found.status, found.stderr) == (0, "")
     assert found.stdout.splitlines() == [
         f"NCCL_DEBUG=TRACE  run file, run.yaml:{run_line}",
-        f"    over INFO of the cluster ({workplace}/site.yaml:4)",
-        "    over WARN of the node type (ndv5: ai-infrastructure-on-azure, hopper.conf): Logs errors; INFO "
+        f"    overrides INFO from the cluster ({workplace}/site.yaml:4)",
+        "    overrides WARN from the node type (ndv5: ai-infrastructure-on-azure, hopper.conf): Logs errors; INFO "
         "floods the log at scale.",
     ]
 
@@ -70,9 +70,12 @@ def test_the_picture_is_whole(run_file, monkeypatch):
     assert lines[0].startswith("# stage train on azure-ndv5 (Azure ND96isr_H100_v5")
     assert "MASTER_ADDR: address of the step's first node, as scontrol knows it" in lines
     assert "TRAINER_CONFIG: /shared/runs/big/jobs/JOBID/trainer.json" in lines
-    assert "HOME: /nvme/hpcgen-CLUSTER-JOBID, for the tasks alone" in lines
-    assert lines[lines.index("# secrets, from the submitting shell and written nowhere") + 1] == "HF_TOKEN"
-    [unset] = [line for line in lines if line.startswith("of these, this shell has ")]
+    assert "HOME: /nvme/hpcgen-CLUSTER-JOBID, for the tasks only" in lines
+    assert (
+        lines[lines.index("# secrets, inherited from the submitting shell and never written to a file") + 1]
+        == "HF_TOKEN"
+    )
+    [unset] = [line for line in lines if line.startswith("this shell exports ")]
     assert "NCCL_ALGO, NCCL_SECRET" in unset
     assert "hunter2" not in found.stdout + found.stderr
 
@@ -80,7 +83,7 @@ def test_the_picture_is_whole(run_file, monkeypatch):
 def test_what_is_not_set_comes_with_the_change_that_sets_it(run_file):
     found = hpcgen("explain", "-c", run_file, "--set", "preset=125m", "CUDA_DEVICE_MAX_CONNECTIONS")
     assert found.stdout.splitlines() == [
-        "# not set; it would be with",
+        "# not set; these changes would set them",
         "--set parallelism.tensor_model_parallel_size=2: CUDA_DEVICE_MAX_CONNECTIONS=1  stage, Megatron-LM, "
         "arguments.py",
         "    Keeps communication ahead of compute with TP or CP before Blackwell (Megatron-LM, arguments.py).",
@@ -137,7 +140,7 @@ def test_as_json(run_file):
         "hides": None,
     }
     assert (hidden["value"], hidden["layer"]) == ("WARN", "node type")
-    assert found["computed"] == {"WORLD_SIZE": "ranks of the step"}
+    assert found["computed"] == {"WORLD_SIZE": "number of ranks in the step"}
     assert found["secrets"] == ["HF_TOKEN"]
     assert "NCCL_*" in found["unset"]["patterns"]
     assert found["not_set"] == []
@@ -163,12 +166,12 @@ def test_names_may_be_patterns(run_file):
         ("nccl_debug", "nccl_debug: no stage sets it; did you mean NCCL_DEBUG?"),
         (
             "NCCL_ALGO",
-            "NCCL_ALGO: no stage sets it; and one of the submitting shell is unset: set it under environment in "
-            "the run file",
+            "NCCL_ALGO: no stage sets it; it is unset if the submitting shell exports it. To use it, set it under "
+            "environment in the run file",
         ),
         (
             "PATH",
-            "PATH: Slurm, the container or the image sets it; a run file may not, and stage train does not",
+            "PATH: stage train does not set it, and a run file may not; Slurm, the container or the image does",
         ),
         ("Q*", "Q*: no stage sets it"),
         ("A\x1b[31m", "'A\\x1b[31m': no stage sets it"),
@@ -205,13 +208,15 @@ def test_data_need_not_be_there_but_mistakes_are_told(workplace):
 def test_a_run_or_a_cluster(run_file, both):
     found = hpcgen("explain", *both)
     assert found.status == 2
-    assert found.stderr.startswith("name a run file or a cluster, one of them")
+    assert found.stderr.startswith("either a run file or a cluster profile is required")
 
 
 def test_sharp_warns_on_standard_error(run_file):
     arguments = ["explain", "-c", run_file, "--set", "parallelism.use_sharp=true", "--json"]
     found = hpcgen(*arguments, "--set", "container.image=nvcr.io#nvidia/pytorch:25.03-py3")
-    assert found.stderr.startswith("warning: --set parallelism.use_sharp: parallelism.use_sharp = true is on")
+    assert found.stderr.startswith(
+        "warning: --set parallelism.use_sharp: parallelism.use_sharp = true may fail with"
+    )
     assert "pytorch:25.03-py3" in found.stderr
     assert [f"warning: {text}" for text in json.loads(found.stdout)["warnings"]] == found.stderr.splitlines()
 
@@ -225,13 +230,13 @@ def test_two_runs_compared(workplace, run_file):
     other_line = line_of(workplace / "other.yaml", "PXN")
     assert found.status == 0
     assert found.stdout.splitlines() == [
-        "# stage train: changes against other.yaml (33 are the same)",
+        "# stage train: differences from other.yaml (33 identical)",
         "+ NEW='a b'  override, --set environment.NEW",
         f"- OWN=1  run file, other.yaml:{other_line + 1}",
         "~ NCCL_PXN_DISABLE",
         f"    - 0  run file, other.yaml:{other_line}",
-        "        over 1 of the node type (ndv5: ai-infrastructure-on-azure, hopper.conf): Each GPU uses its own NIC; "
-        "relaying through a neighbor over NVLink is slower here.",
+        "        overrides 1 from the node type (ndv5: ai-infrastructure-on-azure, hopper.conf): "
+        "Each GPU uses its own NIC; relaying through a neighbor over NVLink is slower here.",
         "    + 1  node type, ndv5: ai-infrastructure-on-azure, hopper.conf",
         "        Each GPU uses its own NIC; relaying through a neighbor over NVLink is slower here.",
         "+ secret HF_TOKEN",
@@ -263,7 +268,7 @@ def test_two_clusters_compared(workplace):
 
 def test_no_difference(run_file):
     found = hpcgen("explain", "-c", run_file, "--diff", run_file, "NCCL_DEBUG")
-    assert found.stdout == "stage train: no difference from run.yaml in 1 variables\n"
+    assert found.stdout == "stage train: 1 variable, identical to run.yaml\n"
     assert hpcgen("explain", "-c", run_file, "--diff", run_file, "NCCL_DEBUGG").status == 2
 
 

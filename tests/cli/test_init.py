@@ -43,7 +43,7 @@ def test_a_file_that_is_there_stays(workplace):
     before = listing(workplace)
     found = hpcgen("init")
     assert found.status == 2
-    assert found.stderr == "run.yaml: exists; choose another name, or use --force\n"
+    assert found.stderr == "run.yaml: already exists; choose another name, or use --force\n"
     assert listing(workplace) == before
     assert hpcgen("init", "--force").status == 0
     assert (workplace / "run.yaml").read_text() != "mine"
@@ -52,13 +52,13 @@ def test_a_file_that_is_there_stays(workplace):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--preset", "175B"), "--preset 175B: not a preset; did you mean 175b?"),
-        (("--preset", "xyz"), f"--preset xyz: not a preset; use one of {', '.join(PRESETS)}"),
-        (("--cluster", "locl"), "--cluster locl names no cluster profile; did you mean local?"),
-        (("nope/run.yaml",), "/nope is not there; make it first"),
-        (("-",), "-: not a file; name one"),
-        (("/dev/null", "--force"), "/dev/null: not a file; name one"),
-        (("--cluster", "nowhere"), "names no cluster profile"),
+        (("--preset", "175B"), "--preset 175B: unknown preset; did you mean 175b?"),
+        (("--preset", "xyz"), f"--preset xyz: unknown preset; use one of {', '.join(PRESETS)}"),
+        (("--cluster", "locl"), "--cluster locl is not a known cluster profile; did you mean local?"),
+        (("nope/run.yaml",), "/nope does not exist; create it first"),
+        (("-",), "-: not a file name; name a file"),
+        (("/dev/null", "--force"), "/dev/null: not a file name; name a file"),
+        (("--cluster", "nowhere"), "is not a known cluster profile"),
         (("--name", "a b"), "name"),
         (("--run-dir", "~/x"), "paths.run_dir"),
         (("--run-dir", "a b"), "paths.run_dir"),
@@ -85,4 +85,4 @@ def test_a_folder_without_permission(workplace):
     workplace.chmod(0o500)
     found = hpcgen("init")
     assert found.status == 2
-    assert "cannot be made" in found.stderr
+    assert "cannot be created" in found.stderr

@@ -1,20 +1,27 @@
-"""How the command ends: the status, what is said, and what keeps its traceback."""
+"""The help, exit statuses and error messages of the command."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import pty
+import re
 import subprocess
 import sys
 
+import click
 import pytest
 
 import hpcgen as package
 from hpcgen import api
-from hpcgen.cli.main import COMMANDS, main
+from hpcgen import cli as commands
+from hpcgen.cli.main import SECTIONS, cli, main
 from hpcgen.errors import JobFailed
 from tests.cli.command import hpcgen
 from tests.runs import minimal_run, write_yaml
+
+COMMANDS = [name for section in SECTIONS.values() for name in section]
 
 
 @pytest.fixture
@@ -22,18 +29,64 @@ def run_file(workplace):
     return write_yaml(workplace / "run.yaml", minimal_run())
 
 
-def test_help_lists_every_command():
+def modules_of_commands():
+    """The modules and packages in hpcgen/cli that define a command."""
+    names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
+    return [name for name in names if hasattr(importlib.import_module(f"hpcgen.cli.{name}"), "command")]
+
+
+def groups(group=cli, words=()):
+    """The words and the click.Group of hpcgen and of each of its command groups."""
+    yield words, group
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from groups(command, (*words, name))
+
+
+def summaries(text):
+    """The sections of a help text after its options: heading -> command -> summary."""
+    sections = {}
+    for heading, rows in re.findall(r"^(\w+):\n((?:  .+\n)+)", text, re.MULTILINE):
+        lines = [re.fullmatch(r"  (\S+) +(\S.*)", row) for row in rows.splitlines()]
+        sections[heading] = dict(line.groups() for line in lines)
+    del sections["Options"]
+    return sections
+
+
+def test_each_command_is_in_a_section_of_the_help():
     found = hpcgen("--help")
     assert (found.status, found.stderr) == (0, "")
-    for name in COMMANDS:
-        assert f"\n  {name} " in found.stdout
+    sections = summaries(found.stdout)
+    assert list(sections) == ["Start", "Run", "Data", "Look", "Cluster"]
+    listed = [name.replace("-", "_") for section in sections.values() for name in section]
+    assert sorted(listed) == sorted(modules_of_commands())
+
+
+GROUPS = {" ".join(("hpcgen", *words)): (words, group) for words, group in groups()}
+
+
+@pytest.mark.parametrize(("words", "group"), GROUPS.values(), ids=GROUPS)
+def test_no_summary_is_cut_at_80_columns(words, group, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    found = hpcgen(*words, "--help")
+    context = click.Context(group)
+    rows = {name: text for section in summaries(found.stdout).values() for name, text in section.items()}
+    assert sorted(rows) == sorted(group.list_commands(context))
+    for name, summary in rows.items():
+        assert re.search(r"[^.]\.$", summary)
+        assert " ".join(group.get_command(context, name).help.split()).startswith(summary)
+    assert max(map(len, found.stdout.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name):
+def test_every_command_has_help(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     found = hpcgen(name, "--help")
     assert found.status == 0
     assert found.stdout.startswith(f"Usage: hpcgen {name} ")
+    assert max(map(len, found.stdout.splitlines())) <= 80
 
 
 def test_version():
@@ -45,7 +98,7 @@ def test_version():
     [
         ("rendr", "did you mean render?"),
         ("preset", "did you mean presets?"),
-        ("xyz", "commands are init, validate, "),
+        ("xyz", "commands are init, presets, "),
     ],
 )
 def test_an_unknown_command(word, hint):
@@ -58,7 +111,7 @@ def test_an_unknown_command(word, hint):
     ("arguments", "hint"),
     [
         (["submit", "trian"], "did you mean train?"),
-        (["submit", "nccl-test"], "a script of it is made by hpcgen render nccl-test"),
+        (["submit", "nccl-test"], "use hpcgen render nccl-test"),
         (["data", "status", "tokenise"], "did you mean tokenize?"),
         (["data", "status", "--missing", "prepar"], "did you mean prepare?"),
         (["validate", "trian"], "did you mean train?"),

@@ -21,9 +21,10 @@ def test_standard_output_is_the_script_and_nothing_else(run_file):
     assert found.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=big\n")
     assert found.stdout.endswith("\n")
     assert [line for line in found.stderr.splitlines() if "storage_write_gb_s" not in line] == [
-        "warning: /shared/data/pile.idx cannot be seen from this machine: not checked",
-        "warning: /shared/data/pile.bin cannot be seen from this machine: not checked",
-        "warning: /shared/runs/big is not there: make it before sbatch, or the job dies without a log",
+        "warning: /shared/data/pile.idx was not checked, because this machine has no /shared",
+        "warning: /shared/data/pile.bin was not checked, because this machine has no /shared",
+        "warning: run directory /shared/runs/big does not exist. Create it before sbatch, "
+        "or the job fails without a log",
     ]
 
 
@@ -71,7 +72,7 @@ def test_a_mistyped_directory_is_not_made(workplace, run_file):
     found = hpcgen("render", "train", "-c", run_file, "-o", "nope/x/job.sbatch")
     assert found.status == 2
     assert found.stderr.endswith(
-        f"nope/x/job.sbatch: cannot be written, {workplace}/nope is not there; make it first\n"
+        f"nope/x/job.sbatch: cannot be written, because {workplace}/nope does not exist; create it first\n"
     )
     assert sorted(listing(workplace)) == ["run.yaml"]
 

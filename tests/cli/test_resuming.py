@@ -57,13 +57,13 @@ def test_an_archive_needs_no_tracker(workplace: Path, run_file: Path) -> None:
     [
         ("run", "{}/run/checkpoints?"),
         ("run/checkpoints/iter_0000010", "{}/run/checkpoints?"),
-        ("nowhere", "is not there; name the directory that holds iter_... directories"),
+        ("nowhere", "does not exist; use the directory that contains the iter_... directories"),
     ],
 )
 def test_what_holds_no_checkpoints_is_refused(workplace: Path, run_file: Path, load: str, hint: str) -> None:
     found = validated(run_file, f"checkpoint.load={load}", "paths.run_dir=new")
     assert (found.status, found.stdout) == (2, "")
-    begin = f"--set checkpoint.load: checkpoint.load = {load} holds no checkpoint for stage train: {workplace}/{load}"
+    begin = f"--set checkpoint.load: checkpoint.load = {load} has no checkpoint for stage train: {workplace}/{load}"
     assert found.stderr.startswith(begin)
     assert found.stderr.rstrip().endswith(hint.format(workplace))
 
@@ -74,13 +74,13 @@ def test_every_command_names_what_differs_from_the_checkpoint(
 ) -> None:
     found = hpcgen(*command, "-c", run_file, "--set", "optimizer.lr=2e-3")
     checkpoint = f"{workplace}/run/checkpoints/iter_0000010"
-    both = "if that is meant, write checkpoint.changed: [optimizer.lr, optimizer.min_lr]"
+    both = "if this is intended, set checkpoint.changed: [optimizer.lr, optimizer.min_lr]"
     assert (found.status, found.stdout) == (2, "")
     assert found.stderr.splitlines() == [
-        f"--set optimizer.lr: optimizer.lr = 0.002 differs from 0.001 of the checkpoint {checkpoint}; "
-        f"{both}; else set it to 0.001",
-        "default: optimizer.min_lr comes to 0.0002, which differs from 0.0001 of the checkpoint "
-        f"{checkpoint}; {both}; else set it to 0.0001",
+        f"--set optimizer.lr: optimizer.lr = 0.002 differs from 0.001 in the checkpoint {checkpoint}; "
+        f"{both}; otherwise set it to 0.001",
+        "default: optimizer.min_lr resolves to 0.0002, which differs from 0.0001 in the checkpoint "
+        f"{checkpoint}; {both}; otherwise set it to 0.0001",
         f"2 mistakes; {NOTHING_DONE}",
     ]
 
@@ -105,20 +105,20 @@ def test_another_model_is_said_before_all_else(run_file: Path) -> None:
     values = ("model.ffn_hidden_size=128", "optimizer.lr=2e-3")
     found = validated(run_file, *values)
     assert found.status == 2
-    assert "model.ffn_hidden_size = 128 differs from 256 of the checkpoint" in found.stderr
-    assert "it is another model: set it to 256, or name another paths.run_dir" in found.stderr
+    assert "model.ffn_hidden_size = 128 differs from 256 in the checkpoint" in found.stderr
+    assert "this is a different model: set it to 256, or use another paths.run_dir" in found.stderr
     assert "optimizer.lr" not in found.stderr
     assert validated(run_file, *values, "paths.run_dir=new").status == 0
     elsewhere = validated(run_file, *values, "paths.run_dir=new", "checkpoint.save=run/checkpoints")
-    assert "or name another checkpoint.save\n" in elsewhere.stderr
+    assert "or use another checkpoint.save\n" in elsewhere.stderr
 
 
 def test_weights_alone_have_no_hyperparameters(workplace: Path, run_file: Path) -> None:
     load = (archived(workplace), "paths.run_dir=new", "optimizer.lr=2e-3")
-    assert f"of the checkpoint {workplace}/archive/iter_0000005;" in validated(run_file, *load).stderr
+    assert f"in the checkpoint {workplace}/archive/iter_0000005;" in validated(run_file, *load).stderr
     assert validated(run_file, *load, "checkpoint.finetune=true").status == 0
     shaped = validated(run_file, *load, "checkpoint.finetune=true", "model.num_layers=4")
-    assert "or name another checkpoint.load\n" in shaped.stderr
+    assert "or use another checkpoint.load\n" in shaped.stderr
 
 
 def test_the_newest_whole_one_counts(workplace: Path, run_file: Path) -> None:
@@ -158,12 +158,12 @@ def test_a_finished_run_does_not_answer_for_another_experiment(
     found = hpcgen(*command, "-c", run_file, *options, "--set", named)
     assert (found.status, found.stdout) == (2, "")
     assert found.stderr.splitlines()[0] == (
-        f"--set training.seed: training.seed = 7 differs from 1234 of the checkpoint "
-        f"{workplace}/run/checkpoints/iter_0000010; the run is finished: set it to 1234, or name another "
-        "paths.run_dir; to train on with it, set a larger training.train_iters and checkpoint.changed: "
+        f"--set training.seed: training.seed = 7 differs from 1234 in the checkpoint "
+        f"{workplace}/run/checkpoints/iter_0000010; the run is finished: set it to 1234, or use another "
+        "paths.run_dir. To continue with it, increase training.train_iters and set checkpoint.changed: "
         "[optimizer.lr, optimizer.min_lr, training.seed]"
     )
-    assert "--set optimizer.lr: optimizer.lr = 0.05 differs from 0.001 of the checkpoint" in found.stderr
+    assert "--set optimizer.lr: optimizer.lr = 0.05 differs from 0.001 in the checkpoint" in found.stderr
     assert not (workplace / "run/jobs").exists()
 
 
@@ -172,7 +172,7 @@ def test_a_finished_run_of_another_model_is_refused(workplace: Path, run_file: P
     found = validated(run_file, *FINISHED, "model.ffn_hidden_size=128")
     assert found.status == 2
     assert found.stderr.splitlines()[0].endswith(
-        "the run is finished: set it to 256, or name another paths.run_dir"
+        "the run is finished: set it to 256, or use another paths.run_dir"
     )
 
 
@@ -180,7 +180,7 @@ def test_a_finished_run_with_its_own_configuration_has_nothing_to_do(workplace: 
     (workplace / "run/DONE").write_text("10\n")
     found = validated(run_file, *FINISHED)
     assert found.status == 0
-    assert "training.train_iters = 10 is reached" in found.stderr
+    assert "training.train_iters = 10 has been reached" in found.stderr
 
 
 def test_fewer_steps_than_are_done_are_refused(workplace: Path, run_file: Path) -> None:
@@ -188,7 +188,7 @@ def test_fewer_steps_than_are_done_are_refused(workplace: Path, run_file: Path) 
     for done in (False, True):
         found = validated(run_file, *values)
         assert found.status == 2
-        assert "training.train_iters = 7 ends before iteration 10" in found.stderr
+        assert "training.train_iters = 7 is less than 10, the iteration of the checkpoint" in found.stderr
         if not done:
             (workplace / "run/DONE").write_text("10\n")
 
@@ -218,7 +218,7 @@ def test_edited_code_is_refused_before_the_job_queues(workplace: Path, run_file:
     found = validated(run_file, schedule)
     assert found.status == 2
     assert f"{mine} (SHA-256 " in found.stderr
-    assert "if that is meant, write checkpoint.changed: [optimizer.lr_schedule]" in found.stderr
+    assert "if this is intended, set checkpoint.changed: [optimizer.lr_schedule]" in found.stderr
     assert validated(run_file, schedule, "checkpoint.changed=[optimizer.lr_schedule]").status == 0
 
 
@@ -229,8 +229,8 @@ def test_differences_are_in_the_json_too(workplace: Path, run_file: Path) -> Non
     assert found.status == 2
     mistake = json.loads(found.stdout)["mistakes"][0]
     assert (mistake["key"], mistake["file"], mistake["line"]) == ("optimizer.lr", str(run_file), line)
-    assert mistake["reason"].startswith("differs from 0.001 of the checkpoint")
-    assert mistake["hint"].endswith("else set it to 0.001")
+    assert mistake["reason"].startswith("differs from 0.001 in the checkpoint")
+    assert mistake["hint"].endswith("otherwise set it to 0.001")
 
 
 def test_training_that_would_be_given_up_is_named_before_the_job_queues(
@@ -241,8 +241,10 @@ def test_training_that_would_be_given_up_is_named_before_the_job_queues(
     (workplace / "run/metrics.jsonl").write_text(json.dumps(event) + "\n")
     found = validated(run_file)
     assert found.status == 2
-    assert f"paths.run_dir = run loses training: {workplace}/run/checkpoints holds no valid" in found.stderr
-    assert "set checkpoint.discard_up_to: 10, or name another run_dir" in found.stderr
+    assert (
+        f"paths.run_dir = run would lose training: {workplace}/run/checkpoints holds no valid" in found.stderr
+    )
+    assert "write checkpoint.discard_up_to: 10, or name another run_dir" in found.stderr
     assert validated(run_file, "checkpoint.discard_up_to=9").status == 2
     assert validated(run_file, "checkpoint.discard_up_to=10").status == 0
     # What this machine does not see, the trainer will.

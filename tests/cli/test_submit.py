@@ -17,7 +17,7 @@ def test_a_dry_run_checks_all_and_does_nothing(workplace, run_file):
     before = listing(workplace)
     found = hpcgen("submit", "train", "-c", run_file, "--dry-run")
     assert (found.status, found.stdout) == (0, "")
-    assert found.stderr == "would submit train; nothing was submitted\n"
+    assert found.stderr == "dry run: would submit train\n"
     assert listing(workplace) == before
 
 

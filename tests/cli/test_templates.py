@@ -117,7 +117,7 @@ def test_a_started_template_is_right_and_changes_nothing(name: str, workplace: P
     begun = hpcgen("templates", "override", name, "-o", site)
     target = site / f"slurm/{name}.sbatch.j2"
     assert (begun.status, begun.stdout) == (0, f"{target}\n")
-    assert begun.stderr == f"edit it, then: hpcgen templates check --templates {site}\n"
+    assert begun.stderr == f"next: edit it, then run hpcgen templates check --templates {site}\n"
     chain = template_chain(make_environment([site]), name)
     assert (chain[0].shipped, chain[0].blocks) == (False, ())
     text = target.read_text()
@@ -153,7 +153,7 @@ def test_the_users_directory_is_where_it_goes_unless_told(workplace: Path) -> No
     begun = hpcgen("templates", "override", "base", "--block", "settings")
     target = Path(os.environ["XDG_CONFIG_HOME"]) / "hpcgen/templates/slurm/base.sbatch.j2"
     assert begun.stdout == f"{target}\n"
-    assert begun.stderr == "edit it, then: hpcgen templates check\n"
+    assert begun.stderr == "next: edit it, then run hpcgen templates check\n"
     assert rows(hpcgen("templates", "list").stdout)["base"].endswith("settings + super")
 
 
@@ -171,7 +171,7 @@ def test_a_file_that_is_there_is_left_as_it_is(workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/train.sbatch.j2": TRAIN})
     refused = hpcgen("templates", "override", "train", "-o", site)
     assert (refused.status, refused.stdout) == (2, "")
-    assert "slurm/train.sbatch.j2 is there already" in refused.stderr
+    assert "slurm/train.sbatch.j2 already exists" in refused.stderr
     assert (site / "slurm/train.sbatch.j2").read_text() == TRAIN
 
 
@@ -182,7 +182,7 @@ def test_mistakes_of_override(workplace: Path) -> None:
     (workplace / "open").chmod(0o777)
     refused = hpcgen("templates", "override", "train", "-o", workplace / "open")
     assert (refused.status, list((workplace / "open").rglob("*.j2"))) == (2, [])
-    assert "everybody can write" in refused.stderr
+    assert "all users can write" in refused.stderr
 
 
 def test_completion_knows_templates_and_their_blocks() -> None:
@@ -286,7 +286,7 @@ def test_check_without_shellcheck_says_so(
     monkeypatch.setenv("PATH", str(programs))
     checked = hpcgen("templates", "check", "--cluster", cluster)
     assert checked.status == 0
-    assert "shellcheck is not installed: the scripts were checked without it" in checked.stderr
+    assert "shellcheck is not installed, so the scripts were checked without it" in checked.stderr
 
 
 @pytest.mark.parametrize(

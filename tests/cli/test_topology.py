@@ -23,7 +23,7 @@ def test_list(tmp_path):
     (tmp_path / "topologies/broken.yaml").write_text("device: tpu\n")
     rows = json.loads(hpcgen("topology", "list", "--json").stdout)
     assert [row["name"] for row in rows] == ["broken", "cpu", "ndv4", "ndv5", "ndv5-h200"]
-    assert rows[0]["description"] == "has mistakes: hpcgen topology show broken says which"
+    assert rows[0]["description"] == "invalid; run hpcgen topology show broken"
     assert rows[0]["file"] == "topologies/broken.yaml"
     ended = hpcgen("topology", "list")
     assert (ended.status, ended.stderr) == (0, "")
@@ -69,7 +69,7 @@ def test_xml_verifies_as_itself(tmp_path):
     assert (ended.status, ended.stderr) == (0, "")
     (tmp_path / "t.xml").write_text(ended.stdout)
     ended = hpcgen("topology", "verify", "ndv4", "--xml", "t.xml")
-    assert (ended.status, ended.stdout) == (0, "t.xml is ndv4: 4 NUMA nodes, 8 GPUs, 8 NICs\n")
+    assert (ended.status, ended.stdout) == (0, "t.xml matches ndv4: 4 NUMA nodes, 8 GPUs, 8 NICs\n")
 
 
 def test_the_file_of_azures_image_verifies():
@@ -82,7 +82,7 @@ def test_verify_names_what_differs_with_status_1(tmp_path):
     ended = hpcgen("topology", "verify", "ndv5", "--xml", "t.xml")
     assert ended.status == 1
     assert ended.stdout == "NIC mlx5_ib7 (0108:00:00.0): missing\nNIC 0109:00:00.0: not expected\n"
-    assert ended.stderr == "t.xml is not ndv5: 2 differences\n"
+    assert ended.stderr == "t.xml does not match ndv5: 2 differences\n"
     ended = hpcgen("topology", "verify", "ndv5", "--xml", "t.xml", "--json")
     assert ended.status == 1
     assert json.loads(ended.stdout)[0] == {
@@ -96,7 +96,7 @@ def test_verify_names_what_differs_with_status_1(tmp_path):
 def test_verify_a_live_node(tmp_path):
     sysfs = write_sysfs(tmp_path / "sys", shipped_node_type("ndv5"))
     ended = hpcgen("topology", "verify", "ndv5", "--sysfs", sysfs)
-    assert (ended.status, ended.stdout) == (0, f"{sysfs} is ndv5: 2 NUMA nodes, 8 GPUs, 8 NICs\n")
+    assert (ended.status, ended.stdout) == (0, f"{sysfs} matches ndv5: 2 NUMA nodes, 8 GPUs, 8 NICs\n")
     assert json.loads(hpcgen("topology", "verify", "ndv5", "--sysfs", sysfs, "--json").stdout) == []
     (sysfs / "bus/pci/devices/000b:00:00.0/numa_node").write_text("0\n")
     ended = hpcgen("topology", "verify", "ndv5", "--sysfs", sysfs)
@@ -114,8 +114,8 @@ def test_verify_a_live_node(tmp_path):
         (["draw", "cpu"], "node type cpu lists no GPUs, so there is nothing to draw"),
         (["show", "ndv6"], "ndv6 is not a node type; did you mean ndv5 or ndv4?"),
         (["draw", "ndv5", "-o", "/proc/x.svg"], "/proc/x.svg: cannot be written"),
-        (["draw", "ndv5", "-o", "x.pdf"], "x.pdf: the picture is an SVG; name it x.svg\n"),
-        (["draw", "ndv5", "-o", "nope/x.svg"], "/nope is not there; make it first\n"),
+        (["draw", "ndv5", "-o", "x.pdf"], "x.pdf: the file would be SVG; name it x.svg\n"),
+        (["draw", "ndv5", "-o", "nope/x.svg"], "/nope does not exist; create it first\n"),
     ],
 )
 def test_mistakes_end_with_status_2(arguments, said):

@@ -46,13 +46,13 @@ def test_one_source_of_any_kind_is_right(source: dict[str, Any]) -> None:
 
 
 def test_a_corpus_comes_from_somewhere() -> None:
-    assert found(source={}) == [("source", "names no source")]
+    assert found(source={}) == [("source", "has no source")]
 
 
 def test_a_corpus_comes_from_one_place() -> None:
     assert found(source={**URL, **DIRECTORY, **MANIFEST}) == [
-        ("source.directory", "is a second source beside url"),
-        ("source.manifest", "is a second source beside url"),
+        ("source.directory", "is a second source in addition to url"),
+        ("source.manifest", "is a second source in addition to url"),
     ]
 
 
@@ -60,14 +60,14 @@ def test_numbered_files_have_their_number_in_the_address() -> None:
     address = "https://example.org/corpus.jsonl.zst"
     assert found(source={"url": {"template": address}}) == []
     assert found(source={"url": {"template": address, "count": 2}}) == [
-        ("source.url", "has the same address for every file")
+        ("source.url", "has the same URL for every file")
     ]
 
 
 def test_an_address_holds_no_password() -> None:
     for address in ("https://me:hf_x@example.org/{index}", "https://me@example.org/a"):
         assert found(source={"url": {"template": address}}) == [
-            ("source.url", "has a template with a user's name or password in it")
+            ("source.url", "contains a user name or password in its template")
         ]
     assert found(source={"url": {"template": "https://example.org/me@x/{index}?sig=a@b"}}) == []
 
@@ -96,7 +96,7 @@ def test_a_token_opens_hubs_and_servers(source: dict[str, Any]) -> None:
 
 def test_a_directory_takes_no_token() -> None:
     assert found(source={**DIRECTORY, "token_variable": "HF_TOKEN"}) == [
-        ("source.token_variable", "is not read for a directory")
+        ("source.token_variable", "has no effect for a directory")
     ]
 
 
@@ -104,15 +104,15 @@ def test_a_sample_is_a_number_or_a_share() -> None:
     assert found(sample_files=100) == []
     assert found(sample_fraction=0.01) == []
     assert found(sample_files=100, sample_fraction=0.01) == [
-        ("sample_fraction", "is a second sample beside sample_files")
+        ("sample_fraction", "conflicts with sample_files")
     ]
-    assert found(sample_fraction=0.0) == [("sample_fraction", "takes no file")]
+    assert found(sample_fraction=0.0) == [("sample_fraction", "selects no files")]
 
 
 def test_a_corpus_with_splits_of_its_own_says_what_to_train_on() -> None:
     assert found(splits=OWN_SPLITS) == []
     assert found(splits={"test": ["test/*"]}) == [
-        ("splits.train", "is empty while valid or test is not"),
+        ("splits.train", "is empty, but valid or test is not"),
     ]
 
 

@@ -68,7 +68,7 @@ environment:
         'run.yaml:5: secret = ["X"] is not a known key; did you mean secrets?',
         "run.yaml:1: name = \"a b\" must be 1 to 64 letters, digits, '.', '_' or '-', and not start with '.'",
         "run.yaml:21: environment.A-B must be the name of an environment variable",
-        "run.yaml:22: environment.GREETING holds the unprintable character '\\x1b'; remove it",
+        "run.yaml:22: environment.GREETING contains the unprintable character '\\x1b'; remove it",
         'run.yaml:10: slurm.train.time = "3 days" must be a Slurm time such as 30:00 (minutes:seconds), '
         "12:00:00 or 2-00:00:00",
         "run.yaml:17: training.seed = -1 must be at least 0",
@@ -123,27 +123,27 @@ def test_what_wins(tmp_path):
 
 def test_an_unknown_preset_is_the_only_mistake(tmp_path):
     text = "name: a\ncluster: local\npreset: 175B\npaths: {run_dir: /r}\n"
-    assert mistakes(tmp_path, text) == ["run.yaml:3: preset = 175B is not a preset; did you mean 175b?"]
+    assert mistakes(tmp_path, text) == ["run.yaml:3: preset = 175B is not a known preset; did you mean 175b?"]
 
 
 def test_an_unknown_preset_beside_a_whole_shape(tmp_path):
     with pytest.raises(ConfigErrors) as error:
         loaded(tmp_path, minimal_run(preset="a b"))
     [message] = error.value.messages
-    assert 'preset = "a b" is not a preset; use one of tiny, ' in message
+    assert 'preset = "a b" is not a known preset; use one of tiny, ' in message
 
 
 def test_an_unknown_cluster_names_those_that_there_are(tmp_path):
     text = "name: a\ncluster: orion\npreset: tiny\npaths: {run_dir: /r}\n"
     assert mistakes(tmp_path, text) == [
-        "run.yaml:2: cluster = orion names no cluster profile; use the path of a .yaml, "
+        "run.yaml:2: cluster = orion is not a known cluster profile; use the path of a .yaml file, "
         "or one of azure-ndv5, local"
     ]
 
 
 @pytest.mark.parametrize("name", ["./nothing.yaml", "x" * 200, "a/" * 300 + "b", "ü"])
 def test_a_cluster_that_cannot_be_found(tmp_path, name):
-    with pytest.raises(ConfigErrors, match="names no cluster profile"):
+    with pytest.raises(ConfigErrors, match="is not a known cluster profile"):
         loaded(tmp_path, minimal_run(cluster=name))
 
 
@@ -162,7 +162,7 @@ def test_mistakes_of_run_file_and_cluster_come_together(tmp_path):
     text = "name: a b\ncluster: ./site.yaml\npreset: tiny\npaths: {run_dir: /r}\n"
     name, node_type = mistakes(tmp_path, text)
     assert name.startswith("run.yaml:1: name = ")
-    assert node_type == "site.yaml:2: node_type = ndv6 is not a node type; did you mean ndv5 or ndv4?"
+    assert node_type == "site.yaml:2: node_type = ndv6 is not a known node type; did you mean ndv5 or ndv4?"
 
 
 def test_profiles_extend_one_another_by_name_and_by_path(tmp_path):
@@ -195,7 +195,7 @@ def test_profiles_that_extend_one_another_in_a_ring(tmp_path):
     write_yaml(tmp_path / "a.yaml", {"extends": "./b.yaml"})
     write_yaml(tmp_path / "b.yaml", {"extends": "./a.yaml"})
     ring = (
-        r"b\.yaml:2: extends = \./a\.yaml closes a ring: \./a\.yaml extends \./b\.yaml extends \./a\.yaml; "
+        r"b\.yaml:2: extends = \./a\.yaml forms a cycle: \./a\.yaml extends \./b\.yaml extends \./a\.yaml; "
     )
     with pytest.raises(ConfigErrors, match=ring):
         load_cluster("./a.yaml", tmp_path)
@@ -204,7 +204,7 @@ def test_profiles_that_extend_one_another_in_a_ring(tmp_path):
 def test_a_ring_that_the_asked_profile_is_no_part_of(tmp_path):
     for name, parent in (("site", "la"), ("la", "lb"), ("lb", "la")):
         write_yaml(tmp_path / f"clusters/{name}.yaml", {"extends": parent})
-    with pytest.raises(ConfigErrors, match="extends = la closes a ring: la extends lb extends la; leave"):
+    with pytest.raises(ConfigErrors, match="extends = la forms a cycle: la extends lb extends la; remove"):
         load_cluster("site")
 
 
@@ -212,7 +212,7 @@ def test_a_name_that_is_nearly_right(tmp_path):
     with pytest.raises(ConfigErrors) as error:
         load_cluster("azure-ndv55")
     assert error.value.messages == (
-        "--cluster azure-ndv55 names no cluster profile; did you mean azure-ndv5?",
+        "--cluster azure-ndv55 is not a known cluster profile; did you mean azure-ndv5?",
     )
 
 
@@ -260,7 +260,7 @@ def test_what_the_command_line_says_of_other_types(tmp_path):
 
 def test_a_parent_that_is_missing_is_said_in_the_child(tmp_path):
     write_yaml(tmp_path / "a.yaml", {"description": "x", "extends": "nothing"})
-    with pytest.raises(ConfigErrors, match=r"a\.yaml:3: extends = nothing names no cluster profile"):
+    with pytest.raises(ConfigErrors, match=r"a\.yaml:3: extends = nothing is not a known cluster profile"):
         load_cluster("./a.yaml", tmp_path)
 
 
@@ -312,15 +312,15 @@ def test_a_profile_that_strangers_could_change_is_refused(tmp_path):
     profile = write_yaml(tmp_path / "clusters/local.yaml", {"extends": "local", "python": "/evil/python"})
     assert load_cluster("local")[0].python == "/evil/python"
     profile.chmod(0o666)
-    assert "everybody can write to it" in refused("local", tmp_path)
-    assert "everybody can write to it" in refused("./clusters/local.yaml", tmp_path)
+    assert "all users can write to it" in refused("local", tmp_path)
+    assert "all users can write to it" in refused("./clusters/local.yaml", tmp_path)
     profile.chmod(0o644)
     profile.parent.chmod(0o1777)
     assert f"chmod o-w {profile.parent}" in refused("local", tmp_path)
     # nobody can replace the user's own file there, and the run file names it
     assert load_cluster("./clusters/local.yaml", tmp_path)[0].python == "/evil/python"
     profile.parent.chmod(0o777)
-    assert "everybody can write to" in refused("./clusters/local.yaml", tmp_path)
+    assert "all users can write to" in refused("./clusters/local.yaml", tmp_path)
     profile.parent.chmod(0o755)
     write_yaml(tmp_path / "mine.yaml", {"extends": "./clusters/local.yaml"})
     profile.chmod(0o666)
@@ -335,7 +335,7 @@ def test_a_strangers_profile_in_the_working_directory_is_refused(tmp_path):
     assert load_cluster("./clusters/local.yaml", tmp_path)[0].trusted_groups == ("adm",)
     profile.chmod(0o664)
     # the group that it names itself is not trusted with it
-    assert "the group adm can write to it" in refused("./clusters/local.yaml", tmp_path)
+    assert "group adm can write to it" in refused("./clusters/local.yaml", tmp_path)
 
 
 def test_a_node_type_that_strangers_could_change_is_refused(tmp_path):
@@ -343,7 +343,9 @@ def test_a_node_type_that_strangers_could_change_is_refused(tmp_path):
     write_yaml(tmp_path / "site.yaml", {"extends": "local", "node_type": "mine"})
     load_cluster("./site.yaml", tmp_path)
     facts.chmod(0o666)
-    assert "topologies/mine.yaml: everybody can write to it" in refused("./site.yaml", tmp_path)
+    assert "topologies/mine.yaml: not trusted, because all users can write to it" in refused(
+        "./site.yaml", tmp_path
+    )
 
 
 def test_a_run_knows_the_files_of_its_profile_and_node_type(tmp_path):
@@ -362,7 +364,7 @@ def test_null_removes_what_a_profile_inherits(tmp_path):
     assert cluster.environment == {"B": "2", "C": "3"}
     assert list(cluster.partitions) == ["gpu"]
     write_yaml(tmp_path / "mine.yaml", {"extends": "./team.yaml", "environment": {"AA": None}})
-    assert "environment.AA removes nothing: no file that this one extends has it; " in refused(
+    assert "environment.AA removes nothing, because no extended file sets it; " in refused(
         "./mine.yaml", tmp_path
     )
     write_yaml(tmp_path / "mine.yaml", {"extends": "./team.yaml", "environment": None})

@@ -131,7 +131,7 @@ def test_null_removes_an_inherited_variable():
     assert node_type.topology_file is None
     [mistake] = mistakes("extends: ndv5\nenvironment:\n  NCCL_TOPO_FIEL: null\n")
     assert mistake.startswith(
-        "mine.yaml:3: environment.NCCL_TOPO_FIEL removes nothing: no file that this one extends has it; "
+        "mine.yaml:3: environment.NCCL_TOPO_FIEL removes nothing, because no extended file sets it; "
         "did you mean NCCL_TOPO_FILE"
     )
 
@@ -161,7 +161,8 @@ def test_types_of_the_users_configuration():
 @pytest.mark.parametrize("name", ["nope", "../topologies/cpu", "", "cpu.yaml", "x" * 300, "$(id)", "a\nb"])
 def test_a_name_that_means_nothing(name):
     with pytest.raises(
-        HpcgenError, match=r"is not a node type; (use one of cpu, ndv4, ndv5, ndv5-h200|did you mean cpu\?)$"
+        HpcgenError,
+        match=r"is not a known node type; (use one of cpu, ndv4, ndv5, ndv5-h200|did you mean cpu\?)$",
     ) as raised:
         load_node_type(name)
     assert str(raised.value).isprintable()
@@ -169,7 +170,7 @@ def test_a_name_that_means_nothing(name):
 
 def test_a_parent_that_means_nothing_is_said_at_its_line():
     assert mistakes("description: x\nextends: ndv9\n") == [
-        "mine.yaml:2: extends = ndv9 is not a node type; did you mean ndv5 or ndv4?"
+        "mine.yaml:2: extends = ndv9 is not a known node type; did you mean ndv5 or ndv4?"
     ]
 
 
@@ -181,11 +182,9 @@ def test_types_that_extend_one_another_in_a_ring():
         with pytest.raises(ConfigErrors) as raised:
             load_node_type(name)
         [message] = raised.value.messages
-        assert message.endswith(
-            "extends = b closes a ring: b extends a extends b; leave one of them out"
-        ) or (
+        assert message.endswith("extends = b forms a cycle: b extends a extends b; remove one of them") or (
             message
-            == "topologies/b.yaml:1: extends = a closes a ring: a extends b extends a; leave one of them out"
+            == "topologies/b.yaml:1: extends = a forms a cycle: a extends b extends a; remove one of them"
         )
 
 
@@ -194,7 +193,7 @@ def test_a_contradiction_names_the_line_of_the_sites_file_too():
     assert len(found) == 2
     for key, message in zip(("gpus", "cpu_masks"), found, strict=True):
         assert f"{key} " in message.replace(" = ", " ", 1)
-        assert "has 8 entries, gpus_per_node (topologies/mine.yaml:3) is 4" in message
+        assert "has 8 entries, but gpus_per_node (topologies/mine.yaml:3) is 4" in message
 
 
 def test_gpu_is_not_taken_for_cpu():
@@ -232,15 +231,19 @@ def test_a_small_node_is_right():
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
     [
-        ("gpus_per_node: 2", "gpus_per_node: 4", "has 2 entries, gpus_per_node is 4"),
-        ("fabric: infiniband\n", "", "fabric is missing; say what the nics are attached to"),
-        ("pci_link: {speed_gt_s: 32, width: 16}\n", "", "gpus .* needs processor, pci_link and numa_nodes"),
+        ("gpus_per_node: 2", "gpus_per_node: 4", "has 2 entries, but gpus_per_node is 4"),
+        ("fabric: infiniband\n", "", "fabric is missing, but there are nics"),
+        (
+            "pci_link: {speed_gt_s: 32, width: 16}\n",
+            "",
+            "gpus .* requires processor, pci_link and numa_nodes",
+        ),
         ("cpus: 4-7", "cpus: 2-7", r"numa_nodes\[1\].cpus = 2-7 shares CPUs 2-3 with another NUMA node"),
-        ("cpus: 4-7", "cpus: 7-4", r"numa_nodes\[1\].cpus = 7-4 holds no CPU"),
+        ("cpus: 4-7", "cpus: 7-4", r"numa_nodes\[1\].cpus = 7-4 contains no CPU"),
         (
             '"0002:00:00.0"',
             '"0001:00:00.0"',
-            r"gpus\[1\].bus_id = 0001:00:00.0 is the address of gpus\[0\] too",
+            r"gpus\[1\].bus_id = 0001:00:00.0 is also the address of gpus\[0\]",
         ),
         ('"0002:00:00.0"', '"0000:00:00.0"', "gpus .* are not in the order of their PCI addresses"),
         (
@@ -248,9 +251,9 @@ def test_a_small_node_is_right():
             '"0101:00:00.0", numa: 1',
             r"nics\[0\].bridge = ffff:ff:01.0 is on NUMA node 0",
         ),
-        ('"0002:00:00.0", numa: 1', '"0002:00:00.0", numa: 2', r"gpus\[1\].numa = 2 is no NUMA node"),
+        ('"0002:00:00.0", numa: 1', '"0002:00:00.0", numa: 2', r"gpus\[1\].numa = 2 is not a NUMA node"),
         ('"0xf0"', '"0xf8"', r"cpu_masks\[1\] = 0xf8 shares CPUs 3 with another rank"),
-        ('"0xf0"', '"0xf00"', r"cpu_masks\[1\] = 0xf00 holds CPUs 8-11 outside the NUMA node of GPU 1"),
+        ('"0xf0"', '"0xf00"', r"cpu_masks\[1\] = 0xf00 contains CPUs 8-11 outside the NUMA node of GPU 1"),
         (
             "cpus_per_node: 8",
             "cpus_per_node: 16",
@@ -259,9 +262,9 @@ def test_a_small_node_is_right():
         (
             '"0xf0"',
             '"0x30"',
-            r"cpu_masks\[1\] = 0x30 holds 2 CPUs, and a rank's share of cpus_per_node = 8 is 4",
+            r"cpu_masks\[1\] = 0x30 contains 2 CPUs, but a rank's share of cpus_per_node = 8 is 4",
         ),
-        ('"0xf0"', '"0x0"', r"cpu_masks\[1\] = 0x0 holds no CPU"),
+        ('"0xf0"', '"0x0"', r"cpu_masks\[1\] = 0x0 contains no CPU"),
     ],
 )
 def test_facts_that_contradict_one_another(right, wrong, said):

@@ -101,7 +101,7 @@ def test_it_is_for_people():
     assert text.startswith("# yaml-language-server: $schema=./mini.schema.json\n")
     assert max(len(line) for line in text.splitlines()) <= 130
     assert all(line == line.rstrip() for line in text.splitlines())
-    assert "# num_layers: 96   # of the preset" in text
+    assert "# num_layers: 96   # from the preset" in text
     assert "Megatron-LM" in text
 
 

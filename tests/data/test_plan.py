@@ -73,11 +73,11 @@ def test_a_corpus_is_frozen(run: Path) -> None:
         f"source    directory {run.parent}/in\n"
         "files     5 (70 B)\n"
         "corpus    5 files, 70 B -> 3 .bin/.idx pairs\n"
-        "left out  1 that are no data by their names\n"
+        "left out  1 file not recognized as data by name\n"
         "space     prepare: 152 to 488 B\n"
         "space     extract + concat + tokenize: 300 to 922 B\n"
-        "note      5 files known by size and time alone: damage is seen only where a checksum in the file shows it; "
-        "--hash reads and hashes them all\n"
+        "note      5 files known only by size and modification time: damage is detected only by checksums inside "
+        "the files; --hash records their SHA-256\n"
     )
     assert ended.stderr == f"wrote {run.parent}/corpus/manifest.jsonl\nnext: hpcgen submit prepare -c {run}\n"
     assert planned(run) == [
@@ -92,14 +92,14 @@ def test_a_corpus_is_frozen(run: Path) -> None:
 def test_a_dry_run_writes_nothing(run: Path) -> None:
     before = listing(run.parent)
     ended = plan(run, "--dry-run")
-    assert (ended.status, ended.stderr.partition(";")[0]) == (0, "nothing was written")
+    assert (ended.status, ended.stderr.partition(" /")[0]) == (0, "dry run: did not write")
     assert listing(run.parent) == before
 
 
 def test_planning_again_changes_nothing(run: Path) -> None:
     plan(run)
     before = listing(run.parent)
-    assert plan(run).stderr.startswith(f"{run.parent}/corpus/manifest.jsonl holds all this already\n")
+    assert plan(run).stderr.startswith(f"{run.parent}/corpus/manifest.jsonl is up to date\n")
     assert listing(run.parent) == before
 
 
@@ -118,7 +118,7 @@ def test_a_manifest_that_differs_is_not_replaced_unasked(run: Path) -> None:
     )
     assert listing(run.parent / "corpus") == before
     ended = plan(run, "--replan")
-    assert "changes   against the manifest that is there: 2 added, 1 removed, 1 changed\n" in ended.stdout
+    assert "changes   from the existing manifest: 2 added, 1 removed, 1 changed\n" in ended.stdout
     assert ("corpus", "new2.jsonl") in planned(run)
     assert plan(run).status == 0
 
@@ -220,11 +220,11 @@ def test_a_manifest_with_signatures_is_for_few_eyes(run: Path) -> None:
     path = manifest_path(run.parent / "corpus")
     ended = plan(run, *source)
     assert "hf_x" not in ended.stdout + ended.stderr
-    assert "which may be a signature: you alone can read the manifest\n" in ended.stdout
+    assert "which may be signatures, so only you can read the manifest\n" in ended.stdout
     assert (mode(path), mode(path.parent)) == (0o600, 0o700)
     shutil.rmtree(path.parent)
     ended = plan(run, *source, "--set=share=group")
-    assert "you and your group alone can read the manifest\n" in ended.stdout
+    assert "only you and your group can read the manifest\n" in ended.stdout
     assert (mode(path), mode(path.parent)) == (0o640, 0o2770)
 
 
@@ -247,7 +247,7 @@ def mode(path: Path) -> int:
 def test_a_job_s_file_cannot_be_planned(run: Path) -> None:
     (run.parent / "corpus.json").write_text("{}")
     ended = plan(run.parent / "corpus.json")
-    assert (ended.status, ended.stderr.partition("; ")[2]) == (2, "plan with the run file\n")
+    assert (ended.status, ended.stderr.partition("; ")[2]) == (2, "use -c with the run file\n")
 
 
 def test_splits_by_the_corpus_s_own_files(run: Path) -> None:
@@ -260,7 +260,7 @@ def test_splits_by_the_corpus_s_own_files(run: Path) -> None:
     ]
     assert "train     3 files, 42 B -> 3 .bin/.idx pairs\n" in ended.stdout
     assert "valid     1 file, 14 B -> 1 .bin/.idx pair\n" in ended.stdout
-    assert "left out  1 that match no pattern of splits: test/t.jsonl\n" in ended.stdout
+    assert "left out  1 file matching no pattern of splits: test/t.jsonl\n" in ended.stdout
 
 
 def test_a_file_in_two_splits_is_refused(run: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_sample_has_each_split(run: Path) -> None:
     assert [name for split, name in chosen if split == "train"] == [
         f"train/{number:03}.jsonl" for number in range(5, 100, 10)
     ]
-    assert "left out  90 that are not in the sample\n" in ended.stdout
+    assert "left out  90 files not in the sample\n" in ended.stdout
     ended = plan(run, *splits(train="train/*", valid="validation/*"), "--set=data.corpus.sample_files=1")
     assert "a sample of 1 file cannot have a file of each split (train, valid); set" in ended.stderr
 

@@ -157,7 +157,7 @@ def test_a_unit_that_fails_does_not_stop_the_others(corpus):
         (("tokenize",), r"concat/corpus-00000-of-00002.jsonl does not exist; run the stage concat first"),
         (("extract", "-c", "nowhere.yaml"), "nowhere.yaml: no such file"),
         (("extract", "-c", "nowhere.json"), "cannot read nowhere.json: No such file or directory"),
-        (("extract", "--set", "data.corpus.json_key=x"), "--set changes run files; edit it instead"),
+        (("extract", "--set", "data.corpus.json_key=x"), "--set cannot change "),
     ],
     ids=["task-id", "order", "no-run-file", "no-job-file", "set-of-a-job"],
 )

@@ -43,10 +43,12 @@ def written() -> dict:
 
 
 def left(ended: Ended) -> dict[str, str]:
-    """What was not carried over -> the reason."""
+    """The options that were not converted, with the reasons."""
     lines = ended.stderr.splitlines()
     pairs = itertools.pairwise(lines)
-    return {what.partition("not carried: ")[2]: why.strip() for what, why in pairs if "not carried: " in what}
+    return {
+        what.partition("not converted: ")[2]: why.strip() for what, why in pairs if "not converted: " in what
+    }
 
 
 def refused(ended: Ended) -> dict[str, str]:
@@ -303,7 +305,7 @@ def test_what_the_script_does_not_say_is_refused_where_results_depend_on_it() ->
         (WHOLE, ("--set", "name=x"), "use --name"),
         ("if true; then\n", (), "job.sh:"),
         ("python pretrain_gpt.py --mock-data\n", ("--preset", "tiny"), "--preset and --from both"),
-        ("python pretrain_gpt.py --mock-data\n", ("--cluster", "nowhere"), "names no cluster profile"),
+        ("python pretrain_gpt.py --mock-data\n", ("--cluster", "nowhere"), "is not a known cluster profile"),
         ("\0", (), "is not a text"),
     ],
 )
@@ -679,7 +681,7 @@ def test_the_cluster_is_asked_for_and_what_differs_is_listed() -> None:
         f"#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gpus-per-node=4 --ntasks-per-node=4\n{WHOLE}\n"
     )
     ended = hpcgen("init", "run.yaml", "--from", "job.sh")
-    assert (ended.status, "--from needs --cluster" in ended.stderr) == (2, True)
+    assert (ended.status, "--from requires --cluster" in ended.stderr) == (2, True)
     ended = hpcgen("init", "run.yaml", "--from", "job.sh", "--cluster", "azure-ndv5")
     assert "have 8" in left(ended)["GPUs per node: 4"]
     assert written()["slurm"]["train"] == {"nodes": 4, "ntasks_per_node": 4}

@@ -184,7 +184,7 @@ def test_an_option_that_is_given_twice(tmp_path):
     run = run_of(tmp_path, train={"time": "1:00", "extra_directives": ["--nice=5", "--nice=6"]})
     [problem] = allocation_problems(STAGES["train"], run.config, run.cluster, run.node_type)
     assert (problem.path, problem.file) == ("slurm.train.extra_directives[1]", "run")
-    assert "gives --nice again" in problem.reason
+    assert "is a duplicate of --nice" in problem.reason
 
 
 def test_restarts(tmp_path):
@@ -202,7 +202,7 @@ def test_a_valid_request_has_no_problems(tmp_path):
 def test_a_time_limit_is_needed(tmp_path, time):
     [(path, reason, hint)] = problems(tmp_path, train={"time": time}, defaults={"nodes": 1})
     assert path == "slurm.train.time"
-    assert "never warned" in reason + hint
+    assert "never gets the signal" in reason + hint
 
 
 def test_partitions_and_their_limits(tmp_path):
@@ -214,7 +214,7 @@ def test_partitions_and_their_limits(tmp_path):
     ]
     assert problems(tmp_path, train={"partition": "big", "nodes": 500, "time": "9-00:00:00"}, **site) == []
     assert problems(tmp_path, train={"partition": "big,gpu"}, **site) == [
-        ("slurm.train.partition", "is not a partition of the cluster", "use hpc or big")
+        ("slurm.train.partition", "is not a partition of the cluster profile", "use hpc or big")
     ]
 
 
@@ -229,7 +229,7 @@ def test_each_rank_needs_its_own_gpu(tmp_path):
     assert problems(tmp_path, train={"ntasks_per_node": 9}) == [
         (
             "slurm.train.ntasks_per_node",
-            "is more than the 8 GPUs of a node: each rank needs its own",
+            "is more than the 8 GPUs of a node. Each rank needs its own GPU",
             "use at most 8",
         )
     ]
@@ -240,8 +240,8 @@ def test_the_cpus_of_a_node(tmp_path):
     assert problems(tmp_path, train={"cpus_per_task": 13}) == [
         (
             "slurm.train.cpus_per_task",
-            "asks for 8 x 13 CPUs of a node that has 96",
-            "use at most 12 CPUs a task",
+            "requests 8 x 13 CPUs per node, but nodes have 96",
+            "use at most 12 CPUs per task",
         )
     ]
     assert (
@@ -267,7 +267,7 @@ def test_options_that_hpcgen_writes_itself_also_abbreviated(tmp_path, directive,
     [(path, reason, _)] = problems(tmp_path, train={"extra_directives": ["--no-kill", directive]})
     assert (path, reason) == (
         "slurm.train.extra_directives[1]",
-        f"sets --{option}, which hpcgen writes itself",
+        f"sets --{option}, which hpcgen sets itself",
     )
 
 

@@ -48,7 +48,7 @@ def test_no_task_is_without_an_output(tmp_path, stage):
     assert array_of(run, stage).num_tasks == 12
     [warning] = array_warnings(STAGES[stage], run.config, run.cluster)
     assert warning.path == f"slurm.{stage}.num_tasks"
-    assert "is more than the number of output files (12): the array has 12 tasks" in warning.reason
+    assert "is more than the number of output files (12), so the array gets only 12 tasks" in warning.reason
 
 
 def test_outputs_of_all_splits_count(tmp_path):
@@ -68,7 +68,7 @@ def test_more_tasks_than_slurm_takes_become_fewer_with_more_files_each(tmp_path)
     assert array_of(run, "extract").option() == "0-49"
     [warning] = array_warnings(STAGES["extract"], run.config, run.cluster)
     assert "is more than the cluster's max_array_size (50)" in warning.reason
-    assert warning.hint == "ask for at most 50"
+    assert warning.hint == "use at most 50"
 
 
 def test_the_largest_array_of_slurms_default(tmp_path):

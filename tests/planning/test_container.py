@@ -233,7 +233,7 @@ def test_what_pyxis_cannot_mount_is_refused(tmp_path, path):
 def test_a_mount_over_a_path_of_the_host_that_the_stage_needs(tmp_path):
     given = {"mounts": [{"source": "/lustre/x", "target": "/data"}]}
     with pytest.raises(
-        HpcgenError, match=r"the stage needs /data of the host, and container\.mounts shows /lustre/x there"
+        HpcgenError, match=r"the stage needs the host's /data, but container\.mounts mounts /lustre/x there"
     ):
         container(tmp_path, given, reads=["/data"])
 
@@ -276,12 +276,12 @@ def test_enroot_starts_files_alone(tmp_path):
     [(path, reason)] = problems(tmp_path, {"runtime": "enroot"})
     assert path == "container.image"
     assert "registry" in reason
-    assert "runtime enroot starts a .sqsh" in reason
+    assert "runtime enroot needs a .sqsh" in reason
 
 
 def test_only_a_file_can_be_copied_to_the_nodes(tmp_path):
     assert problems(tmp_path, {"copy_image": True, "image": "/x.sqsh"}) == []
-    reason = "has no effect on nvcr.io#nvidia/pytorch:25.03-py3, which is no .sqsh"
+    reason = "has no effect, because nvcr.io#nvidia/pytorch:25.03-py3 is not a .sqsh file"
     assert problems(tmp_path, {"copy_image": True}) == [("container.copy_image", reason)]
     assert problems(tmp_path, {"copy_image": False}, {"copy_image": True}) == []
     assert container(tmp_path, {"image": "/x.sqsh"}, container={"copy_image": True}).copy_image is True
@@ -290,20 +290,20 @@ def test_only_a_file_can_be_copied_to_the_nodes(tmp_path):
 def test_an_image_that_lacks_the_trainer_is_worth_a_warning(tmp_path):
     [(path, reason)] = warnings(tmp_path, {})
     assert path == "container.image"
-    assert reason.startswith("holds neither Megatron-Core nor hpcgen")
+    assert reason.startswith("contains neither Megatron-Core nor hpcgen")
     assert warnings(tmp_path, {}, code_dir="/shared/code") == []
     assert warnings(tmp_path, {"image": "/images/gpt.sqsh"}) == []
 
 
 def test_a_tag_may_name_another_image_tomorrow(tmp_path):
-    reason = "is named by a tag, which may mean another image tomorrow"
+    reason = "uses a tag, which can refer to another image later"
     assert warnings(tmp_path, {"image": "reg.io#a/b:1"}) == [("container.image", reason)]
     assert warnings(tmp_path, {"image": f"reg.io#a/b:1@{DIGEST}"}) == []
 
 
 def test_two_mounts_on_one_target(tmp_path):
     """pyxis accepts them and takes one without a word."""
-    reason = "is the target of another mount; pyxis would take one of them silently"
+    reason = "is already the target of another mount, and pyxis would silently use only one of them"
     given = {"mounts": [{"source": "/a", "target": "/t"}, {"source": "/t"}, {"source": "/b", "target": "/s"}]}
     found = problems(tmp_path, given, {"mounts": [{"source": "/s"}]})
     assert found == [("container.mounts[1].source", reason), ("container.mounts[2].target", reason)]

@@ -282,17 +282,17 @@ def test_the_code_directory_comes_first(tmp_path):
         ("HF_HOME", "is set by the script or the image"),
         ("IFS", "is set by the script or the image"),
         ("LD_PRELOAD", "is set by the script or the image"),
-        ("SLURM_JOB_ID", "changes what Slurm or bash does behind the script's back"),
-        ("SBATCH_PARTITION", "changes what Slurm or bash does behind the script's back"),
-        ("BASH_ENV", "changes what Slurm or bash does behind the script's back"),
-        ("BASHOPTS", "changes what Slurm or bash does behind the script's back"),
-        ("life", "is in lower case, as the script's own variables are"),
-        ("rc", "is in lower case, as the script's own variables are"),
-        ("_", "is in lower case, as the script's own variables are"),
-        ("HF_TOKEN", "looks like a secret, and would be written into the script"),
-        ("WANDB_API_KEY", "looks like a secret, and would be written into the script"),
-        ("AWS_SECRET_ACCESS_KEY", "looks like a secret, and would be written into the script"),
-        ("DB_PASSWORD", "looks like a secret, and would be written into the script"),
+        ("SLURM_JOB_ID", "would change how Slurm or bash runs the script"),
+        ("SBATCH_PARTITION", "would change how Slurm or bash runs the script"),
+        ("BASH_ENV", "would change how Slurm or bash runs the script"),
+        ("BASHOPTS", "would change how Slurm or bash runs the script"),
+        ("life", "is in lower case, which is reserved for the script's own variables"),
+        ("rc", "is in lower case, which is reserved for the script's own variables"),
+        ("_", "is in lower case, which is reserved for the script's own variables"),
+        ("HF_TOKEN", "looks like a secret, which would be written into the script"),
+        ("WANDB_API_KEY", "looks like a secret, which would be written into the script"),
+        ("AWS_SECRET_ACCESS_KEY", "looks like a secret, which would be written into the script"),
+        ("DB_PASSWORD", "looks like a secret, which would be written into the script"),
     ],
 )
 def test_what_a_file_may_not_set(name, reason):
@@ -375,7 +375,7 @@ def test_the_token_of_the_source_is_the_downloads_alone(tmp_path):
 def test_a_secret_with_a_value_is_a_mistake():
     [problem] = environment_problems({"WANDB_MODE": "offline"}, ("HF_TOKEN", "WANDB_MODE"))
     assert problem.path == "secrets[1]"
-    assert "has a value under environment" in problem.reason
+    assert "is also set under environment" in problem.reason
 
 
 def test_all_problems_name_the_file_they_stand_in(tmp_path):
@@ -405,10 +405,14 @@ def test_undoing_what_tensor_parallelism_needs_is_a_warning(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("NCCL_IB_HCAS", "mlx5", "is read by nothing; did you mean NCCL_IB_HCA?"),
-        ("NCCL_MIN_CHANNELS", "32", "is read by nothing; did you mean NCCL_MIN_NCHANNELS?"),
-        ("NCCL_TIMEOUT", "60", "is read by nothing: NCCL has no timeout"),
-        ("NCCL_DEBUG", "INFOO", "is INFOO, which NCCL takes for silence"),
+        ("NCCL_IB_HCAS", "mlx5", "has no effect, because nothing reads it; did you mean NCCL_IB_HCA?"),
+        (
+            "NCCL_MIN_CHANNELS",
+            "32",
+            "has no effect, because nothing reads it; did you mean NCCL_MIN_NCHANNELS?",
+        ),
+        ("NCCL_TIMEOUT", "60", "has no effect: NCCL has no timeout"),
+        ("NCCL_DEBUG", "INFOO", "is INFOO, which is not a level"),
     ],
 )
 def test_a_variable_that_nothing_reads_is_a_warning_wherever_it_stands(
@@ -462,15 +466,15 @@ def test_collnet_for_the_whole_training_is_a_warning(tmp_path):
         (
             {"image": "nvcr.io#nvidia/pytorch:25.03-py3"},
             "image nvcr.io#nvidia/pytorch:25.03-py3",
-            "take an image up to 25.01",
+            "use an image up to 25.01",
         ),
         (
             {"image": "nvcr.io#nvidia/pytorch:25.01-py3"},
             "image nvcr.io#nvidia/pytorch:25.01-py3",
-            "look at the nodes' OFED",
+            "check the nodes' OFED",
         ),
-        ({"image": "/shared/own.sqsh"}, "image /shared/own.sqsh", "look at the image's SHARP"),
-        ({"runtime": "none"}, "the SHARP library of the host", "look at the nodes' SHARP"),
+        ({"image": "/shared/own.sqsh"}, "image /shared/own.sqsh", "check the image's SHARP"),
+        ({"runtime": "none"}, "the host's SHARP library", "check the nodes' SHARP"),
     ],
 )
 def test_sharp_warns_of_images_and_drivers_known_to_fail(tmp_path, container, named, advice):
@@ -479,7 +483,7 @@ def test_sharp_warns_of_images_and_drivers_known_to_fail(tmp_path, container, na
         [warning] = warnings(run, stage)
         assert named in warning
         assert advice in warning
-        assert "25.02 and newer (3.10.3) failed" in warning
+        assert "25.02 and newer (SHARP 3.10.3) failed" in warning
         assert "OFED 25.04" in warning
     assert warnings(run, "tokenize") == []
 
@@ -487,7 +491,7 @@ def test_sharp_warns_of_images_and_drivers_known_to_fail(tmp_path, container, na
 def test_a_download_that_may_not_ask_its_hub_is_a_warning(tmp_path):
     run = loaded(tmp_path, big_run(environment={"HF_HUB_OFFLINE": "1"}))
     [warning] = warnings(run, "download")
-    assert warning.startswith("environment.HF_HUB_OFFLINE keeps the download from its hub")
+    assert warning.startswith("environment.HF_HUB_OFFLINE prevents downloads from the hub")
     assert warnings(run, "train") == []
 
 
@@ -506,4 +510,4 @@ def test_a_variable_that_makes_programs_load_other_code_is_a_warning(tmp_path, n
     found = planned(tmp_path, big_run(cluster="./site.yaml")).warnings
     [warning] = [text for text in found if f"environment.{name}" in text]
     assert re.search(r"site\.yaml:\d+: ", warning)
-    assert ("library_path of the cluster profile" in warning) == (name == "LD_LIBRARY_PATH")
+    assert ("library_path in the cluster profile" in warning) == (name == "LD_LIBRARY_PATH")

@@ -50,9 +50,7 @@ def test_absolute_paths_stay_and_nulls_stay(tmp_path):
 def test_a_folder_that_sbatch_would_read_as_a_pattern_is_refused(tmp_path):
     """`%j` in --output is the job's number: the log would lie elsewhere, or the job would die without one."""
     folder = tmp_path / "50%j"
-    with pytest.raises(
-        HpcgenError, match="50%j/runs/mini: sbatch reads % in the path of its log as a pattern"
-    ):
+    with pytest.raises(HpcgenError, match="50%j/runs/mini: the path contains %, which sbatch would expand"):
         absolute_paths(config(folder, paths={"run_dir": "runs/mini"}), folder)
     absolute_paths(config(folder), folder)
 
@@ -110,7 +108,7 @@ def test_paths_that_are_fine(tmp_path, path):
 @pytest.mark.parametrize("path", ["/", "//", "/./"])
 def test_the_run_is_not_the_owner_of_the_whole_file_system(tmp_path, path):
     [problem] = plain_path_problems(config(tmp_path, paths={"run_dir": path}))
-    assert (problem.path, problem.reason) == ("paths.run_dir", "is the whole file system")
+    assert (problem.path, problem.reason) == ("paths.run_dir", "is the root directory")
 
 
 def test_a_job_knows_no_address_and_planning_knows_all(tmp_path):

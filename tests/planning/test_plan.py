@@ -88,7 +88,7 @@ def test_stages_come_in_their_order_and_the_last_reads_what_the_first_makes(tmp_
     mounts = {mount.source: mount.read_only for mount in prepare.container.mounts}
     assert (mounts["/data/corpus"], mounts["/in"]) == (False, True)
     alone = plan(run, ["train"], exists=lambda path: path == MANIFEST)
-    said = "tokens/corpus-00000-of-00016.idx and 31 more files are not there yet: the stage prepare (or tokenize)"
+    said = "tokens/corpus-00000-of-00016.idx and 31 more files do not exist yet. Run the stage prepare (or tokenize)"
     assert [warning for warning in alone.warnings if said in warning]
 
 
@@ -124,15 +124,15 @@ def test_each_data_stage_touches_its_own_files(tmp_path):
 
 
 def test_an_unknown_stage(tmp_path):
-    with pytest.raises(HpcgenError, match="'trian' is not a stage; use image, download, extract, "):
+    with pytest.raises(HpcgenError, match="unknown stage 'trian'; use image, download, extract, "):
         plan(loaded(tmp_path, minimal_run()), ["trian"])
 
 
 def test_the_data_stages_need_a_corpus(tmp_path):
-    with pytest.raises(ConfigErrors, match=r"data\.corpus (= null )?is missing, and stage extract makes it"):
+    with pytest.raises(ConfigErrors, match=r"data\.corpus (= null )?is missing, but stage extract needs it"):
         planned(tmp_path, minimal_run(), ["extract"])
     empty = {"mock": True, "corpus": {"directory": "x"}}
-    with pytest.raises(ConfigErrors, match=r"data\.corpus\.source .*names no source"):
+    with pytest.raises(ConfigErrors, match=r"data\.corpus\.source .*has no source"):
         planned(tmp_path, minimal_run(data=empty), ["extract"])
 
 
@@ -142,11 +142,14 @@ def test_a_corpus_that_is_not_planned(tmp_path):
     with pytest.raises(ConfigErrors) as error:
         plan(run, ["extract", "concat"])
     [message] = error.value.messages
-    assert message.startswith(f"{tmp_path}/c/manifest.jsonl is not there, and stage extract works through")
+    assert message.startswith(f"{tmp_path}/c/manifest.jsonl: no such file. Stage extract needs this manifest")
     assert message.endswith("run hpcgen data plan with this run file first")
     corpus = {**CORPUS, "directory": "/no-such-mount/c"}
     unseen = plan(loaded(tmp_path, minimal_run(data={"corpus": corpus})), ["extract"])
-    assert "/no-such-mount/c/manifest.jsonl cannot be seen from this machine: not checked" in unseen.warnings
+    assert (
+        "/no-such-mount/c/manifest.jsonl was not checked, because this machine has no /no-such-mount"
+        in unseen.warnings
+    )
 
 
 def test_everything_that_is_wrong_comes_at_once(tmp_path):
@@ -215,7 +218,9 @@ def test_a_rule_that_a_preset_breaks_says_so(tmp_path):
 
 
 def test_a_default_that_a_rule_objects_to_is_called_one(tmp_path):
-    with pytest.raises(ConfigErrors, match=r"default: training\.eval_iters = 10 has nothing to read"):
+    with pytest.raises(
+        ConfigErrors, match=r"default: training\.eval_iters = 10 requires validation documents"
+    ):
         planned(tmp_path, minimal_run(data={"datasets": [{"prefix": "/d"}], "split": "1,0,0"}))
 
 
@@ -228,15 +233,15 @@ def test_a_prefix_with_a_suffix_is_told_to_be_one(tmp_path, suffix):
     with pytest.raises(ConfigErrors) as error:
         plan(run)
     [mistake] = error.value.mistakes
-    assert re.match(r"\S+run\.yaml:\d+: data\.train\[0\]\.prefix = \S+ names no pair: ", mistake)
-    assert mistake.endswith(
-        f"corpus{suffix}.idx: no such file, and stage train needs it; write it without {suffix}"
-    )
+    assert re.match(r"\S+run\.yaml:\d+: data\.train\[0\]\.prefix = \S+ is not a \.bin/\.idx pair\. ", mistake)
+    assert mistake.endswith(f"corpus{suffix}.idx, which does not exist; remove {suffix} from it")
 
 
 def test_missing_data_is_an_error_where_this_machine_can_tell(tmp_path):
     run = loaded(tmp_path, minimal_run(data={"datasets": [{"prefix": str(tmp_path / "corpus")}]}))
-    with pytest.raises(ConfigErrors, match=r"corpus\.idx: no such file, and stage train needs it") as error:
+    with pytest.raises(
+        ConfigErrors, match=r"Stage train needs \S+corpus\.idx, which does not exist"
+    ) as error:
         plan(run)
     assert len(error.value.mistakes) == 1  # for both files of the pair
     for extension in (".idx", ".bin"):
@@ -247,15 +252,15 @@ def test_missing_data_is_an_error_where_this_machine_can_tell(tmp_path):
 def test_data_on_a_file_system_that_only_the_nodes_see_is_a_warning(tmp_path):
     found = plan(loaded(tmp_path, big_run(data={"datasets": [{"prefix": "/no-such-mount/pile"}]})))
     assert of_the_run(found)[:2] == (
-        "/no-such-mount/pile.idx cannot be seen from this machine: not checked",
-        "/no-such-mount/pile.bin cannot be seen from this machine: not checked",
+        "/no-such-mount/pile.idx was not checked, because this machine has no /no-such-mount",
+        "/no-such-mount/pile.bin was not checked, because this machine has no /no-such-mount",
     )
 
 
 def test_a_batch_far_above_the_presets_is_a_warning(tmp_path):
     assert of_the_run(planned(tmp_path, big_run(), overrides=["training.global_batch_size=3072"])) == ()
     [warning] = of_the_run(planned(tmp_path, big_run(), overrides=["training.global_batch_size=6144"]))
-    assert "training.global_batch_size = 6144 is more than twice the 1536 of preset 175b" in warning
+    assert "training.global_batch_size = 6144 is more than twice that of preset 175b (1536)" in warning
 
 
 def test_a_tokenizer_whose_files_are_missing(tmp_path):
@@ -268,7 +273,7 @@ def test_a_tokenizer_whose_files_are_missing(tmp_path):
 
 def test_a_tokenizer_that_is_not_whole_is_one_message(tmp_path):
     run = minimal_run(data={"mock": True, "tokenizer": {"kind": "huggingface"}})
-    with pytest.raises(ConfigErrors, match=r"tokenizer_file is needed when data\.tokenizer\.kind") as error:
+    with pytest.raises(ConfigErrors, match=r"tokenizer_file is required with data\.tokenizer\.kind") as error:
         planned(tmp_path, run)
     assert len(error.value.messages) == 1
 
@@ -277,7 +282,7 @@ def test_gpus_that_the_node_type_does_not_have(tmp_path):
     (tmp_path / "site.yaml").write_text("extends: azure-ndv5\ngres: gpu:4\n")
     with pytest.raises(
         ConfigErrors,
-        match=r"site\.yaml:2: gres = gpu:4 asks for 4 GPUs of a node type",
+        match=r"site\.yaml:2: gres = gpu:4 requests 4 GPUs per node, but node type ndv5 has 8",
     ):
         planned(tmp_path, big_run(cluster="./site.yaml"))
 
@@ -318,7 +323,7 @@ def test_the_same_run_gives_the_same_plan(tmp_path):
 def test_a_bandwidth_that_nobody_measured_is_a_warning_for_large_checkpoints(tmp_path):
     [warning] = [w for w in planned(tmp_path, big_run()).warnings if "storage_write_gb_s" in w]
     assert "azure-ndv5.yaml:" in warning
-    assert "storage_write_gb_s = 64 is not your measurement" in warning
+    assert "storage_write_gb_s = 64 was not measured on your storage" in warning
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "storage_write_gb_s": 64})
     assert planned(tmp_path, big_run(cluster="./site.yaml")).warnings == ()
     small = big_run(preset="125m", slurm={"train": {"nodes": 1, "time": "1-00:00:00"}})

@@ -19,23 +19,23 @@ BATCH = "training__global_batch_size"
     [
         (
             {TP: 16},
-            "parallelism.tensor_model_parallel_size is more than the 8 GPUs of a node, so that every layer "
+            "parallelism.tensor_model_parallel_size is more than the 8 GPUs of a node, so every layer "
             "waits for the network; use 8",
         ),
         (
             {TP: 4, CP: 4},
-            "parallelism.context_parallel_size makes TP x CP = 4 x 4 = 16, more than the 8 GPUs of a "
-            "node, so that every layer waits for the network; use 2",
+            "parallelism.context_parallel_size results in TP x CP = 4 x 4 = 16, more than the 8 GPUs of a "
+            "node, so every layer waits for the network; use 2",
         ),
         (
             {PP: 4, BATCH: 16},
-            "parallelism.pipeline_model_parallel_size makes a bubble of 150% of the computing time: "
-            "(PP - 1) / (VPP x num_microbatches) = 3 / (1 x 2); use a training.global_batch_size of 240 or "
-            "more, or more virtual stages",
+            "parallelism.pipeline_model_parallel_size results in a pipeline bubble of 150% of the compute time: "
+            "(PP - 1) / (VPP x num_microbatches) = 3 / (1 x 2); set training.global_batch_size to 240 or "
+            "more, or use more virtual stages",
         ),
         (
             {"training__precision": "fp16"},
-            "training.precision skips a step whenever gradients overflow, and is no faster than bf16; use bf16",
+            "training.precision skips a step whenever gradients overflow, and is not faster than bf16; use bf16",
         ),
     ],
 )
@@ -53,10 +53,10 @@ def test_what_is_not_slow_gets_no_warning(changes):
 def test_a_model_that_does_not_fit_is_a_warning():
     shape = {"model__num_layers": 40, "model__hidden_size": 5120, HEADS: 40}
     [message] = warnings(**shape)
-    assert message.startswith("parallelism.tensor_model_parallel_size puts about ")
-    assert " GiB on a device of 80 GiB: " in message
+    assert message.startswith("parallelism.tensor_model_parallel_size results in about ")
+    assert " GiB on a device with 80 GiB: " in message
     assert message.endswith(
-        "; use 2, or more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full"
+        "; use 2, or use more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full"
     )
     assert warnings(**shape, **{TP: 2}) == []
     assert warnings(device_memory_gib=300, **shape) == []

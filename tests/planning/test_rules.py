@@ -45,22 +45,21 @@ REFUSED = {
     ),
     "odd kv_channels with rope": (
         {**ROPE, "model__kv_channels": 63},
-        "model.kv_channels is odd, and position_embedding_type = rope rotates channels in pairs; "
-        "use 62 or 64",
+        "model.kv_channels is odd, but position_embedding_type = rope rotates channels in pairs; use 62 or "
+        "64",
     ),
     "odd derived head width with rope": (
         {**ROPE, "model__hidden_size": 1008},
-        "model.num_attention_heads makes heads of 63 channels (1008 / 16), and position_embedding_type = "
-        "rope rotates channels in pairs; use 12, 14, 18 or 21",
+        "model.num_attention_heads results in heads of 63 channels (1008 / 16), but "
+        "position_embedding_type = rope rotates channels in pairs; use 12, 14, 18 or 21",
     ),
     "positions shorter than the sequence": (
         {"model__max_position_embeddings": 1024},
-        "model.max_position_embeddings is less than model.seq_length = 2048; use 2048, "
-        "or a shorter seq_length",
+        "model.max_position_embeddings is less than model.seq_length = 2048; use 2048, or reduce seq_length",
     ),
     "padding cuts tokens off": (
         {"model__padded_vocab_size": 50000},
-        "model.padded_vocab_size is less than the vocabulary, model.vocab_size = 50257; use 50304, or null, "
+        "model.padded_vocab_size is less than model.vocab_size = 50257; use 50304, or set it to null, "
         "which pads vocab_size to a multiple of 128",
     ),
     "TP does not divide heads": (
@@ -90,8 +89,8 @@ REFUSED = {
     ),
     "sequence parallel without TP": (
         {SP: True},
-        "parallelism.sequence_parallel shards activations over tensor-parallel ranks, and "
-        "parallelism.tensor_model_parallel_size = 1 has no others; use false",
+        "parallelism.sequence_parallel requires parallelism.tensor_model_parallel_size > 1, but it is 1; "
+        "use false",
     ),
     "PP does not divide layers": (
         {PP: 5},
@@ -100,8 +99,8 @@ REFUSED = {
     ),
     "VPP without PP": (
         {VPP: 2},
-        "parallelism.virtual_pipeline_model_parallel_size interleaves pipeline stages, and "
-        "parallelism.pipeline_model_parallel_size = 1 has only one; use null",
+        "parallelism.virtual_pipeline_model_parallel_size requires "
+        "parallelism.pipeline_model_parallel_size > 1, but it is 1; use null",
     ),
     "VPP does not divide a stage": (
         {PP: 2, VPP: 4},
@@ -110,28 +109,28 @@ REFUSED = {
     ),
     "CP does not divide the sequence": (
         {CP: 3},
-        "parallelism.context_parallel_size cuts each sequence into 2 x 3 slices, and model.seq_length = 2048 "
-        "is not a multiple of 6 (2048 / 6); use 1, 2, 4, 8 or 16",
+        "parallelism.context_parallel_size divides each sequence into 2 x 3 slices, but model.seq_length = "
+        "2048 is not a multiple of 6 (2048 / 6); use 1, 2, 4, 8 or 16",
     ),
     "sequence parallel does not divide the sequence": (
         {"model__seq_length": 2050, TP: 4, SP: True},
-        "model.seq_length is not a multiple of CP x TP = 1 x 4 = 4, over which "
-        "parallelism.sequence_parallel = true shares it out (2050 / 4); use 2048 or 2052",
+        "model.seq_length is not a multiple of CP x TP = 1 x 4 = 4, which parallelism.sequence_parallel = "
+        "true requires (2050 / 4); use 2048 or 2052",
     ),
     "too few nodes": (
         {TP: 8, PP: 4},
-        "slurm.train.nodes gives 2 x 8 = 16 ranks, and TP x PP x CP = 8 x 4 x 1 = 32 does not divide them "
-        "(16 / 32); use 4 or 8, or parallel sizes whose product divides 16",
+        "slurm.train.nodes results in 2 x 8 = 16 ranks, which TP x PP x CP = 8 x 4 x 1 = 32 does not "
+        "divide (16 / 32); use 4 or 8, or choose parallel sizes whose product divides 16",
     ),
     "nodes do not fit": (
         {"nodes": 3, TP: 2, PP: 4, CP: 2},
-        "slurm.train.nodes gives 3 x 8 = 24 ranks, and TP x PP x CP = 2 x 4 x 2 = 16 does not divide them "
-        "(24 / 16); use 2 or 4, or parallel sizes whose product divides 24",
+        "slurm.train.nodes results in 3 x 8 = 24 ranks, which TP x PP x CP = 2 x 4 x 2 = 16 does not "
+        "divide (24 / 16); use 2 or 4, or choose parallel sizes whose product divides 24",
     ),
     "gather overlap without reduce overlap": (
         {"parallelism__overlap_param_gather": True},
-        "parallelism.overlap_param_gather needs parallelism.overlap_grad_reduce = true, which is false; "
-        "use false, or overlap_grad_reduce: true beside it",
+        "parallelism.overlap_param_gather requires parallelism.overlap_grad_reduce = true, but it is "
+        "false; use false, or set overlap_grad_reduce to true",
     ),
     "batch is not whole microbatches": (
         {BATCH: 500},
@@ -145,8 +144,8 @@ REFUSED = {
     ),
     "interleaving with an unfilled pipeline": (
         {PP: 4, VPP: 3, BATCH: 24},
-        "training.global_batch_size makes 24 / (micro_batch_size x DP) = 24 / 8 = 3 microbatches, and "
-        "parallelism.virtual_pipeline_model_parallel_size = 3 needs a multiple of "
+        "training.global_batch_size results in 24 / (micro_batch_size x DP) = 24 / 8 = 3 microbatches, but "
+        "parallelism.virtual_pipeline_model_parallel_size = 3 requires a multiple of "
         "parallelism.pipeline_model_parallel_size = 4 (3 / 4); use 32 or 64",
     ),
     "a ramp-up that passes the batch by": (
@@ -164,76 +163,76 @@ REFUSED = {
     ),
     "a ramp-up through parts of microbatches": (
         {RAMPUP: (32, 16, 10_000)},
-        "training.rampup_batch_size leads to batches that are no multiple of micro_batch_size x DP = 2 x 16 = "
-        "32 (16 / 32); use [32, 32, 10000]",
+        "training.rampup_batch_size results in batch sizes that are not multiples of micro_batch_size x DP "
+        "= 2 x 16 = 32 (16 / 32); use [32, 32, 10000]",
     ),
     "a ramp-up that leaves the pipeline unfilled": (
         {RAMPUP: (8, 8, 10_000), PP: 4, VPP: 3},
-        "training.rampup_batch_size leads to batches that are no multiple of micro_batch_size x DP x PP = "
-        "2 x 4 x 4 = 32 (8 / 32); use [32, 32, 10000]",
+        "training.rampup_batch_size results in batch sizes that are not multiples of micro_batch_size x DP "
+        "x PP = 2 x 4 x 4 = 32 (8 / 32); use [32, 32, 10000]",
     ),
     "overlap of TP without sequence parallel": (
         {TP: 2, "parallelism__tp_comm_overlap": True},
-        "parallelism.tp_comm_overlap needs parallelism.sequence_parallel = true, which is false; use false, or "
-        "sequence_parallel: true beside it, with parallelism.tensor_model_parallel_size above 1",
+        "parallelism.tp_comm_overlap requires parallelism.sequence_parallel = true, but it is false; use "
+        "false, or set sequence_parallel to true, with parallelism.tensor_model_parallel_size above 1",
     ),
     "fp8 without Transformer Engine": (
         {"training__fp8": "hybrid", "training__transformer_impl": "torch"},
-        "training.transformer_impl has no matrix products in FP8, which training.fp8 asks for; use "
-        "transformer_engine or null",
+        "training.transformer_impl does not support training.fp8 = hybrid; use transformer_engine or null",
     ),
     "fp8 of fp32": (
         {"training__fp8": "hybrid", "training__precision": "fp32"},
-        "training.precision is what training.fp8 would round away; use bf16, or training.fp8: null",
+        "training.precision cannot be combined with training.fp8 = hybrid, which discards its precision; "
+        "use bf16, or set training.fp8 to null",
     ),
     "fp8 with an odd MLP": (
         {"training__fp8": "hybrid", "model__ffn_hidden_size": 4104, TP: 2},
-        "model.ffn_hidden_size over TP = 2 makes matrices 2052 wide, and training.fp8 = hybrid needs multiples "
-        "of 16; use 4096 or 4128, or training.fp8: null",
+        "model.ffn_hidden_size over TP = 2 results in matrices 2052 wide, but training.fp8 = hybrid "
+        "requires multiples of 16; use 4096 or 4128, or set training.fp8 to null",
     ),
     "fp8 with odd tokens": (
         {"training__fp8": "hybrid", "model__seq_length": 2046},
-        "model.seq_length x micro_batch_size leaves 4092 tokens on a rank, and training.fp8 = hybrid needs a "
-        "multiple of 8; use 2040 or 2048, or training.fp8: null",
+        "model.seq_length x micro_batch_size results in 4092 tokens per rank, but training.fp8 = hybrid "
+        "requires a multiple of 8; use 2040 or 2048, or set training.fp8 to null",
     ),
     "graphs of torch's layers": (
         GRAPHS | {"training__transformer_impl": "torch"},
-        "training.transformer_impl has no layers that can be recorded, which training.cuda_graph_impl asks for; "
-        "use transformer_engine or null, or training.cuda_graph_impl: none",
+        "training.transformer_impl does not support training.cuda_graph_impl = transformer_engine; use "
+        "transformer_engine or null, or set training.cuda_graph_impl to none",
     ),
     "graphs of fp16": (
         GRAPHS | {"training__precision": "fp16"},
-        "training.precision cannot be recorded, which training.cuda_graph_impl asks for; use bf16, or "
-        "training.cuda_graph_impl: none",
+        "training.precision does not support training.cuda_graph_impl = transformer_engine; use bf16, or "
+        "set training.cuda_graph_impl to none",
     ),
     "graphs with dropout": (
         GRAPHS | {"model__hidden_dropout": 0.1},
-        "model.hidden_dropout would be drawn outside of the seeds of the run in layers that "
-        "training.cuda_graph_impl records; use 0.0, or training.cuda_graph_impl: none",
+        "model.hidden_dropout would not follow the run's seed with training.cuda_graph_impl = "
+        "transformer_engine; use 0.0, or set training.cuda_graph_impl to none",
     ),
     "graphs of recomputed layers": (
         GRAPHS | FULL | {"training__recompute_method": "uniform", "training__recompute_num_layers": 1},
-        "training.cuda_graph_impl records layers that training.recompute_granularity = full would run again; use "
-        "none, or recompute_granularity: selective",
+        "training.cuda_graph_impl does not support training.recompute_granularity = full; use none, or set "
+        "recompute_granularity to selective",
     ),
     "graphs of a pipeline with a ramp-up": (
         GRAPHS | {PP: 2, RAMPUP: (32, 32, 10_000)},
-        "training.cuda_graph_impl records one number of micro-batches of a pipeline, and "
-        "training.rampup_batch_size changes it; use none, or rampup_batch_size: null",
+        "training.cuda_graph_impl requires a fixed number of microbatches in a pipeline, but "
+        "training.rampup_batch_size changes it; use none, or set rampup_batch_size to null",
     ),
     "an fp8 recipe without fp8": (
         {"training__fp8_recipe": "delayed"},
-        "training.fp8_recipe says how to scale in FP8, and training.fp8 is null; use tensorwise, or "
-        "training.fp8: hybrid",
+        "training.fp8_recipe has no effect, because training.fp8 is null; use tensorwise, or set "
+        "training.fp8 to hybrid",
     ),
     "a history that nothing looks at": (
         {"training__fp8": "hybrid", "training__fp8_amax_history_len": 16},
-        "training.fp8_amax_history_len is read with training.fp8_recipe = delayed alone; use 1024, or "
-        "fp8_recipe: delayed",
+        "training.fp8_amax_history_len is used only with training.fp8_recipe = delayed; use 1024, or set "
+        "fp8_recipe to delayed",
     ),
     "a loss scale for bf16": (
         {"optimizer__loss_scale": 128.0},
-        "optimizer.loss_scale is for training.precision = fp16, and it is bf16; use null",
+        "optimizer.loss_scale is used only with training.precision = fp16, not bf16; use null",
     ),
     "a least loss scale above the first": (
         {
@@ -245,23 +244,22 @@ REFUSED = {
     ),
     "full recompute without a method": (
         {**FULL, "training__recompute_num_layers": 1},
-        "training.recompute_method leaves open which layers training.recompute_granularity = full "
-        "recomputes; use uniform or block",
+        "training.recompute_method must be set with training.recompute_granularity = full; use uniform or "
+        "block",
     ),
     "full recompute without a number": (
         {**FULL, "training__recompute_method": "block"},
-        "training.recompute_num_layers leaves open how many layers training.recompute_granularity = full "
-        "recomputes; use 1",
+        "training.recompute_num_layers must be set with training.recompute_granularity = full; use 1",
     ),
     "selective recompute with a number": (
         {"training__recompute_granularity": "selective", "training__recompute_num_layers": 2},
-        "training.recompute_num_layers is for recompute_granularity = full, and it is selective; use null, "
-        "or recompute_granularity: full",
+        "training.recompute_num_layers is used only with recompute_granularity = full, not selective; use "
+        "null, or set recompute_granularity to full",
     ),
     "a method without recompute": (
         {"training__recompute_method": "block"},
-        "training.recompute_method is for recompute_granularity = full, and it is null; use null, "
-        "or recompute_granularity: full",
+        "training.recompute_method is used only with recompute_granularity = full, not null; use null, or "
+        "set recompute_granularity to full",
     ),
     "uniform groups do not fill a chunk": (
         {
@@ -275,7 +273,8 @@ REFUSED = {
     ),
     "more block layers than a chunk has": (
         {**FULL, "training__recompute_method": "block", "training__recompute_num_layers": 15},
-        "training.recompute_num_layers is more than the 12 layers of a model chunk; use 12, or less",
+        "training.recompute_num_layers is more than the 12 layers of a model chunk; use 12, or use fewer "
+        "layers",
     ),
     "min_lr above lr": (
         {"optimizer__min_lr": 1e-3},
@@ -283,22 +282,22 @@ REFUSED = {
     ),
     "warm-up given twice": (
         {"optimizer__lr_warmup_iters": 5, "optimizer__lr_warmup_fraction": 0.1},
-        "optimizer.lr_warmup_iters and lr_warmup_fraction = 0.1 both set the warm-up; use null",
+        "optimizer.lr_warmup_iters conflicts with lr_warmup_fraction = 0.1; both set the warm-up; use null",
     ),
     "warm-up as long as the run": (
         {"optimizer__lr_warmup_iters": 1000},
-        "optimizer.lr_warmup_iters is not less than training.train_iters = 1000, where the decay ends; "
+        "optimizer.lr_warmup_iters must be less than training.train_iters = 1000, where the decay ends; "
         "use 100 or null",
     ),
     "warm-up as long as the decay": (
         {"optimizer__lr_warmup_iters": 500, "optimizer__lr_decay_iters": 500},
-        "optimizer.lr_warmup_iters is not less than optimizer.lr_decay_iters = 500, where the decay ends; "
+        "optimizer.lr_warmup_iters must be less than optimizer.lr_decay_iters = 500, where the decay ends; "
         "use 50 or null",
     ),
     "a default warm-up as long as the decay": (
         {"optimizer__lr_decay_iters": 100},
-        "optimizer.lr_warmup_iters (null means 100) is not less than optimizer.lr_decay_iters = 100, where the "
-        "decay ends; use 10",
+        "optimizer.lr_warmup_iters (default: 100) must be less than optimizer.lr_decay_iters = 100, where "
+        "the decay ends; use 10",
     ),
     "a warm-up from above": (
         {"optimizer__lr_warmup_init": 1.0},
@@ -306,8 +305,8 @@ REFUSED = {
     ),
     "WSD's tail without WSD": (
         {"optimizer__lr_wsd_decay_iters": 10},
-        "optimizer.lr_wsd_decay_iters is for lr_decay_style = WSD, and it is cosine; use null, or "
-        "lr_decay_style: WSD",
+        "optimizer.lr_wsd_decay_iters is used only with lr_decay_style = WSD, not cosine; use null, or set "
+        "lr_decay_style to WSD",
     ),
     "WSD's tail within the warm-up": (
         {"optimizer__lr_decay_style": "WSD", "optimizer__lr_wsd_decay_iters": 950},
@@ -316,11 +315,11 @@ REFUSED = {
     ),
     "a schedule that is no import path": (
         {"optimizer__lr_schedule": "cosine_restarts"},
-        "optimizer.lr_schedule is no import path; write package.module:function, or file.py:function",
+        "optimizer.lr_schedule is not an import path; use package.module:function or file.py:function",
     ),
     "layers that are no import path": (
         {"model__layer_spec": "my layers:spec"},
-        "model.layer_spec is no import path; write package.module:function, or file.py:function",
+        "model.layer_spec is not an import path; use package.module:function or file.py:function",
     ),
     "checkpoints to keep that are not written": (
         {"checkpoint__keep_every": 250, "checkpoint__save_interval": 100},
@@ -328,13 +327,13 @@ REFUSED = {
     ),
     "steps to keep with saves by the clock": (
         {"checkpoint__keep_every": 250},
-        "checkpoint.keep_every keeps multiples of so many steps, and saves by the clock come at any step; use "
-        "null, or a checkpoint.save_interval that divides it",
+        "checkpoint.keep_every keeps multiples of this number of steps, but saves by the clock happen at "
+        "any step; use null, or set checkpoint.save_interval to a divisor of it",
     ),
     "finetuning of nothing": (
         {"checkpoint__finetune": True},
-        "checkpoint.finetune takes the weights of checkpoint.load, which is null; use false, or name a "
-        "directory of checkpoints as checkpoint.load",
+        "checkpoint.finetune loads weights from checkpoint.load, which is null; use false, or set "
+        "checkpoint.load to a directory of checkpoints",
     ),
     "a change of nothing": (
         {"checkpoint__changed": ("optimizer.lr", "training.lr")},
@@ -342,52 +341,53 @@ REFUSED = {
     ),
     "a profile that ends before it starts": (
         {"logging__profile_step_start": 10, "logging__profile_step_end": 10},
-        "logging.profile_step_end is not after logging.profile_step_start = 10; use 12",
+        "logging.profile_step_end must be greater than logging.profile_step_start = 10; use 12",
     ),
     "a profile after the run": (
         {"logging__profile_step_start": 1000},
-        "logging.profile_step_start is after the last step, training.train_iters = 1000; use 998",
+        "logging.profile_step_start must be less than training.train_iters = 1000; use 998",
     ),
     "the end of no profile": (
         {"logging__profile_step_end": 12},
-        "logging.profile_step_end ends a profile that logging.profile_step_start = null never starts; use null",
+        "logging.profile_step_end has no effect, because logging.profile_step_start is null; use null",
     ),
     "a profile of ranks that are not there": (
         {"logging__profile_step_start": 10, "logging__profile_ranks": (0, 16)},
-        "logging.profile_ranks names rank 16, and the last of 2 x 8 = 16 ranks is 15; use [0]",
+        "logging.profile_ranks contains rank 16, but the last of 2 x 8 = 16 ranks is rank 15; use [0]",
     ),
     "a memory history of no profile": (
         {"logging__record_memory_history": True},
-        "logging.record_memory_history is written at the end of a profile, and logging.profile_step_start is "
-        "null; use false, or logging.profile_step_start",
+        "logging.record_memory_history is written at the end of a profile, but logging.profile_step_start "
+        "is null; use false, or set logging.profile_step_start",
     ),
     "data two ways": (
         {"data__datasets": (CORPUS,)},
-        "data.mock and data.datasets are both given; samples come from one of them; "
-        "keep one of datasets, mock",
+        "data.mock conflicts with data.datasets. Samples come from only one of them; keep one of datasets, "
+        "mock",
     ),
     "no data": (
         {"data__mock": False},
-        "data names no samples; give data.datasets, or data.train (with valid and test), or data.mock: true",
+        "data has no source of samples; set data.datasets, data.train (with valid and test), or data.mock: "
+        "true",
     ),
     "validation without training data": (
         {"data__mock": False, "data__valid": (CORPUS,)},
-        "data.valid names a blend for one split, and data.train is empty; give data.train, or leave "
-        "data.valid out and let data.split cut data.datasets",
+        "data.valid requires data.train, which is empty; set data.train, or remove data.valid and divide "
+        "data.datasets with data.split",
     ),
     "some weights": (
         {"data__mock": False, "data__datasets": (WEIGHED, CORPUS)},
-        "data.datasets[1].weight is missing, and other datasets of data.datasets have a weight; give every "
-        "dataset a weight, or none to weigh by tokens",
+        "data.datasets[1].weight is missing, but other datasets of data.datasets have a weight; give all "
+        "datasets a weight, or none to weight them by tokens",
     ),
     "split below zero": (
         {"data__mock": False, "data__datasets": (CORPUS,), "data__split": "99,-1,2"},
-        "data.split is not three weights, for train, valid and test, with train's above 0; use 99990,8,2",
+        "data.split must be three weights, for train, valid and test, with train's above 0; use 99990,8,2",
     ),
     "evaluation without documents": (
         {"data__mock": False, "data__datasets": (CORPUS,), "data__split": "100,0,0"},
-        "training.eval_iters has nothing to read: data.split = 100,0,0 leaves no validation documents; "
-        "use 0, or a data.split that gives valid a weight, as 99990,8,2",
+        "training.eval_iters requires validation documents, but data.split = 100,0,0 leaves none; use 0, "
+        "or set a data.split with a weight for valid, such as 99990,8,2",
     ),
 }
 
@@ -482,7 +482,7 @@ def test_what_obeys_the_rules_passes(changes):
 def test_a_split_is_three_weights(split):
     found = errors(data__mock=False, data__datasets=(CORPUS,), data__split=split)
     assert found == [
-        "data.split is not three weights, for train, valid and test, with train's above 0; use 99990,8,2"
+        "data.split must be three weights, for train, valid and test, with train's above 0; use 99990,8,2"
     ]
 
 
@@ -525,8 +525,8 @@ def test_ranks_that_are_not_in_nodes():
     )
     [problem], _ = check(facts)
     assert problem.path == "slurm.train.ntasks_per_node"
-    assert problem.reason == "gives 5 ranks, and TP x PP x CP = 2 x 1 x 1 = 2 does not divide them (5 / 2)"
-    assert problem.hint == "use 4 or 6, or parallel sizes whose product divides 5"
+    assert problem.reason == "results in 5 ranks, which TP x PP x CP = 2 x 1 x 1 = 2 does not divide (5 / 2)"
+    assert problem.hint == "use 4 or 6, or choose parallel sizes whose product divides 5"
 
 
 @pytest.mark.parametrize(
@@ -591,7 +591,7 @@ def test_what_needs_gpus_is_refused_without():
     facts = facts.with_value("parallelism.tp_comm_overlap", True)
     facts = facts.with_value("training.cuda_graph_impl", "transformer_engine")
     assert [(problem.path, problem.reason) for problem in check(facts)[0]] == [
-        ("parallelism.tp_comm_overlap", "needs GPUs, and the cluster's nodes have none"),
-        ("training.fp8", "needs GPUs, and the cluster's nodes have none"),
-        ("training.cuda_graph_impl", "needs GPUs, and the cluster's nodes have none"),
+        ("parallelism.tp_comm_overlap", "requires GPUs, but the cluster's nodes have none"),
+        ("training.fp8", "requires GPUs, but the cluster's nodes have none"),
+        ("training.cuda_graph_impl", "requires GPUs, but the cluster's nodes have none"),
     ]

@@ -28,7 +28,7 @@ def test_functions_of_files_are_found_from_the_run_files_folder(tmp_path):
     assert {f"{tmp_path}/mine/layers.py", f"{tmp_path}/mine/rates.py"} <= set(train.required)
     assert (f"{tmp_path}/mine", True) in [(m.source, m.read_only) for m in train.container.mounts]
     assert lines(plan)["parameters"].endswith(
-        f" of the GPT that {tmp_path}/mine/layers.py:spec and installed.model:Mine may change"
+        f" without changes by {tmp_path}/mine/layers.py:spec and installed.model:Mine"
     )
     assert lines(plan)["learning rate"] == f"6e-05 after 119 steps, then {tmp_path}/mine/rates.py:rate"
 
@@ -38,7 +38,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
     from hpcgen.errors import ConfigErrors
 
     run = loaded(tmp_path, minimal_run(), ["model.layer_spec=layers.py:spec"])
-    with pytest.raises(ConfigErrors, match=f"{tmp_path}/layers.py: no such file, and stage train needs it"):
+    with pytest.raises(ConfigErrors, match=f"{tmp_path}/layers.py: no such file. Stage train needs it"):
         plan(run)
 
 
@@ -53,16 +53,16 @@ def test_fp8_on_gpus_that_name_no_peak_for_it_is_a_warning(tmp_path):
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "node_type": "ndv4"})
     plan = planned(tmp_path, big_run(cluster="site.yaml"), overrides=FP8)
     [warning] = [warning for warning in plan.warnings if "training.fp8" in warning]
-    assert "peak_tflops of node type ndv4 names no fp8" in warning
+    assert "peak_tflops of node type ndv4 has no fp8" in warning
 
 
 def test_weights_and_biases_wants_its_key(tmp_path):
     overrides = ["logging.wandb_project=gpt"]
     [warning] = [w for w in planned(tmp_path, minimal_run(), overrides=overrides).warnings if "wandb" in w]
     assert warning == (
-        "--set logging.wandb_project: logging.wandb_project = gpt is logged to offline: secrets does not name "
-        "WANDB_API_KEY, so that the job has no key; add secrets: [WANDB_API_KEY] and export it where you submit, or "
-        "send the files later (wandb sync)"
+        "--set logging.wandb_project: logging.wandb_project = gpt will be logged offline, because secrets does not "
+        "contain WANDB_API_KEY; add WANDB_API_KEY to secrets and export it where you submit, or upload later with "
+        "wandb sync"
     )
     named = planned(tmp_path, minimal_run(secrets=["WANDB_API_KEY"]), overrides=overrides)
     assert not [warning for warning in named.warnings if "wandb" in warning]
@@ -85,7 +85,7 @@ def test_deterministic_kernels_need_their_environment(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        ((), "every 30 minutes, in the background from 142.3 GiB of memory on each node, "),
+        ((), "every 30 minutes, in the background using 142.3 GiB of memory per node, "),
         (("checkpoint.save_interval=500",), "every 500 steps, in the background"),
         (
             (
@@ -93,7 +93,7 @@ def test_deterministic_kernels_need_their_environment(tmp_path):
                 "checkpoint.save_interval_minutes=45",
                 "checkpoint.async_save=false",
             ),
-            "every 500 steps and every 45 minutes, training waits, ",
+            "every 500 steps and every 45 minutes, while training waits, ",
         ),
     ],
 )
@@ -105,7 +105,9 @@ def test_a_growing_batch_reads_fewer_tokens(tmp_path):
     plan = planned(tmp_path, big_run(), overrides=["training.rampup_batch_size=[32, 32, 3000000]"])
     constant = planned(tmp_path, big_run())
     assert summarize(plan)["tokens_of_the_run"] < summarize(constant)["tokens_of_the_run"]
-    assert lines(plan)["tokens"].endswith("; the batch grows from 32 by 32 over 3,000,000 samples")
+    assert lines(plan)["tokens"].endswith(
+        "; batch size grows from 32 in increments of 32 over 3,000,000 samples"
+    )
     # 375 million tokens of warm-up are more steps of a small batch
     assert plan.trainer.optimizer.lr_warmup_iters > constant.trainer.optimizer.lr_warmup_iters
 
@@ -116,9 +118,9 @@ def test_a_growing_batch_reads_fewer_tokens(tmp_path):
         (["optimizer.lr_decay_style=constant"], "0.001 after 1 step, constant"),
         (
             ["optimizer.lr_decay_style=WSD", "optimizer.lr_wsd_decay_iters=3"],
-            "0.001 after 1 step, WSD from step 7 to 0.0001 at step 10",
+            "0.001 after 1 step, WSD decay from step 7 to 0.0001 at step 10",
         ),
-        ([], "0.001 after 1 step, cosine to 0.0001 at step 10"),
+        ([], "0.001 after 1 step, cosine decay to 0.0001 at step 10"),
     ],
 )
 def test_the_schedule_in_a_line(tmp_path, overrides, line):
@@ -159,7 +161,7 @@ def test_what_a_file_defines_in_other_ways_is_found(tmp_path):
 
 @pytest.mark.parametrize("lr", ["3", "10", "0.3"])
 def test_an_absurd_learning_rate_is_an_error(tmp_path, lr):
-    assert "is no rate that AdamW can train with" in mistakes(tmp_path, f"optimizer.lr={lr}")
+    assert "is too high for AdamW" in mistakes(tmp_path, f"optimizer.lr={lr}")
 
 
 def test_a_learning_rate_far_above_the_published_is_a_warning(tmp_path):
@@ -168,7 +170,7 @@ def test_a_learning_rate_far_above_the_published_is_a_warning(tmp_path):
         return [warning for warning in found.warnings if "optimizer.lr" in warning]
 
     [warning] = said("3e-3")
-    assert "is 15 times the rate of about 0.0002 that is published for models of this size" in warning
+    assert "is 15 times the published rate for models of this size (about 0.0002)" in warning
     assert said("6e-4") == []
     assert said("3", "optimizer.lr_schedule=mine.rates:rate")  # which may scale it
 
@@ -176,7 +178,7 @@ def test_a_learning_rate_far_above_the_published_is_a_warning(tmp_path):
 def test_a_vocabulary_far_larger_than_the_tokenizers_is_a_warning(tmp_path):
     found = planned(tmp_path, big_run(preset="llama3-8b"))
     [warning] = [warning for warning in found.warnings if "model.vocab_size" in warning]
-    assert "128256 is far more than the 50,257 ids of data.tokenizer (gpt2)" in warning
+    assert "128256 is much larger than the 50,257 ids of data.tokenizer (gpt2)" in warning
     padded = planned(tmp_path, minimal_run(), overrides=["model.vocab_size=50304"])
     assert not [warning for warning in padded.warnings if "model.vocab_size" in warning]
 
@@ -186,9 +188,9 @@ def test_a_group_that_matches_no_parameter_is_an_error(tmp_path):
         return f"optimizer.parameter_groups={json.dumps([{'match': pattern} for pattern in patterns])}"
 
     found = mistakes(tmp_path, groups("*.bias", "decoder.layer.*"))
-    assert "has 'decoder.layer.*', which matches no parameter" in found
+    assert "contains 'decoder.layer.*', which matches no parameter" in found
     assert "decoder.layers.0.self_attention.linear_qkv.weight" in found
-    assert "has '*.bias', which" in mistakes(tmp_path, groups("*", "*.bias"))
+    assert "contains '*.bias', which" in mistakes(tmp_path, groups("*", "*.bias"))
     planned(tmp_path, minimal_run(), overrides=[groups("*.bias", "decoder.layers.1.*", "embedding.*")])
     elsewhere = ["model.model_provider=installed.model:Mine", groups("mine.*")]
     planned(tmp_path, minimal_run(), overrides=elsewhere)

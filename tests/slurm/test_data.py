@@ -189,7 +189,7 @@ def test_a_task_that_dies_is_the_only_one_submitted_again(
     jobs, said = submit(run, slurm_cluster, *CHAIN)
     assert server.asked(HELD) == requests
     assert jobs == {}
-    assert said.splitlines() == [f"{stage}: everything is made; not submitted" for stage in CHAIN]
+    assert said.splitlines() == [f"{stage}: complete; not submitted" for stage in CHAIN]
 
 
 def test_rendered_scripts_make_the_same_bytes(

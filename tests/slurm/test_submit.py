@@ -214,7 +214,7 @@ def test_two_ways_to_the_same_files_are_refused(tiny_run: Path) -> None:
     plan = interface.plan(
         interface.load_run(tiny_run, [CORPUS]), ["tokenize", "prepare"], exists=lambda path: True
     )
-    with pytest.raises(interface.HpcgenError, match="tokenize and prepare make the same files"):
+    with pytest.raises(interface.HpcgenError, match="tokenize and prepare produce the same files"):
         interface.submit(plan)
 
 

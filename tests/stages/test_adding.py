@@ -115,4 +115,4 @@ def test_commands_and_files_name_it(copy: Path) -> None:
     assert "  # For the greeting.\n  # hello_node: {}\n" in (copy / "new.yaml").read_text()
     assert "hello-node" in hpcgen(copy, "templates", "list").stdout
     refused = hpcgen(copy, "submit", "hello-node", "-c", "run.yaml")
-    assert "a script of it is made by hpcgen render hello-node" in refused.stderr
+    assert "use hpcgen render hello-node" in refused.stderr

@@ -1,7 +1,8 @@
-"""The trainer's configuration as plain dataclasses. hpcgen writes it and the trainer reads it.
+"""The configuration that hpcgen writes and the trainer reads, as plain dataclasses.
 
-Names are Megatron-Core's; where Core has none, they are Megatron-LM's flags. hpcgen fills these sections from a run
-file and writes them to a JSON file, which the trainer reads with `read`. The string under a field is its documentation:
+Both sides import this module, so it needs nothing but the standard library. Names are Megatron-Core's
+(or, where Core has none, Megatron-LM's flags). The trainer reads a JSON file with these sections
+(`read`); hpcgen fills the same sections from a run file. A string under a field is its documentation:
 `hpcgen init` and the JSON Schema print it.
 """
 
@@ -23,7 +24,7 @@ from trainer.contract.section import config_section
 
 @dataclass(frozen=True)
 class Range:
-    """Interval of allowed numbers. `at_least` and `at_most` are closed bounds; `above` and `below` are open ones."""
+    """The closed interval a number must lie in; `above` and `below` are the open ends."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -31,7 +32,7 @@ class Range:
     below: float | None = None
 
     def reason(self, value: float) -> str | None:
-        """Reason why `value` is not allowed, phrased to follow the value. None if it is allowed."""
+        """Why `value` is outside, in words that follow the value; None inside."""
         if self.at_least is not None and not value >= self.at_least:
             return f"must be at least {self.at_least:g}"
         if self.at_most is not None and not value <= self.at_most:
@@ -52,140 +53,150 @@ Fraction = Annotated[float, Range(at_least=0, below=1)]
 
 @config_section
 class ModelConfig:
-    """Shape of the GPT. The names are arguments of Megatron-Core's TransformerConfig and GPTModel."""
+    """Shape of the GPT model. The names are those of Megatron-Core's TransformerConfig and GPTModel arguments."""
 
     num_layers: Count
     """Number of transformer layers."""
     hidden_size: Count
     """Width of the residual stream."""
     num_attention_heads: Count
-    """Attention heads per layer."""
+    """Number of attention heads per layer."""
     seq_length: Count
-    """Tokens in one training sample."""
+    """Number of tokens in a training sample."""
     ffn_hidden_size: Count | None = None
-    """Width of the MLP; null means 4 x hidden_size."""
+    """Width of the MLP. Default: 4 x hidden_size."""
     num_query_groups: Count | None = None
-    """Key/value heads of grouped-query attention; null means one per attention head."""
+    """Number of key/value heads for grouped-query attention. Default: num_attention_heads."""
     kv_channels: Count | None = None
-    """Width of one attention head; null means hidden_size / num_attention_heads."""
+    """Width of an attention head. Default: hidden_size / num_attention_heads."""
     max_position_embeddings: Count | None = None
-    """Maximum number of positions; null means seq_length."""
+    """Maximum sequence length of the model. Default: seq_length."""
     position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
-    """Position embeddings: a learned table (GPT-3) or rotary embeddings (Llama)."""
+    """Position embeddings: learned_absolute (GPT-3) or rope (rotary embeddings, as in Llama)."""
     rotary_base: Count = 10000
-    """Base of the rotary frequencies; used only with rope."""
+    """Base of the rotary frequencies. Used only with rope."""
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
-    """Normalization of every layer and of the output."""
+    """Normalization of every layer and of the final output."""
     layernorm_epsilon: PositiveFloat = 1e-5
-    """Added to the variance in the normalization."""
+    """Epsilon added to the variance in the normalization."""
     swiglu: bool = False
-    """Uses a gated MLP with SiLU (Llama) instead of GELU (GPT-3)."""
+    """Use a gated MLP with SiLU (as in Llama) in place of GELU (as in GPT-3)."""
     add_bias_linear: bool = True
-    """Adds biases to the linear layers."""
+    """Use biases in the linear layers."""
     untie_embeddings_and_output_weights: bool = False
-    """Uses a separate output matrix; false shares the embedding's."""
+    """Use a separate output matrix; false shares the embedding matrix."""
     attention_dropout: Fraction = 0.0
-    """Dropout after the attention softmax."""
+    """Dropout probability after the attention softmax."""
     hidden_dropout: Fraction = 0.0
-    """Dropout on the residual branches and the embedding."""
+    """Dropout probability on the residual branches and the embedding."""
     init_method_std: PositiveFloat | None = None
-    """Standard deviation of the initial weights; null means sqrt(2 / (5 x hidden_size))."""
+    """Standard deviation of the initial weights. Default: sqrt(2 / (5 x hidden_size))."""
     vocab_size: Count | None = None
-    """Size of the tokenizer's vocabulary; null means that hpcgen reads it from data.tokenizer."""
+    """Size of the tokenizer's vocabulary. Default: taken from data.tokenizer."""
     padded_vocab_size: Count | None = None
-    """Rows of the embedding; null means vocab_size rounded up to a multiple of 128, in every layout."""
+    """Number of rows of the embedding. Default: vocab_size rounded up to a multiple of 128, for any layout."""
     layer_spec: str | None = None
-    """Function that returns the spec of your own layers: `package.module:function` or `file.py:function`."""
+    """Custom transformer layers: a function that returns their spec, as `package.module:function` or
+    `file.py:function`."""
     model_provider: str | None = None
-    """Your own model, called instead of Megatron-Core's GPTModel: `package.module:class` or `file.py:class`."""
+    """Custom model to use in place of Megatron-Core's GPTModel, as `package.module:class` or `file.py:class`."""
 
 
 @config_section
 class ParallelismConfig:
-    """Split of the model over ranks. The data-parallel size is what remains of the world size."""
+    """Model parallelism. The data-parallel size is the world size divided by TP x PP x CP."""
 
     tensor_model_parallel_size: Count = 1
-    """Ranks that share each layer (TP)."""
+    """Tensor-parallel size (TP): number of ranks that share each layer."""
     pipeline_model_parallel_size: Count = 1
-    """Pipeline stages (PP)."""
+    """Pipeline-parallel size (PP): number of pipeline stages."""
     virtual_pipeline_model_parallel_size: Count | None = None
-    """Model chunks on each pipeline stage (VPP, interleaved schedule); null means one."""
+    """Virtual pipeline size (VPP): number of model chunks per pipeline stage, for the interleaved schedule.
+    Default: 1."""
     context_parallel_size: Count = 1
-    """Ranks that share each sequence (CP)."""
+    """Context-parallel size (CP): number of ranks that share each sequence."""
     sequence_parallel: bool = False
-    """Shards the activations between tensor-parallel regions along the sequence; requires TP > 1."""
+    """Shard the activations between tensor-parallel regions along the sequence. Requires TP > 1."""
     overlap_grad_reduce: bool = False
-    """Reduces gradients over data-parallel ranks while the backward pass runs."""
+    """Overlap the data-parallel gradient reduction with the backward pass."""
     overlap_param_gather: bool = False
-    """Gathers updated parameters while the next forward pass runs; requires overlap_grad_reduce."""
+    """Overlap the gathering of updated parameters with the next forward pass. Requires overlap_grad_reduce."""
     tp_comm_overlap: bool = False
-    """Overlaps tensor-parallel communication with computation; requires sequence_parallel and Transformer Engine."""
+    """Overlap tensor-parallel communication with matrix products. Requires sequence_parallel and Transformer Engine."""
     use_sharp: bool = False
-    """Reduces the gradients of data-parallel ranks in the InfiniBand switches (SHARP); requires GPUs."""
+    """Reduce data-parallel gradients in the InfiniBand switches (SHARP). Requires GPUs."""
 
 
 @config_section
 class TrainingConfig:
-    """Batch, length, precision, recomputation and evaluation."""
+    """Batch size, length, precision, recomputation and evaluation."""
 
     micro_batch_size: Count
-    """Samples in one forward pass of one data-parallel rank."""
+    """Number of samples in one forward pass of a data-parallel rank."""
     global_batch_size: Count
-    """Samples in one optimizer step over all ranks."""
+    """Number of samples in one optimizer step over all ranks."""
     train_iters: Count
-    """Optimizer steps of the complete run."""
+    """Total number of optimizer steps."""
     seed: NonNegative = 1234
-    """Seed of the initial weights, the data order and dropout."""
+    """Seed for the initial weights, the data order and dropout."""
     rampup_batch_size: tuple[Count, ...] | None = None
-    """Batch-size ramp-up [start, increment, samples]: from start to global_batch_size over this many samples."""
+    """Batch-size ramp-up as [start, increment, samples]: the global batch size grows from start to global_batch_size
+    over this number of samples."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """bf16 and fp16 keep fp32 master weights and gradients; fp16 scales the loss; fp32 is for tests and CPUs."""
+    """Training precision. bf16 and fp16 keep fp32 master weights and gradients; fp16 also scales the loss. fp32 is for
+    tests and CPUs."""
     fp8: Literal["e4m3", "hybrid"] | None = None
-    """FP8 matrix products in the layers (hybrid: e5m2 for gradients); requires Transformer Engine. null: no FP8."""
+    """FP8 format for the matrix products of the layers; hybrid uses e5m2 for gradients. Requires Transformer Engine.
+    null disables FP8."""
     fp8_recipe: Literal["tensorwise", "delayed"] = "tensorwise"
-    """FP8 scaling: from the current tensor (tensorwise) or from the maxima of earlier steps (delayed)."""
+    """FP8 scaling: tensorwise (current scaling, from the tensor itself) or delayed (from the maxima of earlier
+    steps)."""
     fp8_amax_history_len: Count = 1024
-    """Number of steps in the history of maxima for delayed scaling."""
+    """Length of the history of maxima for delayed scaling, in steps."""
     fp8_amax_compute_algo: Literal["max", "most_recent"] = "max"
-    """Value that delayed scaling takes from the history: the largest or the most recent maximum."""
+    """Value of the history that delayed scaling uses: the maximum or the most recent one."""
     transformer_impl: Literal["transformer_engine", "torch"] | None = None
-    """Kernels of the layers; null means Transformer Engine if it is installed, else torch."""
+    """Kernels of the transformer layers. Default: transformer_engine if it is installed, otherwise torch."""
     cross_entropy_fusion_impl: Literal["te", "native"] | None = None
-    """Fused cross entropy of Transformer Engine (te) or Megatron-Core (native); null means te, or native for fp16."""
+    """Fused cross entropy: Transformer Engine's (te) or Megatron-Core's (native). Default: te, or native for fp16."""
     cuda_graph_impl: Literal["none", "transformer_engine"] = "none"
-    """CUDA-graph backend of the layers. Helps when kernel launches are the bottleneck. Requires bf16 and no dropout."""
+    """CUDA-graph backend for the transformer layers. Helps when kernel launches are the bottleneck. Requires bf16 and
+    no dropout."""
     deterministic_mode: bool = False
-    """Uses only kernels with bitwise reproducible results; slower."""
+    """Use only kernels with bitwise reproducible results. Slower."""
     recompute_granularity: Literal["selective", "full"] | None = None
-    """Activations to recompute in the backward pass: core attention (selective), all layers (full), or none (null)."""
+    """Activations to recompute in the backward pass: selective (core attention), full (entire layers), or null for
+    none."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """For full: all layers in groups of recompute_num_layers (uniform), or only the first ones of a stage (block)."""
+    """With full recomputation: recompute all layers in groups of recompute_num_layers (uniform), or only the first
+    recompute_num_layers of each stage (block)."""
     recompute_num_layers: Count | None = None
-    """Layers per group (uniform) or per stage (block)."""
+    """Number of layers per group (uniform) or per stage (block)."""
     eval_interval: Count | None = None
-    """Optimizer steps between evaluations; null means only at the end."""
+    """Optimizer steps between evaluations. Default: evaluate only at the end."""
     eval_iters: NonNegative = 10
-    """Global batches per evaluation; 0 turns evaluation off."""
+    """Number of global batches per evaluation; 0 disables evaluation."""
     distributed_timeout_minutes: Count = 60
-    """Timeout of collectives until the first step is done, while indices and weights load (minutes)."""
+    """Timeout of collectives in minutes until the first step is complete, while indices and weights are loaded. The job
+    ends if a collective takes longer."""
     distributed_timeout_seconds_after_init: Count = 600
-    """Timeout of collectives after the first step (seconds)."""
+    """Timeout of collectives in seconds after the first step. The job ends if a collective takes longer."""
     loss_spike_factor: PositiveFloat | None = 2.0
-    """Reports a loss above this multiple of the median of the last 100 steps, with its samples; null means never."""
+    """Report a loss above this factor times the median of the last 100 steps, with its samples; null disables this."""
     skip_loss_spikes: NonNegative = 0
-    """Maximum number of such batches in the complete run that are excluded from training; 0 trains on all of them."""
+    """Maximum number of batches with such a loss to exclude from training over the entire run; 0 trains on them."""
 
 
 @config_section
 class ParameterGroup:
-    """Hyperparameters for parameters selected by name."""
+    """Multipliers for parameters selected by name."""
 
     match: str
-    """Shell pattern for names in the complete model, such as `embedding.*` or `decoder.layers.0.*`."""
+    """Shell pattern for parameter names in the unsharded model, such as `embedding.*` or `decoder.layers.0.*`."""
     wd_mult: NonNegativeFloat = 1.0
-    """Multiplier of weight_decay; biases and normalization weights have no decay in any group."""
+    """Factor for weight_decay. Biases and normalization weights never have weight decay."""
     lr_mult: NonNegativeFloat = 1.0
-    """Multiplier of the learning rate."""
+    """Factor for the learning rate."""
 
 
 @config_section
@@ -195,45 +206,47 @@ class OptimizerConfig:
     lr: PositiveFloat
     """Peak learning rate."""
     min_lr: NonNegativeFloat | None = None
-    """Learning rate at the end of the decay; null means a tenth of lr."""
+    """Learning rate at the end of the decay. Default: lr / 10."""
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "cosine"
-    """Shape of the decay after the warm-up; WSD is constant, then decays in the last lr_wsd_decay_iters."""
+    """Shape of the decay after the warm-up. WSD stays constant and decays in the last lr_wsd_decay_iters steps."""
     lr_decay_iters: Count | None = None
-    """Step at which the decay ends; null means train_iters."""
+    """Step at which the decay ends. Default: train_iters."""
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
-    """Shape of WSD's decay."""
+    """Shape of the decay of WSD."""
     lr_wsd_decay_iters: Count | None = None
-    """Steps of WSD's decay; null means a tenth of lr_decay_iters."""
+    """Number of decay steps of WSD. Default: lr_decay_iters / 10."""
     lr_schedule: str | None = None
-    """Your own decay function, instead of lr_decay_style: `package.module:function` or `file.py:function`."""
+    """Custom decay function in place of lr_decay_style, as `package.module:function` or `file.py:function`."""
     lr_warmup_init: NonNegativeFloat = 0.0
     """Learning rate at the start of the warm-up."""
     lr_warmup_iters: NonNegative | None = None
-    """Steps of linear warm-up; null, without lr_warmup_fraction, means 375M tokens, at most a tenth of the run."""
+    """Number of linear warm-up steps. Default without lr_warmup_fraction: the steps for 375M tokens, but at most a
+    tenth of the run."""
     lr_warmup_fraction: Fraction | None = None
-    """Warm-up as a fraction of lr_decay_iters, instead of lr_warmup_iters."""
+    """Length of the warm-up as a fraction of lr_decay_iters, in place of lr_warmup_iters."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decoupled weight decay. Does not apply to biases and normalization weights."""
+    """Decoupled weight decay. It does not apply to biases and normalization weights."""
     parameter_groups: tuple[ParameterGroup, ...] = ()
-    """Groups of parameters with their own weight decay or learning rate; the first match applies."""
+    """Parameters with their own weight decay or learning rate. The first matching group applies."""
     adam_beta1: Fraction = 0.9
-    """Decay of the first moment."""
+    """Decay rate of the first moment."""
     adam_beta2: Fraction = 0.95
-    """Decay of the second moment."""
+    """Decay rate of the second moment."""
     adam_eps: PositiveFloat = 1e-8
-    """Added to the root of the second moment."""
+    """Epsilon added to the root of the second moment."""
     clip_grad: NonNegativeFloat = 1.0
-    """Maximum global gradient norm; 0 turns clipping off."""
+    """Maximum global gradient norm; 0 disables clipping."""
     loss_scale: PositiveFloat | None = None
-    """Fixed loss scale for fp16; null means an adaptive scale."""
+    """Fixed loss scale for fp16. Default: adaptive."""
     initial_loss_scale: PositiveFloat = 2.0**32
-    """Initial adaptive loss scale for fp16."""
+    """Initial value of the adaptive loss scale for fp16."""
     min_loss_scale: PositiveFloat = 1.0
-    """Smallest loss scale for fp16. An overflow at this scale, or at a fixed loss_scale, ends the run."""
+    """Minimum loss scale for fp16. The run ends if gradients overflow at this scale or at a fixed loss_scale."""
     loss_scale_window: Count = 1000
-    """Steps of fp16 without overflow before the scale doubles."""
+    """Number of fp16 steps without overflow after which the loss scale doubles."""
     hysteresis: Count = 2
-    """Count of fp16 overflows from which each one halves the scale. The count restarts when the scale doubles."""
+    """Halve the fp16 loss scale from this overflow on, counted since the scale last doubled. With 2, the first overflow
+    does not halve it."""
 
 
 @config_section
@@ -241,31 +254,33 @@ class Dataset:
     """One tokenized corpus in a blend."""
 
     prefix: str
-    """Path of the .bin/.idx pair without the extension."""
+    """Path of the .bin/.idx pair without the suffix."""
     weight: PositiveFloat | None = None
-    """Weight in the blend; null for all datasets means their numbers of tokens in the split."""
+    """Weight in the blend. If no dataset has a weight, each is weighted by its number of tokens in the split."""
 
 
 @config_section
 class BlendConfig:
-    """Source of the training, validation and test samples. Use exactly one of `datasets`, `train` and `mock`."""
+    """Source of training, validation and test samples: exactly one of `datasets`, `train` (with `valid`, `test`) and
+    `mock`."""
 
     datasets: tuple[Dataset, ...] = ()
-    """One blend for all splits, divided by `split`."""
+    """Option 1: one blend, divided by `split`."""
     split: str = "99990,8,2"
-    """Weights of train, valid and test. The documents of each dataset in `datasets` are divided in this order."""
+    """Proportions of train, valid and test for `datasets`. The documents of each dataset are divided in order."""
     train: tuple[Dataset, ...] = ()
-    """Training blend, for one blend per split. `valid` and `test` may be empty; no pair may be in two splits."""
+    """Option 2: a blend for each split. `train` is required, `valid` and `test` are optional. A pair may be in only
+    one split."""
     valid: tuple[Dataset, ...] = ()
-    """Validation blend, used with `train`."""
+    """Validation blend of option 2."""
     test: tuple[Dataset, ...] = ()
-    """Test blend, used with `train`; evaluated once, after the last step."""
+    """Test blend of option 2, evaluated once after the last step."""
     mock: bool = False
-    """Uses generated samples, to test a cluster without data."""
+    """Option 3: synthetic samples, for testing a cluster without data."""
     num_workers: NonNegative = 2
-    """Data loader processes per rank; 0 loads in the training process."""
+    """Number of data loader processes per rank; 0 loads in the training process."""
     cache_dir: str | None = None
-    """Directory of the sample indices; null means `index-cache` in the run directory."""
+    """Directory of the sample indices. Default: `index-cache` in the run directory."""
 
 
 @config_section
@@ -273,65 +288,69 @@ class CheckpointConfig:
     """Checkpoints in Megatron-LM's directory layout (torch_dist), loadable at any TP/PP/DP."""
 
     save: str | None = None
-    """Directory of the checkpoints; null means `checkpoints` in the run directory."""
+    """Directory for checkpoints. Default: `checkpoints` in the run directory."""
     load: str | None = None
-    """Checkpoints (the trainer's or Megatron-LM's) to start from if `save` has none; null means random weights."""
+    """Directory of checkpoints (hpcgen's or Megatron-LM's) to start from if `save` contains none. Default: start from
+    random weights."""
     finetune: bool = False
-    """Loads only the weights from `load`: starts at iteration 0 with a new optimizer state and the first sample."""
+    """Load only the weights from `load`. The iteration, optimizer state and data order start from the beginning."""
     save_interval: Count | None = None
-    """Optimizer steps between checkpoints; the last step and a stop always save."""
+    """Optimizer steps between checkpoints. A checkpoint is always saved at the last step and when the job is asked to
+    stop."""
     save_interval_minutes: PositiveFloat | None = None
-    """Minutes between checkpoints, instead of or in addition to save_interval; 30 if both are null."""
+    """Minutes between checkpoints, in addition to or in place of save_interval. Default without save_interval: 30."""
     async_save: bool = True
-    """Writes one checkpoint at a time while training continues; false waits for the storage."""
+    """Write checkpoints in the background, one at a time, while training continues; false waits for the storage."""
     keep_last: Count | None = None
-    """Number of newest checkpoints to keep. Older ones are removed once a new one is complete. null keeps all."""
+    """Number of newest checkpoints to keep. Older ones are removed when a new one is complete. Default: keep all."""
     keep_every: Count | None = None
-    """Never removes checkpoints whose iteration is a multiple of this."""
+    """Always keep checkpoints whose iteration is a multiple of this."""
     changed: tuple[str, ...] = ()
-    """Names of hyperparameters, such as optimizer.lr, that may differ from the checkpoint; so may files they name."""
+    """Names of hyperparameters, such as optimizer.lr, that may differ from the checkpoint's. The files that they name
+    may differ as well."""
     discard_up_to: NonNegative | None = None
-    """Allows a run without checkpoints to start over if its last saved iteration is at most this; null refuses."""
+    """Start over if all checkpoints are gone and the run saved none after this iteration. Default: refuse to start
+    over."""
 
 
 @config_section
 class LoggingConfig:
-    """Logs, metrics and profiles of a run."""
+    """Metrics, TensorBoard, Weights & Biases and profiling."""
 
     log_interval: Count = 1
-    """Optimizer steps between lines in metrics.jsonl and in the log."""
+    """Optimizer steps between entries in metrics.jsonl and in the log."""
     tensorboard: bool = True
-    """Writes TensorBoard event files to `tensorboard` in the run directory."""
+    """Write TensorBoard event files to `tensorboard` in the run directory."""
     wandb_project: str | None = None
-    """Weights & Biases project. Without WANDB_API_KEY in the environment, its files stay in the run directory."""
+    """Weights & Biases project to log to. WANDB_API_KEY comes from the environment; without it, W&B runs offline."""
     wandb_entity: str | None = None
-    """Weights & Biases team or user; null means your default."""
+    """Weights & Biases team or user. Default: your default entity."""
     wandb_exp_name: str | None = None
-    """Name of the Weights & Biases run; null means `name`."""
+    """Name of the run in Weights & Biases. Default: `name`."""
     profile_step_start: NonNegative | None = None
-    """First iteration to record with torch's profiler; null records none."""
+    """First iteration to record with torch's profiler; null disables profiling."""
     profile_step_end: Count | None = None
-    """Iteration before which the profiler stops; null means profile_step_start + 2."""
+    """Iteration before which profiling stops. Default: profile_step_start + 2."""
     profile_ranks: tuple[NonNegative, ...] = (0,)
     """Ranks to profile."""
     record_memory_history: bool = False
-    """Writes a snapshot of GPU memory, with the stacks of its allocations, at the end of the profile."""
+    """Write a GPU memory snapshot with allocation stacks at the end of profiling."""
 
 
 @config_section
 class TrainerConfig:
-    """Resolved configuration of one training job. The trainer needs nothing else from the run file."""
+    """The resolved configuration of one training job: nothing in it is left to be derived from a run file."""
 
     name: str
     """Name of the run."""
     run_dir: str
     """Absolute path of the directory that holds everything this run writes."""
     device: Literal["cuda", "cpu"]
-    """Device of every rank; the trainer never falls back from cuda to cpu."""
+    """What the ranks compute on; the trainer refuses to fall back from cuda to cpu."""
     world_size: Count
-    """Number of ranks in the planned layout; the trainer refuses any other number."""
+    """Ranks the layout was planned for; the trainer refuses another number."""
     peak_tflops: PositiveFloat | None = None
-    """Dense peak of one device in `precision` (TFLOP/s), for MFU; null omits MFU."""
+    """Dense peak of one device in `precision` (TFLOP/s), for MFU; null leaves MFU out."""
     model: ModelConfig
     parallelism: ParallelismConfig
     training: TrainingConfig
@@ -342,14 +361,14 @@ class TrainerConfig:
 
 
 class ConfigError(TrainerError):
-    """The configuration is invalid; the message says where and why."""
+    """The configuration file is not what the trainer can run; the message says where and why."""
 
 
 T = TypeVar("T")
 
 
 def read(path: Path) -> TrainerConfig:
-    """Reads the trainer's configuration file.
+    """Reads the trainer's JSON file.
 
     Raises:
         ConfigError: the file is missing, is not JSON, or does not fit TrainerConfig.
@@ -362,21 +381,21 @@ def read(path: Path) -> TrainerConfig:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Configuration as plain data, ready for `json.dumps`. `from_dict` is the inverse."""
+    """The plain data of a configuration, as `json.dumps` takes it and `from_dict` reads it back."""
     result: dict[str, Any] = dataclasses.asdict(config)
     return result
 
 
 def fingerprint(config: TrainerConfig) -> str:
-    """SHA-256 over all values of `config`. Unchanged when a resolved configuration is written to JSON and read back."""
+    """SHA-256 of every value of `config`: equal for a resolved configuration and what is read of its JSON."""
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
 def from_dict(cls: type[T], document: Any, where: str) -> T:
-    """Builds `cls` from plain data, and checks keys, types and ranges.
+    """Builds `cls` from plain data, checking keys, types and ranges.
 
     Raises:
-        ConfigError: the first invalid value, with its dotted path after `where`.
+        ConfigError: the first thing that does not fit, with its dotted path after `where`.
     """
     if not isinstance(document, dict):
         raise ConfigError(f"{where}: expected a mapping, got {document!r}")
@@ -395,7 +414,7 @@ def from_dict(cls: type[T], document: Any, where: str) -> T:
 
 @functools.cache
 def field_hints(cls: type) -> dict[str, Any]:
-    """Type of each field of a dataclass, with its constraints. Cached, because evaluating the hints is slow."""
+    """The type of each field of a dataclass, with its constraints. Reading them costs more than a small document."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
@@ -421,9 +440,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(value, dict):
             raise ConfigError(f"{where} = {value!r} must be a mapping")
-        key_hint, value_hint = typing.get_args(hint)
+        of_key, of_value = typing.get_args(hint)
         return {
-            _value(key_hint, key, where): _value(value_hint, item, f"{where}.{key}")
+            _value(of_key, key, where): _value(of_value, item, f"{where}.{key}")
             for key, item in value.items()
         }
     if origin is Literal:

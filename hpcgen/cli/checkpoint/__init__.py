@@ -1,4 +1,4 @@
-"""hpcgen checkpoint: the checkpoints of a run: which there are, what each holds, which may go."""
+"""hpcgen checkpoint: list, inspect and manage the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import click
 
 from hpcgen.cli.lazy import LazyGroup
 
-COMMANDS = {
-    "list": "hpcgen.cli.checkpoint.list",
-    "inspect": "hpcgen.cli.checkpoint.inspect",
-    "prune": "hpcgen.cli.checkpoint.prune",
-    "pin": "hpcgen.cli.checkpoint.pin",
-    "unpin": "hpcgen.cli.checkpoint.pin",
+SECTIONS = {
+    "Commands": {
+        "list": "hpcgen.cli.checkpoint.list",
+        "inspect": "hpcgen.cli.checkpoint.inspect",
+        "prune": "hpcgen.cli.checkpoint.prune",
+        "pin": "hpcgen.cli.checkpoint.pin",
+        "unpin": "hpcgen.cli.checkpoint.pin",
+    }
 }
-"""Subcommand -> its module, in the order of the help."""
+"""Heading of the help -> command -> module."""
 
 
-@click.group("checkpoint", cls=LazyGroup, commands_in=COMMANDS)
+@click.group("checkpoint", cls=LazyGroup, sections=SECTIONS)
 def command() -> None:
-    """List, inspect, verify, prune and pin the checkpoints of a run; no torch is needed."""
+    """List, inspect, verify, prune and pin checkpoints.
+
+    These commands do not need torch.
+    """

@@ -1,4 +1,4 @@
-"""hpcgen checkpoint inspect: what a checkpoint holds, and whether it is as it was written."""
+"""hpcgen checkpoint inspect: show what a checkpoint contains and verify it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 SHOWN_PROBLEMS = 20
 
-# What is shown of each section of the record; --json has all of it.
-MODEL_WORDS = (
+# Keys shown from each section of the record. --json prints all of them.
+MODEL_KEYS = (
     "num_layers",
     "hidden_size",
     "num_attention_heads",
@@ -34,8 +34,8 @@ MODEL_WORDS = (
     "layer_spec",
     "model_provider",
 )
-TRAINING_WORDS = ("global_batch_size", "rampup_batch_size", "micro_batch_size", "seed", "fp8")
-OPTIMIZER_WORDS = (
+TRAINING_KEYS = ("global_batch_size", "rampup_batch_size", "micro_batch_size", "seed", "fp8")
+OPTIMIZER_KEYS = (
     "lr",
     "min_lr",
     "lr_decay_style",
@@ -51,14 +51,15 @@ OPTIMIZER_WORDS = (
 
 @click.command("inspect")
 @path_argument
-@click.option("--verify", is_flag=True, help="Read every byte, and compare it with the record.")
-@click.option("--tensors", is_flag=True, help="List the tensors: name, shape, type.")
+@click.option("--verify", is_flag=True, help="Read every file and compare its hash with the record.")
+@click.option("--tensors", is_flag=True, help="List the tensors with name, type and shape.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json: bool) -> None:
-    """Show what checkpoint PATH holds; of a run, or a directory of checkpoints, the newest that is complete.
+    """Show what a checkpoint contains.
 
-    Ends with status 1 when something of it is missing or differs from its record.
+    PATH is a checkpoint, or a run directory or directory of checkpoints, whose newest complete checkpoint is shown.
+    Exits with status 1 if a file is missing or differs from the record.
     """
     from hpcgen.checkpoints.finding import find_checkpoint
     from hpcgen.checkpoints.index import read_tensors
@@ -107,7 +108,7 @@ def _inspection_json(
 
 
 def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
-    """What the record says, a line each."""
+    """Yields the title and text of each line about the checkpoint."""
     from hpcgen.report.words import moment
     from trainer.contract.checkpoint_files import FORMAT
 
@@ -118,30 +119,30 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
         yield "iteration", f"{checkpoint.iteration:,}"
         yield "size", size_text(num_bytes)
         if checkpoint.is_foreign:
-            yield "written by", "Megatron-LM: it has no record to compare with"
+            yield "written by", "Megatron-LM, without a record to compare with"
         return
     if record.get("format", FORMAT) > FORMAT:
         yield (
             "format",
-            f"{record['format']}: a later trainer wrote it, whose hpcgen can say more (--json has the record)",
+            f"{record['format']}, written by a newer trainer; use its hpcgen, or --json for the raw record",
         )
         return
     model, training, optimizer = record["model"], record["training"], record["optimizer"]
     tokens = record["consumed_samples"] * model["seq_length"]
     yield "iteration", f"{record['iteration']:,} of {training['train_iters']:,}"
     yield "complete", moment(record["time"])
-    yield "read", f"{counted(record['consumed_samples'], 'sample')}, {counted(tokens, 'token')}"
+    yield "consumed", f"{counted(record['consumed_samples'], 'sample')}, {counted(tokens, 'token')}"
     yield "size", f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}"
     ranks = counted(record["world_size"], "rank")
     yield "written by", f"{ranks} ({_layout(record['layout'])}), {record['precision']}"
-    yield "model", _words(model, MODEL_WORDS)
-    yield "training", _words(training, TRAINING_WORDS)
-    yield "optimizer", _words(optimizer, OPTIMIZER_WORDS)
+    yield "model", _key_values(model, MODEL_KEYS)
+    yield "training", _key_values(training, TRAINING_KEYS)
+    yield "optimizer", _key_values(optimizer, OPTIMIZER_KEYS)
     yield "data", _data(record.get("data") or {})
     yield "versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())
 
 
-def _words(section: dict[str, Any], names: Sequence[str]) -> str:
+def _key_values(section: dict[str, Any], names: Sequence[str]) -> str:
     return ", ".join(f"{name} {section[name]}" for name in names if section.get(name) is not None)
 
 
@@ -154,7 +155,7 @@ def _layout(layout: dict[str, Any]) -> str:
 
 def _data(data: dict[str, Any]) -> str:
     if data.get("mock"):
-        return "made up"
+        return "mock data"
     datasets = data.get("datasets") or data.get("train") or []
     shown = ", ".join(dataset["prefix"] for dataset in datasets[:3])
     return shown + (f" and {len(datasets) - 3} more" if len(datasets) > 3 else "")
@@ -165,19 +166,21 @@ def _print_tensors(found: Sequence[Tensor]) -> None:
     names = [harmless(tensor.name) for tensor in found]
     width = max(map(len, names), default=0)
     for name, tensor in zip(names, found, strict=True):
-        shape = " x ".join(map(str, tensor.shape)) or "one number"
+        shape = " x ".join(map(str, tensor.shape)) or "scalar"
         click.echo(f"{name:<{width}}  {harmless(tensor.dtype):<8}  {shape}")
     click.echo(f"{counted(len(found), 'tensor')}, {counted(weights, 'weight')}", err=True)
 
 
 def _print_problems(checkpoint: Checkpoint, problems: Sequence[str], verify: bool) -> None:
-    """What is wrong to stdout, as a finding; else in a word that nothing is."""
+    """Prints the problems to stdout, or to stderr that there are none."""
     for problem in problems[:SHOWN_PROBLEMS]:
         click.secho(harmless(problem), fg="red")
     if len(problems) > SHOWN_PROBLEMS:
         click.echo(f"and {len(problems) - SHOWN_PROBLEMS} more (--json lists them all)")
     if not problems and checkpoint.record is not None:
-        seen = (
-            "every byte is as written" if verify else "every file is there in its size (--verify reads them)"
+        verdict = (
+            "ok: every file matches its recorded hash"
+            if verify
+            else "ok: every file has its recorded size (--verify also compares hashes)"
         )
-        click.secho(seen, fg="green", err=True)
+        click.secho(verdict, fg="green", err=True)

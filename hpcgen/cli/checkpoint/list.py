@@ -1,4 +1,4 @@
-"""hpcgen checkpoint list: every checkpoint of a run, what state it is in, and why it stays."""
+"""hpcgen checkpoint list: list the checkpoints of a run with their state and the rule that keeps them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from hpcgen.text import harmless, size_text
 if TYPE_CHECKING:
     from hpcgen.checkpoints.listing import Entry
 
-COLOURS = {"complete": "green", "damaged": "red", "incomplete": "yellow", "set aside": "yellow"}
+COLORS = {"complete": "green", "damaged": "red", "incomplete": "yellow", "set aside": "yellow"}
 
 
 @click.command("list")
 @directory_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(directory: Path, as_json: bool) -> None:
-    """List the checkpoints of DIR, a run's directory or one of checkpoints, newest first.
+    """List the checkpoints of a run, newest first.
 
-    Files are looked at by name and size; hpcgen checkpoint inspect --verify reads them.
+    DIR is a run directory or a directory of checkpoints. Only the names and sizes of files are checked; to check
+    their contents, use hpcgen checkpoint inspect --verify.
     """
     from hpcgen.checkpoints.finding import find_directory
     from hpcgen.checkpoints.listing import list_entries
@@ -66,21 +67,21 @@ def _print_entries(entries: Sequence[Entry]) -> None:
     widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
     click.secho(_row(titles, widths), bold=True)
     for entry, row in zip(entries, rows, strict=True):
-        click.echo(_row(row, widths, COLOURS.get(entry.state)))
+        click.echo(_row(row, widths, COLORS.get(entry.state)))
         if entry.problem is not None:
             click.echo(f"    {harmless(entry.problem)}")
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], state_colour: str | None = None) -> str:
+def _row(cells: Sequence[str], widths: Sequence[int], state_color: str | None = None) -> str:
     padded = [
         f"{cell:>{width}}" if column in (1, 3) else f"{cell:<{width}}"
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
-    padded[4] = click.style(padded[4], fg=state_colour)
+    padded[4] = click.style(padded[4], fg=state_color)
     return "  ".join(padded).rstrip()
 
 
 def _kept_by(entry: Entry) -> str:
     if entry.kept_by is None:
-        return "nothing: prune removes it"
+        return "nothing (prune removes it)"
     return {"keep_last is null": "all are kept"}.get(entry.kept_by, entry.kept_by)

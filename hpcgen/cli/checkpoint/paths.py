@@ -1,4 +1,4 @@
-"""Arguments that name checkpoints, which the shell completes."""
+"""Arguments for checkpoints and their directories, with shell completion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def complete_checkpoints(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The iter_ directories in what was typed so far, and in its `checkpoints`; else any directory."""
+    """The iter_ directories in the typed directory and its `checkpoints`, or any directory if there are none."""
     from click.shell_completion import CompletionItem
 
     typed = Path(incomplete)

@@ -1,4 +1,4 @@
-"""hpcgen checkpoint pin and unpin: checkpoints that neither the trainer nor prune removes."""
+"""hpcgen checkpoint pin and unpin: protect checkpoints from removal by retention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from hpcgen.cli.checkpoint.paths import paths_argument
 @click.command("pin")
 @paths_argument
 def _pin(paths: tuple[Path, ...]) -> None:
-    """Keep checkpoints PATH for good: neither the trainer nor prune removes them."""
+    """Pin checkpoints, so that retention never deletes them.
+
+    Neither the trainer nor hpcgen checkpoint prune removes a pinned checkpoint.
+    """
     from hpcgen.checkpoints.finding import find_exactly
     from hpcgen.checkpoints.retention import pin
 
@@ -24,7 +27,7 @@ def _pin(paths: tuple[Path, ...]) -> None:
 @click.command("unpin")
 @paths_argument
 def _unpin(paths: tuple[Path, ...]) -> None:
-    """Unpin checkpoints PATH, so that retention may delete them."""
+    """Unpin checkpoints, so that retention may delete them."""
     from hpcgen.checkpoints.finding import find_exactly
     from hpcgen.checkpoints.retention import unpin
 

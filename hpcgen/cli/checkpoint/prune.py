@@ -1,4 +1,4 @@
-"""hpcgen checkpoint prune: the checkpoints that the rules do not keep go."""
+"""hpcgen checkpoint prune: remove checkpoints that the retention rules do not keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.checkpoint.paths import directory_argument
-from hpcgen.text import size_text
+from hpcgen.text import counted, size_text
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.retention import Retention
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     "--keep-last",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Keep the newest N complete ones.  [default: checkpoint.keep_last of the run]",
+    help="Keep the newest N complete checkpoints.  [default: checkpoint.keep_last of the run]",
 )
 @click.option(
     "--keep-every",
     type=click.IntRange(min=0),
     metavar="M",
-    help="Keep those of iterations that are a multiple of M; 0 keeps none so.  "
+    help="Keep checkpoints whose iteration is a multiple of M; 0 disables this rule.  "
     "[default: checkpoint.keep_every of the run]",
 )
 @click.option(
-    "--broken", is_flag=True, help="Remove those that the trainer set aside as broken, and no others."
+    "--broken", is_flag=True, help="Remove only the checkpoints that the trainer set aside as broken."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed without removing it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     directory: Path,
@@ -44,67 +44,68 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove old checkpoints of DIR, a run's directory or one of checkpoints.
+    """Remove checkpoints that the retention rules do not keep.
 
-    Never removed: the newest whole one, pinned ones, those that are not complete, and Megatron-LM's.
+    DIR is a run directory or a directory of checkpoints. The newest valid checkpoint, pinned and incomplete ones,
+    and those of Megatron-LM are never removed.
     """
     from hpcgen.checkpoints.finding import find_directory
     from hpcgen.checkpoints.retention import remove
 
     if broken and (keep_last is not None or keep_every is not None):
-        raise click.UsageError("--broken goes by no rule: leave out --keep-last and --keep-every")
+        raise click.UsageError("--broken cannot be used with --keep-last or --keep-every")
     where = find_directory(directory)
-    going, rule = _broken(where) if broken else _outdated(where, directory, keep_last, keep_every)
+    removable, rule = _broken(where) if broken else _outdated(where, directory, keep_last, keep_every)
     click.echo(f"{where}: {rule}", err=True)
     verb = "would remove" if dry_run else "removed"
-    for each in going:
+    for each in removable:
         if not dry_run:
             remove(each.path)
         if not as_json:
             click.echo(f"{verb} {each.path} ({size_text(each.bytes)})")
     if as_json:
-        entries = [dataclasses.asdict(each) | {"path": str(each.path)} for each in going]
+        entries = [dataclasses.asdict(each) | {"path": str(each.path)} for each in removable]
         click.echo(json.dumps({"removed": not dry_run, "checkpoints": entries}, indent=1))
-    plural = "checkpoint" if len(going) == 1 else "checkpoints"
-    click.echo(f"{verb} {len(going)} {plural}, {size_text(sum(each.bytes for each in going))}", err=True)
+    size = size_text(sum(each.bytes for each in removable))
+    click.echo(f"{verb} {counted(len(removable), 'checkpoint')}, {size}", err=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Going:
-    """A checkpoint that is to be removed."""
+class _Removable:
+    """A checkpoint to remove."""
 
     path: Path
     iteration: int
     bytes: int
 
 
-def _broken(where: Path) -> tuple[list[_Going], str]:
-    """Those that were set aside, and the rule in words."""
+def _broken(where: Path) -> tuple[list[_Removable], str]:
+    """The checkpoints set aside as broken, and the rule as text."""
     from hpcgen.checkpoints.listing import list_set_aside
 
-    going = [_Going(entry.path, entry.iteration, entry.bytes) for entry in list_set_aside(where)]
-    return going, "those that were set aside as broken go"
+    removable = [_Removable(entry.path, entry.iteration, entry.bytes) for entry in list_set_aside(where)]
+    return removable, "removing only checkpoints set aside as broken"
 
 
 def _outdated(
     where: Path, directory: Path, keep_last: int | None, keep_every: int | None
-) -> tuple[list[_Going], str]:
-    """Those that retention does not keep, oldest first, and the rules in words with where they come from."""
+) -> tuple[list[_Removable], str]:
+    """The checkpoints that retention does not keep, oldest first, and the rules with their sources as text."""
     from hpcgen.checkpoints.listing import size_of
     from hpcgen.checkpoints.retention import prunable
 
     retention = _retention(directory, keep_last, keep_every)
-    going = [
-        _Going(checkpoint.path, checkpoint.iteration, size_of(checkpoint))
+    removable = [
+        _Removable(checkpoint.path, checkpoint.iteration, size_of(checkpoint))
         for checkpoint in prunable(where, retention)
     ]
-    return going, f"{retention} ({_sources(retention, keep_last, keep_every)})"
+    return removable, f"{retention} ({_sources(retention, keep_last, keep_every)})"
 
 
 def _sources(retention: Retention, keep_last: int | None, keep_every: int | None) -> str:
-    """Where each of the rules comes from: the command line, or the run's configuration."""
+    """The source of each rule: the command line, or the run's configuration."""
     if keep_last is None and keep_every is None:
-        return f"as {retention.source} says"
+        return f"from {retention.source}"
     sources = [
         f"checkpoint.keep_last of {retention.source}" if keep_last is None else f"--keep-last {keep_last}"
     ]
@@ -116,7 +117,7 @@ def _sources(retention: Retention, keep_last: int | None, keep_every: int | None
 
 
 def _retention(directory: Path, keep_last: int | None, keep_every: int | None) -> Retention:
-    """The run's own rules, under those that were given."""
+    """The run's own rules, overridden by the options."""
     from hpcgen.checkpoints.retention import read_retention
 
     own = read_retention(directory)

@@ -6,21 +6,28 @@ import click
 
 from hpcgen.cli.lazy import LazyGroup
 
-COMMANDS = {
-    "plan": "hpcgen.cli.data.plan",
-    "download": "hpcgen.cli.data.stages",
-    "extract": "hpcgen.cli.data.stages",
-    "concat": "hpcgen.cli.data.stages",
-    "tokenize": "hpcgen.cli.data.tokenize",
-    "prepare": "hpcgen.cli.data.stages",
-    "status": "hpcgen.cli.data.status",
-    "verify": "hpcgen.cli.data.verify",
-    "inspect": "hpcgen.cli.data.inspect",
-    "sample": "hpcgen.cli.data.sample",
+SECTIONS = {
+    "Prepare": {
+        "plan": "hpcgen.cli.data.plan",
+        "download": "hpcgen.cli.data.stages",
+        "extract": "hpcgen.cli.data.stages",
+        "concat": "hpcgen.cli.data.stages",
+        "tokenize": "hpcgen.cli.data.tokenize",
+        "prepare": "hpcgen.cli.data.stages",
+        "sample": "hpcgen.cli.data.sample",
+    },
+    "Look": {
+        "status": "hpcgen.cli.data.status",
+        "verify": "hpcgen.cli.data.verify",
+        "inspect": "hpcgen.cli.data.inspect",
+    },
 }
-"""Subcommand -> its module, in the order of the help."""
+"""Heading of the help -> command -> module."""
 
 
-@click.group("data", cls=LazyGroup, commands_in=COMMANDS)
+@click.group("data", cls=LazyGroup, sections=SECTIONS)
 def command() -> None:
-    """Prepare training data: plan, then the stages download, extract, concat and tokenize, or download and prepare."""
+    """Prepare and inspect training data.
+
+    First plan the corpus. Then run the stages download and prepare, or download, extract, concat and tokenize.
+    """

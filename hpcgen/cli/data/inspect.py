@@ -1,4 +1,4 @@
-"""hpcgen data inspect: what a pair holds, as a table, a picture, and the text of one document."""
+"""hpcgen data inspect: show statistics of a pair, or one of its documents."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SHOWN_IDS = 100
 @click.command("inspect")
 @click.argument("prefix", type=click.Path(path_type=Path))
 @click.option(
-    "--document", "number", type=int, metavar="N", help="Show document N, from 0; -1 is the last one."
+    "--document", "number", type=int, metavar="N", help="Show document N, counted from 0; -1 is the last."
 )
-@click.option("--whole", is_flag=True, help="With --document: all of it, however long.")
+@click.option("--whole", is_flag=True, help="With --document: show all of it.")
 @click.option(
-    "--tokenizer", metavar="NAME", help="What made the ids: gpt2, bytes, or the path of a tokenizer.json."
+    "--tokenizer", metavar="NAME", help="Tokenizer of the pair: gpt2, bytes, or the path of a tokenizer.json."
 )
-@run_file_option("Instead of --tokenizer: the run file that names it.")
+@run_file_option("Run file that names the tokenizer, in place of --tokenizer.")
 @click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="Draw the histogram to FILE.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; a document is then whole.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all of the document.")
 def command(
     prefix: Path,
     number: int | None,
@@ -45,9 +45,9 @@ def command(
     png: Path | None,
     as_json: bool,
 ) -> None:
-    """Say what a .bin/.idx pair holds: counts, lengths of the documents, and the text of one of them.
+    """Show statistics of a .bin/.idx pair, or one of its documents.
 
-    PREFIX is the pair's path without suffix. Pairs that Megatron-LM's preprocess_data.py made are read as well.
+    PREFIX is the pair's path without suffix. Also reads pairs made by Megatron-LM's preprocess_data.py.
     """
     from hpcgen.data.inspection import draw_png, inspect_pair, read_document
     from hpcgen.data.pair import as_prefix
@@ -70,7 +70,7 @@ def _tokenizer(name: str | None, config: Path | None, overrides: tuple[str, ...]
     from hpcgen.config.tokenizer import TokenizerConfig
 
     if name is not None and config is not None:
-        raise HpcgenError("--tokenizer and -c both name a tokenizer", "give one of them")
+        raise HpcgenError("--tokenizer and -c both name a tokenizer", "use only one of them")
     if config is not None:
         return read_pairs(config, overrides).tokenizer
     if name is None:
@@ -90,19 +90,19 @@ def _show(inspection: Inspection) -> None:
     click.secho(f"{inspection.prefix}.bin, .idx  ({inspection.dtype})", bold=True)
     documents, empty = inspection.documents, inspection.empty_documents
     click.echo(f"documents  {documents:,} ({empty:,} empty), {counted(inspection.sequences, 'sequence')}")
-    click.echo(f"tokens     {inspection.tokens:,}, {inspection.mean_length:,.1f} in a document")
+    click.echo(f"tokens     {inspection.tokens:,}, mean {inspection.mean_length:,.1f} per document")
     if not inspection.histogram:
         return
     shortest = f"{inspection.shortest:,} (document {inspection.shortest_document:,})"
     longest = f"{inspection.longest:,} (document {inspection.longest_document:,})"
     click.echo(f"shortest   {shortest}\nlongest    {longest}")
     percentiles = ", ".join(f"{percent}% {length:,}" for percent, length in inspection.percentiles.items())
-    click.echo(f"lengths    {percentiles}  (this share of the documents is not longer)\n")
+    click.echo(f"lengths    {percentiles}  (percentiles)\n")
     _show_histogram(inspection)
 
 
 def _show_histogram(inspection: Inspection) -> None:
-    rows = [("tokens in a document", "documents", "share", "share of tokens")]
+    rows = [("tokens per document", "documents", "share", "share of tokens")]
     for bin in inspection.histogram:
         share = bin.documents / (inspection.documents - inspection.empty_documents)
         span = f"{bin.shortest:,} to {bin.longest:,}" if bin.longest > bin.shortest else f"{bin.shortest:,}"
@@ -117,7 +117,7 @@ def _show_histogram(inspection: Inspection) -> None:
 
 
 def _bar(length: float) -> str:
-    """Blocks, the last of them in eighths."""
+    """A bar of block characters with a resolution of one eighth."""
     whole, eighths = divmod(round(length * 8), 8)
     return "█" * whole + " ▏▎▍▌▋▊▉"[eighths].strip()
 
@@ -129,7 +129,7 @@ def _show_document(document: Document, whole: bool) -> None:
     click.echo(f"ids {' '.join(map(str, shown))}" + _rest(len(ids) - len(shown), "ids"))
     if document.text is None:
         click.echo(
-            "the text needs a tokenizer: --tokenizer gpt2, bytes or a tokenizer.json; or -c run.yaml",
+            "to show the text, add --tokenizer (gpt2, bytes or a tokenizer.json) or -c run.yaml",
             err=True,
         )
         return

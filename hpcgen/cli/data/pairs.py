@@ -1,4 +1,4 @@
-"""What a run file says of its pairs, for the commands that look at pairs."""
+"""The pairs of a run file, for the commands that inspect pairs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class RunPairs:
-    """The pairs that a run trains on, and what made them."""
+    """The pairs that a run trains on, with their tokenizer."""
 
     prefixes: tuple[Path, ...]
     tokenizer: TokenizerConfig
     job: CorpusJob | None
-    """None where the pairs were made by other means."""
+    """The job that produces the pairs; None if they come from elsewhere."""
 
 
 def run_file_option(help: str) -> Callable[[Command], Command]:
-    """--config and --set, neither of them needed."""
+    """Adds --config and --set, both optional."""
 
     def add(command: Command) -> Command:
         return click.option(
@@ -41,10 +41,10 @@ def run_file_option(help: str) -> Callable[[Command], Command]:
 
 
 def read_pairs(config: Path, overrides: tuple[str, ...]) -> RunPairs:
-    """The pairs of a run file, or of the corpus.json of a job.
+    """The pairs of a run file or of a job's corpus.json.
 
     Raises:
-        ConfigErrors: the file has mistakes.
+        ConfigErrors: the file is invalid.
     """
     from hpcgen.config.corpus import blend
     from hpcgen.config.loader import load_run
@@ -52,9 +52,11 @@ def read_pairs(config: Path, overrides: tuple[str, ...]) -> RunPairs:
     from hpcgen.planning.paths import absolute_paths, corpus_job, trainer_data
 
     if config.suffix == ".json":
-        of_job = read_job(config, overrides)
-        made = [dataset for part in blend(of_job.corpus).values() for dataset in part]
-        return RunPairs(tuple(Path(dataset.prefix) for dataset in made), of_job.tokenizer, of_job)
+        corpus_of_job = read_job(config, overrides)
+        made = [dataset for part in blend(corpus_of_job.corpus).values() for dataset in part]
+        return RunPairs(
+            tuple(Path(dataset.prefix) for dataset in made), corpus_of_job.tokenizer, corpus_of_job
+        )
     run = load_run(config, overrides)
     if run.mistakes:
         raise ConfigErrors(run.mistakes)

@@ -1,4 +1,4 @@
-"""hpcgen data plan: freezes which files a corpus consists of."""
+"""hpcgen data plan: freeze the list of a corpus's files."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ if TYPE_CHECKING:
     "--hash",
     "hash_contents",
     is_flag=True,
-    help="Compute the SHA-256 of files that lie here: reads them all.",
+    help="Read all local files and record their SHA-256.",
 )
-@click.option("--replan", is_flag=True, help="Replace a manifest that differs.")
-@click.option("--dry-run", is_flag=True, help="Look and check, and write nothing.")
+@click.option("--replan", is_flag=True, help="Replace an existing manifest that differs.")
+@click.option("--dry-run", is_flag=True, help="Print the plan without writing the manifest.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
     config: Path, overrides: tuple[str, ...], hash_contents: bool, replan: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Freeze the corpus: list its source, choose files, write manifest.jsonl. Every stage goes by it alone."""
+    """List the files of the corpus and freeze them in a manifest.
+
+    Lists the source, selects files and writes manifest.jsonl, which every later stage reads in place of the source.
+    """
     from hpcgen.data.corpus_plan import freeze, plan_corpus
     from hpcgen.data.manifest import manifest_path
     from hpcgen.data.unit import is_local
@@ -49,15 +52,15 @@ def command(
         click.echo(line)
     path = manifest_path(job.directory)
     if dry_run:
-        click.echo(f"nothing was written; without --dry-run it is {path}", err=True)
+        click.echo(f"dry run: did not write {path}", err=True)
         return
-    click.echo(f"wrote {path}" if written else f"{path} holds all this already", err=True)
+    click.echo(f"wrote {path}" if written else f"{path} is up to date", err=True)
     downloads = not all(map(is_local, plan.manifest.files))
     click.echo(f"next: hpcgen submit {'download ' if downloads else ''}prepare -c {config}", err=True)
 
 
 def _summary(plan: CorpusPlan, job: CorpusJob) -> dict[str, Any]:
-    """Everything that the plan says, for scripts."""
+    """The plan as JSON."""
     from dataclasses import asdict
 
     from hpcgen.data.corpus_plan import split_summaries
@@ -81,7 +84,7 @@ def _summary(plan: CorpusPlan, job: CorpusJob) -> dict[str, Any]:
 
 
 def _lines(plan: CorpusPlan, job: CorpusJob) -> list[str]:
-    """The same, for people."""
+    """The plan as lines of text."""
     from hpcgen.data.corpus_plan import split_summaries
     from hpcgen.data.unit import is_local
     from hpcgen.text import counted, few, size_text
@@ -95,29 +98,36 @@ def _lines(plan: CorpusPlan, job: CorpusJob) -> list[str]:
         text = f"{counted(split.files, 'file')}, {size_text(split.bytes)} -> {pairs}"
         rows.append((split.split, text))
     left_out = {
-        "are no data by their names": selection.not_data,
-        "match no pattern of include": selection.not_included,
-        "are not in the sample": selection.not_sampled,
+        "not recognized as data by name": selection.not_data,
+        "matching no pattern of include": selection.not_included,
+        "not in the sample": selection.not_sampled,
     }
-    rows += [("left out", f"{count:,} that {why}") for why, count in left_out.items() if count]
+    rows += [("left out", f"{counted(count, 'file')} {why}") for why, count in left_out.items() if count]
     if names := selection.in_no_split:
-        rows.append(("left out", f"{len(names):,} that match no pattern of splits: {few(names)}"))
+        rows.append(
+            ("left out", f"{counted(len(names), 'file')} matching no pattern of splits: {few(names)}")
+        )
     rows += _space_rows(plan, job)
     if plan.manifest.has_queries:
-        readers = "you alone" if job.share == "private" else "you and your group alone"
+        readers = "you" if job.share == "private" else "you and your group"
         rows.append(
-            ("note", f"addresses hold a query, which may be a signature: {readers} can read the manifest")
+            (
+                "note",
+                f"URLs contain queries, which may be signatures, so only {readers} can read the manifest",
+            )
         )
     if unhashed := sum(is_local(file) and file.sha256 is None for file in plan.manifest.files):
-        damage = "damage is seen only where a checksum in the file shows it; --hash reads and hashes them all"
-        rows.append(("note", f"{counted(unhashed, 'file')} known by size and time alone: {damage}"))
+        damage = "damage is detected only by checksums inside the files; --hash records their SHA-256"
+        rows.append(
+            ("note", f"{counted(unhashed, 'file')} known only by size and modification time: {damage}")
+        )
     if plan.difference:
-        rows.append(("changes", f"against the manifest that is there: {plan.difference}"))
+        rows.append(("changes", f"from the existing manifest: {plan.difference}"))
     return [f"{heading:<9} {text}" for heading, text in rows]
 
 
 def _space_rows(plan: CorpusPlan, job: CorpusJob) -> list[tuple[str, str]]:
-    """What the two ways to the pairs will write; nothing where the tokenizer is not here."""
+    """The disk space of both sequences of stages; empty if the tokenizer is not available here."""
     from hpcgen.data.space import Need, bounds_text, estimates
 
     try:
@@ -125,11 +135,11 @@ def _space_rows(plan: CorpusPlan, job: CorpusJob) -> list[tuple[str, str]]:
     except HpcgenError:
         return []
     rows = []
-    ways: tuple[tuple[DataStage, ...], ...] = (
+    sequences: tuple[tuple[DataStage, ...], ...] = (
         ("download", "prepare"),
         ("download", "extract", "concat", "tokenize"),
     )
-    for stages in ways:
+    for stages in sequences:
         needed = [stage for stage in stages if needs[stage].most]
         total = sum((needs[stage] for stage in needed), Need())
         rows.append(("space", f"{' + '.join(needed)}: {bounds_text(total)}"))

@@ -1,4 +1,4 @@
-"""Shows how far a data command is: a bar for a person who looks, plain lines now and then in a log."""
+"""Progress of data commands: a bar on a terminal, occasional lines in a log."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from hpcgen.data.task import Progress
 
 _LINE_INTERVAL_S = 15.0
-"""Between lines in a log."""
+"""Seconds between progress lines when stderr is not a terminal."""
 
 
 @contextlib.contextmanager
 def shown() -> Iterator[Callable[[Progress], None]]:
-    """A function to call now and then with the progress of a task; what it shows goes to stderr."""
+    """A callback that shows a task's progress on stderr."""
     if not sys.stderr.isatty():
         yield lines()
         return
@@ -44,7 +44,7 @@ def shown() -> Iterator[Callable[[Progress], None]]:
 
 
 def lines(interval_s: float = _LINE_INTERVAL_S) -> Callable[[Progress], None]:
-    """A function that writes a line to stderr when `interval_s` have gone since the last, or the start."""
+    """A callback that writes a line to stderr every `interval_s` seconds."""
     started = last = time.monotonic()
 
     def show(progress: Progress) -> None:
@@ -58,28 +58,28 @@ def lines(interval_s: float = _LINE_INTERVAL_S) -> Callable[[Progress], None]:
 
 
 def _in_full(progress: Progress, seconds: float) -> Iterator[str]:
-    """Files, bytes, documents, tokens, rate and remaining time."""
+    """Yields files, bytes, documents, tokens, rate and remaining time."""
     yield f"{progress.units_done:,} of {counted(progress.units, 'file')}"
     yield f"{size_text(progress.bytes_done)} of {size_text(progress.bytes)}"
     if progress.documents:
         yield counted(progress.documents, "document")
     if progress.tokens:
         yield counted(progress.tokens, "token")
-    yield from _ahead(progress, seconds)
+    yield from _rate_and_remaining(progress, seconds)
 
 
 def _in_short(progress: Progress, seconds: float) -> Iterator[str]:
-    """The same, for 80 columns."""
+    """Yields the figures of a progress bar, abbreviated for 80 columns."""
     yield f"{progress.units_done:,}/{counted(progress.units, 'file')}"
     yield size_text(progress.bytes_done)
-    yield from _ahead(progress, seconds)
+    yield from _rate_and_remaining(progress, seconds)
     if progress.documents:
         yield f"{scaled(progress.documents)} docs"
     if progress.tokens:
         yield f"{scaled(progress.tokens)} tokens"
 
 
-def _ahead(progress: Progress, seconds: float) -> Iterator[str]:
+def _rate_and_remaining(progress: Progress, seconds: float) -> Iterator[str]:
     if progress.failed:
         yield f"{progress.failed:,} failed"
     if progress.bytes_new and seconds > 0:

@@ -1,4 +1,4 @@
-"""hpcgen data sample: a small corpus of real text that every machine has."""
+"""hpcgen data sample: write a small corpus from text available on every machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ import click
     type=click.FloatRange(min=0, min_open=True),
     default=8.0,
     show_default=True,
-    help="Most text to write, in MB.",
+    help="Maximum amount of text, in MB.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace another file of that name.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file that differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(out: Path, max_mb: float, overwrite: bool, as_json: bool) -> None:
-    """Write a small corpus, the text of Python's standard library, to OUT (.jsonl or .jsonl.zst)."""
+    """Write a small corpus to OUT (.jsonl or .jsonl.zst).
+
+    Its text is the source code of Python's standard library.
+    """
     from hpcgen.data.sample import write_sample
 
     report = write_sample(out, max_mb=max_mb, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""What the commands of the data stages share: their options, and how a task is run and reported."""
+"""Shared options of the data commands, and running and reporting a task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_ERRORS_SHOWN = 20
 
 
 def corpus_options(command: Command) -> Command:
-    """--config and --set: which corpus."""
+    """Adds --config and --set."""
     return click.option(
         "-c",
         "--config",
@@ -33,31 +33,32 @@ def corpus_options(command: Command) -> Command:
         default="run.yaml",
         show_default=True,
         metavar="RUN.YAML",
-        help="The run file, or the corpus.json of a job.",
+        help="The run file, or a job's corpus.json.",
     )(override_option(command))
 
 
 def task_options(command: Command) -> Command:
-    """Which part of a stage, and with how many workers."""
+    """Adds the options that select a task and its workers, and --json."""
     options = (
         click.option(
             "--task-id",
             type=click.IntRange(min=0),
             default=0,
             show_default=True,
-            help="Which task of the array; task t makes every NUM_TASKS-th output, from t on.",
+            help="Task of the array. Task T produces the outputs T, T + NUM_TASKS, T + 2 NUM_TASKS and so on.",
         ),
         click.option(
             "--num-tasks",
             type=click.IntRange(min=1),
             default=1,
             show_default=True,
-            help="Tasks of the array. The outputs do not depend on it.",
+            help="Number of tasks in the array. Does not affect the outputs.",
         ),
         click.option(
             "--workers",
             type=click.IntRange(min=1),
-            help="Outputs made at once.  [default: one per core; of downloads, data.corpus.download_connections]",
+            help="Number of outputs produced in parallel.  [default: one per core; for downloads, "
+            "data.corpus.download_connections]",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
     )
@@ -67,21 +68,21 @@ def task_options(command: Command) -> Command:
 
 
 def verify_option(command: Command) -> Command:
-    """--verify-fraction, of what makes token ids."""
+    """Adds --verify-fraction, for commands that tokenize."""
     return click.option(
         "--verify-fraction",
         type=click.FloatRange(min=0, max=1),
-        help="Share of the documents whose ids are compared with those of tokenizers; 0 for none.  "
+        help="Fraction of documents whose token ids are compared with those of Hugging Face tokenizers.  "
         "[default: data.corpus.verify_fraction, 0.0001]",
     )(command)
 
 
 def read_job(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
-    """The corpus of a run file, or of the corpus.json that a job was given; it is that of the manifest, if any.
+    """The corpus of a run file or of a job's corpus.json.
 
     Raises:
-        ConfigErrors: the file has mistakes.
-        HpcgenError: it cannot be read, or the manifest was planned for another selection of files.
+        ConfigErrors: the file is invalid.
+        HpcgenError: the file cannot be read, or the existing manifest was planned for another selection of files.
     """
     from hpcgen.data.manifest import require_selection
     from hpcgen.planning.paths import corpus_job
@@ -96,16 +97,16 @@ def read_job(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
 
 
 def read_job_to_plan(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
-    """The corpus of a run file, with its source.
+    """The corpus of a run file, including its source.
 
     Raises:
-        ConfigErrors: the file has mistakes.
-        HpcgenError: it cannot be read, or is no run file.
+        ConfigErrors: the file is invalid.
+        HpcgenError: the file cannot be read or is not a run file.
     """
     from hpcgen.planning.paths import planning_job
 
     if config.suffix == ".json":
-        raise HpcgenError(f"{config} is what a job was given: it names no source", "plan with the run file")
+        raise HpcgenError(f"{config} is a job's input and names no source", "use -c with the run file")
     return planning_job(_read_run(config, overrides))
 
 
@@ -114,7 +115,9 @@ def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
     from trainer.contract.config import ConfigError, from_dict
 
     if overrides:
-        raise HpcgenError(f"{config} is what a job was given", "--set changes run files; edit it instead")
+        raise HpcgenError(
+            f"--set cannot change {config}, which is a job's input", "use --set with the run file"
+        )
     try:
         document = json.loads(config.read_text(encoding="utf-8"))
         return from_dict(CorpusJob, document, where=str(config))
@@ -125,7 +128,7 @@ def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
 
 
 def _read_run(config: Path, overrides: tuple[str, ...]) -> RunConfig:
-    """A run file with absolute paths, whose corpus is right; the stages of the data need nothing else of it."""
+    """Reads a run file and checks its corpus, the only section that data stages need. Its paths become absolute."""
     from hpcgen.config.corpus import problems
     from hpcgen.config.loader import load_run
     from hpcgen.config.validation import describe
@@ -152,10 +155,10 @@ def run_stage(
     as_json: bool,
     verify_fraction: float | None = None,
 ) -> None:
-    """Runs one task of a stage, shows how far it is, and prints what it did.
+    """Runs one task of a stage, shows its progress and prints its report.
 
     Raises:
-        JobFailed: some of its outputs could not be made; the message says which and why.
+        JobFailed: some outputs could not be produced. The message lists them with the reasons.
     """
     from hpcgen.cli.data.progress import shown
     from hpcgen.cli.options import warn

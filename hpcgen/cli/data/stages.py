@@ -1,4 +1,4 @@
-"""hpcgen data download, extract, concat and prepare: one task of the stage of that name."""
+"""hpcgen data download, extract, concat and prepare: run one task of a data stage."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from hpcgen.data.unit import DataStage
 
 HELP: dict[DataStage, str] = {
-    "download": "Fetch the files of the corpus that are not there yet.",
-    "extract": "Uncompress the files of the corpus.",
-    "concat": "Join the extracted files into exactly num_output_files files.",
-    "prepare": "Make the .bin/.idx pairs straight from the compressed files, in one pass.",
+    "download": "Download the missing files of the corpus.",
+    "extract": "Decompress the files of the corpus.",
+    "concat": "Join the extracted files into num_output_files files.",
+    "prepare": "Make .bin/.idx pairs directly from the compressed files.",
 }
 
 

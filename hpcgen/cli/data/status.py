@@ -1,4 +1,4 @@
-"""hpcgen data status: how far the stages of a corpus are, and which tasks are missing."""
+"""hpcgen data status: show the progress of a corpus's stages and their unfinished tasks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from hpcgen.planning.array import Array
 
 PAIR_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_pairs)
-"""The last stage of either way."""
+"""Stages that produce the final pairs."""
 SHOWN_TASKS = 20
-"""Of the tasks that are in trouble."""
-COLOURS = {"running": "cyan", "failed": "red", "stalled": "yellow", "ended": "yellow"}
+"""Maximum number of failed or stalled tasks printed per stage."""
+COLORS = {"running": "cyan", "failed": "red", "stalled": "yellow", "ended": "yellow"}
 _STAGE = StageChoice(name for name, stage in STAGES.items() if stage.is_array)
 
 
@@ -39,12 +39,12 @@ _STAGE = StageChoice(name for name, stage in STAGES.items() if stage.is_array)
     "--missing",
     type=_STAGE,
     metavar="STAGE",
-    help="Print the tasks of STAGE that are not done, as sbatch --array takes them; ends with 1 when all are.",
+    help="Print the unfinished tasks of STAGE as an argument for sbatch --array. Exits with status 1 if none are left.",
 )
 @click.option(
     "--num-tasks",
     type=click.IntRange(min=1),
-    help="With --missing: tasks of the array.  [default: those that the run file plans]",
+    help="With --missing: number of tasks in the array.  [default: as planned by the run file]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -55,16 +55,20 @@ def command(
     num_tasks: int | None,
     as_json: bool,
 ) -> None:
-    """Say how far the stages of the corpus are: all those on the way that was begun, or each STAGE."""
+    """Show the progress of the data stages and their failed tasks.
+
+    Default for STAGE: the stages in use, either download and prepare or download, extract, concat and tokenize.
+    """
     if missing is not None:
         if stages:
             raise HpcgenError(
-                f"--missing {missing} and {', '.join(stages)}", "name one stage, after --missing"
+                f"--missing {missing} cannot be combined with {', '.join(stages)}",
+                "name one stage, after --missing",
             )
         _print_missing(missing, config, overrides, num_tasks, as_json)
         return
     if num_tasks is not None:
-        raise HpcgenError("--num-tasks goes with --missing", "leave it out: status sees every task")
+        raise HpcgenError("--num-tasks requires --missing", "omit it; status shows every task")
     from hpcgen.data.manifest import manifest_path, read_manifest
     from hpcgen.data.status import corpus_status
 
@@ -83,7 +87,7 @@ def command(
 def _print_missing(
     stage: DataStage, config: Path, overrides: tuple[str, ...], num_tasks: int | None, as_json: bool
 ) -> None:
-    """The tasks that are not done. Ends with 1 when there is none, as grep does, so that && submits nothing."""
+    """Prints the unfinished tasks. Exits with 1 if there are none, as grep does, so that && does not submit."""
     from hpcgen.data.manifest import manifest_path, read_manifest
     from hpcgen.data.pending import pending
 
@@ -100,13 +104,13 @@ def _print_missing(
 
 
 def _array(stage: DataStage, config: Path, overrides: tuple[str, ...], num_tasks: int | None) -> Array:
-    """The array of a stage as the run file plans it, or with `num_tasks`."""
+    """The array of a stage as planned by the run file, or with `num_tasks`."""
     from hpcgen.config.loader import load_run
     from hpcgen.planning.array import Array, make_array
 
     if config.suffix == ".json":
         if num_tasks is None:
-            raise HpcgenError(f"{config} does not say how many tasks there are", "add --num-tasks")
+            raise HpcgenError(f"{config} does not contain the number of tasks", "add --num-tasks")
         return Array(num_tasks)
     run = load_run(config, overrides)
     planned = make_array(STAGES[stage], run.config, run.cluster)
@@ -120,13 +124,13 @@ def _print_table(found: Sequence[StageStatus]) -> None:
     widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
     click.secho(_row(titles, widths), bold=True)
     for stage, row in zip(found, rows, strict=True):
-        colours = {
+        colors = {
             0: "green" if stage.done == stage.units else None,
             2: "cyan" if stage.running else None,
             3: "red" if stage.failed else None,
             4: "yellow" if stage.missing else None,
         }
-        click.echo(_row(row, widths, colours))
+        click.echo(_row(row, widths, colors))
 
 
 def _cells(stage: StageStatus) -> Iterator[str]:
@@ -143,19 +147,19 @@ def _cells(stage: StageStatus) -> Iterator[str]:
     yield duration(round(stage.remaining_s)) if stage.remaining_s is not None else "-"
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], colours: dict[int, str | None] | None = None) -> str:
+def _row(cells: Sequence[str], widths: Sequence[int], colors: dict[int, str | None] | None = None) -> str:
     padded = (
         f"{cell:<{width}}" if column == 0 else f"{cell:>{width}}"
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
     return "  ".join(
-        click.style(cell, fg=colour) if (colour := (colours or {}).get(column)) else cell
+        click.style(cell, fg=color) if (color := (colors or {}).get(column)) else cell
         for column, cell in enumerate(padded)
     )
 
 
 def _print_counts(stage: StageStatus) -> None:
-    """Where every document of what is done went, and the tokens of each split."""
+    """Prints what became of every document of the finished outputs, and the tokens of each split."""
     counts = stage.counts
     if counts.documents_in:
         click.echo(
@@ -164,27 +168,28 @@ def _print_counts(stage: StageStatus) -> None:
         )
     if stage.tokens_of_split:
         splits = ", ".join(f"{split} {tokens:,}" for split, tokens in stage.tokens_of_split.items())
-        click.echo(f"{stage.stage}: tokens in whole pairs: {splits}")
+        click.echo(f"{stage.stage}: tokens in complete pairs: {splits}")
 
 
 def _print_trouble(found: Sequence[StageStatus], config: Path, overrides: Sequence[str]) -> None:
-    """The tasks that left something and do not run, or run and could not make something, and what to do."""
+    """Prints stopped tasks with unfinished outputs, running tasks with failures, and how to continue."""
     is_open = [stage for stage in found if stage.done < stage.units]
     if any(stage.stage in PAIR_STAGES and stage.done == stage.units for stage in found):
         for stage in is_open:
-            click.echo(f"{stage.stage}: not needed any more, the pairs are whole", err=True)
+            click.echo(f"{stage.stage}: no longer needed, because the pairs are complete", err=True)
         return
     in_trouble = [_print_tasks_in_trouble(stage) for stage in found]
     if any(in_trouble):
         sets = "".join(f" --set {shlex.quote(override)}" for override in overrides)
         stages = " ".join(stage.stage for stage in is_open)
         click.echo(
-            f"what is done stays done; for the rest: hpcgen submit {stages} -c {config}{sets}", err=True
+            f"to finish the rest, run hpcgen submit {stages} -c {config}{sets} (finished outputs are kept)",
+            err=True,
         )
 
 
 def _print_tasks_in_trouble(stage: StageStatus) -> bool:
-    """Whether there are any."""
+    """Prints the failed and stalled tasks of a stage. Returns True if there are any."""
     trouble = [task for task in stage.tasks if task.state != "running" or task.failed]
     for task in trouble[:SHOWN_TASKS]:
         for line in _trouble(stage.stage, task):
@@ -196,12 +201,12 @@ def _print_tasks_in_trouble(stage: StageStatus) -> bool:
 
 def _trouble(stage: str, task: TaskStatus) -> Iterator[str]:
     name = click.style(f"{stage} task {task.task_id} of {task.num_tasks}", bold=True)
-    state = click.style(task.state, fg=COLOURS[task.state])
+    state = click.style(task.state, fg=COLORS[task.state])
     ago, left = f"on {task.host}, {duration(round(task.silent_s))} ago", f"{task.units_left:,} not done"
     yield {
         "running": f"{name}: {state} on {task.host}, {task.failed:,} failed, {left}",
         "failed": f"{name}: {state} {ago}, {left}",
-        "stalled": f"{name}: {state}, its last word was {ago}, {left}",
+        "stalled": f"{name}: {state}, last heard from {ago}, {left}",
         "ended": f"{name}: {state} {ago}, {left}",
     }[task.state]
     if task.errors:
@@ -211,6 +216,6 @@ def _trouble(stage: str, task: TaskStatus) -> Iterator[str]:
 
 
 def _one_line(error: str) -> str:
-    """An error of a unit; of a traceback its last line, which says what it was."""
+    """An error on one line; a traceback is reduced to its last line."""
     lines = error.strip().splitlines()
     return lines[0] if len(lines) == 1 else f"{lines[0].partition(': ')[0]}: {lines[-1]}"

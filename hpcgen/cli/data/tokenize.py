@@ -1,4 +1,4 @@
-"""hpcgen data tokenize: .bin/.idx of the files that are named, or one task of the stage tokenize."""
+"""hpcgen data tokenize: tokenize the given files, or run one task of the stage tokenize."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path)
 _FRACTION = click.FloatRange(min=0, max=1)
-_OF_STAGE = ("config", "overrides", "task_id", "num_tasks")
-_OF_BOTH = ("workers", "as_json", "verify_fraction", *_OF_STAGE)
+_STAGE_OPTIONS = ("config", "overrides", "task_id", "num_tasks")
+_SHARED_OPTIONS = ("workers", "as_json", "verify_fraction", *_STAGE_OPTIONS)
 
 
 @click.command("tokenize")
@@ -29,26 +29,28 @@ _OF_BOTH = ("workers", "as_json", "verify_fraction", *_OF_STAGE)
 @click.option(
     "--tokenizer", default="gpt2", show_default=True, help="gpt2, bytes, or the path of a tokenizer.json."
 )
-@click.option("--vocab-file", type=_FILE, help="vocab.json for gpt2.  [default: GPT-2's own]")
-@click.option("--merges-file", type=_FILE, help="merges.txt for gpt2.  [default: GPT-2's own]")
-@click.option("--eod-token", help="Token after each document; needed with a tokenizer.json.")
+@click.option("--vocab-file", type=_FILE, help="vocab.json for gpt2.  [default: shipped with hpcgen]")
+@click.option("--merges-file", type=_FILE, help="merges.txt for gpt2.  [default: shipped with hpcgen]")
+@click.option("--eod-token", help="Token after each document; required with a tokenizer.json.")
 @click.option("--json-key", default="text", show_default=True, help="Key of the text in each JSON object.")
 @click.option(
-    "--drop-empty", is_flag=True, help="Leave out documents without tokens; Megatron-LM keeps them."
+    "--drop-empty",
+    is_flag=True,
+    help="Drop documents without tokens. Default: keep them, as Megatron-LM does.",
 )
 @click.option(
     "--bad-documents",
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="What a line without a readable text does: end it all, or go to PREFIX.rejects.jsonl.",
+    help="Lines without readable text: fail stops, skip writes them to PREFIX.rejects.jsonl.",
 )
 @click.option(
     "--max-bad-fraction",
     type=_FRACTION,
     default=0.001,
     show_default=True,
-    help="With skip: the largest share of bad documents.",
+    help="With --bad-documents skip: maximum fraction of bad documents.",
 )
 @verify_option
 @click.option("--overwrite", is_flag=True, help="Replace an existing pair.")
@@ -57,12 +59,14 @@ _OF_BOTH = ("workers", "as_json", "verify_fraction", *_OF_STAGE)
     type=click.Choice(["auto", "gigatoken", "tokenizers"]),
     default="auto",
     show_default=True,
-    help="Library that encodes; both give the same ids.",
+    help="Tokenizer library. Both produce the same ids.",
 )
 @task_options
 @click.pass_context
 def command(context: click.Context, /, inputs: tuple[Path, ...], **options: Any) -> None:
-    """Tokenize the INPUT files into one Megatron .bin/.idx pair, or the concatenated files of a corpus.
+    """Tokenize INPUT files, or the concatenated files of a corpus.
+
+    INPUT files become one Megatron .bin/.idx pair.
 
     \b
     hpcgen data tokenize a.jsonl b.jsonl.zst c.jsonl.gz --output-prefix tokens/abc
@@ -70,27 +74,29 @@ def command(context: click.Context, /, inputs: tuple[Path, ...], **options: Any)
     """
     given = [name for name in options if context.get_parameter_source(name) != ParameterSource.DEFAULT]
     if inputs or options["output_prefix"]:
-        _refuse(given, _OF_STAGE, "belong to a corpus (-c RUN.YAML), and not to INPUT files")
-        _tokenize(inputs, **{name: value for name, value in options.items() if name not in _OF_STAGE})
+        _refuse(given, _STAGE_OPTIONS, "cannot be used with INPUT files, only with a corpus (-c RUN.YAML)")
+        _tokenize(inputs, **{name: value for name, value in options.items() if name not in _STAGE_OPTIONS})
     else:
-        of_inputs = [name for name in options if name not in _OF_BOTH]
-        _refuse(given, of_inputs, "belong to INPUT files; of a corpus, data.corpus and data.tokenizer say it")
+        input_options = [name for name in options if name not in _SHARED_OPTIONS]
+        _refuse(
+            given,
+            input_options,
+            "can only be used with INPUT files. For a corpus, set data.corpus and data.tokenizer in the run file",
+        )
         if "config" not in given and not options["config"].exists():
             raise HpcgenError(
-                "nothing to tokenize: there is no INPUT, and no run.yaml here",
-                "give INPUT... --output-prefix PREFIX, or -c RUN.YAML",
+                "nothing to tokenize: no INPUT was given and there is no run.yaml here",
+                "use INPUT... --output-prefix PREFIX, or -c RUN.YAML",
             )
-        run_stage("tokenize", **{name: options[name] for name in _OF_BOTH})
+        run_stage("tokenize", **{name: options[name] for name in _SHARED_OPTIONS})
 
 
 def _refuse(given: list[str], others: tuple[str, ...] | list[str], reason: str) -> None:
-    """Options that mean something to the other use of the command alone are mistakes."""
+    """Refuses options that apply only to the other use of the command."""
     flags = {"overrides": "--set"}
     wrong = [flags.get(name, f"--{name.replace('_', '-')}") for name in given if name in others]
     if wrong:
-        raise HpcgenError(
-            f"{', '.join(wrong)} {reason}", "use one of the two ways: hpcgen data tokenize --help"
-        )
+        raise HpcgenError(f"{', '.join(wrong)} {reason}", "see hpcgen data tokenize --help")
 
 
 def _tokenize(
@@ -108,11 +114,10 @@ def _tokenize(
     **options: Any,
 ) -> None:
     if not inputs:
-        raise HpcgenError("--output-prefix names no INPUT", "give the .jsonl, .jsonl.zst or .jsonl.gz files")
+        raise HpcgenError("--output-prefix requires INPUT files", "add .jsonl, .jsonl.zst or .jsonl.gz files")
     if output_prefix is None:
         raise HpcgenError(
-            "the INPUT files need a place for their pair",
-            "give --output-prefix PREFIX (or -c RUN.YAML alone)",
+            "INPUT files require --output-prefix", "add --output-prefix PREFIX, the path of the pair to write"
         )
     from hpcgen.cli.data.progress import shown
     from hpcgen.data.tokenize_files import tokenize_files

@@ -1,4 +1,4 @@
-"""hpcgen data verify: whether pairs are whole, as recorded, and as Megatron-Core reads them."""
+"""hpcgen data verify: check pairs, their records, and how Megatron-Core reads them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ if TYPE_CHECKING:
     from hpcgen.data.verification import Expected, OnProgress, PairReport, VerifyReport
 
 PROGRESS_INTERVAL_S = 10.0
-"""Between lines of progress in a log file, where no bar can be drawn."""
+"""Seconds between progress lines when stderr is not a terminal."""
 
 
 @click.command("verify")
 @click.argument("prefixes", metavar="[PREFIX]...", nargs=-1, type=click.Path(path_type=Path))
 @run_file_option(
-    "The run file: its tokenizer, and without PREFIX all pairs that it trains on.  [default without PREFIX: run.yaml]"
+    "Run file with the tokenizer; without PREFIX, all its pairs are verified.  [default without PREFIX: run.yaml]"
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Pairs read at once.  [default: one per core]")
-@click.option("--no-megatron", is_flag=True, help="Do not start Megatron-Core's own reader.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Pairs read in parallel.  [default: one per core]"
+)
+@click.option("--no-megatron", is_flag=True, help="Do not run Megatron-Core's reader.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def command(
     prefixes: tuple[Path, ...],
@@ -41,11 +43,11 @@ def command(
     no_megatron: bool,
     as_json: bool,
 ) -> None:
-    """Read .bin/.idx pairs whole and say what is wrong with them.
+    """Read .bin/.idx pairs completely and report problems.
 
-    Compared are the index with the ids, sizes and SHA-256 with the record that was published with a pair, and
-    counts and documents with what Megatron-Core's IndexedDataset reads, where it is installed. PREFIX is a pair's
-    path without suffix; PREFIX.bin and PREFIX.idx do as well. Ends with 1 when something is wrong.
+    Compares the index with the token ids, sizes and SHA-256 with the record written next to the pair, and counts and
+    documents with what Megatron-Core's IndexedDataset reads, if it is installed. PREFIX is a pair's path with or
+    without the suffix .bin or .idx. Exits with status 1 if there are problems.
     """
     from hpcgen.data.task import cores
     from hpcgen.data.verification import verify
@@ -71,14 +73,14 @@ def command(
 
 
 def _read(named: tuple[Path, ...], config: Path | None, overrides: tuple[str, ...]) -> RunPairs | None:
-    """The pairs that the run file names; None without a run file."""
+    """The pairs of the run file; None without a run file."""
     if config is None and not named and Path("run.yaml").exists():
         config = Path("run.yaml")
     return read_pairs(config, overrides) if config is not None else None
 
 
 def _manifest(run: RunPairs | None) -> Manifest | None:
-    """The manifest of the run's corpus, where there is one."""
+    """The manifest of the run's corpus, if there is one."""
     from hpcgen.data.manifest import manifest_path, read_manifest
 
     if run is None or run.job is None:
@@ -90,7 +92,7 @@ def _manifest(run: RunPairs | None) -> Manifest | None:
 def _expected(
     named: tuple[Path, ...], run: RunPairs | None, manifest: Manifest | None
 ) -> dict[Path, Expected]:
-    """What is known of each pair that is asked for."""
+    """The expected properties of each pair to verify."""
     from hpcgen.config import tokenizer as tokenizers
     from hpcgen.data.pair import as_prefixes
     from hpcgen.data.verification import Expected, find_records, pairs_without_vocabulary_hash, stale_pairs
@@ -98,7 +100,7 @@ def _expected(
     prefixes = as_prefixes(named) or (list(run.prefixes) if run else [])
     if not prefixes:
         raise HpcgenError(
-            "there is no pair to verify", "name prefixes, or a run file with -c that has a corpus or datasets"
+            "no pairs to verify", "name prefixes, or with -c a run file that has a corpus or datasets"
         )
     records = find_records(prefixes)
     if run is None:
@@ -122,13 +124,13 @@ def _expected(
 
 
 def _is_made(run: RunPairs, prefix: Path) -> bool:
-    """Whether the run's own stages make the pair."""
+    """Returns True if the run's own stages produce the pair."""
     return run.job is not None and prefix.absolute().parent == run.job.directory / "tokens"
 
 
 @contextlib.contextmanager
 def _progress() -> Iterator[OnProgress]:
-    """A function to call with the bytes read and in all: a bar on a terminal, else a line now and then."""
+    """A callback for the bytes read and the total: a bar on a terminal, occasional lines elsewhere."""
     if not sys.stderr.isatty():
         yield _progress_lines()
         return
@@ -186,13 +188,13 @@ def _summarize(report: VerifyReport) -> None:
             sum(getattr(pair, key) for pair in encoded) for key in ("documents", "documents_encoded")
         )
         click.echo(
-            f"vocabulary: the records of {counted(len(encoded), 'pair')} are of an older hpcgen and do not cover "
-            f"GPT-2's vocabulary; {again:,} of {counted(held, 'document')} encoded again, with the same ids",
+            f"vocabulary: the records of {counted(len(encoded), 'pair')} were written by an older hpcgen and do not "
+            f"identify GPT-2's vocabulary. Encoding {again:,} of {counted(held, 'document')} again gave the same ids",
             err=True,
         )
     if report.unmeasured:
         click.echo(
-            f"sources: {counted(len(report.unmeasured), 'file')} with neither size nor SHA-256 in the manifest: "
-            f"not checked whether all of it came ({few(report.unmeasured)})",
+            f"sources: {counted(len(report.unmeasured), 'file')} with neither size nor SHA-256 in the manifest, "
+            f"so truncated downloads would not be noticed ({few(report.unmeasured)})",
             err=True,
         )

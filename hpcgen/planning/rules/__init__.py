@@ -1,4 +1,4 @@
-"""What a run must obey, each rule a small function with its source; `check` collects what they find."""
+"""The rules for a run. Each is a small function with its source; `check` collects their violations."""
 
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World

@@ -1,4 +1,4 @@
-"""Rules about the batch. Evaluation uses the same global and micro batch: the rules hold for both."""
+"""Rules for the batch. Evaluation uses the same batch sizes as training, so the rules apply to both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GLOBAL_BATCH = "training.global_batch_size"
 RAMPUP = "training.rampup_batch_size"
 
 
-def batch_is_whole_microbatches(facts: Facts) -> Iterator[Violation]:
+def batch_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
     """global_batch_size % (micro_batch_size x DP) == 0.
 
     Source: megatron/core/num_microbatches_calculator.py, ConstantNumMicroBatchesCalculator.
@@ -36,9 +36,8 @@ def batch_is_whole_microbatches(facts: Facts) -> Iterator[Violation]:
 def interleaving_fills_pipeline(facts: Facts) -> Iterator[Violation]:
     """With VPP > 1, num_microbatches % PP == 0.
 
-    Source: megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving. It
-    wants PP <= group <= num_microbatches and a last group that is full or at least PP; the group is Core's
-    default, PP.
+    Source: megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving. It requires
+    PP <= group <= num_microbatches, and a last group that is full or at least PP. The group is Core's default, PP.
     """
     layout = facts.layout
     stages = facts.parallelism.pipeline_model_parallel_size
@@ -49,10 +48,10 @@ def interleaving_fills_pipeline(facts: Facts) -> Iterator[Violation]:
     yield Violation(
         path=GLOBAL_BATCH,
         depends_on=("parallelism",),
-        reason=f"makes {training.global_batch_size} / (micro_batch_size x DP) = "
+        reason=f"results in {training.global_batch_size} / (micro_batch_size x DP) = "
         f"{training.global_batch_size} / {samples} = "
-        f"{counted(layout.num_microbatches, 'microbatch', 'microbatches')}, and "
-        f"{VPP} = {facts.num_chunks} needs a multiple of {PP} = {stages} "
+        f"{counted(layout.num_microbatches, 'microbatch', 'microbatches')}, but "
+        f"{VPP} = {facts.num_chunks} requires a multiple of {PP} = {stages} "
         f"({layout.num_microbatches} / {stages})",
         candidates=multiples(samples * stages, near=training.global_batch_size),
         offers=2,
@@ -60,7 +59,7 @@ def interleaving_fills_pipeline(facts: Facts) -> Iterator[Violation]:
 
 
 def rampup_reaches_batch(facts: Facts) -> Iterator[Violation]:
-    """Three numbers, and whole increments from the first to global_batch_size.
+    """Three numbers, and an integer number of increments from the first to global_batch_size.
 
     Source: megatron/core/num_microbatches_calculator.py, RampupBatchsizeNumMicroBatchesCalculator.
     """
@@ -68,8 +67,8 @@ def rampup_reaches_batch(facts: Facts) -> Iterator[Violation]:
         yield Violation(path=RAMPUP, reason=problem, candidates=_rampups(facts), offers=1)
 
 
-def rampup_is_whole_microbatches(facts: Facts) -> Iterator[Violation]:
-    """Every batch on the way is whole micro-batches, and with VPP > 1 a multiple of PP of them (the rules above)."""
+def rampup_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
+    """Every batch size of the ramp-up obeys the rules for global_batch_size above."""
     training, ranks = facts.training, facts.data_parallel_size
     if training.rampup_batch_size is None or ranks is None or rampup_problem(training):
         return
@@ -81,7 +80,7 @@ def rampup_is_whole_microbatches(facts: Facts) -> Iterator[Violation]:
             yield Violation(
                 path=RAMPUP,
                 depends_on=("parallelism",),
-                reason=f"leads to batches that are no multiple of micro_batch_size x DP{factors} = {unit} "
+                reason=f"results in batch sizes that are not multiples of micro_batch_size x DP{factors} = {unit} "
                 f"({size} / {unit})",
                 candidates=_rampups(facts),
                 offers=1,
@@ -90,13 +89,13 @@ def rampup_is_whole_microbatches(facts: Facts) -> Iterator[Violation]:
 
 
 def _rampup_unit(facts: Facts) -> int:
-    """What every batch is a multiple of."""
+    """The number of which every batch size must be a multiple."""
     stages = facts.parallelism.pipeline_model_parallel_size if facts.num_chunks > 1 else 1
     return facts.training.micro_batch_size * (facts.data_parallel_size or 1) * stages
 
 
 def _rampups(facts: Facts) -> list[tuple[int, ...]]:
-    """One that works and is near the given one, where the last batch allows any."""
+    """A valid ramp-up close to the given one, if there is any for the final batch size."""
     rampup, last, unit = (
         facts.training.rampup_batch_size,
         facts.training.global_batch_size,
@@ -110,8 +109,8 @@ def _rampups(facts: Facts) -> list[tuple[int, ...]]:
 
 
 RULES: tuple[Rule, ...] = (
-    batch_is_whole_microbatches,
+    batch_is_multiple_of_microbatches,
     interleaving_fills_pipeline,
     rampup_reaches_batch,
-    rampup_is_whole_microbatches,
+    rampup_is_multiple_of_microbatches,
 )

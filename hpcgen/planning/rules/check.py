@@ -1,4 +1,4 @@
-"""Runs the rules and turns what they find into one message per mistake, each with values that work."""
+"""Runs the rules and turns violations into one problem per mistake, with values that work."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ ERRORS: tuple[Rule, ...] = (
     *checkpoint.RULES,
     *logging.RULES,
 )
-"""Rules that a run must obey. Causes stand before their consequences: the first to object is reported."""
+"""Rules that a run must obey. Causes precede their consequences, because the first violation is reported."""
 
 WARNINGS: tuple[Rule, ...] = (*resources.RULES, *precision.WARNINGS, *optimizer.WARNINGS)
-"""Rules that a run may break: it works, but is slow, or may run out of memory."""
+"""Rules that a run may break at the cost of speed or memory."""
 
 Key = tuple[str, str]
-"""A violation is known by its rule's name and its path."""
+"""Identity of a violation: the rule's name and the path."""
 
 
 def check(facts: Facts) -> tuple[list[Problem], list[Problem]]:
-    """The errors and the warnings of a run; warnings only where there are no errors to put right first."""
+    """The errors and warnings of a run. There are warnings only if there are no errors."""
     errors = _problems(facts, ERRORS, may_break_rules=True)
     return errors, [] if errors else _problems(facts, ERRORS + WARNINGS, may_break_rules=False)
 
 
 def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> list[Problem]:
-    """One problem per value that is wrong.
+    """One problem per invalid value.
 
-    Each is put right with the first value offered for it before the next is looked at; what that repairs as
-    well was its consequence, and is not reported.
+    Each value is replaced by its first suggestion before the next violation is considered. Violations that disappear
+    with it were its consequences and are not reported.
     """
     problems: dict[str, Problem] = {}
     for key, violation in _violations(facts, rules).items():
@@ -76,10 +76,10 @@ def _violations(facts: Facts, rules: Sequence[Rule]) -> dict[Key, Violation]:
 def _offers(
     facts: Facts, rules: Sequence[Rule], key: Key, violation: Violation, *, may_break_rules: bool
 ) -> list[object]:
-    """The candidates that remove the violation and leave the fewest others, the best first.
+    """The candidates that remove the violation and leave the fewest others, best first.
 
-    One that breaks a rule which held before is offered only where `may_break_rules`, and nothing better is
-    left: two values must change then.
+    A candidate that breaks another rule is offered only with `may_break_rules` and if there is no better one. The user
+    must then change two values.
     """
     before = _violations(facts, rules).keys()
     ranked = []
@@ -93,10 +93,10 @@ def _offers(
 
 
 def _hint(values: Sequence[object], violation: Violation) -> str:
-    """What to do: "use 1, 2 or 4, or <advice>", numbers in their order."""
+    """The hint: "use 1, 2 or 4, or <advice>", with numbers in ascending order."""
     advice = violation.advice
     if not values:
-        return f"use {advice}" if advice and violation.candidates else advice
+        return advice
     numbers = [value for value in values if isinstance(value, int)]
     *others, last = map(_in_yaml, sorted(numbers) if len(numbers) == len(values) else values)
     use = f"use {', '.join(others)} or {last}" if others else f"use {last}"
@@ -104,7 +104,7 @@ def _hint(values: Sequence[object], violation: Violation) -> str:
 
 
 def _in_yaml(value: object) -> str:
-    """A value as the run file has it."""
+    """A value as written in a run file."""
     if value is None:
         return "null"
     if isinstance(value, tuple):

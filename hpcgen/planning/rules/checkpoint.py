@@ -1,4 +1,4 @@
-"""Rules about checkpoints: which are kept, and what may differ when a run goes on from one."""
+"""Rules for checkpoints: which ones are kept, and which hyperparameters may change on resume."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def kept_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
     if interval is None:
         yield Violation(
             path="checkpoint.keep_every",
-            reason="keeps multiples of so many steps, and saves by the clock come at any step",
+            reason="keeps multiples of this number of steps, but saves by the clock happen at any step",
             candidates=[None],
-            advice="a checkpoint.save_interval that divides it",
+            advice="set checkpoint.save_interval to a divisor of it",
         )
     elif keep % interval:
         yield Violation(
@@ -29,10 +29,10 @@ def kept_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
 
 
 def finetuning_needs_weights(facts: Facts) -> Iterator[Violation]:
-    """finetune needs load (ours: it would start from random weights, unnoticed)."""
+    """finetune needs load (hpcgen's rule: the run would silently start from random weights)."""
     if facts.checkpoint.load is None:
-        reason = "takes the weights of checkpoint.load, which is null"
-        advice = "name a directory of checkpoints as checkpoint.load"
+        reason = "loads weights from checkpoint.load, which is null"
+        advice = "set checkpoint.load to a directory of checkpoints"
         yield from unread(facts, ["checkpoint.finetune"], reason, advice)
 
 

@@ -1,4 +1,4 @@
-"""Rules about recording layers as CUDA graphs. The sources are files of megatron/core/transformer."""
+"""Rules for CUDA graphs of transformer layers. The sources are files of megatron/core/transformer."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ def cuda_graphs_need_transformer_engine(facts: Facts) -> Iterator[Violation]:
     if facts.training.cuda_graph_impl == "none":
         return
     if facts.device != "cuda":
-        yield Violation(path=KEY, reason="needs GPUs, and the cluster's nodes have none", candidates=["none"])
+        yield Violation(
+            path=KEY, reason="requires GPUs, but the cluster's nodes have none", candidates=["none"]
+        )
     elif facts.training.transformer_impl == "torch":
         yield Violation(
             path="training.transformer_impl",
-            reason="has no layers that can be recorded, which training.cuda_graph_impl asks for",
+            reason=f"does not support {KEY} = {facts.training.cuda_graph_impl}",
             candidates=["transformer_engine", None],
-            advice=f"{KEY}: none",
+            advice=f"set {KEY} to none",
         )
 
 
-def cuda_graphs_are_of_bf16(facts: Facts) -> Iterator[Violation]:
-    """What a graph is recorded with is bf16 (module.py, get_layer_static_inputs)."""
+def cuda_graphs_need_bf16(facts: Facts) -> Iterator[Violation]:
+    """The static inputs of a graph are bf16 (module.py, get_layer_static_inputs)."""
     if facts.training.cuda_graph_impl != "none" and facts.training.precision != "bf16":
         yield Violation(
             path="training.precision",
-            reason="cannot be recorded, which training.cuda_graph_impl asks for",
+            reason=f"does not support {KEY} = {facts.training.cuda_graph_impl}",
             candidates=["bf16"],
-            advice=f"{KEY}: none",
+            advice=f"set {KEY} to none",
         )
 
 
-def cuda_graphs_draw_nothing(facts: Facts) -> Iterator[Violation]:
-    """No dropout (ours): each step seeds its generators anew, and a graph would go on with its own."""
+def cuda_graphs_need_no_dropout(facts: Facts) -> Iterator[Violation]:
+    """No dropout (hpcgen's rule: each step reseeds its generators, but a graph would keep its own state)."""
     if facts.training.cuda_graph_impl == "none":
         return
     for key in ("attention_dropout", "hidden_dropout"):
@@ -44,41 +46,40 @@ def cuda_graphs_draw_nothing(facts: Facts) -> Iterator[Violation]:
             yield Violation(
                 path=f"model.{key}",
                 depends_on=("training",),
-                reason="would be drawn outside of the seeds of the run in layers that "
-                "training.cuda_graph_impl records",
+                reason=f"would not follow the run's seed with {KEY} = {facts.training.cuda_graph_impl}",
                 candidates=[0.0],
-                advice=f"{KEY}: none",
+                advice=f"set {KEY} to none",
             )
 
 
-def cuda_graphs_recompute_no_layer(facts: Facts) -> Iterator[Violation]:
-    """Whole layers are not recomputed (transformer_config.py, __post_init__)."""
+def cuda_graphs_need_no_full_recompute(facts: Facts) -> Iterator[Violation]:
+    """No full recomputation (transformer_config.py, __post_init__)."""
     if facts.training.cuda_graph_impl != "none" and facts.training.recompute_granularity == "full":
         yield Violation(
             path=KEY,
-            reason="records layers that training.recompute_granularity = full would run again",
+            reason="does not support training.recompute_granularity = full",
             candidates=["none"],
-            advice="recompute_granularity: selective",
+            advice="set recompute_granularity to selective",
         )
 
 
-def cuda_graphs_of_a_pipeline_keep_their_batch(facts: Facts) -> Iterator[Violation]:
-    """A stage has a graph for each micro-batch (cuda_graphs.py, _get_cuda_graph_input_data): no ramp-up."""
+def cuda_graphs_in_pipelines_need_constant_batch(facts: Facts) -> Iterator[Violation]:
+    """No ramp-up, since a stage has a graph per microbatch (cuda_graphs.py, _get_cuda_graph_input_data)."""
     is_pipeline = facts.parallelism.pipeline_model_parallel_size > 1
     if facts.training.cuda_graph_impl != "none" and is_pipeline and facts.training.rampup_batch_size:
         yield Violation(
             path=KEY,
             depends_on=("parallelism",),
-            reason="records one number of micro-batches of a pipeline, and training.rampup_batch_size changes it",
+            reason="requires a fixed number of microbatches in a pipeline, but training.rampup_batch_size changes it",
             candidates=["none"],
-            advice="rampup_batch_size: null",
+            advice="set rampup_batch_size to null",
         )
 
 
 RULES: tuple[Rule, ...] = (
     cuda_graphs_need_transformer_engine,
-    cuda_graphs_are_of_bf16,
-    cuda_graphs_draw_nothing,
-    cuda_graphs_recompute_no_layer,
-    cuda_graphs_of_a_pipeline_keep_their_batch,
+    cuda_graphs_need_bf16,
+    cuda_graphs_need_no_dropout,
+    cuda_graphs_need_no_full_recompute,
+    cuda_graphs_in_pipelines_need_constant_batch,
 )

@@ -1,4 +1,4 @@
-"""Rules about where samples come from: exactly one way, and weights that can be read."""
+"""Rules for the source of samples: exactly one source, and valid weights."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from hpcgen.planning.rules.facts import Facts, Rule, Violation
 SPLIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*", re.ASCII)
 
 
-def data_comes_one_way(facts: Facts) -> Iterator[Violation]:
-    """datasets, or train (with valid and test), or mock (megatron/training/arguments.py, validate_args)."""
+def data_has_one_source(facts: Facts) -> Iterator[Violation]:
+    """datasets, train (with valid and test) or mock (megatron/training/arguments.py, validate_args)."""
     data = facts.data
     given = [key for key in ("datasets", "train", "mock") if getattr(data, key)]
     if len(given) > 1:
         yield Violation(
             path=f"data.{given[-1]}",
-            reason=f"and data.{' and data.'.join(given[:-1])} are both given; samples come from one of them",
+            reason=f"conflicts with data.{' and data.'.join(given[:-1])}. Samples come from only one of them",
             advice=f"keep one of {', '.join(given)}",
         )
     elif not given and not data.valid and not data.test:
         yield Violation(
             path="data",
-            reason="names no samples",
-            advice="give data.datasets, or data.train (with valid and test), or data.mock: true",
+            reason="has no source of samples",
+            advice="set data.datasets, data.train (with valid and test), or data.mock: true",
         )
 
 
 def held_out_blends_need_train(facts: Facts) -> Iterator[Violation]:
-    """valid and test need train beside them (megatron/training/arguments.py, validate_args)."""
+    """valid and test need train (megatron/training/arguments.py, validate_args)."""
     data = facts.data
     for key in ("valid", "test"):
         if getattr(data, key) and not data.train:
             yield Violation(
                 path=f"data.{key}",
-                reason="names a blend for one split, and data.train is empty",
-                advice=f"give data.train, or leave data.{key} out and let data.split cut data.datasets",
+                reason="requires data.train, which is empty",
+                advice=f"set data.train, or remove data.{key} and divide data.datasets with data.split",
             )
 
 
 def weights_are_given_for_all_or_none(facts: Facts) -> Iterator[Violation]:
-    """Null in all the datasets of a blend weighs by tokens; beside given weights it has no meaning (ours)."""
+    """All datasets of a blend have a weight, or none (hpcgen's rule: null has no meaning next to weights)."""
     for key in ("datasets", "train", "valid", "test"):
         blend = getattr(facts.data, key)
         missing = [index for index, dataset in enumerate(blend) if dataset.weight is None]
         if missing and len(missing) < len(blend):
             yield Violation(
                 path=f"data.{key}[{missing[0]}].weight",
-                reason=f"is missing, and other datasets of data.{key} have a weight",
-                advice="give every dataset a weight, or none to weigh by tokens",
+                reason=f"is missing, but other datasets of data.{key} have a weight",
+                advice="give all datasets a weight, or none to weight them by tokens",
             )
 
 
-def split_can_be_read(facts: Facts) -> Iterator[Violation]:
-    """Three weights, the first above 0 (ours).
+def split_is_valid(facts: Facts) -> Iterator[Violation]:
+    """Three weights, the first above 0 (hpcgen's rule).
 
-    Core's parse_and_normalize_split (megatron/core/datasets/blended_megatron_dataset_config.py) picks digits
-    and dots out of any text: -1 would count as 1.
+    Core's parse_and_normalize_split (megatron/core/datasets/blended_megatron_dataset_config.py) extracts digits and
+    dots from any text, so -1 would count as 1.
     """
     if not facts.data.datasets:
         return
@@ -66,13 +66,13 @@ def split_can_be_read(facts: Facts) -> Iterator[Violation]:
     if weights is None or weights[0] == 0:
         yield Violation(
             path="data.split",
-            reason="is not three weights, for train, valid and test, with train's above 0",
+            reason="must be three weights, for train, valid and test, with train's above 0",
             candidates=["99990,8,2"],
         )
 
 
 def split_weights(split: str) -> tuple[float, float, float] | None:
-    """The weights of train, valid and test; None if `split` is something else."""
+    """The weights of train, valid and test; None if `split` is invalid."""
     matches = [SPLIT.fullmatch(part) for part in split.split(",")]
     weights = [float(match[1]) for match in matches if match]
     if len(matches) != 3 or len(weights) != 3 or not math.isfinite(sum(weights)):
@@ -81,25 +81,25 @@ def split_weights(split: str) -> tuple[float, float, float] | None:
 
 
 def evaluation_has_samples(facts: Facts) -> Iterator[Violation]:
-    """With eval_iters > 0 the split leaves documents for validation (ours: Core would count epochs for ever).
+    """With eval_iters > 0, split has validation documents (hpcgen's rule: Core would loop forever).
 
-    A blend per split may leave valid out; then nothing is evaluated.
+    With a blend per split, valid is optional; without it, nothing is evaluated.
     """
     weights = split_weights(facts.data.split)
     if facts.data.datasets and facts.training.eval_iters and weights and weights[0] and not weights[1]:
         yield Violation(
             path="training.eval_iters",
             depends_on=("data",),
-            reason=f"has nothing to read: data.split = {facts.data.split} leaves no validation documents",
+            reason=f"requires validation documents, but data.split = {facts.data.split} leaves none",
             candidates=[0],
-            advice="a data.split that gives valid a weight, as 99990,8,2",
+            advice="set a data.split with a weight for valid, such as 99990,8,2",
         )
 
 
 RULES: tuple[Rule, ...] = (
-    data_comes_one_way,
+    data_has_one_source,
     held_out_blends_need_train,
     weights_are_given_for_all_or_none,
-    split_can_be_read,
+    split_is_valid,
     evaluation_has_samples,
 )

@@ -1,4 +1,4 @@
-"""Rules about what a run records of itself (all ours: the trainer would record nothing, without a word)."""
+"""Rules for logging and profiling. All are hpcgen's: the trainer would silently record nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def profile_ends_after_its_start(facts: Facts) -> Iterator[Violation]:
     """profile_step_start < profile_step_end, and within the run."""
     start, end = facts.logging.profile_step_start, facts.logging.profile_step_end
     if start is None:
-        reason = "ends a profile that logging.profile_step_start = null never starts"
+        reason = "has no effect, because logging.profile_step_start is null"
         yield from unread(facts, ["logging.profile_step_end"], reason)
     if start is not None and end is not None and end <= start:
         yield Violation(
             path="logging.profile_step_end",
-            reason=f"is not after logging.profile_step_start = {start}",
+            reason=f"must be greater than logging.profile_step_start = {start}",
             candidates=[start + 2],
         )
     last = facts.training.train_iters
@@ -24,32 +24,32 @@ def profile_ends_after_its_start(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             path="logging.profile_step_start",
             depends_on=("training",),
-            reason=f"is after the last step, training.train_iters = {last}",
+            reason=f"must be less than training.train_iters = {last}",
             candidates=[max(0, last - 2)],
         )
 
 
-def profiled_ranks_are_there(facts: Facts) -> Iterator[Violation]:
+def profiled_ranks_exist(facts: Facts) -> Iterator[Violation]:
     """profile_ranks are below the world size."""
     size = facts.world.size
     beyond = [rank for rank in facts.logging.profile_ranks if rank >= size]
     if facts.logging.profile_step_start is not None and beyond:
         yield Violation(
             path="logging.profile_ranks",
-            reason=f"names rank {beyond[0]}, and the last of {facts.world} is {size - 1}",
+            reason=f"contains rank {beyond[0]}, but the last of {facts.world} is rank {size - 1}",
             candidates=[tuple(rank for rank in facts.logging.profile_ranks if rank < size) or (0,)],
         )
 
 
 def memory_history_needs_profile(facts: Facts) -> Iterator[Violation]:
-    """record_memory_history belongs to a profile."""
+    """record_memory_history needs a profile."""
     if facts.logging.profile_step_start is None:
-        reason = "is written at the end of a profile, and logging.profile_step_start is null"
-        yield from unread(facts, ["logging.record_memory_history"], reason, "logging.profile_step_start")
+        reason = "is written at the end of a profile, but logging.profile_step_start is null"
+        yield from unread(facts, ["logging.record_memory_history"], reason, "set logging.profile_step_start")
 
 
 RULES: tuple[Rule, ...] = (
     profile_ends_after_its_start,
-    profiled_ranks_are_there,
+    profiled_ranks_exist,
     memory_history_needs_profile,
 )

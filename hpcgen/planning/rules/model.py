@@ -1,7 +1,7 @@
-"""Rules about the shape of the model alone.
+"""Rules for the shape of the model.
 
-Where a docstring names a file of Megatron-LM, its function there refuses the same values, but only after the
-job has started.
+If a docstring names a function of Megatron-LM, that function refuses the same values, but only after the job has
+started.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
 def query_groups_divide_heads(facts: Facts) -> Iterator[Violation]:
     """num_attention_heads % num_query_groups == 0.
 
-    Source: megatron/core/transformer/attention.py, get_query_key_value_tensors, which divides with //
-    and fails on the shapes.
+    Source: megatron/core/transformer/attention.py, get_query_key_value_tensors, which rounds down and then fails
+    because the shapes do not match.
     """
     model = facts.model
     if model.num_query_groups is not None and model.num_attention_heads % model.num_query_groups:
@@ -58,14 +58,14 @@ def rotary_head_width_is_even(facts: Facts) -> Iterator[Violation]:
     if model.kv_channels is not None:
         yield Violation(
             path="model.kv_channels",
-            reason="is odd, and position_embedding_type = rope rotates channels in pairs",
+            reason="is odd, but position_embedding_type = rope rotates channels in pairs",
             candidates=[width - 1, width + 1] if width > 1 else [2],
         )
     else:
         yield Violation(
             path="model.num_attention_heads",
-            reason=f"makes heads of {width} channels ({model.hidden_size} / {model.num_attention_heads}), "
-            "and position_embedding_type = rope rotates channels in pairs",
+            reason=f"results in heads of {width} channels ({model.hidden_size} / {model.num_attention_heads}), "
+            "but position_embedding_type = rope rotates channels in pairs",
             candidates=divisors(model.hidden_size, near=model.num_attention_heads),
             offers=4,
         )
@@ -79,19 +79,19 @@ def positions_cover_sequence(facts: Facts) -> Iterator[Violation]:
             path="model.max_position_embeddings",
             reason=f"is less than model.seq_length = {model.seq_length}",
             candidates=[model.seq_length],
-            advice="a shorter seq_length",
+            advice="reduce seq_length",
         )
 
 
 def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
-    """padded_vocab_size >= vocab_size: every token needs its row of the embedding (ours)."""
+    """padded_vocab_size >= vocab_size (hpcgen's rule: every token needs a row of the embedding)."""
     padded, vocab_size = facts.model.padded_vocab_size, facts.model.vocab_size
     if padded is not None and vocab_size is not None and padded < vocab_size:
         yield Violation(
             path="model.padded_vocab_size",
-            reason=f"is less than the vocabulary, model.vocab_size = {vocab_size}",
+            reason=f"is less than model.vocab_size = {vocab_size}",
             candidates=[pad_vocab_size(vocab_size)],
-            advice="null, which pads vocab_size to a multiple of 128",
+            advice="set it to null, which pads vocab_size to a multiple of 128",
         )
 
 
@@ -102,12 +102,12 @@ def architecture_is_an_import_path(facts: Facts) -> Iterator[Violation]:
 
 
 def import_path(path: str, value: str | None) -> Iterator[Violation]:
-    """Only the form is checked: the function lies where the job runs."""
+    """Checks only the syntax, because the function may be available only where the job runs."""
     if value is not None and IMPORT_PATH.fullmatch(value) is None:
         yield Violation(
             path=path,
-            reason="is no import path",
-            advice="write package.module:function, or file.py:function",
+            reason="is not an import path",
+            advice="use package.module:function or file.py:function",
         )
 
 

@@ -1,4 +1,4 @@
-"""Rules about the optimizer: its learning rate, and its groups of parameters."""
+"""Rules for the optimizer: its learning rate and its parameter groups."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from hpcgen.planning.model_size import layer_parameter_count, parameter_names
 from hpcgen.planning.rules.facts import Facts, Rule, Violation
 
 LARGEST_LR = 0.1
-"""Above it a run is refused. An AdamW step moves each weight by about lr (Kingma and Ba, arXiv 1412.6980, section 2.1),
-and weights begin with a standard deviation of about 0.02."""
+"""Maximum learning rate. An AdamW step moves each weight by about lr (Kingma and Ba, arXiv 1412.6980, section 2.1), and
+initial weights have a standard deviation of about 0.02."""
 
 FAR_ABOVE = 10
-"""So many times the published rate is a warning: more than any sweep of rates tries, and what a slip of the exponent
-gives."""
+"""Multiple of the published rate that causes a warning. It is beyond any sweep, and typical of a wrong exponent."""
 
 PUBLISHED = (
     (125e6, 6.0e-4),
@@ -28,15 +27,15 @@ PUBLISHED = (
     (13e9, 1.0e-4),
     (175e9, 0.6e-4),
 )
-"""Parameters and peak learning rate: Brown et al., arXiv 2005.14165, table 2.1. Llama 3's are up to three times these
-(arXiv 2407.21783, table 3)."""
+"""Number of parameters and peak learning rate: Brown et al., arXiv 2005.14165, table 2.1. Llama 3's rates are up to
+three times as high (arXiv 2407.21783, table 3)."""
 
 
 def published_lr(parameters: float) -> float:
-    """The usual peak learning rate of a GPT with so many parameters outside its embeddings.
+    """The usual peak learning rate of a GPT with this number of parameters outside its embeddings.
 
-    PUBLISHED, interpolated in logarithms. Below it 0.003239 - 0.0001395 x ln(parameters), Kaplan et al.,
-    arXiv 2001.08361, appendix D.6, which was fitted to models of up to a billion parameters.
+    PUBLISHED, interpolated in log space. Below its range 0.003239 - 0.0001395 x ln(parameters), Kaplan et al.,
+    arXiv 2001.08361, appendix D.6, fitted to models of up to a billion parameters.
     """
     if parameters <= PUBLISHED[0][0]:
         return max(PUBLISHED[0][1], 0.003239 - 0.0001395 * math.log(parameters))
@@ -48,36 +47,36 @@ def published_lr(parameters: float) -> float:
 
 
 def rate_is_possible(facts: Facts) -> Iterator[Violation]:
-    """lr <= LARGEST_LR (ours). A schedule or groups of the user's may scale it down, and then it is only unusual."""
+    """lr <= LARGEST_LR (hpcgen's rule). Does not apply to a custom schedule or to groups that scale lr down."""
     if facts.optimizer.lr > LARGEST_LR and not _is_scaled(facts):
         usual = _usual(facts)
         yield Violation(
             path="optimizer.lr",
             depends_on=("model",),
-            reason=f"is no rate that AdamW can train with: each step would move every weight by about "
-            f"{facts.optimizer.lr:g}. Published for a model of this size is about {usual:.1g}",
+            reason=f"is too high for AdamW, because each step would move every weight by about "
+            f"{facts.optimizer.lr:g}. The published rate for models of this size is about {usual:.1g}",
             candidates=[float(f"{usual:.1g}")],
         )
 
 
 def rate_is_usual(facts: Facts) -> Iterator[Violation]:
-    """lr <= FAR_ABOVE x the published one (ours)."""
+    """lr <= FAR_ABOVE x the published rate (hpcgen's rule)."""
     usual = _usual(facts)
     if facts.optimizer.lr > FAR_ABOVE * usual and (facts.optimizer.lr <= LARGEST_LR or _is_scaled(facts)):
         yield Violation(
             path="optimizer.lr",
             depends_on=("model",),
-            reason=f"is {facts.optimizer.lr / usual:,.0f} times the rate of about {usual:.1g} that is published for "
-            "models of this size: the loss may diverge",
+            reason=f"is {facts.optimizer.lr / usual:,.0f} times the published rate for models of this size "
+            f"(about {usual:.1g}), so the loss may diverge",
             advice="check the exponent",
         )
 
 
 def groups_match_parameters(facts: Facts) -> Iterator[Violation]:
-    """Each of parameter_groups matches a parameter that no earlier one has (trainer/optimizer/parameter_groups.py).
+    """Each group matches a parameter that no earlier group matches (trainer/optimizer/parameter_groups.py).
 
-    Known only where the layers are Megatron-Core's. On a GPU they are Transformer Engine's or Core's own, which name
-    the norms in different ways: a group must match in one of them.
+    Checked only for Megatron-Core's layers. On GPUs these are Transformer Engine's or Core's own, which name the norms
+    differently, so a group must match in one of them.
     """
     groups, model = facts.optimizer.parameter_groups, facts.resolved_model
     if not groups or model.layer_spec is not None or model.model_provider is not None:
@@ -97,8 +96,8 @@ def groups_match_parameters(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             path="optimizer.parameter_groups",
             depends_on=("model",),
-            reason=f"has {', '.join(map(repr, missed))}, which matches no parameter, or only such as an earlier group "
-            f"has; the model has {', '.join(shown)}, and so on for each layer",
+            reason=f"contains {', '.join(map(repr, missed))}, which matches no parameter that is not already in an "
+            f"earlier group. The parameters are {', '.join(shown)}, and the same for each further layer",
         )
 
 

@@ -1,4 +1,4 @@
-"""Rules about how the model is cut over ranks, and the world that must hold it."""
+"""Rules for model parallelism and the world size."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Violation]:
 
 
 def tensor_parallel_divides_mlp(facts: Facts) -> Iterator[Violation]:
-    """ffn_hidden_size % TP == 0 (megatron/core/tensor_parallel/layers.py, where `divide` asserts it)."""
+    """ffn_hidden_size % TP == 0 (megatron/core/tensor_parallel/layers.py, asserted by `divide`)."""
     ffn_hidden_size = facts.resolved_model.ffn_hidden_size
     assert ffn_hidden_size is not None
     yield from _tensor_parallel_divides(facts, "ffn_hidden_size", ffn_hidden_size)
@@ -68,12 +68,12 @@ def _tensor_parallel_divides(facts: Facts, key: str, value: int) -> Iterator[Vio
 def sequence_parallel_needs_tensor_parallel(facts: Facts) -> Iterator[Violation]:
     """sequence_parallel needs TP > 1 (megatron/core/model_parallel_config.py, __post_init__).
 
-    Megatron-LM's command line turns it off without a word; a run file says what runs.
+    Megatron-LM's command line silently disables it; a run file must state what will run.
     """
     if facts.parallelism.sequence_parallel and facts.parallelism.tensor_model_parallel_size == 1:
         yield Violation(
             path="parallelism.sequence_parallel",
-            reason=f"shards activations over tensor-parallel ranks, and {TP} = 1 has no others",
+            reason=f"requires {TP} > 1, but it is 1",
             candidates=[False],
         )
 
@@ -93,12 +93,12 @@ def pipeline_divides_layers(facts: Facts) -> Iterator[Violation]:
 def interleaving_needs_pipeline(facts: Facts) -> Iterator[Violation]:
     """VPP > 1 needs PP > 1 (megatron/core/parallel_state.py, initialize_model_parallel).
 
-    Megatron-LM wants PP > 2 where stages do not overlap their communication; the trainer always overlaps it.
+    Megatron-LM requires PP > 2 without overlapped pipeline communication; the trainer always overlaps it.
     """
     if facts.num_chunks > 1 and facts.parallelism.pipeline_model_parallel_size == 1:
         yield Violation(
             path=VPP,
-            reason=f"interleaves pipeline stages, and {PP} = 1 has only one",
+            reason=f"requires {PP} > 1, but it is 1",
             candidates=[None],
         )
 
@@ -124,21 +124,21 @@ def chunks_divide_stage(facts: Facts) -> Iterator[Violation]:
 def context_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
     """seq_length % (2 x CP) == 0 when CP > 1 (megatron/training/arguments.py, validate_args).
 
-    Each rank takes one slice from the front and one from the back, which evens out the causal mask.
+    Each rank takes one slice from the front and one from the back, which balances the work of the causal mask.
     """
     seq_length, size = facts.model.seq_length, facts.parallelism.context_parallel_size
     if size > 1 and seq_length % (2 * size):
         yield Violation(
             path=CP,
             depends_on=("model",),
-            reason=f"cuts each sequence into 2 x {size} slices, and model.seq_length = {seq_length} "
+            reason=f"divides each sequence into 2 x {size} slices, but model.seq_length = {seq_length} "
             f"is not a multiple of {2 * size} ({seq_length} / {2 * size})",
             candidates=divisors(max(1, seq_length // 2), near=size),
         )
 
 
 def sequence_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
-    """seq_length % (CP x TP) == 0 with sequence_parallel (ours: Core fails in the first reduce-scatter)."""
+    """seq_length % (CP x TP) == 0 with sequence_parallel (hpcgen's rule: Core's first reduce-scatter fails)."""
     axes = facts.parallelism
     ranks = axes.context_parallel_size * axes.tensor_model_parallel_size
     if axes.sequence_parallel and facts.model.seq_length % ranks:
@@ -146,8 +146,8 @@ def sequence_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
             path="model.seq_length",
             depends_on=("parallelism",),
             reason=f"is not a multiple of CP x TP = {axes.context_parallel_size} x "
-            f"{axes.tensor_model_parallel_size} = {ranks}, over which parallelism.sequence_parallel = true "
-            f"shares it out ({facts.model.seq_length} / {ranks})",
+            f"{axes.tensor_model_parallel_size} = {ranks}, which parallelism.sequence_parallel = true requires "
+            f"({facts.model.seq_length} / {ranks})",
             candidates=multiples(ranks, near=facts.model.seq_length),
             offers=2,
         )
@@ -166,12 +166,12 @@ def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
     yield Violation(
         path=facts.world.path,
         depends_on=("parallelism",),
-        reason=f"gives {facts.world}, and TP x PP x CP = {axes.tensor_model_parallel_size} x "
+        reason=f"results in {facts.world}, which TP x PP x CP = {axes.tensor_model_parallel_size} x "
         f"{axes.pipeline_model_parallel_size} x {axes.context_parallel_size} = {needed} does not divide "
-        f"them ({facts.world.size} / {needed})",
+        f"({facts.world.size} / {needed})",
         candidates=multiples(unit, near=facts.world.count),
         offers=2,
-        advice=f"parallel sizes whose product divides {facts.world.size}",
+        advice=f"choose parallel sizes whose product divides {facts.world.size}",
     )
 
 
@@ -183,16 +183,16 @@ def tensor_parallel_overlap_needs_sequence_parallel(facts: Facts) -> Iterator[Vi
     if not facts.parallelism.tp_comm_overlap:
         return
     for is_missing, reason, advice in (
-        (facts.device != "cuda", "needs GPUs, and the cluster's nodes have none", ""),
+        (facts.device != "cuda", "requires GPUs, but the cluster's nodes have none", ""),
         (
             facts.training.transformer_impl == "torch",
-            "needs Transformer Engine, and training.transformer_impl is torch",
+            "requires Transformer Engine, but training.transformer_impl is torch",
             "",
         ),
         (
             not facts.parallelism.sequence_parallel,
-            "needs parallelism.sequence_parallel = true, which is false",
-            f"sequence_parallel: true beside it, with {TP} above 1",
+            "requires parallelism.sequence_parallel = true, but it is false",
+            f"set sequence_parallel to true, with {TP} above 1",
         ),
     ):
         if is_missing:
@@ -207,9 +207,9 @@ def param_gather_overlap_needs_grad_reduce_overlap(facts: Facts) -> Iterator[Vio
     if facts.parallelism.overlap_param_gather and not facts.parallelism.overlap_grad_reduce:
         yield Violation(
             path="parallelism.overlap_param_gather",
-            reason="needs parallelism.overlap_grad_reduce = true, which is false",
+            reason="requires parallelism.overlap_grad_reduce = true, but it is false",
             candidates=[False],
-            advice="overlap_grad_reduce: true beside it",
+            advice="set overlap_grad_reduce to true",
         )
 
 

@@ -1,4 +1,4 @@
-"""Rules about the precision of matrix products, and the loss scale that fp16 needs."""
+"""Rules for the precision of matrix products and the loss scale of fp16."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unrea
 
 FP8_TOKENS = 8
 FP8_WIDTH = 16
-"""What TE's matrix products in FP8 want multiples of: transformer_engine/pytorch/utils.py, assert_dim_for_fp8_exec."""
+"""Required divisors for TE's FP8 matrix products (transformer_engine/pytorch/utils.py, assert_dim_for_fp8_exec)."""
 
-OF_DELAYED_SCALING = ("training.fp8_amax_history_len", "training.fp8_amax_compute_algo")
-OF_LOSS_SCALING = (
+DELAYED_SCALING_KEYS = ("training.fp8_amax_history_len", "training.fp8_amax_compute_algo")
+LOSS_SCALING_KEYS = (
     "optimizer.loss_scale",
     "optimizer.initial_loss_scale",
     "optimizer.min_loss_scale",
@@ -26,29 +26,29 @@ def fp8_needs_transformer_engine(facts: Facts) -> Iterator[Violation]:
         return
     if facts.device != "cuda":
         yield Violation(
-            path="training.fp8", reason="needs GPUs, and the cluster's nodes have none", candidates=[None]
+            path="training.fp8", reason="requires GPUs, but the cluster's nodes have none", candidates=[None]
         )
     elif facts.training.transformer_impl == "torch":
         yield Violation(
             path="training.transformer_impl",
-            reason="has no matrix products in FP8, which training.fp8 asks for",
+            reason=f"does not support training.fp8 = {facts.training.fp8}",
             candidates=["transformer_engine", None],
         )
 
 
-def fp8_is_for_half_precision(facts: Facts) -> Iterator[Violation]:
-    """fp8 over bf16 or fp16 weights (ours: over fp32 it would round what fp32 was asked for to keep)."""
+def fp8_needs_half_precision(facts: Facts) -> Iterator[Violation]:
+    """fp8 needs bf16 or fp16 weights (hpcgen's rule: FP8 products defeat the purpose of fp32)."""
     if facts.training.fp8 is not None and facts.training.precision == "fp32":
         yield Violation(
             path="training.precision",
-            reason="is what training.fp8 would round away",
+            reason=f"cannot be combined with training.fp8 = {facts.training.fp8}, which discards its precision",
             candidates=["bf16"],
-            advice="training.fp8: null",
+            advice="set training.fp8 to null",
         )
 
 
 def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
-    """Widths of each rank's matrices % 16 == 0, its tokens % 8 == 0 (FP8_TOKENS has the source)."""
+    """Widths of each rank's matrices % 16 == 0, and its tokens % 8 == 0 (source: see FP8_WIDTH)."""
     model, axes = facts.resolved_model, facts.parallelism
     if facts.training.fp8 is None:
         return
@@ -67,11 +67,11 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
             yield Violation(
                 path=f"model.{key}",
                 depends_on=("parallelism", "training"),
-                reason=f"{what.strip() + ' ' if what else ''}makes matrices {width} wide, and training.fp8 = "
-                f"{facts.training.fp8} needs multiples of {FP8_WIDTH}",
+                reason=f"{what.strip() + ' ' if what else ''}results in matrices {width} wide, but training.fp8 = "
+                f"{facts.training.fp8} requires multiples of {FP8_WIDTH}",
                 candidates=multiples(FP8_WIDTH * (tensor if key == "ffn_hidden_size" else 1), near=near),
                 offers=2,
-                advice="training.fp8: null",
+                advice="set training.fp8 to null",
             )
     shares = axes.context_parallel_size * (tensor if axes.sequence_parallel else 1)
     tokens = facts.training.micro_batch_size * model.seq_length // shares
@@ -79,33 +79,33 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             path="model.seq_length",
             depends_on=("parallelism", "training"),
-            reason=f"x micro_batch_size leaves {tokens} tokens on a rank, and training.fp8 = {facts.training.fp8} "
-            f"needs a multiple of {FP8_TOKENS}",
+            reason=f"x micro_batch_size results in {tokens} tokens per rank, but training.fp8 = "
+            f"{facts.training.fp8} requires a multiple of {FP8_TOKENS}",
             candidates=multiples(FP8_TOKENS * shares, near=model.seq_length),
             offers=2,
-            advice="training.fp8: null",
+            advice="set training.fp8 to null",
         )
 
 
 def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Violation]:
-    """What nothing would read is refused: a recipe without fp8, and keys of delayed scaling without it (ours)."""
+    """A recipe needs fp8, and the keys of delayed scaling need that recipe (hpcgen's rule: unused keys are errors)."""
     training = facts.training
     if training.fp8 is None:
-        reason = "says how to scale in FP8, and training.fp8 is null"
-        yield from unread(facts, ["training.fp8_recipe"], reason, "training.fp8: hybrid")
+        reason = "has no effect, because training.fp8 is null"
+        yield from unread(facts, ["training.fp8_recipe"], reason, "set training.fp8 to hybrid")
     if training.fp8 is None or training.fp8_recipe != "delayed":
-        reason = "is read with training.fp8_recipe = delayed alone"
-        yield from unread(facts, OF_DELAYED_SCALING, reason, "fp8_recipe: delayed")
+        reason = "is used only with training.fp8_recipe = delayed"
+        yield from unread(facts, DELAYED_SCALING_KEYS, reason, "set fp8_recipe to delayed")
 
 
 def loss_scale_needs_fp16(facts: Facts) -> Iterator[Violation]:
-    """The loss is scaled for fp16 alone (megatron/core/optimizer, _get_megatron_optimizer_based_on_param_groups)."""
+    """The loss is scaled only for fp16 (megatron/core/optimizer, _get_megatron_optimizer_based_on_param_groups)."""
     if facts.training.precision != "fp16":
-        reason = f"is for training.precision = fp16, and it is {facts.training.precision}"
-        yield from unread(facts, OF_LOSS_SCALING, reason, depends_on=("training",))
+        reason = f"is used only with training.precision = fp16, not {facts.training.precision}"
+        yield from unread(facts, LOSS_SCALING_KEYS, reason, depends_on=("training",))
 
 
-def loss_scale_starts_above_its_least(facts: Facts) -> Iterator[Violation]:
+def loss_scale_starts_above_its_minimum(facts: Facts) -> Iterator[Violation]:
     """min_loss_scale <= initial_loss_scale (megatron/core/optimizer/grad_scaler.py, DynamicGradScaler)."""
     optimizer = facts.optimizer
     if optimizer.min_loss_scale > optimizer.initial_loss_scale:
@@ -117,22 +117,22 @@ def loss_scale_starts_above_its_least(facts: Facts) -> Iterator[Violation]:
 
 
 def bf16_is_as_fast(facts: Facts) -> Iterator[Violation]:
-    """fp16 on GPUs (ours): every GPU since A100 is as fast in bf16, whose range needs no loss scale."""
+    """bf16 in place of fp16 (hpcgen's rule: GPUs since A100 are as fast in bf16, which needs no loss scale)."""
     if facts.training.precision == "fp16" and facts.device == "cuda":
         yield Violation(
             path="training.precision",
-            reason="skips a step whenever gradients overflow, and is no faster than bf16",
+            reason="skips a step whenever gradients overflow, and is not faster than bf16",
             candidates=["bf16"],
         )
 
 
 RULES: tuple[Rule, ...] = (
     fp8_needs_transformer_engine,
-    fp8_is_for_half_precision,
+    fp8_needs_half_precision,
     fp8_fits_widths,
     fp8_details_need_their_recipe,
     loss_scale_needs_fp16,
-    loss_scale_starts_above_its_least,
+    loss_scale_starts_above_its_minimum,
 )
 
 WARNINGS: tuple[Rule, ...] = (bf16_is_as_fast,)

@@ -1,4 +1,4 @@
-"""Rules about recomputing activations. The sources are files of megatron/core/transformer."""
+"""Rules for recomputing activations. The sources are files of megatron/core/transformer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def full_recompute_needs_method(facts: Facts) -> Iterator[Violation]:
     if training.recompute_granularity == "full" and training.recompute_method is None:
         yield Violation(
             path="training.recompute_method",
-            reason="leaves open which layers training.recompute_granularity = full recomputes",
+            reason="must be set with training.recompute_granularity = full",
             candidates=["uniform", "block"],
         )
 
@@ -25,16 +25,16 @@ def full_recompute_needs_num_layers(facts: Facts) -> Iterator[Violation]:
     if training.recompute_granularity == "full" and training.recompute_num_layers is None:
         yield Violation(
             path="training.recompute_num_layers",
-            reason="leaves open how many layers training.recompute_granularity = full recomputes",
+            reason="must be set with training.recompute_granularity = full",
             candidates=[1],
         )
 
 
 def recompute_details_need_full(facts: Facts) -> Iterator[Violation]:
-    """Method and number of layers belong to full.
+    """Method and number of layers need full recomputation.
 
-    Core refuses a number with selective (transformer_config.py, __post_init__) and ignores the rest; what
-    would be ignored is refused here.
+    Core refuses a number of layers with selective (transformer_config.py, __post_init__) and ignores the other cases.
+    Here all of them are errors.
     """
     training = facts.training
     if training.recompute_granularity == "full":
@@ -47,17 +47,17 @@ def recompute_details_need_full(facts: Facts) -> Iterator[Violation]:
         if value is not None:
             yield Violation(
                 path=f"training.{key}",
-                reason=f"is for recompute_granularity = full, and it is {granularity}",
+                reason=f"is used only with recompute_granularity = full, not {granularity}",
                 candidates=[None],
-                advice="recompute_granularity: full",
+                advice="set recompute_granularity to full",
             )
 
 
 def recompute_fits_chunk(facts: Facts) -> Iterator[Violation]:
     """Groups of recompute_num_layers fill a model chunk (transformer_block.py, _checkpointed_forward).
 
-    uniform walks on in whole groups and would run past the last layer; block would recompute layers that are
-    not there. A chunk is what one pipeline stage, or one virtual stage, holds.
+    An incomplete group with uniform would run past the last layer, and block would recompute layers that do not exist.
+    A chunk is the layers of one pipeline stage or one virtual stage.
     """
     training, chunk = facts.training, facts.num_layers_per_chunk
     num_layers = training.recompute_num_layers
@@ -76,7 +76,7 @@ def recompute_fits_chunk(facts: Facts) -> Iterator[Violation]:
             depends_on=("model", "parallelism"),
             reason=f"is more than the {counted(chunk, 'layer')} of a model chunk",
             candidates=[chunk],
-            advice="less",
+            advice="use fewer layers",
         )
 
 

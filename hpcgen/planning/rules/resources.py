@@ -1,4 +1,4 @@
-"""Rules whose breach costs speed or memory: warnings."""
+"""Rules that affect speed or memory. Their violations are warnings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_BUBBLE_FRACTION = 0.1
 
 
 def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation]:
-    """TP x CP <= the devices that NVLink joins (ours).
+    """TP x CP <= the devices connected by NVLink (hpcgen's rule).
 
-    Both exchange activations in every layer, and across nodes they wait for the network (arXiv 2104.04473,
+    Both exchange activations in every layer, which is limited by the network between nodes (arXiv 2104.04473,
     section 3.2, on tensor parallelism).
     """
     axes, node = facts.parallelism, facts.gpus_per_node
@@ -24,7 +24,7 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
     if tensor > node:
         yield Violation(
             path=TP,
-            reason=f"is more than the {counted(node, 'GPU')} of a node, so that every layer waits for the network",
+            reason=f"is more than the {counted(node, 'GPU')} of a node, so every layer waits for the network",
             candidates=[
                 size for size in divisors(facts.model.num_attention_heads, near=node) if size <= node
             ],
@@ -33,15 +33,15 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
     elif tensor * context > node and context > 1:
         yield Violation(
             path=CP,
-            reason=f"makes TP x CP = {tensor} x {context} = {tensor * context}, more than the "
-            f"{counted(node, 'GPU')} of a node, so that every layer waits for the network",
+            reason=f"results in TP x CP = {tensor} x {context} = {tensor * context}, more than the "
+            f"{counted(node, 'GPU')} of a node, so every layer waits for the network",
             candidates=[size for size in divisors(context, near=context) if tensor * size <= node],
             offers=1,
         )
 
 
 def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Violation]:
-    """(PP - 1) / (VPP x num_microbatches) <= 10% (arXiv 2104.04473, section 2.2; the limit is ours)."""
+    """(PP - 1) / (VPP x num_microbatches) <= 10% (arXiv 2104.04473, section 2.2; the limit is hpcgen's)."""
     layout = facts.layout
     if layout is None or layout.bubble_fraction <= MAX_BUBBLE_FRACTION:
         return
@@ -51,16 +51,16 @@ def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Violation]:
     enough = microbatches * layout.data_parallel_size * facts.training.micro_batch_size
     yield Violation(
         path=PP,
-        reason=f"makes a bubble of {layout.bubble_fraction:.0%} of the computing time: (PP - 1) / (VPP x "
+        reason=f"results in a pipeline bubble of {layout.bubble_fraction:.0%} of the compute time: (PP - 1) / (VPP x "
         f"num_microbatches) = {stages - 1} / ({chunks} x {layout.num_microbatches})",
         candidates=[size for size in divisors(stages, near=stages) if size < stages],
         offers=1,
-        advice=f"a training.global_batch_size of {enough} or more, or more virtual stages",
+        advice=f"set training.global_batch_size to {enough} or more, or use more virtual stages",
     )
 
 
 def model_fits_device(facts: Facts) -> Iterator[Violation]:
-    """The estimated memory is within the device's (hpcgen.planning.memory has the sources)."""
+    """The estimated memory fits the device (sources: hpcgen.planning.memory)."""
     layout, model, available = facts.layout, facts.resolved_model, facts.device_memory_gib
     if layout is None or available is None or model.padded_vocab_size is None:
         return
@@ -69,12 +69,12 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
         size = layout.tensor_model_parallel_size
         yield Violation(
             path=TP,
-            reason=f"puts about {estimate.total_gib:.1f} GiB on a device of {available:g} GiB: "
-            f"{estimate.parameter_bytes / GIB:.1f} of weights, gradients and optimizer state, and "
-            f"{estimate.activation_bytes / GIB:.1f} of activations",
+            reason=f"results in about {estimate.total_gib:.1f} GiB on a device with {available:g} GiB: "
+            f"{estimate.parameter_bytes / GIB:.1f} GiB of weights, gradients and optimizer state, and "
+            f"{estimate.activation_bytes / GIB:.1f} GiB of activations",
             candidates=[tensor for tensor in divisors(model.num_attention_heads, near=size) if tensor > size],
             offers=1,
-            advice="more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full",
+            advice="use more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full",
         )
 
 

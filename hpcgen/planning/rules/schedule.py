@@ -1,4 +1,4 @@
-"""Rules about the learning rate over the run."""
+"""Rules for the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def warmup_is_given_once(facts: Facts) -> Iterator[Violation]:
     if optimizer.lr_warmup_iters is not None and optimizer.lr_warmup_fraction is not None:
         yield Violation(
             path="optimizer.lr_warmup_iters",
-            reason=f"and lr_warmup_fraction = {optimizer.lr_warmup_fraction:g} both set the warm-up",
+            reason=f"conflicts with lr_warmup_fraction = {optimizer.lr_warmup_fraction:g}; both set the warm-up",
             candidates=[None],
         )
 
@@ -41,12 +41,12 @@ def warmup_ends_before_decay(facts: Facts) -> Iterator[Violation]:
     assert warmup is not None
     assert decay is not None
     if warmup >= decay:
-        meaning = f"(null means {warmup}) " if facts.optimizer.lr_warmup_iters is None else ""
+        meaning = f"(default: {warmup}) " if facts.optimizer.lr_warmup_iters is None else ""
         key = "training.train_iters" if facts.optimizer.lr_decay_iters is None else "optimizer.lr_decay_iters"
         yield Violation(
             path="optimizer.lr_warmup_iters",
             depends_on=("training",),
-            reason=f"{meaning}is not less than {key} = {decay}, where the decay ends",
+            reason=f"{meaning}must be less than {key} = {decay}, where the decay ends",
             candidates=[decay // 10, None],
         )
 
@@ -63,16 +63,16 @@ def warmup_starts_below_lr(facts: Facts) -> Iterator[Violation]:
 
 
 def wsd_details_need_wsd(facts: Facts) -> Iterator[Violation]:
-    """lr_wsd_decay_iters and lr_wsd_decay_style belong to WSD (ours: nothing else reads them)."""
+    """lr_wsd_decay_iters and lr_wsd_decay_style need WSD (hpcgen's rule: unused keys are errors)."""
     style = facts.optimizer.lr_decay_style
     if style != "WSD":
         keys = ["optimizer.lr_wsd_decay_iters", "optimizer.lr_wsd_decay_style"]
-        reason = f"is for lr_decay_style = WSD, and it is {style}"
-        yield from unread(facts, keys, reason, "lr_decay_style: WSD")
+        reason = f"is used only with lr_decay_style = WSD, not {style}"
+        yield from unread(facts, keys, reason, "set lr_decay_style to WSD")
 
 
 def wsd_decay_follows_warmup(facts: Facts) -> Iterator[Violation]:
-    """lr_wsd_decay_iters <= lr_decay_iters - lr_warmup_iters (ours: the rate would jump when the warm-up ends)."""
+    """lr_wsd_decay_iters <= lr_decay_iters - lr_warmup_iters (hpcgen's rule: the rate would jump after the warm-up)."""
     optimizer = facts.resolved_optimizer
     warmup, end, decay = optimizer.lr_warmup_iters, optimizer.lr_decay_iters, optimizer.lr_wsd_decay_iters
     assert warmup is not None
