@@ -102,7 +102,10 @@ def copy_own_packages(tree: Path) -> None:
 
 def install_needs(tree: Path, python_version: str) -> None:
     """Installs the dependencies of hpcgen and the trainer that an image may lack into `tree`, with pip."""
-    alone, together = [], [f"{name}=={version}" for name in SAME_VERSION_AS_HERE if (version := version_here(name))]
+    alone, together = (
+        [],
+        [f"{name}=={version}" for name in SAME_VERSION_AS_HERE if (version := version_here(name))],
+    )
     for requirement in (*own_requirements(), *EXTRA_DEPENDENCIES):
         name = project_name(requirement)
         if name in WITHOUT_DEPENDENCIES:
