@@ -68,7 +68,7 @@ def test_tokenize_forced_to_a_library(tmp_path, corpus):
         ((), "corpus.jsonl:1: missing key 'text'"),
         (("--tokenizer", "gpt3"), "cannot read the tokenizer file gpt3"),
         (("--vocab-file", "v.json"), "tokenizer.merges_file is missing, but vocab_file is set"),
-        (("--tokenizer", "bytes", "--eod-token", "x"), "tokenizer.eod_token is not read"),
+        (("--tokenizer", "bytes", "--eod-token", "x"), "tokenizer.eod_token has no effect"),
     ],
 )
 def test_mistakes_are_told(tmp_path, corpus, options, message):
