@@ -67,11 +67,11 @@ class StepResult:
     lr: float
     """Learning rate of the update, before the lr_mult of a parameter group."""
     loss_scale: float
-    """Factor of the loss; always 1 without fp16."""
+    """Loss scale; always 1 without fp16."""
     spike: float | None
     """Ratio of the loss to the median of the previous steps if the loss is a spike, else None."""
     skipped: bool
-    """Whether the update was skipped because of an overflow or a spike."""
+    """True if the update was skipped because of an overflow or a spike."""
     vote: Vote
 
 

@@ -43,7 +43,7 @@ class Source:
 
     checkpoint: Checkpoint
     weights_only: bool
-    """Whether only the weights are loaded and the run starts at iteration 0 (checkpoint.finetune)."""
+    """True if only the weights are loaded and the run starts at iteration 0 (checkpoint.finetune)."""
     changes: tuple[Change, ...]
     """Hyperparameters that differ from the checkpoint's, as checkpoint.changed allows."""
     passed_over: tuple[str, ...]
@@ -310,7 +310,7 @@ def _scope(error: BaseException) -> Scope:
 
 
 def _is_machine_failure(error: BaseException) -> bool:
-    """Whether a connection between ranks or a GPU failed."""
+    """True if a connection between ranks or a GPU failed."""
     names = (*GLOO_ERRORS, "CUDA error", "CUDA driver error", "NCCL error")
     return isinstance(error, torch.distributed.DistError) or (
         isinstance(error, RuntimeError) and any(name in str(error) for name in names)

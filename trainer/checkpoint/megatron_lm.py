@@ -169,7 +169,7 @@ def _check_optimizer_state(
     sharding = (common.get("content_metadata") or {}).get("distrib_optim_sharding_type")
     if sharding is None:
         raise TrainerError(
-            "it does not say how its optimizer state is sharded, like those of old versions of megatron-core. Load and "
+            "it does not say how its optimizer state is sharded, as is usual for old versions of megatron-core. Load and "
             f"save it once in a newer Megatron-LM, or {only_weights}"
         )
     if sharding in RESHARDABLE:
@@ -242,7 +242,7 @@ def _optimizer(args: Mapping[str, Any], schedule: Mapping[str, Any], iteration: 
 
 
 def _data(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The data of the training samples, as far as the flags say it."""
+    """The data of the training samples, as far as the flags specify it."""
     if args.get("data_path"):
         return {"datasets": _blend(args["data_path"]), "split": str(args["split"]).replace(" ", "")}
     if args.get("train_data_path"):

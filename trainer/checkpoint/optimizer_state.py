@@ -4,10 +4,10 @@ Each data-parallel rank owns one contiguous range of every flattened parameter's
 stores them in the parameter's shape, so that any layout can load them ("fully_reshardable"). To save them, it gathers
 all of them in the host memory of every data-parallel rank while training waits.
 
-That is not necessary. A checkpoint may divide a tensor into any boxes, and a range of a flattened tensor is a few
-boxes. So each rank saves and loads its own range in place. The stored data is the same, and Core's own code can load
-it. There is one exception: if a buffer has padding between buckets, as with embeddings that two pipeline stages share,
-Core 0.16.1 gathers the state from wrong positions.
+Gathering is not necessary. A checkpoint may divide a tensor into any boxes, and a range of a flattened tensor consists
+of a few boxes. So each rank saves and loads its own range in place. The stored data is the same, and Core's own code
+can load it. There is one exception: if a buffer has padding between buckets, as with embeddings that two pipeline
+stages share, Core 0.16.1 gathers the state from wrong positions.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class _Reading:
         self._thread.start()
 
     def is_done_after(self, seconds: float) -> bool:
-        """Whether the thread has finished or failed after waiting for at most `seconds`."""
+        """True if the thread has finished or failed after waiting for at most `seconds`."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -98,7 +98,7 @@ def _gather_problems(reading: _Reading, beat: Callable[[], None]) -> dict[str, s
 
 
 def _sum(is_reading: bool, num_bytes: int) -> tuple[bool, float]:
-    """Whether any rank is still reading, and the total number of bytes read."""
+    """Return True if any rank is still reading, and the total number of bytes that all ranks have read."""
     sums = torch.tensor([is_reading, num_bytes], dtype=torch.float64)
     sums = sums.to("cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
     torch.distributed.all_reduce(sums)

@@ -102,7 +102,7 @@ class Checkpoints:
         self._save: _Save | None = None
         self._has_failed = False
         self.retry_pending = False
-        """A background save failed for a temporary reason. The next save is due now, and its failure is final."""
+        """True if a background save failed for a temporary reason. The next one is due now; its failure is final."""
         self._is_first = True
         self._removing = threading.Lock()
         self._removal: threading.Thread | None = None
@@ -126,8 +126,8 @@ class Checkpoints:
 
         Raises:
             NonFiniteError: on all ranks, if a value to be saved is not finite. Earlier checkpoints are kept.
-            NotSavedError: on all ranks, as soon as one could not write. Earlier checkpoints are kept. If the reason
-                may be temporary, the save is repeated once instead: see `retry_pending`.
+            NotSavedError: on all ranks, as soon as any rank could not write. Earlier checkpoints are kept. If the
+                reason may be temporary, the save is repeated once instead: see `retry_pending`.
         """
         if self._save is not None and (vote.failed or not vote.writing):
             try:
@@ -227,7 +227,7 @@ class Checkpoints:
         return waited_s
 
     def _is_any_writing(self) -> bool:
-        """Whether any rank is still writing and none has failed."""
+        """True if any rank is still writing and none has failed."""
         vote = self.vote()
         counts = torch.tensor([vote.writing, vote.failed], dtype=torch.float32)
         counts = counts.to("cuda" if self._config.device == "cuda" else "cpu")

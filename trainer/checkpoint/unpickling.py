@@ -101,7 +101,7 @@ def _storage(data: bytes) -> Any:
 
 
 def forbidden(error: BaseException) -> str | None:
-    """Message on the code that a checkpoint file names, if `error` is about that; else None."""
+    """Message about code that a checkpoint file names, if that caused `error`; else None."""
     if isinstance(error, ForbiddenError):
         return str(error)
     if isinstance(error, pickle.UnpicklingError) and (

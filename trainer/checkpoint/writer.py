@@ -1,7 +1,7 @@
 """Writes one rank's part of a checkpoint in the background, from a copy in host memory.
 
-Core plans what goes where. Its own background writers are processes. These are threads, which neither copy the GPU
-state nor die from a signal that Slurm sends to every process of the step.
+Core plans which rank writes which data to which file. Its own background writers are processes. This module uses
+threads, which neither copy the GPU state nor die from a signal that Slurm sends to every process of the step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NotFiniteError(ValueError):
 
 
 def not_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor contains NaN or an infinity. One pass is enough: `aminmax` propagates NaN. Ignores FP8."""
+    """True if a tensor contains NaN or an infinity. One pass is enough: `aminmax` propagates NaN. Ignores FP8."""
     if not tensor.is_floating_point() or tensor.element_size() == 1 or tensor.numel() == 0:
         return False
     return not bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
@@ -158,7 +158,7 @@ class Writing:
 
     @property
     def is_done(self) -> bool:
-        """Whether the write has ended."""
+        """True if the write has ended."""
         return not self._thread.is_alive()
 
     @property

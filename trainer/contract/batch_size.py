@@ -74,7 +74,7 @@ def rampup_problem(training: TrainingConfig) -> str | None:
 def steps_within(training: TrainingConfig, samples: int, limit: int) -> int:
     """Number of complete steps that `samples` suffice for, at most `limit`.
 
-    Counts the steps of each batch size at once, so the run time does not grow with the number of steps.
+    Counts all steps of a batch size together, so the cost does not grow with the number of steps.
     """
     if training.rampup_batch_size is None or rampup_problem(training):
         return min(samples // training.global_batch_size, limit)
@@ -100,7 +100,7 @@ def total_samples(training: TrainingConfig) -> int:
 
 
 def covering(training: TrainingConfig, iteration: int, consumed_samples: int) -> TrainingConfig:
-    """`training` with train_iters set so that a run from the first sample reads up to the same last sample.
+    """`training` with train_iters adjusted, so that a run from sample 0 ends at the same sample as the resumed run.
 
     `iteration` steps have read `consumed_samples` already. train_iters changes only if some of those steps had
     another batch size.

@@ -1,6 +1,6 @@
 """Checkpoints as files: lists them, checks them against their records, and applies retention.
 
-`trainer.checkpoint` writes and loads their tensors.
+`trainer.checkpoint` writes and loads the tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.contract import record_shape
 from trainer.contract.wording import counted
 
 TRACKER = "latest_checkpointed_iteration.txt"
-"""File that names the newest complete checkpoint to Megatron-LM. This trainer relies on `COMPLETE` instead."""
+"""File that tells Megatron-LM the newest complete checkpoint. This trainer relies on `COMPLETE` instead."""
 
 COMPLETE = "COMPLETE"
 """Record of a checkpoint: the configuration it was saved with, and the size and SHA-256 of each file. Written last."""
@@ -40,12 +40,12 @@ COMMON = "common.pt"
 TRAINER_MARK = "saved_by_this_trainer"
 """Key of COMMON that marks this trainer's checkpoints.
 
-A checkpoint of this trainer that has lost its record must not be taken for one of Megatron-LM, which has no record.
+Without the mark, a checkpoint of this trainer that has lost its record would look like one of Megatron-LM's.
 """
 
 OLD_FORMAT = (
-    "it is in Megatron-LM's old format (--ckpt-format torch), which only Megatron-LM reads; it saves one in the new "
-    "format with --ckpt-convert-format torch_dist --ckpt-convert-save DIRECTORY"
+    "it is in Megatron-LM's old format (--ckpt-format torch), which only Megatron-LM reads; to convert it, start "
+    "Megatron-LM with --ckpt-convert-format torch_dist --ckpt-convert-save DIRECTORY"
 )
 
 FORMAT = 1
@@ -73,14 +73,14 @@ class Checkpoint:
     flaw: str | None
     """Reason why there is no record; None when there is one."""
     is_cut_off: bool
-    """Whether its save was interrupted, or is still in progress."""
+    """True if its save was interrupted or is still in progress."""
     is_foreign: bool
-    """Whether Megatron-LM wrote it. It then has no record, and only Megatron-Core's own checks apply."""
+    """True if Megatron-LM wrote it. Such a checkpoint has no record, and only Megatron-Core's own checks apply."""
     is_pinned: bool
 
     @property
     def is_complete(self) -> bool:
-        """Whether this trainer finished writing it. `problems` tells whether its files are still as written."""
+        """True if this trainer finished writing it. `problems` checks that its files are unchanged since."""
         return self.record is not None
 
 
@@ -155,13 +155,13 @@ def describe(path: Path) -> Checkpoint:
 
 
 def _is_tracked(directory: Path, iteration: int) -> bool:
-    """Whether the tracker names this iteration or a later one."""
+    """True if the tracker names this iteration or a later one."""
     tracked = tracked_iteration(directory)
     return tracked is not None and tracked >= iteration
 
 
 def _is_marked(common: Path) -> bool:
-    """Whether this trainer wrote a COMMON. Searches its bytes, since loading an untrusted pickle could run code."""
+    """True if this trainer wrote the COMMON file. Searches its bytes, since unpickling could run untrusted code."""
     try:
         return TRAINER_MARK.encode() in common.read_bytes()
     except FileNotFoundError:

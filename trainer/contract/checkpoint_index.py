@@ -37,7 +37,7 @@ class StoredTensor:
 
     shape: Sizes
     dtype: str
-    """torch's name, without `torch.`."""
+    """torch's name of the data type, without `torch.`."""
     chunks: tuple[tuple[Sizes, Sizes], ...]
     """Offsets and sizes of the pieces that were written."""
 
@@ -50,7 +50,7 @@ class Place:
     offsets: Sizes | None
     """Offsets of the piece in its tensor; None for an object."""
     number: int | None
-    """Position of the piece among the chunks, as a hint."""
+    """Likely index of the piece in the list of chunks."""
     file: str
     """Name of a file in the checkpoint's directory."""
     first: int

@@ -1,9 +1,8 @@
 """The configuration that hpcgen writes and the trainer reads, as plain dataclasses.
 
-Both sides import this module, so it needs nothing but the standard library. Names are Megatron-Core's
-(or, where Core has none, Megatron-LM's flags). The trainer reads a JSON file with these sections
-(`read`); hpcgen fills the same sections from a run file. A string under a field is its documentation:
-`hpcgen init` and the JSON Schema print it.
+Both programs import this module, so it uses only the standard library. Names are those of Megatron-Core, or of
+Megatron-LM's flags where Core has none. The trainer reads a JSON file with these sections (`read`); hpcgen fills the
+same sections from a run file. A string under a field is its documentation: `hpcgen init` and the JSON Schema print it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from trainer.contract.section import config_section
 
 @dataclass(frozen=True)
 class Range:
-    """The closed interval a number must lie in; `above` and `below` are the open ends."""
+    """Range of valid numbers. `at_least` and `at_most` are inclusive bounds; `above` and `below` are exclusive."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -32,7 +31,7 @@ class Range:
     below: float | None = None
 
     def reason(self, value: float) -> str | None:
-        """Why `value` is outside, in words that follow the value; None inside."""
+        """Reason why `value` is out of range, phrased to follow the value. None if it is in range."""
         if self.at_least is not None and not value >= self.at_least:
             return f"must be at least {self.at_least:g}"
         if self.at_most is not None and not value <= self.at_most:
@@ -245,8 +244,8 @@ class OptimizerConfig:
     loss_scale_window: Count = 1000
     """Number of fp16 steps without overflow after which the loss scale doubles."""
     hysteresis: Count = 2
-    """Halve the fp16 loss scale from this overflow on, counted since the scale last doubled. With 2, the first overflow
-    does not halve it."""
+    """Number of overflows, since the fp16 loss scale last doubled, after which it is halved. Each further overflow
+    halves it again."""
 
 
 @config_section
@@ -309,8 +308,8 @@ class CheckpointConfig:
     """Names of hyperparameters, such as optimizer.lr, that may differ from the checkpoint's. The files that they name
     may differ as well."""
     discard_up_to: NonNegative | None = None
-    """Start over if all checkpoints are gone and the run saved none after this iteration. Default: refuse to start
-    over."""
+    """Start over if all checkpoints are gone and the last one was at this iteration or earlier. Default: refuse to
+    start over."""
 
 
 @config_section
@@ -339,16 +338,16 @@ class LoggingConfig:
 
 @config_section
 class TrainerConfig:
-    """The resolved configuration of one training job: nothing in it is left to be derived from a run file."""
+    """Complete configuration of one training job. The trainer reads nothing from the run file."""
 
     name: str
     """Name of the run."""
     run_dir: str
     """Absolute path of the directory that holds everything this run writes."""
     device: Literal["cuda", "cpu"]
-    """What the ranks compute on; the trainer refuses to fall back from cuda to cpu."""
+    """Device that the ranks compute on. The trainer never falls back from cuda to cpu."""
     world_size: Count
-    """Ranks the layout was planned for; the trainer refuses another number."""
+    """Number of ranks that the layout was planned for. The trainer refuses any other number."""
     peak_tflops: PositiveFloat | None = None
     """Dense peak of one device in `precision` (TFLOP/s), for MFU; null leaves MFU out."""
     model: ModelConfig
@@ -361,7 +360,7 @@ class TrainerConfig:
 
 
 class ConfigError(TrainerError):
-    """The configuration file is not what the trainer can run; the message says where and why."""
+    """The configuration is invalid. The message says where and why."""
 
 
 T = TypeVar("T")
@@ -381,13 +380,13 @@ def read(path: Path) -> TrainerConfig:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The plain data of a configuration, as `json.dumps` takes it and `from_dict` reads it back."""
+    """Convert a configuration to plain data, which `json.dumps` accepts and `from_dict` reads back."""
     result: dict[str, Any] = dataclasses.asdict(config)
     return result
 
 
 def fingerprint(config: TrainerConfig) -> str:
-    """SHA-256 of every value of `config`: equal for a resolved configuration and what is read of its JSON."""
+    """SHA-256 of all values of `config`. A resolved configuration keeps it when written as JSON and read back."""
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
@@ -395,7 +394,7 @@ def from_dict(cls: type[T], document: Any, where: str) -> T:
     """Builds `cls` from plain data, checking keys, types and ranges.
 
     Raises:
-        ConfigError: the first thing that does not fit, with its dotted path after `where`.
+        ConfigError: the first invalid key or value, with its dotted path after `where`.
     """
     if not isinstance(document, dict):
         raise ConfigError(f"{where}: expected a mapping, got {document!r}")
@@ -414,7 +413,7 @@ def from_dict(cls: type[T], document: Any, where: str) -> T:
 
 @functools.cache
 def field_hints(cls: type) -> dict[str, Any]:
-    """The type of each field of a dataclass, with its constraints. Reading them costs more than a small document."""
+    """Type of each field of a dataclass, with its constraints. Cached, since evaluating the annotations is slow."""
     return typing.get_type_hints(cls, include_extras=True)
 
 

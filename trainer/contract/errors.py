@@ -54,7 +54,7 @@ class TrainerError(Exception):
         super().__init__(message)
         self.scope = scope
         self.retry = retry
-        """Whether another attempt may succeed. If not, the message is written to FAILED in the run directory."""
+        """True if another attempt may succeed. Otherwise, the message is written to FAILED in the run directory."""
         self.exit_code = exit_code or (Exit.FAULT if retry else Exit.REFUSED)
 
     def on_all_ranks(self: Self) -> Self:

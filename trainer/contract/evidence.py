@@ -119,5 +119,5 @@ def _evidence_in_metrics(lines: Iterator[bytes], load: str | None) -> Iterator[t
 
 
 def _is_own_checkpoint(checkpoint: Any, load: str | None) -> bool:
-    """Whether a start event names a checkpoint of this run, not one from checkpoint.load."""
+    """True if a start event names a checkpoint of this run, not one from checkpoint.load."""
     return isinstance(checkpoint, str) and (load is None or Path(checkpoint).parent != Path(load))

@@ -9,7 +9,7 @@ from trainer.contract.run_directory import RunDirectory
 
 
 def is_done(run: RunDirectory, config: TrainerConfig) -> bool:
-    """Whether `run` is finished and the resolved `config` asks for nothing else.
+    """True if `run` is finished and the resolved `config` asks for nothing else.
 
     False if there are steps left: train_iters is larger now, or only an older checkpoint is left.
 
@@ -43,7 +43,7 @@ def last_checkpoint(run: RunDirectory, config: TrainerConfig) -> Checkpoint | No
 
 
 def is_marked(run: RunDirectory, config: TrainerConfig) -> bool:
-    """Whether DONE records that exactly this resolved `config` is finished.
+    """True if DONE records that exactly this resolved `config` is finished.
 
     Raises:
         OSError: DONE cannot be read.

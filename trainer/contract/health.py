@@ -29,7 +29,7 @@ class Threshold:
     nvls: bool
     """Applies when NCCL may use NVLink SHARP (true) or may not (false)."""
     collnet: bool
-    """Applies when NCCL may use CollNet (SHARP in the switches) or may not. Ignored for one node."""
+    """Applies when NCCL may use CollNet, SHARP in the switches (true), or may not (false). Ignored for one node."""
     expected_gb_s: PositiveFloat | None = None
     """Bandwidth of a healthy allocation (GB/s)."""
     warn_below_gb_s: PositiveFloat | None = None
@@ -51,13 +51,13 @@ class NcclTestConfig:
     nodes: Count
     """Number of nodes in the test."""
     ranks_per_node: Count
-    """Ranks on each node: one per GPU."""
+    """Number of ranks per node: one per GPU."""
     gpus_per_node: NonNegative = 0
-    """GPUs of the node type; thresholds apply only if all of them take part."""
+    """Number of GPUs in a node of this type; thresholds apply only if all of them take part."""
     sizes_bytes: tuple[Count, ...]
-    """Message sizes to measure, in ascending order; the last one is compared."""
+    """Message sizes to measure, in ascending order. Only the last one is compared with the limits."""
     iterations: Count = 20
-    """All-reduces of each size after the warm-up; fewer if they would take longer than 10 s."""
+    """Number of all-reduces of each size after the warm-up; fewer if they would take longer than 10 s."""
     thresholds: tuple[Threshold, ...] = ()
     """Known bandwidths of the node type; the first with matching conditions applies."""
     baseline: str
@@ -81,7 +81,7 @@ class NodeHealthConfig:
     device: Literal["cuda", "cpu"]
     """Device to test."""
     ranks_per_node: Count
-    """Tasks on each node: one per GPU."""
+    """Number of tasks per node: one per GPU."""
     peak_tflops: PositiveFloat | None = None
     """Dense bf16 peak of one GPU (TFLOP/s); null only compares the GPUs of a node with each other."""
     min_peak_fraction: Fraction = 0.6
@@ -93,7 +93,7 @@ class NodeHealthConfig:
     peer_gb_s: PositiveFloat | None = None
     """Minimum bandwidth of copies from one GPU to the next (GB/s); null only measures it."""
     gpus_per_node: NonNegative = 0
-    """GPUs of the node type; the all-reduce is checked only if all of them take part."""
+    """Number of GPUs in a node of this type; the all-reduce is checked only if all of them take part."""
     all_reduce_bytes: Count
     """Message size of the all-reduce between the node's GPUs (bytes)."""
     thresholds: tuple[Threshold, ...] = ()

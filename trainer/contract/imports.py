@@ -38,7 +38,7 @@ class LayerSpec(Protocol):
     def __call__(
         self, core: TransformerConfig, vp_stage: int | None, usual: TransformerBlockSubmodules
     ) -> TransformerBlockSubmodules | ModuleSpec:
-        """Return a block to replace `usual`, this rank's default chunk, or the spec of one layer to use for all."""
+        """Return either a block that replaces `usual`, this rank's default chunk, or one layer spec for all layers."""
 
 
 class ModelProvider(Protocol):

@@ -4,8 +4,8 @@ Each checkpoint records them (`origins`), so that the next attempt notices a fil
 rebuilt in between. hpcgen compares them too, before it queues a job.
 
 A pair is unchanged if its .idx is unchanged and its .bin has the same size and modification time. After a copy, a
-restore or a rebuild the time differs, and only a hash can tell. Reading every .bin at every start would take too long,
-so the hash comes from the record that hpcgen wrote next to the pair.
+restore or a rebuild, the time differs, and only a hash can tell whether the content differs. Reading every .bin at
+every start would take too long, so the hash comes from the record that hpcgen wrote next to the pair.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def examine(
 ) -> Examination:
     """Examine the files of the resolved `config`, and compare them with those in a checkpoint's `record` if given.
 
-    Missing files are not an error here. Without `thorough`, for a login node, it reads no pairs and searches for no
-    modules; files that it cannot tell apart without that count as unchanged.
+    Missing files are not an error here. Without `thorough`, as on a login node, pairs are not read and modules are not
+    searched for. Files that cannot be compared in this way count as unchanged.
 
     Raises:
         OSError: a file cannot be read.
@@ -121,7 +121,7 @@ def code_files(config: TrainerConfig, *, modules: bool = True) -> dict[str, Path
 def identify(path: Path, known: Any = None, *, reads: bool = True) -> Identity:
     """Identity of a file. If its size and time are as in `known`, the hash comes from there.
 
-    Otherwise the file is read, or the hash is None without `reads`.
+    Otherwise the file is read or, without `reads`, the hash is None.
 
     Raises:
         OSError: the file is missing or cannot be read.
@@ -153,7 +153,7 @@ def _examine_code(
 def _compare_pairs(
     name: str, before: Sequence[Any], pairs: Sequence[Any], found: Examination, *, hashes: bool
 ) -> None:
-    """Compare pairs by their positions in the blend. With `hashes`, list those that must be read in `found.to_hash`."""
+    """Compare pairs by their positions in the blend. With `hashes`, add those that must be read to `found.to_hash`."""
     differing: list[tuple[str, str]] = []
     for dataset, known, pair in zip(_saved_pairs(name, found), before, pairs, strict=True):
         if known is None or pair is None:
@@ -222,7 +222,7 @@ def _describe_change(before: Mapping[str, Identity], now: Mapping[str, Identity]
 
 
 def _same_age(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two identities have the same size and time. Some archives keep only seconds; then those are compared."""
+    """True if size and time are the same. Some archives keep only seconds; then fractions are ignored."""
     if one["size"] != other.get("size"):
         return False
     first, second = one["modified_ns"], other.get("modified_ns")

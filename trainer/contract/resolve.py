@@ -1,4 +1,4 @@
-"""Replaces the nulls of a configuration by values that follow from the other keys.
+"""Replaces the nulls of a configuration with values that follow from the other keys.
 
 hpcgen resolves a run file before planning; the trainer resolves any configuration it is given.
 """

@@ -62,7 +62,7 @@ class RunDirectory:
 
     @property
     def trained_with(self) -> Path:
-        """Resolved configuration of the newest attempt that trained. Refused and idle attempts do not change it."""
+        """Resolved configuration of the newest attempt that trained. Other attempts do not change it."""
         return self.root / self.TRAINED_WITH
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: 1 file, 59,166 files. `plural` is for nouns that do not just take an s."""
+    """A number with its noun: 1 file, 59,166 files. `plural` is for nouns with an irregular plural."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 

@@ -221,7 +221,7 @@ def _blend(
 
 
 def _documents_by_prefix(source: _Source, corpora: Mapping[str, IndexedDataset]) -> dict[str, Documents]:
-    """Documents of the split in each corpus, by prefix. Leaves out corpora with less than two tokens in the split."""
+    """Documents of the split in each corpus, by prefix. Leaves out corpora with fewer than two tokens in the split."""
     if source.share is None:
         return {}
     ranges = {

@@ -127,7 +127,7 @@ def fault(index: Index, directory: Path) -> str | None:
 
 
 def _is_of_numbers(path: Path) -> bool:
-    """Whether an .npy file contains only numbers. Megatron-Core also loads pickled objects, which could run code."""
+    """True if an .npy file contains only numbers. Megatron-Core also loads pickled objects, which could run code."""
     try:
         return isinstance(numpy.load(path, mmap_mode="r", allow_pickle=False), numpy.ndarray)
     except (ValueError, EOFError):
@@ -190,7 +190,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
 
 
 def _same_content(one: dict[str, Any], other: Any) -> bool:
-    """Whether two identities have the same content. Their modification times may differ."""
+    """True if two identities have the same content. Their modification times may differ."""
     return isinstance(other, dict) and all(one[name] == other.get(name) for name in ("size", "sha256"))
 
 
@@ -241,7 +241,7 @@ def _remove_leftovers(directory: Path) -> None:
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Whether the lock was free. False also if the file system has no locks."""
+    """Try to lock a file. Returns False if it is locked, or if the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

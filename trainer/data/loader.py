@@ -62,7 +62,7 @@ def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGrou
 
 
 def reads_samples(chunk: DistributedDataParallel) -> bool:
-    """Whether the chunk embeds tokens or computes the loss, as the model's first and last chunks do."""
+    """True if the chunk embeds tokens or computes the loss, as the model's first and last chunks do."""
     return any(get_attr_wrapped_model(chunk, name) for name in ("pre_process", "post_process"))
 
 
@@ -98,7 +98,7 @@ def micro_batches(
         num_workers=workers,
         collate_fn=functools.partial(_packed, positions=positions if groups.cp.size() > 1 else None),
         pin_memory=config.device == "cuda",
-        # A starting loader draws a number. It must not come from the generator that dropout uses on a CPU.
+        # A loader draws a random number when it starts. It must not use the generator that dropout uses on a CPU.
         generator=torch.Generator(),
         worker_init_fn=_ignore_stop_signals if workers else None,
         multiprocessing_context="fork" if workers else None,

@@ -62,7 +62,7 @@ def documents_of(dataset: torch.utils.data.Dataset, sample: int) -> tuple[str, l
 
 
 def _with_resumed_samples(config: configuration.TrainerConfig) -> configuration.TrainerConfig:
-    """`config` with train_iters for the number of samples that the run reads if it resumes from its newest checkpoint.
+    """`config` with train_iters adjusted to the samples that the run reads if it resumes from its newest checkpoint.
 
     Raises:
         TrainerError: the newest checkpoint is Megatron-LM's, which does not say this.

@@ -1,6 +1,6 @@
 """Makes Megatron-Core, which uses CUDA in many places, run on a CPU.
 
-Call `prepare` before megatron.core is imported, since Core binds some of these names at import. If CUDA is available,
+Call `prepare` before megatron.core is imported, since Core binds some CUDA functions at import. If CUDA is available,
 nothing is replaced. Each stand-in names the place in Core that needs it.
 """
 
@@ -57,7 +57,7 @@ def make_deterministic() -> None:
 
 
 def stand_in_for_cuda() -> None:
-    """Replace the CUDA functions that Megatron-Core uses by CPU versions. Does nothing if CUDA is available."""
+    """Replace the CUDA functions that Megatron-Core uses with CPU versions. Does nothing if CUDA is available."""
     import torch
 
     if torch.cuda.is_available() or getattr(torch.cuda, "is_replaced_by_cpu", False):
@@ -84,7 +84,7 @@ def _hide_kernels() -> None:
 
 
 def _replace_factories(torch: Any) -> None:
-    """`torch.zeros(..., device="cuda")` in schedules.py and the optimizer; pinned memory in RoPE."""
+    """Replace tensor factories. schedules.py and the optimizer pass device="cuda"; RoPE requests pinned memory."""
 
     def on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(factory)
@@ -98,13 +98,13 @@ def _replace_factories(torch: Any) -> None:
 
     for name in FACTORIES:
         setattr(torch, name, on_cpu(getattr(torch, name)))
-    # The "device number" goes back into factories only, so it may be a device.
+    # Core passes the "device number" only to factories, so it may be a device.
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.set_device = lambda device: None
 
 
 def _replace_tensor_methods(torch: Any) -> None:
-    """`.cuda()`; and `.type()`, whose answer megatron.core.optimizer compares with torch.cuda names."""
+    """Replace `.cuda()`, and `.type()`, whose result megatron.core.optimizer compares with torch.cuda names."""
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self
     to, tensor_type = torch.Tensor.to, torch.Tensor.type
@@ -126,11 +126,11 @@ def _replace_tensor_methods(torch: Any) -> None:
 
 
 def _replace_random_state(torch: Any) -> None:
-    """Dropout draws from the CUDA generator that tensor_parallel/random.py forks: here, the CPU's."""
+    """Replace CUDA's generators with the CPU's. tensor_parallel/random.py forks them for dropout."""
     generator = torch.default_generator
     torch.cuda.default_generators = {torch.device("cpu"): generator}
     torch.cuda._lazy_call = lambda function, **kwargs: function()
-    # Not torch.manual_seed, which seeds CUDA too and would come back here.
+    # Not torch.manual_seed, which also seeds CUDA and so would call itself.
     torch.cuda.manual_seed = torch.cuda.manual_seed_all = generator.manual_seed
     for module in (torch.cuda, torch.cuda.random):
         module.get_rng_state = lambda device="cpu": generator.get_state()
@@ -138,7 +138,7 @@ def _replace_random_state(torch: Any) -> None:
 
 
 def _replace_streams(torch: Any) -> None:
-    """Streams, events and profiler ranges, which only order work on a GPU. They do nothing on a CPU."""
+    """Replace streams, events and profiler ranges. They only order or mark work on a GPU, so here they do nothing."""
 
     class Stream:
         def __init__(self, *args: Any, **kwargs: Any) -> None:

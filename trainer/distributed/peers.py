@@ -44,13 +44,13 @@ class Peers:
         self._send("alarm", "")
 
     def is_alarmed(self) -> bool:
-        """Whether any rank has raised the alarm."""
+        """True if any rank has raised the alarm."""
         return bool(self._receive("alarm"))
 
     def call_roll(self, topic: str, answer: str, wait_s: float) -> dict[int, str]:
         """Answer on a topic, and wait until all ranks have answered, for at most `wait_s`. Returns the answers by rank.
 
-        They are empty if the store of rank 0 never responded.
+        The result is empty if the store of rank 0 never responded.
         """
         end = time.monotonic() + wait_s
         self._send(topic, answer)

@@ -29,7 +29,7 @@ NUM_PORTS = 8
 """Number of ports that rank 0 tries."""
 
 ANSWER_S = 2.0
-"""Time within which rank 0 sends its greeting (seconds). Any other service does not."""
+"""Time within which rank 0 sends its greeting (seconds). Other services send none."""
 
 MAX_PAUSE_S = 2.0
 """Maximum pause between two attempts to find rank 0 on all ports (seconds)."""
@@ -122,7 +122,7 @@ def open_store(
 
     Raises:
         TrainerError: MASTER_ADDR or MASTER_PORT is not set.
-        RuntimeError: torch's DistError: the port, or the complete sequence, is in use; or ranks did not come in time.
+        RuntimeError: torch's DistError: the port or the complete sequence is in use, or ranks did not connect in time.
     """
     from torch.distributed import HashStore, PrefixStore, TCPStore
 

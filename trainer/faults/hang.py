@@ -31,7 +31,7 @@ RENAMED = {
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "TORCH_FR_BUFFER_SIZE",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "TORCH_FR_DUMP_TEMP_FILE",
 }
-"""Variables that every torch reads, and their names since 2.9, which warns about the old names on each rank."""
+"""Variables that all versions of torch read -> their names since torch 2.9, which warns about the old ones."""
 
 
 def keep_flight_records(run: RunDirectory) -> None:

@@ -103,7 +103,7 @@ class _Owner:
         )
 
     def is_known_dead(self, asker: _Owner) -> bool:
-        """Whether the owner is certainly dead: an earlier attempt of the asker's job, or a dead process on its host."""
+        """True if the owner is certainly dead: an earlier attempt of the asker's job, or a dead process on its host."""
         if asker.job and self.job == asker.job and self.restart != asker.restart:
             return True
         if (self.host, self.pid_namespace) != (asker.host, asker.pid_namespace):
@@ -169,7 +169,7 @@ class _Claim:
         publish(self._file, json.dumps(dataclasses.asdict(self._me)) + "\n")
 
     def _is_mine(self) -> bool:
-        """Whether no other process has claimed the directory."""
+        """True if no other process has claimed the directory."""
         now = _read(self._file)
         return now is None or now.token == self._me.token
 

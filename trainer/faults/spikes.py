@@ -1,4 +1,4 @@
-"""Loss spikes: batches whose loss is far above that of the steps before."""
+"""Loss spikes: batches whose loss is far above that of the previous steps."""
 
 from __future__ import annotations
 

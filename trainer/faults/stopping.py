@@ -23,7 +23,7 @@ from trainer.distributed.peers import Peers, call_with_timeout
 from trainer.distributed.rendezvous import Ranks, find_ranks
 
 ROLL_CALL_S = 3.5
-"""Time after SIGTERM within which the other ranks must have received theirs (seconds)."""
+"""Time after SIGTERM within which all other ranks must receive it too (seconds)."""
 
 YES, NO = "yes", "no"
 """Answers of a rank to the roll call: whether it has completed a step and so has something to save."""
@@ -45,7 +45,7 @@ class StopRequest:
     """
 
     def __init__(self, stop_file: Path | None) -> None:
-        """`stop_file` is given to rank 0 alone."""
+        """`stop_file` is None on all ranks except 0."""
         self._signal: signal.Signals | None = None
         self._seen: Path | None = None
         self._agreed = threading.Event()
@@ -68,12 +68,12 @@ class StopRequest:
         is_worth_saving: Callable[[], bool],
         shorten_timeout: Callable[[], None],
     ) -> None:
-        """Treat SIGTERM as a stop request from now on, if all ranks receive it. Before, it ends the process.
+        """Treat SIGTERM as a stop request from now on, if all ranks receive it. Before this call, it ends the process.
 
         Slurm sends SIGTERM to every rank when it ends a job, but also to the remaining ranks when one is gone. In the
         first case the ranks can finish their step. In the second they would wait for the dead rank in a collective
         until they are killed. So a rank that receives SIGTERM starts a roll call through the store, and answers whether
-        `is_worth_saving`. Unless all ranks answer yes, it leaves at once with status 143. If they do, it calls
+        `is_worth_saving`. Unless all ranks answer yes, this rank leaves at once with status 143. If they do, it calls
         `shorten_timeout`, in case a rank dies after its answer.
         """
         receiver, sender = socket.socketpair()
@@ -87,7 +87,7 @@ class StopRequest:
         signal.signal(signal.SIGTERM, self._remember)
 
     def agreed(self) -> None:
-        """Note that all ranks have agreed to save or to end. From now on SIGTERM, earlier or later, has no effect."""
+        """Note that all ranks have agreed to save or to end. From now on, earlier and later SIGTERMs have no effect."""
         self._agreed.set()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:

@@ -17,12 +17,12 @@ FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 
 def allows_retry(error: BaseException) -> bool:
-    """Whether the same operation may succeed later."""
+    """True if the same operation may succeed later."""
     return not (isinstance(error, OSError) and (error.errno in FINAL_ERRORS or _is_short_write(error)))
 
 
 def _is_short_write(error: OSError) -> bool:
-    """Whether numpy reports a short write, as on a full disk. Its OSError has no errno."""
+    """True if numpy reports a short write, as on a full disk. Its OSError has no errno."""
     return error.errno is None
 
 

@@ -142,7 +142,7 @@ class StragglerWatch:
         self._since = totals
         found = find_stragglers(self._share(own), self._places)
         if self._device == "cuda" and any(self._rank in straggler.ranks for straggler in found):
-            # Not in the thread, whose current device would be the first one.
+            # Read here, since the current device of a new thread is the first GPU.
             gpu = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
             threading.Thread(target=_print_gpu, args=(self._rank, f"GPU-{gpu}"), daemon=True).start()
         return found

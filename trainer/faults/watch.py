@@ -33,7 +33,7 @@ OTHERS_S = 3.0
 """Time for the other ranks to write their reports (seconds)."""
 
 END_S = 30.0
-"""Timeout for all of this, since a pipe or a driver may block anything (seconds)."""
+"""Timeout for the reports and the exit together, since a pipe or a driver may block any step (seconds)."""
 
 SHORT_TIMEOUT_S = 60.0
 """Minimum timeout while all ranks save and leave (seconds)."""
@@ -79,7 +79,7 @@ class Watch:
         self._timeout_s = 60.0 * training.distributed_timeout_minutes
         self._later_timeout_s = float(training.distributed_timeout_seconds_after_init)
         self.has_stepped = False
-        """Whether this attempt has completed a step."""
+        """True if this attempt has completed a step."""
         self._slowest_s = 0.0
         self._has_short_timeout = False
         self._is_alarmed = self._is_asking = False

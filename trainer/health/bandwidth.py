@@ -31,7 +31,7 @@ class Sample:
     algbw_gb_s: float
     busbw_gb_s: float
     correct: bool
-    """Whether the sums were correct."""
+    """True if the sums were correct."""
 
 
 def make_sample(size_bytes: int, time_s: float, num_ranks: int, correct: bool = True) -> Sample:

@@ -23,9 +23,9 @@ class Layout:
     nodes: int
     ranks_per_node: int
     nvls: bool
-    """Whether NCCL_NVLS_ENABLE allows NVLink SHARP. NCCL then uses it if the GPUs support it."""
+    """True if NCCL_NVLS_ENABLE allows NVLink SHARP. NCCL then uses it if the GPUs support it."""
     collnet: bool
-    """Whether NCCL_COLLNET_ENABLE turns on CollNet. Default: off."""
+    """True if NCCL_COLLNET_ENABLE turns on CollNet. Default: off."""
 
     def __str__(self) -> str:
         return (
@@ -124,7 +124,7 @@ class Verdict:
 def judge(
     busbw_gb_s: float, threshold: Threshold | None, baseline: Entry | None, config: NcclTestConfig
 ) -> Verdict:
-    """Compare a bandwidth with the threshold, else with the baseline. Without both, the status is unknown."""
+    """Compare a bandwidth with the threshold, else with the baseline. With neither, the status is unknown."""
     if threshold is not None:
         expected, source = threshold.expected_gb_s, threshold.source
         warn, fail = threshold.warn_below_gb_s, threshold.fail_below_gb_s

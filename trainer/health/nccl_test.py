@@ -159,7 +159,7 @@ class NcclTest:
         if verdict.status in ("bad", "warning"):
             diagnosis = self._diagnose(judged.size_bytes, verdict)
         elif verdict.status == "unknown" and layout.nodes > 1 and config.device == "cuda":
-            # The nodes can only be compared with each other. Not on CPUs, which differ when they are busy.
+            # Without limits, nodes can only be compared with each other. Skip CPU nodes, which differ when busy.
             diagnosis = self._diagnose(judged.size_bytes, verdict)
             ok = ok and not (diagnosis.weak or diagnosis.remarks)
         if verdict.status != "good":

@@ -115,7 +115,7 @@ def run(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str], repo
 
 
 def ranks_of_node(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str]) -> Ranks:
-    """Rank of this process among those of its node.
+    """Rank of this process among the ranks of its node.
 
     Raises:
         TrainerError: the number of tasks does not fit the nodes.
@@ -185,7 +185,7 @@ class NodeCheck:
         size = MATMUL_SIZE[kind]
         dtype = torch.bfloat16 if kind == "cuda" else torch.float32
         left, right = (torch.randn(size, size, device=kind).to(dtype) for _ in range(2))
-        # A long warm-up, since clocks are higher in the first second than later, as in training.
+        # A long warm-up, since clocks are higher in the first second. Training runs at the later, lower clocks.
         seconds = _seconds(lambda: torch.mm(left, right), kind, repeats=REPEATS, warm_up=REPEATS)
         self._set(matmul_tflops=2 * size**3 / seconds / 1e12)
 
@@ -247,7 +247,7 @@ def judge_devices(devices: list[Device], config: NodeHealthConfig) -> list[Findi
     findings = []
     products = [device.matmul_tflops for device in devices if device.matmul_tflops is not None]
     usual = statistics.median_high(products) if products else 0.0
-    # Not for CPU ranks, which share the cores of a host, so that their differences mean nothing.
+    # Skip CPU ranks: they share the cores of a host, so differences between them mean nothing.
     least = usual * (1 - config.max_gpu_deficit) if config.device == "cuda" else 0.0
     if config.peak_tflops is not None:
         least = max(least, config.peak_tflops * config.min_peak_fraction)

@@ -38,7 +38,7 @@ class JsonLines:
         except OSError as error:
             raise storage_error(error, path, "written") from error
         self._is_torn = self._has_warned = False
-        # Unbounded, since a kilobyte per step stays little until the watch ends a run whose storage hangs.
+        # Unbounded: at a kilobyte per step, it stays small until the watch ends a run whose storage hangs.
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name=path.name, daemon=True)
         self._thread.start()
@@ -82,10 +82,10 @@ class JsonLines:
 
 
 def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
-    """Remove lines that an attempt that resumes from `iteration` computes again, and incomplete lines.
+    """Remove incomplete lines, and lines that an attempt resuming from `iteration` computes again.
 
-    These are the lines of later iterations, and the evaluation of this one. The starts and stops of all attempts are
-    kept. Returns the last removed line of a later iteration.
+    The latter are the lines of later iterations, and the evaluation at `iteration`. The starts and stops of all
+    attempts are kept. Returns the last removed line of a later iteration.
 
     At iteration 0 this removes all numbers of the run, so a copy of the file is kept under the next number.
 

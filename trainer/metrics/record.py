@@ -248,7 +248,7 @@ class Window:
         self._last = result
 
     def values(self, config: TrainerConfig, flops: float) -> dict[str, Any]:
-        """Values of a line for these steps, of which there is at least one. `flops` is the cost of a sample."""
+        """Values of a line for these steps (at least one). `flops` is the cost of a sample."""
         last = self._last
         assert last is not None
         seconds = sum(self._seconds)

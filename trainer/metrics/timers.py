@@ -25,8 +25,8 @@ T = TypeVar("T")
 BATCH = "batch"
 """Name for loading a micro-batch, which is not one of Core's. It is part of forward-compute."""
 
-# Core's names in megatron-core 0.16 to 0.19, without those of sends and receives between pipeline stages: they mostly
-# measure the bubble, and an interleaved schedule waits without them.
+# Core's names in megatron-core 0.16 to 0.19, without sends and receives between pipeline stages. Those mostly measure
+# the bubble, and an interleaved schedule does not time its waits.
 KINDS = {
     "forward-compute": "compute_s",
     "backward-compute": "compute_s",
@@ -115,7 +115,7 @@ class Timers:
     def totals(self) -> Times:
         """Times so far, of work that the device has finished. Does not wait; later calls include the rest.
 
-        Once the loss of a step is read, only its update can be unfinished.
+        Once the loss of a step is read, only the step's update can be unfinished.
         """
         while self._pending:
             name, start, stop = self._pending[0]

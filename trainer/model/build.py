@@ -33,8 +33,8 @@ def build_model(
     core = transformer_config(config, kernels)
     if core.tp_comm_overlap:
         _allocate_overlap_buffers(config, groups)
-    # On a GPU Core needs its own generators, although their random weights are replaced below. Core's own tracker
-    # cannot be recorded in graphs, but Transformer Engine's can.
+    # On a GPU, Core needs its own generators, although the weights drawn from them are replaced below. Core's own
+    # tracker cannot be recorded in graphs, but Transformer Engine's can.
     uses_graphs = config.training.cuda_graph_impl != "none"
     model_parallel_cuda_manual_seed(config.training.seed, te_rng_tracker=uses_graphs)
     stages = config.parallelism.virtual_pipeline_model_parallel_size

@@ -130,7 +130,7 @@ class LayerGraphs:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the error or one of its contexts is a lack of GPU memory. An aborted recording raises another error."""
+    """True if the error, or one in its context, is a lack of GPU memory. Aborting a recording raises another error."""
     return error is not None and (
         isinstance(error, torch.OutOfMemoryError) or _is_out_of_memory(error.__context__)
     )

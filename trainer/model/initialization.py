@@ -41,7 +41,7 @@ def initialize_by_name(chunk: GPTModel, seed: int, std: float, num_layers: int) 
 def _draw(shard: ShardedTensor, seed: int) -> torch.Tensor:
     """Draw the shard's part of the complete parameter, with unit variance, in fp32.
 
-    Layers are stacked along leading axes, in which a shard has one element. Their index is part of the seed.
+    Layers are stacked along leading axes, in which a shard has one element. The layer's index is part of the seed.
     """
     axes = shard.prepend_axis_num
     layer, start = shard.global_offset[:axes], shard.global_offset[axes:]

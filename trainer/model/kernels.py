@@ -127,7 +127,8 @@ def _cross_entropy(training: TrainingConfig, version: str | None) -> Literal["te
 
     It rounds the gradient of each logit to the model's precision before it multiplies by the gradient of the loss.
     Megatron-LM found this unstable (its pull request 5115). In bf16 this factor is 1 here, since the loss is a sum that
-    is scaled later in fp32, so nothing is rounded twice. In fp16 the factor is the loss scale, which comes too late.
+    is scaled later in fp32, so nothing is rounded twice. In fp16 the factor is the loss scale, which is then applied
+    too late.
     """
     if training.cross_entropy_fusion_impl is not None:
         return training.cross_entropy_fusion_impl

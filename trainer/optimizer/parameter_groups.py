@@ -91,7 +91,7 @@ def _key(multipliers: Multipliers, members: set[int]) -> ParamKey:
 
 
 def _override(multipliers: Multipliers) -> dict[str, float]:
-    """Override for one group. Omits an lr_mult of 1 like Megatron-LM, whose checkpoints match groups by these."""
+    """Override for one group. Omits an lr_mult of 1, as Megatron-LM does, to match its checkpoints' groups."""
     wd_mult, lr_mult = multipliers
     return {"wd_mult": wd_mult} if lr_mult == 1.0 else {"wd_mult": wd_mult, "lr_mult": lr_mult}
 

@@ -53,7 +53,7 @@ class ShellEnvironment(jinja2.Environment):
     def parse(
         self, source: str, name: str | None = None, filename: str | None = None
     ) -> jinja2.nodes.Template:
-        """The template's tree. Compiling the template reuses it, because parsing takes a third of the time."""
+        """The template's syntax tree. Compiling the template reuses it, because parsing takes a third of the time."""
         tree = super().parse(source, name, filename)
         self._parsed[source, filename] = tree
         return tree
@@ -101,7 +101,7 @@ def make_environment(
 
 
 class DirectoryLoader(jinja2.BaseLoader):
-    """Loads templates from one directory. With `trusted_groups`, even empty, it is a site's, and files are checked.
+    """Loads templates from one directory. A site's has `trusted_groups`, even if empty, and is checked.
 
     Unlike Jinja's loader, it never skips an unreadable file: another directory's template would silently replace it.
     """

@@ -1,6 +1,7 @@
 """Converts values to text of a script, with one function for each place: a word, a comment, a #SBATCH value, ...
 
-Each refuses values that its place cannot represent, so that no value ends its word, line or here-document.
+Each function refuses values that its place cannot represent, so that no value can end its word, line or here-document
+early.
 
 A filter returns `Markup`, which the environment writes unchanged. All other values go through `shell_word`.
 """

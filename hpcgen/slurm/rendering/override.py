@@ -13,7 +13,7 @@ from hpcgen.slurm.rendering.replaced import shipped_functions, with_records
 def override_text(
     name: str, known: Sequence[str], docs: Mapping[str, BlockDoc], chosen: Sequence[str] = ()
 ) -> str:
-    """A template that replaces the `chosen` blocks of a template with themselves.
+    """A template that extends the shipped one and replaces each `chosen` block with its current content.
 
     Without `chosen`, every block in `known` is included as a comment. The current shipped text of each function is
     recorded above it, so that later versions of hpcgen can show what changed.

@@ -124,7 +124,7 @@ def template_context(
         "preflight": has_preflight(stage),
         "spare_nodes": stage.allocation.spare_nodes,
         "job_files": [{"name": name, "text": text} for name, text in stage.files.items()],
-        # the image stage runs its files, so only the job's user must be able to write there
+        # the image stage runs its job files, so no other user may have write access to their directory
         "job_files_directory": "scratch" if stage.kind.runs_own_files else "job_dir",
         "libraries": stage_libraries(stage),
     }

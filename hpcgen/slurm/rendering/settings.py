@@ -1,4 +1,4 @@
-"""Settings of a batch script: the shell variables with every value of the run that its code reads."""
+"""Settings of a batch script: shell variables with all values of the run that the script's code reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
 
 LIBRARY_PATH = 'export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"; shift; exec "$@"'
-"""Runs after the container's words, because only a shell in the task knows the image's LD_LIBRARY_PATH."""
+"""Follows the words that start the container, because only a shell in the task knows the image's LD_LIBRARY_PATH."""
 
 Value = str | int | Sequence[str]
 

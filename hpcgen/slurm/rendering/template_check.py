@@ -14,7 +14,7 @@ from jinja2 import TemplateSyntaxError, nodes
 from jinja2.compiler import CodeGenerator, Frame
 
 WITH_VALUES = frozenset(("settings", "environment"))
-"""Blocks in which words can be values."""
+"""Blocks in which a template can write values as words."""
 INSTEAD = {
     "python": '"${task[@]}"',
     "arguments": '"${task[@]}"',

@@ -18,7 +18,7 @@ class TemplateLines:
         self._lines: dict[Path, list[str]] = {}
 
     def find(self, text: str, sources: Iterable[Path]) -> tuple[Path, int] | None:
-        """The file and line that wrote `text`, a stripped line of a script: the match with most literal characters.
+        """The file and line that wrote `text`, a stripped line of a script: the match with the most literal characters.
 
         None if no line matches, or several match equally well.
         """
