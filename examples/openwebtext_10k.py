@@ -2,8 +2,8 @@
 
     python examples/openwebtext_10k.py openwebtext-10k.tar.xz openwebtext-10k.jsonl
 
-Requires only Python. Documents are in the order of their names, and cleaned like in the loading script of the
-repository: at most one consecutive empty line, and none at the ends.
+Requires only Python. Documents are in the order of their names, and cleaned as in the dataset's loading script: at most
+one consecutive empty line, and none at the ends.
 """
 
 from __future__ import annotations

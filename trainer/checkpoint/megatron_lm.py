@@ -169,8 +169,8 @@ def _check_optimizer_state(
     sharding = (common.get("content_metadata") or {}).get("distrib_optim_sharding_type")
     if sharding is None:
         raise TrainerError(
-            "it does not say how its optimizer state is sharded, as is usual for old versions of megatron-core. Load and "
-            f"save it once in a newer Megatron-LM, or {only_weights}"
+            "it does not say how its optimizer state is sharded, as is usual for old versions of megatron-core. Load "
+            f"and save it once in a newer Megatron-LM, or {only_weights}"
         )
     if sharding in RESHARDABLE:
         return

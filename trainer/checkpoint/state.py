@@ -105,7 +105,7 @@ def check_loaded(state: TrainingState, path: Path) -> None:
 
 
 def raise_not_finite(what: str | None, problem: str, consequence: str) -> None:
-    """Raise NonFiniteError on all ranks if any of them has a `what`, the name of values that are not finite."""
+    """Raise NonFiniteError on all ranks if any rank passes `what`, the name of values that are not finite."""
     found: list[str | None] = [None] * torch.distributed.get_world_size()
     here = what and f"rank {torch.distributed.get_rank()} on {socket.gethostname()}: {what}"
     torch.distributed.all_gather_object(found, here)

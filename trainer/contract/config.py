@@ -183,7 +183,7 @@ class TrainingConfig:
     loss_spike_factor: PositiveFloat | None = 2.0
     """Report a loss above this factor times the median of the last 100 steps, with its samples; null disables this."""
     skip_loss_spikes: NonNegative = 0
-    """Maximum number of batches with such a loss to exclude from training over the entire run; 0 trains on them."""
+    """Maximum number of loss-spike batches to exclude from training over the entire run; 0 trains on all batches."""
 
 
 @config_section
@@ -303,7 +303,7 @@ class CheckpointConfig:
     keep_last: Count | None = None
     """Number of newest checkpoints to keep. Older ones are removed when a new one is complete. Default: keep all."""
     keep_every: Count | None = None
-    """Always keep checkpoints whose iteration is a multiple of this."""
+    """Always keep checkpoints whose iteration is a multiple of this number."""
     changed: tuple[str, ...] = ()
     """Names of hyperparameters, such as optimizer.lr, that may differ from the checkpoint's. The files that they name
     may differ as well."""

@@ -21,7 +21,7 @@ class Schedule(OptimizerParamScheduler):
     """Sets the learning rate and the weight decay of each parameter group, which only depend on the step count.
 
     The schedule is a linear warm-up from lr_warmup_init, then lr_decay_style by Core's formulas or lr_schedule. The
-    rate of a group is lr_mult times that.
+    rate of a parameter group is lr_mult times this rate.
     """
 
     def __init__(self, config: OptimizerConfig, optimizer: MegatronOptimizer, train_iters: int) -> None:

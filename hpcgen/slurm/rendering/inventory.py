@@ -30,7 +30,7 @@ class TemplateFile:
     """A file in a chain of templates."""
 
     name: str
-    """Its name in Jinja: slurm/train.sbatch.j2 or hpcgen/slurm/train.sbatch.j2."""
+    """Name in Jinja: slurm/train.sbatch.j2 or hpcgen/slurm/train.sbatch.j2."""
     path: Path
     directory: Path
     """The template directory that contains it."""
