@@ -75,7 +75,7 @@ def test_a_real_checkpoint(single_gpt: Run, tmp_path: Path) -> None:
     assert tensors["decoder.layers.mlp.linear_fc1.weight"]["shape"] == [4, 256, 64]
     assert {tensor["dtype"] for tensor in tensors.values()} == {"float32"}
     text = hpcgen("checkpoint", "inspect", checkpoints, "--tensors")
-    assert "read        24 samples, 1,536 tokens\n" in text
+    assert "consumed    24 samples, 1,536 tokens\n" in text
     assert "embedding.word_embeddings.weight " in text
     hpcgen("checkpoint", "pin", checkpoints / "iter_0000006")
     [entry] = json.loads(hpcgen("checkpoint", "list", checkpoints, "--json"))
