@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.cli.main import COMMANDS
+from hpcgen.cli.main import SECTIONS
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.run import RunConfig
 from trainer.contract.config import OptimizerConfig
@@ -68,7 +68,11 @@ def test_the_reference_has_every_key_command_and_variable(site: Path) -> None:
         "run-file": [field.name for cls in (RunConfig, OptimizerConfig) for field in dataclasses.fields(cls)],
         "cluster-profile": [field.name for field in dataclasses.fields(ClusterConfig)],
         "node-type": ["gpus_per_node", "bus_id", "fail_below_gb_s"],
-        "commands": [*(f"hpcgen {name}" for name in COMMANDS), "hpcgen data plan", "--launcher"],
+        "commands": [
+            *(f"hpcgen {name}" for commands in SECTIONS.values() for name in commands),
+            "hpcgen data plan",
+            "--launcher",
+        ],
         "environment": ["NCCL_PXN_DISABLE", "PYTHONSAFEPATH", "MASTER_ADDR", "HPCGEN_TEMPLATES"],
     }
     for page, names in expected.items():
