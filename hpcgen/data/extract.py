@@ -18,7 +18,7 @@ def extract(unit: Unit, job: CorpusJob, context: Context) -> Record:
     """Uncompresses the unit's .zst or .gz file. Each line is a document; the last one needs no "\\n".
 
     Raises:
-        HpcgenError: the file is damaged, truncated, empty, or not the one that was planned.
+        HpcgenError: the file is damaged, truncated or empty, or has changed since it was planned or downloaded.
         OSError: the output cannot be written. Nothing is published in either case.
     """
     started = time.monotonic()
