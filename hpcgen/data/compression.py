@@ -1,4 +1,4 @@
-"""Uncompresses files of a corpus by their suffix. Damaged or truncated data is an error.
+"""Decompresses files of a corpus by their suffix. Damaged or truncated data is an error.
 
 Even highly compressed data is yielded in small pieces, so a reader's memory is bounded.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import zstandard
-from isal import isal_zlib  # uncompresses 2.5 times as fast as zlib
+from isal import isal_zlib  # decompresses 2.5 times as fast as zlib
 
 from hpcgen.errors import HpcgenError
 
@@ -61,7 +61,7 @@ def _plain(path: Path, source: Readable) -> Iterator[bytes]:
 
 
 def _frames(path: Path, source: Readable, frame_type: Any) -> Iterator[bytes]:
-    """Uncompresses all frames. The libraries accept a truncated frame, so this function checks that each one ends."""
+    """Decompresses all frames. The libraries accept a truncated frame, so this function checks that each one ends."""
     frame: Any = None
     position = 0
     while data := source.read(_READ_BYTES):
@@ -75,7 +75,7 @@ def _frames(path: Path, source: Readable, frame_type: Any) -> Iterator[bytes]:
             except (zstandard.ZstdError, isal_zlib.error) as error:  # type: ignore[misc]  # its stub names no type
                 if window := _too_large_window(frame, error):
                     long = f"--long={(window - 1).bit_length()} (a window of {window >> 20:,} MiB)"
-                    reason = f"compressed with {long}, which needs too much memory to uncompress"
+                    reason = f"compressed with {long}, which needs too much memory to decompress"
                     raise HpcgenError(f"{path}: {reason}", "compress it again without --long") from error
                 where = f"{path}: damaged {path.suffix} data before byte {position:,}"
                 raise HpcgenError(f"{where}: {error}", "download it again") from error

@@ -2,7 +2,7 @@
 
 The client is httpx2, which is a dependency of huggingface_hub. It has separate timeouts for connecting and reading,
 keeps connections open, reads the proxies of the environment, detects a body that ends early, and drops the token when
-a server redirects to another one. It takes 2 to 3 s of CPU time per GB, including hash and write (http.client: 2 s,
+a server redirects to another server. It takes 2 to 3 s of CPU time per GB, including hash and write (http.client: 2 s,
 without these features). A download task has one process per connection.
 """
 

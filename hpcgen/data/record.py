@@ -223,7 +223,7 @@ def write_record(record: Record, output: Path) -> None:
     """
     target = record_path(output)
     record = _with_times(record, {_name(made): output.with_name(_name(made)) for made in record.outputs})
-    with private_file(target, swept=True) as file:  # run_task has swept for all units
+    with private_file(target, swept=True) as file:  # run_task has swept the files of all units
         file.write(_encoded(record))
         publish(file, target)
 

@@ -68,8 +68,8 @@ def select(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> 
 def matches(name: str, pattern: str) -> bool:
     """Returns whether `pattern` matches all of `name`. `*` and `?` also match slashes.
 
-    `**/` matches zero or more directories, and `[abc]` one of these characters. Case matters. Apart from `**/`, these are
-    the rules of Python's fnmatch, which huggingface_hub's allow_patterns follows too.
+    `**/` matches zero or more directories, and `[abc]` one of these characters. Case matters. Except for `**/`, this is
+    as in Python's fnmatch, which huggingface_hub's allow_patterns follows too.
     """
     return any(fnmatchcase(name, variant) for variant in _variants(pattern))
 

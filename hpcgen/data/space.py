@@ -211,10 +211,10 @@ def _existing(directory: Path) -> Path:
 
 
 def _check_limit(need: Need, free: FreeSpace, stages: Sequence[DataStage], directory: Path) -> list[str]:
-    """Compares `need` with one limit. Returns a warning if it may not fit.
+    """Compares `need` with one limit. Returns a warning if the output may not fit.
 
     Raises:
-        HpcgenError: it cannot fit.
+        HpcgenError: the output cannot fit.
     """
     files = counted(need.files, "file")
     asked = f"{', '.join(stages)}: will write about {bounds_text(need)} in {files} below {directory}"

@@ -1,4 +1,4 @@
-"""JSON Lines to Megatron's .bin/.idx pairs: read, uncompress, parse, encode, hash, write and publish in one pass."""
+"""JSON Lines to Megatron's .bin/.idx pairs: read, decompress, parse, encode, hash, write and publish in one pass."""
 
 from __future__ import annotations
 

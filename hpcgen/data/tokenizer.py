@@ -67,7 +67,7 @@ class Tokenizer:
     vocab_size: int
     eod_id: int
     backend: str
-    """gigatoken, tokenizers or bytes."""
+    """Name of the library in use: gigatoken, tokenizers or bytes."""
     note: str = ""
     """Reason why gigatoken is not used; empty if it is, or if it was not considered."""
     reference: Encode | None = None

@@ -122,7 +122,7 @@ class Unit:
     """Paths relative to the corpus's directory; for pairs, their prefixes. Line n of the input goes to output
     n mod len(outputs)."""
     url: str | None = None
-    """Source of a download."""
+    """URL of a download."""
 
     @property
     def name(self) -> str:

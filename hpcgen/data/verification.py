@@ -50,7 +50,7 @@ class Expected:
     stale: str = ""
     """Reason why the corpus's stages would no longer make this pair; empty if they would."""
     vocab_size: int | None = None
-    """All ids must be smaller."""
+    """Size of the vocabulary. All ids must be smaller."""
     eod_id: int | None = None
     """Last id of each sequence, checked only in a pair with a record."""
     encoded_by: TokenizerConfig | None = None

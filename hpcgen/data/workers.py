@@ -1,4 +1,4 @@
-"""Worker processes that process the items of a list, one at a time each.
+"""Worker processes that share the items of a list. Each one processes one item at a time.
 
 Replaces concurrent.futures, where a killed worker breaks the whole pool and its item is unknown. Here each worker has
 its own pipe, so it can be killed at any time without affecting the others.
@@ -31,7 +31,7 @@ _MAX_CONSECUTIVE_DEATHS = 5
 
 @dataclass(frozen=True)
 class Update:
-    """Progress message about an item in work."""
+    """Progress message about an item that is being processed."""
 
     index: int
     message: Any

@@ -137,7 +137,7 @@ def number_or_none(value: object) -> float | None:
 
 
 class _Reader:
-    """Collects the events of the lines."""
+    """Collects the events of a metrics.jsonl."""
 
     def __init__(self) -> None:
         self.iterations = array("q")

@@ -84,7 +84,7 @@ class Summary:
     productive_share: float | None
     """Fraction of the wall-clock time spent in steps that were kept."""
     remaining_s: float | None
-    """Remaining time of a running run at the current rate."""
+    """Remaining time at the current rate; None if the run is not running."""
     starts: int
     spikes: int
     skipped_steps: int
@@ -197,7 +197,7 @@ def _end(run: Run, attempt: Attempt, *, is_last: bool) -> str:
         if attempt.stop_reason
         else "ended without a message: it was killed or crashed; see its log",
         "running": stopped or "still running",
-        "silent": stopped or "no output since",
+        "silent": stopped or "no recent output",
     }[run.state]
 
 
