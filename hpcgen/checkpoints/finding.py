@@ -20,10 +20,10 @@ _BATCH = 16
 
 
 def find_directory(path: Path) -> Path:
-    """Finds the directory with the checkpoints: `path` itself, or that of the run in `path`.
+    """Finds the checkpoint directory: `path` itself, or the checkpoint directory of the run in `path`.
 
     Raises:
-        HpcgenError: there is none.
+        HpcgenError: no directory with checkpoints is found.
     """
     if not _is_directory(path):
         what = "not a directory" if path.exists() else "no such directory"
@@ -42,10 +42,10 @@ def find_directory(path: Path) -> Path:
 
 
 def find_checkpoint(path: Path) -> Checkpoint:
-    """Finds the checkpoint at `path`; in a run directory or a directory of checkpoints, the newest complete one.
+    """Finds the checkpoint at `path`, or the newest complete one in a run directory or checkpoint directory.
 
     Raises:
-        HpcgenError: there is none.
+        HpcgenError: there is no such checkpoint.
     """
     if path.absolute().name.startswith("iter_"):
         return find_exactly(path)
@@ -56,7 +56,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
             return checkpoint
     raise HpcgenError(
         f"{directory} has no complete checkpoint",
-        f"run hpcgen checkpoint list {path} for the others" if found else "",
+        f"run hpcgen checkpoint list {path} to see the incomplete ones" if found else "",
     )
 
 
@@ -64,7 +64,7 @@ def find_exactly(path: Path) -> Checkpoint:
     """Finds the checkpoint whose directory is `path`, including one that was set aside.
 
     Raises:
-        HpcgenError: it is missing, or not a checkpoint.
+        HpcgenError: the directory is missing, or is not a checkpoint.
     """
     absolute = path.absolute()
     if not _is_directory(path):
@@ -82,7 +82,7 @@ def read_directory(directory: Path) -> list[Checkpoint]:
     """Lists the checkpoints in a directory, newest first.
 
     Raises:
-        HpcgenError: it cannot be read.
+        HpcgenError: the directory cannot be read.
     """
     try:
         return checkpoint_files.list_checkpoints(directory)
@@ -93,7 +93,9 @@ def read_directory(directory: Path) -> list[Checkpoint]:
 def find_problems(
     checkpoint: Checkpoint, *, hashes: bool, on_bytes: Callable[[int], None] = lambda count: None
 ) -> list[str]:
-    """Lists the files of a checkpoint that are missing or differ from its record. `on_bytes` gets the progress.
+    """Lists the files of a checkpoint that are missing or differ from its record.
+
+    Calls `on_bytes` with the size of each batch of checked files.
 
     Raises:
         HpcgenError: a file cannot be read.
@@ -130,7 +132,7 @@ def file_error(error: OSError, path: Path, operation: str) -> HpcgenError:
 
 
 def set_aside_paths(directory: Path) -> list[Path]:
-    """Broken checkpoints in `directory` that the trainer has renamed, newest first."""
+    """Paths of the broken checkpoints in `directory` that the trainer has set aside, newest first."""
     try:
         found = [path for path in directory.iterdir() if SET_ASIDE.fullmatch(path.name)]
     except OSError as error:

@@ -20,9 +20,9 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """Name in torch, without `torch.`."""
+    """Name of the torch dtype, without the `torch.` prefix."""
     chunks: int
-    """Number of pieces in which it was written."""
+    """Number of pieces in which the tensor was written."""
 
     @property
     def elements(self) -> int:
@@ -36,12 +36,12 @@ class Tensor:
 
     @property
     def is_weight(self) -> bool:
-        """True if it belongs to the model and not to the optimizer."""
+        """True if the tensor belongs to the model and not to the optimizer."""
         return not self.name.startswith("optimizer.")
 
 
 def read_tensors(checkpoint: Path) -> list[Tensor]:
-    """Lists the tensors of a checkpoint directory in the order of its index, without Core's extra states (bytes).
+    """Lists the tensors of a checkpoint directory in the order of its index, without Core's extra states (raw bytes).
 
     Raises:
         HpcgenError: the index is missing or invalid.

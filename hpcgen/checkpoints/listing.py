@@ -23,13 +23,13 @@ class Entry:
     iteration: int
     state: State
     problem: str | None
-    """Description of what is wrong with it."""
+    """Description of the problem; None if there is none."""
     time: float | None
-    """Time when it became complete (Unix time in seconds)."""
+    """Time at which the checkpoint became complete (Unix time in seconds)."""
     bytes: int
     is_pinned: bool
     kept_by: str | None
-    """Reason why retention keeps it; None if it may be removed."""
+    """Reason why retention keeps the checkpoint; None if it may be removed."""
 
 
 def list_entries(directory: Path, retention: Retention) -> list[Entry]:
@@ -59,7 +59,7 @@ def list_set_aside(directory: Path) -> list[Entry]:
 
 
 def size_of(checkpoint: Checkpoint) -> int:
-    """Size of a checkpoint's files in bytes, from its record or, without one, from the files."""
+    """Total size of a checkpoint's files in bytes, from its record if there is one, otherwise from the files."""
     if checkpoint.record is not None:
         return sum(file["bytes"] for file in checkpoint.record["files"].values())
     return _directory_size(checkpoint.path)

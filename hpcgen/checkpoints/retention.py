@@ -32,7 +32,7 @@ class Retention:
 
 
 def read_retention(path: Path) -> Retention:
-    """Reads the retention rules from the configuration of the run in `path`, or of the run that saves there."""
+    """Reads the retention rules from the configuration of the run in `path`, or of the run that saves to `path`."""
     config, source = read_run_config(path)
     if source is None:
         config, source = read_run_config(path.absolute().parent)
@@ -43,7 +43,7 @@ def read_retention(path: Path) -> Retention:
 
 
 def _saves_into(config: dict[str, Any], path: Path) -> bool:
-    """Returns whether the run of `config` saves to `path`; a configuration next to it may belong to another run."""
+    """Returns whether the run of `config` saves to `path`; a configuration next to `path` may be another run's."""
     saved, run_dir = checkpoint_section(config).get("save"), config.get("run_dir")
     if not isinstance(saved, str):
         saved = str(Path(run_dir) / "checkpoints") if isinstance(run_dir, str) else None
@@ -67,10 +67,10 @@ def prunable(directory: Path, retention: Retention) -> list[Checkpoint]:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint. It is renamed first, so that a kill leaves nothing that looks like a checkpoint.
+    """Removes a checkpoint. Renames it first, so that an interrupted removal leaves nothing that looks like one.
 
     Raises:
-        HpcgenError: it cannot be removed.
+        HpcgenError: the checkpoint cannot be removed.
     """
     try:
         checkpoint_files.remove(path)
@@ -84,7 +84,7 @@ def pin(checkpoint: Checkpoint) -> None:
     """Pins a checkpoint, so that retention never removes it.
 
     Raises:
-        HpcgenError: it is not complete, or not writable.
+        HpcgenError: the checkpoint is not complete, or its directory is not writable.
     """
     if not (checkpoint.is_complete or checkpoint.is_foreign):
         raise HpcgenError(f"{checkpoint.path} is not complete ({checkpoint.flaw})", "pin a complete one")
@@ -102,7 +102,7 @@ def unpin(checkpoint: Checkpoint) -> None:
     """Unpins a checkpoint, so that retention may remove it.
 
     Raises:
-        HpcgenError: it cannot be unpinned.
+        HpcgenError: the checkpoint cannot be unpinned.
     """
     try:
         (checkpoint.path / checkpoint_files.PINNED).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Reads the trainer configuration from a run directory as plain data: of the newest job, or of the latest attempt."""
+"""Reads the trainer configuration of a run's newest job or latest attempt, as plain data."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from trainer.contract.run_directory import RunDirectory
 
 
 def read_run_config(run_dir: Path) -> tuple[dict[str, Any], Path | None]:
-    """Returns the newest configuration of the run's jobs and its file; empty and None if there is none.
+    """Returns the run's newest configuration and the file it is from; ({}, None) if there is none.
 
-    The configuration of a job is in `jobs/JOBID/trainer.json`. A run started by hand may have one next to its results.
-    It is not validated, because the run may be older or newer than this version.
+    The configuration of a job is in `jobs/JOBID/trainer.json`. A run started by hand may have it next to its results.
+    The configuration is not validated, because the run may be older or newer than this version of hpcgen.
     """
     found = [*run_dir.glob("jobs/*/trainer.json"), *run_dir.glob("*.json")]
     for path in sorted(found, key=_modified, reverse=True):
@@ -23,15 +23,15 @@ def read_run_config(run_dir: Path) -> tuple[dict[str, Any], Path | None]:
 
 
 def read_trained_config(run_dir: Path) -> dict[str, Any]:
-    """Returns the configuration of the latest attempt that trained; a newer job may have failed early or had no work.
+    """Returns the configuration of the latest attempt that trained. A newer job may have failed early or had no work.
 
-    If the trainer did not record it, returns the newest configuration; empty if there is none.
+    If the trainer did not record this configuration, returns the newest one; empty if there is none.
     """
     return _read(run_dir / RunDirectory.TRAINED_WITH) or read_run_config(run_dir)[0]
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Reads a trainer configuration; empty if `path` is missing or is something else."""
+    """Reads a trainer configuration; empty if `path` is missing or is not a trainer configuration."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

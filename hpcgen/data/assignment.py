@@ -12,7 +12,7 @@ from hpcgen.errors import HpcgenError
 
 @dataclass(frozen=True)
 class Share:
-    """Consecutive inputs and the consecutive outputs made of them: many to one, or one to k.
+    """Consecutive inputs and the consecutive outputs made from them: many to one, or one to k.
 
     With k outputs, line n of the input (counted from 0) goes to output n mod k.
     """
@@ -24,14 +24,14 @@ class Share:
 def assign(sizes: Sequence[int | None], num_outputs: int) -> list[Share]:
     """Splits inputs of `sizes` bytes, in order, into contiguous groups of about equal size, one per output.
 
-    With fewer inputs than outputs, the outputs are split instead, in proportion to the input sizes; each input gets
-    at least one. An unknown size counts as the mean of the others. The result depends only on the arguments.
+    With fewer inputs than outputs, the outputs are divided among the inputs instead, in proportion to the input sizes
+    and at least one each. An unknown size counts as the mean of the others. The result depends only on the arguments.
 
     Raises:
         HpcgenError: there is no input.
     """
     if not sizes:
-        raise HpcgenError("there are no input files to make output files of")
+        raise HpcgenError("there are no input files to make output files from")
     known = [size for size in sizes if size]
     usual = max(1, sum(known) // len(known)) if known else 1
     weights = [size or usual for size in sizes]
@@ -43,11 +43,11 @@ def assign(sizes: Sequence[int | None], num_outputs: int) -> list[Share]:
 
 
 def _cut(weights: Sequence[int], parts: int) -> list[int]:
-    """Splits `weights` into `parts` non-empty runs with about equal sums. Returns parts + 1 bounds."""
+    """Splits `weights` into `parts` non-empty groups of neighbors with about equal sums. Returns parts + 1 bounds."""
     ends = list(accumulate(weights))
     bounds = [0]
     for part in range(1, parts):
-        goal = ends[-1] * part  # times parts: integers make the same cut on every machine
+        goal = ends[-1] * part  # times parts: integers give the same cut on every machine
         index = bisect_left(ends, -(-goal // parts))
         # Cut at the end of this input or of the previous one, whichever is nearer.
         if index and goal - ends[index - 1] * parts <= ends[index] * parts - goal:

@@ -1,6 +1,6 @@
-"""Uncompresses files of a corpus by their suffix. Damaged or truncated data is an error.
+"""Decompresses files of a corpus by their suffix. Damaged or truncated data is an error.
 
-Data comes in small pieces however well the file is compressed, so a reader's memory is bounded.
+Even highly compressed data is yielded in small pieces, so a reader's memory is bounded.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import zstandard
-from isal import isal_zlib  # uncompresses 2.5 times as fast as zlib
+from isal import isal_zlib  # decompresses 2.5 times as fast as zlib
 
 from hpcgen.errors import HpcgenError
 
 SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
 _READ_BYTES = 256 * 1024
 _ZSTD_BYTES = 2 * 1024
-"""Input bytes per call of zstandard, whose output is unlimited: at worst 128 KiB for every four bytes."""
+"""Input bytes per call of zstandard. A call's output is not limited: at worst, 128 KiB for every four bytes."""
 _ZSTD_HEADER_BYTES = 18
 """Maximum length of a frame header."""
 _ZSTD_LARGEST_WINDOW = 1 << 31
-"""Largest window that zstd produces; a header with a larger one is damaged."""
+"""Largest window that zstd produces; a header with a larger window is damaged."""
 _GZIP_PIECE_BYTES = 1024 * 1024
 _MAGIC = {b"\x28\xb5\x2f\xfd": ".zst", b"\x1f\x8b": ".gz"}
 
 
 class Readable(Protocol):
-    """A file, or one that is hashed as it is read."""
+    """A file, possibly hashed as it is read."""
 
     def read(self, size: int, /) -> bytes:
-        """Returns at most `size` bytes, and none at the end."""
+        """Returns at most `size` bytes; empty at the end of the file."""
 
 
 def content(path: Path, source: Readable) -> Iterator[bytes]:
@@ -61,7 +61,7 @@ def _plain(path: Path, source: Readable) -> Iterator[bytes]:
 
 
 def _frames(path: Path, source: Readable, frame_type: Any) -> Iterator[bytes]:
-    """Uncompresses all frames. The libraries accept a truncated frame, so this checks that each one ends."""
+    """Decompresses all frames. The libraries accept a truncated frame, so this function checks that each one ends."""
     frame: Any = None
     position = 0
     while data := source.read(_READ_BYTES):
@@ -75,7 +75,7 @@ def _frames(path: Path, source: Readable, frame_type: Any) -> Iterator[bytes]:
             except (zstandard.ZstdError, isal_zlib.error) as error:  # type: ignore[misc]  # its stub names no type
                 if window := _too_large_window(frame, error):
                     long = f"--long={(window - 1).bit_length()} (a window of {window >> 20:,} MiB)"
-                    reason = f"compressed with {long}, which needs too much memory to uncompress"
+                    reason = f"compressed with {long}, which needs too much memory to decompress"
                     raise HpcgenError(f"{path}: {reason}", "compress it again without --long") from error
                 where = f"{path}: damaged {path.suffix} data before byte {position:,}"
                 raise HpcgenError(f"{where}: {error}", "download it again") from error

@@ -23,12 +23,12 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 
 
 def concat(unit: Unit, job: CorpusJob, context: Context) -> Record:
-    """Copies the lines of the unit's inputs in order. With k outputs, line n of the one input goes to output n mod k.
+    """Copies the lines of the unit's inputs in order. With k outputs, line n of the only input goes to output n mod k.
 
     If the last line of an input has no "\\n", it gets one, so that lines of two files never join.
 
     Raises:
-        HpcgenError: an input is empty, or not the file that was planned or made; or an output would get no line.
+        HpcgenError: an input is empty or has changed since it was planned or made, or an output would get no line.
         OSError: an output cannot be written. Nothing is published in either case.
     """
     started = time.monotonic()

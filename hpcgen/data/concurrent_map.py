@@ -1,4 +1,4 @@
-"""A map over very many small files, such as records, that takes seconds even on network file systems."""
+"""Processing of very many small files, such as records, within seconds even on network file systems."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _THREADS = 32
 _CHUNK_ITEMS = 64
 """Items per call of a thread, because handing over a single item often costs more than processing it."""
 _SLOW_CALL_S = 0.0005
-"""Mean time per call from which threads help, because they wait for storage. Faster calls compete for the GIL."""
+"""Mean time per call above which threads help. Slower calls wait for storage; faster ones compete for the GIL."""
 
 
 def concurrent_map(items: Sequence[_Item], function: Callable[[_Item], _Result]) -> list[_Result]:
-    """Returns `function` of each item, in order. Uses threads only if the first calls are slow."""
+    """Returns the result of `function` for each item, in order. Uses threads only if the first calls are slow."""
     started = time.monotonic()
     results: list[_Result] = []
     for item in items[:_THREADS]:

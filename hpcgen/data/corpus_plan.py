@@ -21,9 +21,9 @@ class Difference:
     added: int = 0
     removed: int = 0
     changed: int = 0
-    """Files of the same name with another size, hash, modification time or split."""
+    """Files with the same name but another size, hash, modification time or split."""
     restated: int = 0
-    """Files with the same content as far as is known, but another URL or a hash that was unknown before."""
+    """Files with the same content, as far as known, but another URL or a hash that was unknown before."""
     reordered: bool = False
     """True if the common files are in another order."""
 
@@ -54,7 +54,7 @@ class CorpusPlan:
 
     @property
     def difference(self) -> Difference | None:
-        """Difference to the existing manifest; None if there is none."""
+        """Difference from the existing manifest; None if there is no readable manifest."""
         return None if self.before is None else difference(self.before, self.manifest)
 
 
@@ -84,8 +84,8 @@ def split_summaries(job: CorpusJob, manifest: Manifest) -> list[SplitSummary]:
 def plan_corpus(job: CorpusJob, *, hash_contents: bool = False) -> CorpusPlan:
     """Lists the source and selects files. Writes nothing.
 
-    `hash_contents` computes the SHA-256 of local files, so that their content identifies them and not their
-    modification times.
+    `hash_contents` computes the SHA-256 of local files, so that they are identified by content and not by modification
+    time.
 
     Raises:
         HpcgenError: the source is missing or denies access, or its files do not match the configuration.
@@ -103,7 +103,7 @@ def plan_corpus(job: CorpusJob, *, hash_contents: bool = False) -> CorpusPlan:
 def freeze(plan: CorpusPlan, job: CorpusJob, *, replan: bool) -> bool:
     """Writes the manifest. Returns False if the same manifest already exists.
 
-    Another selection of the same files needs no `replan`, because only the manifest's own header changes.
+    Other settings that select the same files need no `replan`, because only the manifest's own header changes.
 
     Raises:
         HpcgenError: another manifest exists and `replan` is false, or the manifest cannot be written.

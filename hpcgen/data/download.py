@@ -62,7 +62,7 @@ def download(unit: Unit, job: CorpusJob, context: Context, web: Web | None = Non
     An existing file with the size and hash of the manifest is kept as it is.
 
     Raises:
-        HpcgenError: the server denies access, sends something else, or fails too often; or the disk is full.
+        HpcgenError: the server denies access, sends other content, or fails too often; or the disk is full.
     """
     started = time.monotonic()
     [item], target = unit.inputs, job.directory / unit.name
@@ -104,7 +104,9 @@ def fetched(
     headers: dict[str, str],
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> Iterator[PartialFile]:
-    """Downloads to a private file next to `target` and yields it. `advance` gets received minus discarded bytes.
+    """Downloads to a private file next to `target` and yields it.
+
+    Calls `advance` with the number of bytes received, or the negative number of bytes discarded.
 
     Raises:
         HpcgenError: see `download`.
@@ -352,9 +354,9 @@ class _Transfer:
 
 
 def unexpected_content(name: str, head: bytes, content_type: str = "") -> str | None:
-    """Describes a file that starts with `head`, if it contradicts `name`; None if it does not.
+    """Describes content that starts with `head`, if it contradicts `name`; None if it does not.
 
-    The server's Content-Type counts only if the first bytes are inconclusive: many servers send text/html for all.
+    The server's Content-Type counts only if the first bytes are inconclusive: many servers send text/html for any file.
     """
     begins = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     is_page = content_type.startswith("text/html") and begins[:1] != b"{" and not name.endswith(tuple(_MAGIC))
@@ -381,7 +383,7 @@ def _web() -> Web:
 
 
 def _size_when_present(target: Path, wanted: Wanted, advance: Callable[[int], None]) -> int | None:
-    """Size of the file at `target` if it has the wanted hash, so that downloads by other tools are accepted."""
+    """Size of the file at `target` if its hash matches, otherwise None. Downloads by other tools are thus accepted."""
     if wanted.sha256 is None:
         return None
     digest, size = hashlib.sha256(), 0

@@ -1,4 +1,4 @@
-"""The extract stage: uncompresses one file of the corpus."""
+"""The extract stage: decompresses one file of the corpus."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpcgen.files import private_file
 
 
 def extract(unit: Unit, job: CorpusJob, context: Context) -> Record:
-    """Uncompresses the unit's .zst or .gz file. Each line is a document; the last one needs no "\\n".
+    """Decompresses the unit's .zst or .gz file. Each line is a document; the last one needs no "\\n".
 
     Raises:
-        HpcgenError: the file is damaged, truncated, empty, or not the one that was planned.
+        HpcgenError: the file is damaged, truncated or empty, or has changed since it was planned or downloaded.
         OSError: the output cannot be written. Nothing is published in either case.
     """
     started = time.monotonic()

@@ -49,7 +49,7 @@ class CheckedFile:
         self._file.close()
 
     def read(self, size: int) -> bytes:
-        """Returns at most `size` bytes, and none at the end."""
+        """Returns at most `size` bytes; empty at the end of the file."""
         try:
             data = self._file.read(size) or b""
         except OSError as error:
@@ -59,7 +59,7 @@ class CheckedFile:
         return data
 
     def tell(self) -> int:
-        """Bytes read so far."""
+        """Number of bytes read so far."""
         return self._size
 
     def finish(self) -> FileIdentity:

@@ -2,7 +2,7 @@
 
 The client is httpx2, which is a dependency of huggingface_hub. It has separate timeouts for connecting and reading,
 keeps connections open, reads the proxies of the environment, detects a body that ends early, and drops the token when
-a server redirects to another one. It takes 2 to 3 s of CPU time per GB, including hash and write (http.client: 2 s,
+a server redirects to another server. It takes 2 to 3 s of CPU time per GB, including hash and write (http.client: 2 s,
 without these features). A download task has one process per connection.
 """
 
@@ -140,9 +140,9 @@ class Web:
     def retry(
         self, url: str, once: Callable[[], Result], progress: Callable[[], int] = lambda: 0, hint: str = ""
     ) -> Result:
-        """Calls `once` again after each TransientError and returns its result.
+        """Calls `once`, again after each TransientError, until it succeeds. Returns its result.
 
-        `progress` returns how far the work is. Any increase resets the count of failures.
+        `progress` measures the work done so far. Any increase resets the count of failures.
 
         Raises:
             HpcgenError: too many consecutive failures, or an error that a retry cannot resolve.
@@ -226,7 +226,7 @@ def token_for(url: str, token_variable: str | None) -> str | None:
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Seconds that a server asks its clients to wait; None if it does not state them.
 
-    They are in Retry-After (in seconds or as a date) or, as on the Hugging Face hub, in
+    The value is in Retry-After (in seconds or as a date) or, as on the Hugging Face hub, in
     `RateLimit: "resolvers";r=0;t=55` (draft-ietf-httpapi-ratelimit-headers): no requests remain for 55 seconds.
     """
     value = headers.get("Retry-After", "").strip()
@@ -246,7 +246,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 def content_validator(response: httpx2.Response) -> str | None:
     """Validator for If-Range: a strong ETag, or a Last-Modified that is at least a minute old.
 
-    A more recent Last-Modified is not unique: the file could change twice within it (RFC 9110, 8.8.2.2).
+    A more recent Last-Modified may not be unique: the file can change twice in a second (RFC 9110, 8.8.2.2).
     """
     headers = response.headers
     if headers.get("ETag", "").startswith('"'):

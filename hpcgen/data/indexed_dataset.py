@@ -1,6 +1,6 @@
 """Megatron-Core's .bin/.idx pair, byte for byte as megatron.core.datasets.indexed_dataset, without torch.
 
-PREFIX.bin holds the token ids of all sequences end to end. PREFIX.idx, all integers little-endian:
+PREFIX.bin holds the token ids of all sequences end to end. PREFIX.idx holds, as little-endian integers:
     9 bytes    b"MMIDIDX\\0\\0"
     uint64     version, 1
     uint8      code of the ids' dtype
@@ -31,19 +31,19 @@ from hpcgen.text import counted
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
-"""megatron.core.datasets.indexed_dataset.DType."""
+"""Codes of megatron.core.datasets.indexed_dataset.DType."""
 _LONGEST_SEQUENCE = 2**31 - 1
 _CHUNK_BYTES = 4 * 1024 * 1024
 """Bytes of document lengths to process at once; a multiple of their item size."""
 
 
 def bin_path(prefix: Path) -> Path:
-    """The file of token ids. The suffix is appended, because a dot in the prefix is part of its name."""
+    """Path of the file of token ids. The suffix is appended, because a dot in the prefix is part of its name."""
     return prefix.with_name(prefix.name + ".bin")
 
 
 def idx_path(prefix: Path) -> Path:
-    """The index file."""
+    """Path of the index file."""
     return prefix.with_name(prefix.name + ".idx")
 
 
@@ -53,7 +53,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 class Writable(Protocol):
-    """A file, or one that is hashed as it is written."""
+    """A file, possibly hashed as it is written."""
 
     def write(self, data: Any, /) -> Any:
         """Appends the bytes of `data`."""

@@ -173,7 +173,7 @@ def draw_png(inspection: Inspection, path: Path) -> None:
 
 
 def _percentile(ordered: NDArray[np.int64], percent: int) -> int:
-    """Smallest length that `percent` of the documents do not exceed."""
+    """Smallest length that `percent` % of the documents do not exceed."""
     if not len(ordered):
         return 0
     return int(ordered[max(0, -(-len(ordered) * percent // 100) - 1)])
@@ -215,7 +215,7 @@ def _huggingface(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, int]:
     vocabulary = tokens(config)
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(config.tokenizer_file))
-    except Exception as error:  # the library raises bare Exception for every fault of the file
+    except Exception as error:  # the library raises bare Exception for every error in the file
         raise HpcgenError(
             f"{config.tokenizer_file}: the library tokenizers cannot load this file: {error}"
         ) from error

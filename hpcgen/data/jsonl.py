@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from hpcgen.errors import HpcgenError
 
 LONGEST_LINE = 24 * 1024 * 1024
-"""Bytes without the "\\n". Tokenizing a line needs up to thirty times its size, and a worker has 1 GiB."""
+"""Maximum bytes of a line, without its "\\n". Tokenizing needs up to thirty times that, and a worker has 1 GiB."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _SHOWN_BYTES = 200
-"""Bytes of a too long line that are kept for messages."""
+"""Bytes of an overlong line that are kept for messages."""
 _LONG_LINE = 1024
 _PIECE_BYTES = 64 * 1024
 """Bytes per UTF-8 check: small enough for the decoded text to stay in the core's cache."""
@@ -42,7 +42,7 @@ class Block:
     too_long: Reject | None = None
     """The only line of this block if it is longer than LONGEST_LINE; `data` is then empty."""
     left_out: int = 0
-    """Bytes of the too long line, with its "\\n"."""
+    """Bytes of the overlong line, with its "\\n"."""
 
     @property
     def num_lines(self) -> int:
@@ -51,7 +51,7 @@ class Block:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all lines, including a too long one."""
+        """Size of all lines in bytes, including an overlong one."""
         return len(self.data) + self.left_out
 
 
@@ -85,7 +85,7 @@ class Texts:
 def read_blocks(path: Path, content: Iterable[bytes]) -> Iterator[Block]:
     """Yields the lines of `content`, which comes from the file at `path`, in blocks of about 4 MiB.
 
-    A longer line makes a longer block; a line longer than LONGEST_LINE makes a block without data, which bounds the
+    A longer line makes a longer block. A line longer than LONGEST_LINE makes a block without data, which bounds the
     memory. The last line needs no "\\n".
 
     Raises:
@@ -125,7 +125,7 @@ def read_blocks(path: Path, content: Iterable[bytes]) -> Iterator[Block]:
 def text_reader(json_key: str) -> Callable[[Block], Texts]:
     """Returns a thread-safe function that extracts the texts under `json_key` from a block's lines.
 
-    It rejects a line that is too long, not UTF-8, not JSON, or has no string under the key.
+    It rejects lines that are too long, are not UTF-8 or not JSON, or have no string under the key.
     """
     record: Any = msgspec.defstruct("Record", [("text", str)], rename={"text": json_key}, gc=False)
     decoder: Any = msgspec.json.Decoder(record)
@@ -142,7 +142,7 @@ def text_reader(json_key: str) -> Callable[[Block], Texts]:
 
 
 def _pieces(content: Iterable[bytes]) -> Iterator[bytes]:
-    """Splits `content` into pieces of at most _BLOCK_BYTES, so that blocks are not much longer than their lines."""
+    """Splits `content` into pieces of at most _BLOCK_BYTES, so that a large chunk does not become a large block."""
     for chunk in content:
         if len(chunk) <= _BLOCK_BYTES:
             yield chunk
@@ -151,7 +151,7 @@ def _pieces(content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _blocks(path: Path, first_line: int, data: bytes) -> Iterator[Block]:
-    """Yields the complete lines of `data`: one block, or several, with one for each line that is too long."""
+    """Yields the complete lines of `data` in one block, or in several if some of the lines are overlong."""
     newlines = _newlines(data)
     if len(data) <= LONGEST_LINE:
         yield Block(path, first_line, data, newlines)
@@ -172,7 +172,7 @@ def _blocks(path: Path, first_line: int, data: bytes) -> Iterator[Block]:
 def _blocks_around_long_line(
     path: Path, first_line: int, data: bytes, pieces: Iterator[bytes]
 ) -> tuple[list[Block], bytes]:
-    """Returns the blocks of `data`, whose too long last line continues in `pieces`, and the bytes after that line."""
+    """Returns the blocks of `data`, whose overlong last line continues in `pieces`, and the bytes after that line."""
     begin = data.rfind(b"\n") + 1
     blocks = list(_blocks(path, first_line, data[:begin])) if begin else []
     size, shown, rest = len(data) - begin, data[begin : begin + _SHOWN_BYTES], b""
@@ -188,8 +188,8 @@ def _blocks_around_long_line(
 
 
 def _long_line(path: Path, number: int, begin: bytes, size: int) -> Block:
-    """Block of one too long line of `size` bytes, which starts with `begin`."""
-    begin = begin[: codecs.utf_8_decode(begin, "replace", False)[1]]  # drops half a character at the end
+    """Block of one overlong line of `size` bytes, which starts with `begin`."""
+    begin = begin[: codecs.utf_8_decode(begin, "replace", False)[1]]  # drops a cut character at the end
     reason = f"the line has {size:,} bytes, more than the maximum of {LONGEST_LINE:,}; it starts with {_begin(begin)}"
     reject = Reject(path, number, reason, begin, is_complete=False)
     return Block(path, number, b"", np.empty(0, np.int64), reject, size + 1)
@@ -230,7 +230,7 @@ def _all_texts(block: Block, decoder: Any) -> list[str] | None:
 
 
 def _good_texts(block: Block, decode: Callable[[bytes], Any], json_key: str) -> Texts:
-    """Reads line by line: the texts of the valid lines, and the reasons for rejecting the others."""
+    """Reads line by line. Returns the texts of the valid lines and the reasons for rejecting the others."""
     texts: list[str] = []
     numbers: list[int] = []
     rejects: list[Reject] = []

@@ -79,7 +79,7 @@ def write_manifest(manifest: Manifest, target: Path, share: Share = "private") -
     A manifest whose URLs have queries is writable only by its owner. The group can read it unless `share` is private.
 
     Raises:
-        HpcgenError: it cannot be written.
+        HpcgenError: the manifest cannot be written.
     """
     header = _Header(VERSION, manifest.source, len(manifest.files), dict(manifest.selection))
     try:
@@ -96,8 +96,8 @@ def read_manifest(path: Path) -> Manifest:
     """Reads the manifest that `hpcgen data plan` wrote.
 
     Raises:
-        HpcgenError: it is missing, damaged, or not a manifest; or it has entries that `hpcgen data plan` would reject,
-            such as a name that leads out of the corpus's directory.
+        HpcgenError: the file is missing, damaged or not a manifest, or has entries that `hpcgen data plan` would
+            reject, such as a name that leads out of the corpus's directory.
     """
     try:
         content = path.read_bytes()

@@ -25,8 +25,8 @@ _CHUNK = 1024 * 1024
 class Pair:
     """The index of a pair as memory-mapped arrays. Ids are read on demand.
 
-    S sequences, D documents. A document has any number of sequences: one or none if hpcgen made the pair, and one per
-    sentence if Megatron-LM split sentences.
+    S is the number of sequences, D the number of documents. A document has any number of sequences: one or none if
+    hpcgen made the pair, and one per sentence if Megatron-LM split sentences.
     """
 
     prefix: Path
@@ -140,7 +140,7 @@ def open_pair(prefix: Path) -> Pair:
 
 
 def as_prefix(path: Path) -> Path:
-    """Removes .bin or .idx from a path, as users and shell globs give the names of files."""
+    """Removes .bin or .idx from a path, because users and shell globs pass the names of files."""
     for suffix in (".bin", ".idx"):
         if path.name.endswith(suffix) and not idx_path(path).exists():
             return path.with_name(path.name.removesuffix(suffix))

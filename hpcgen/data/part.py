@@ -2,8 +2,8 @@
 
 A part is `.NAME.<host><random>.part` next to its target and belongs to the process that created it. A new process
 copies the part of a killed process instead of taking it over: on a file system with node-local locks, a lock may look
-free although it is held, and two writers would corrupt the file. A long part comes with a `.part.json`, which records
-how much of it is safely on disk.
+free although it is held, and two writers would corrupt the file. A `.part.json` next to a long part records how much of
+the part is safely on disk.
 """
 
 from __future__ import annotations
@@ -96,9 +96,8 @@ class PartialFile:
 
     def restart(self) -> None:
         """Discards all content, because it belongs to another version of the file."""
-        _state_path(self._path).unlink(
-            missing_ok=True
-        )  # first: a process that copies the part reads this last
+        # First, because a process that copies the part reads the state last.
+        _state_path(self._path).unlink(missing_ok=True)
         self.file.seek(0)
         self.file.truncate()
         self._clear()
@@ -163,7 +162,7 @@ def partial_file(target: Path, url: str) -> Iterator[PartialFile]:
         yield part
         keep = False
     except OSError:
-        keep = False  # keeping the part would not help a full disk
+        keep = False  # on a full disk, the part would only take up space
         raise
     finally:
         part.close(keep=keep)
@@ -185,8 +184,8 @@ def _create(target: Path) -> tuple[Path, BinaryIO]:
 def _leftover_parts(directory: Path) -> dict[str, list[Path]]:
     """Parts that were in `directory` when this process first wrote there: target name -> parts.
 
-    The directory is scanned once, because it can hold as many files as a process downloads. Parts that other
-    processes leave later are for the next run. Abandoned parts of files that are already complete are removed.
+    The directory is scanned only once, because it can hold as many files as a process downloads. Parts that other
+    processes leave later are left to the next run. Abandoned parts of files that are already complete are removed.
     """
     with os.scandir(directory) as entries:
         names = [entry.name for entry in entries if entry.name.endswith(".part")]
@@ -205,7 +204,7 @@ def _remember(target: Path, parts: list[Path]) -> None:
 
 
 def _remove_abandoned(part: Path) -> bool:
-    """Removes a part whose owner is dead. Returns whether it did."""
+    """Removes a part if its owner is dead. Returns whether it was removed."""
     match = _NAME.fullmatch(part.name)
     if match is None or not is_abandoned(part, match["host"]):
         return False

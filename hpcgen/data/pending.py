@@ -29,7 +29,7 @@ class Pending:
 def pending(
     stage: DataStage, job: CorpusJob, manifest: Manifest, remade: frozenset[str] = frozenset()
 ) -> Pending:
-    """Finds the units of a stage that are not done, or that read one of `remade`: outputs to be made before them.
+    """Finds the units of a stage that are not done, or that read one of the outputs `remade` by earlier stages.
 
     Raises:
         HpcgenError: the manifest or the tokenizer does not match the configuration.

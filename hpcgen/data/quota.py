@@ -31,11 +31,11 @@ class FreeSpace:
 
 
 def quotas(directory: Path, user_id: int) -> Iterator[FreeSpace]:
-    """Yields the space left under each quota on `directory`. Empty without lfs, off Lustre, and for root."""
+    """Yields the space left under each quota on `directory`; nothing without lfs, outside Lustre, and for root."""
     if shutil.which("lfs") is None or user_id == 0:
         return
     status = directory.stat()
-    # New files get the group of a set-gid directory.
+    # New files in a set-gid directory get its group.
     group = status.st_gid if status.st_mode & stat.S_ISGID else os.getegid()
     owners = [("user", "-u", str(user_id)), ("group", "-g", str(group))]
     if (project := _project(directory)) is not None:

@@ -18,7 +18,7 @@ import msgspec
 from hpcgen.files import private_file, publish, sync, sync_path
 
 FORMAT = 1
-"""Version of the outputs. Increase it when the same inputs and settings produce other bytes: all outputs are then
+"""Version of the outputs. Increase it when the same inputs and settings produce different bytes: all outputs are then
 made again."""
 
 SIDE_FILE = ".rejects.jsonl"
@@ -36,7 +36,7 @@ class FileIdentity:
     size: int | None = None
     sha256: str | None = None
     modified_ns: int | None = None
-    """Modification time (ns). If there is a hash, another time does not mean other content: the file is rehashed."""
+    """Modification time (ns). If there is a hash, another time need not mean other content: the file is rehashed."""
 
     def without_time(self) -> FileIdentity:
         """Drops the modification time if there is a hash, which identifies the content by itself."""
@@ -154,8 +154,8 @@ def publish_unit(
 
     `files` are complete private files (hpcgen.files.private_file), each with its final path. `stale` are paths that
     an older version of the unit may have left; they are removed together with the old record. If another copy of
-    this task has already published the same work, nothing changes. A unit without a record is not done, so a record
-    never describes files other than those next to it, whenever the process ends.
+    this task has already published the same work, nothing changes. The old record is removed before the files change,
+    so a record always describes the files next to it, even if the process is killed.
 
     Returns the published record, which has the modification times of the files.
 
@@ -223,7 +223,7 @@ def write_record(record: Record, output: Path) -> None:
     """
     target = record_path(output)
     record = _with_times(record, {_name(made): output.with_name(_name(made)) for made in record.outputs})
-    with private_file(target, swept=True) as file:  # run_task has swept for all units
+    with private_file(target, swept=True) as file:  # run_task has swept the files of all units
         file.write(_encoded(record))
         publish(file, target)
 
@@ -243,7 +243,7 @@ def _encoded(record: Record) -> bytes:
 
 
 def _is_unchanged(path: Path | str, recorded: FileIdentity) -> bool:
-    """Returns whether the file at `path` has the recorded content, and then restores its modification time."""
+    """Returns whether the file at `path` has the recorded content. If so, restores its modification time."""
     try:
         status = os.stat(path)  # noqa: PTH116
         if status.st_size != recorded.size:

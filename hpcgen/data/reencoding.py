@@ -1,4 +1,4 @@
-"""Check that a pair was encoded with GPT-2's vocabulary: decode documents and encode their text again.
+"""Checks that a pair was encoded with GPT-2's vocabulary: decodes documents and encodes their text again.
 
 Byte-level BPE keeps every byte, so decoding returns the exact text, and a vocabulary encodes a text in one way only.
 """
@@ -26,7 +26,7 @@ class Reencoder:
     """Encoder and decoder of a tokenizer of kind gpt2. Thread-safe.
 
     Raises:
-        HpcgenError: as `load_tokenizer`.
+        HpcgenError: see `load_tokenizer`.
     """
 
     def __init__(self, config: TokenizerConfig, threads: int) -> None:
@@ -34,7 +34,7 @@ class Reencoder:
         self._decoder, _ = gpt2_decoder(config)
 
     def compare(self, pair: Pair) -> tuple[int, str]:
-        """Returns the number of matching documents of a valid pair, and the finding for the first that differs."""
+        """Returns the number of matching documents in a valid pair, and a finding for the first mismatch."""
         step = -(-int(pair.lengths.sum(dtype=np.int64)) // _MAX_TOKENS) or 1
         numbers, done = iter(range(0, pair.num_documents, step)), 0
         while batch := list(islice(numbers, _BATCH)):

@@ -46,7 +46,7 @@ def write_sample(target: Path, *, max_mb: float = 8.0, overwrite: bool = False) 
     The same Python version produces the same bytes, and a `target` that already has them is left alone.
 
     Raises:
-        HpcgenError: `target` is another file, the library has no sources, or the file cannot be written.
+        HpcgenError: `target` has other content, the library has no sources, or the file cannot be written.
     """
     if not target.name.endswith((".jsonl", ".jsonl.zst")):
         raise HpcgenError(f"{target}: the name must end in .jsonl or .jsonl.zst")

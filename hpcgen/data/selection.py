@@ -37,7 +37,7 @@ def select(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> 
 
     Raises:
         ConfigErrors: selected files have invalid names or sizes (all of them are listed).
-        HpcgenError: no file is selected, or a sample cannot have a file of each split.
+        HpcgenError: no file is selected, or the sample is too small for a file from each split.
     """
     included = [file for file in files if _is_included(file.name, corpus)]
     if not included:
@@ -66,10 +66,10 @@ def select(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> 
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Returns whether `pattern` matches all of `name`: * and ? also match slashes, `**/` zero or more directories.
+    """Returns whether `pattern` matches all of `name`. `*` and `?` also match slashes.
 
-    [abc] matches one of these characters, and case matters. These are the rules of Python's fnmatch, which
-    huggingface_hub's allow_patterns follows too.
+    `**/` matches zero or more directories, and `[abc]` one of these characters. Case matters. Except for `**/`, this is
+    as in Python's fnmatch, which huggingface_hub's allow_patterns follows too.
     """
     return any(fnmatchcase(name, variant) for variant in _variants(pattern))
 
@@ -83,7 +83,7 @@ def _variants(pattern: str) -> list[str]:
 
 
 def _available_files(files: Sequence[ManifestFile]) -> str:
-    """Hint for the case that no file is selected."""
+    """Hint if no file is selected."""
     names = [file.name for file in files]
     if any(name.endswith(".parquet") for name in names):
         return (
@@ -174,5 +174,5 @@ def sample_sizes(counts: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 def evenly_spread(count: int, taken: int) -> list[int]:
-    """Chooses `taken` of `count` indices: the middles of `taken` runs of about equal length."""
+    """Chooses `taken` of `count` indices: the middles of `taken` intervals of about equal length."""
     return [(2 * index + 1) * count // (2 * taken) for index in range(taken)]

@@ -1,8 +1,8 @@
 """Disk space check: compares the bytes and files that the stages will write with free space and quotas.
 
-An error is raised only if the outputs cannot fit: downloads of known size, and compressed files whose uncompressed
-size is at least their own. The expansion of compressed JSON Lines and their share of text differ between corpora, so
-they are estimated by a lower and an upper bound. Outputs that may not fit by the upper bound cause a warning.
+An error is raised only if the certain minimum does not fit: the known size of downloads, and the compressed size of
+files to extract, which do not shrink. The expansion of compressed JSON Lines and their share of text differ between
+corpora, so they are estimated by a lower and an upper bound. Outputs whose upper bound does not fit cause a warning.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Need:
     most: int = 0
     files: int = 0
     certain: int = 0
-    """Bytes needed whatever the content of the files."""
+    """Minimum bytes needed, regardless of the content of the files."""
 
     def __add__(self, other: Need) -> Need:
         return Need(
@@ -68,7 +68,7 @@ def check_space(
     task_id: int = 0,
     num_tasks: int = 1,
 ) -> list[str]:
-    """Checks the space for one stage or several consecutive ones (all units or one task's share). Returns warnings.
+    """Checks the space for one or more consecutive stages (all units or one task's share). Returns warnings.
 
     Units that are done need no space, unless an earlier one of `stages` makes their inputs again. A download of
     unknown size counts as the mean of the others.
@@ -87,7 +87,7 @@ def check_space(
 
 
 def check_units(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob, manifest: Manifest) -> list[str]:
-    """Checks the space for the units `left` in each stage, without reading their records. Returns warnings.
+    """Checks the space for the units `left` to make in each stage, without reading their records. Returns warnings.
 
     Raises:
         HpcgenError: the outputs cannot fit.
@@ -211,10 +211,10 @@ def _existing(directory: Path) -> Path:
 
 
 def _check_limit(need: Need, free: FreeSpace, stages: Sequence[DataStage], directory: Path) -> list[str]:
-    """Compares `need` with one limit. Returns a warning if it may not fit.
+    """Compares `need` with one limit. Returns a warning if the output may not fit.
 
     Raises:
-        HpcgenError: it cannot fit.
+        HpcgenError: the output cannot fit.
     """
     files = counted(need.files, "file")
     asked = f"{', '.join(stages)}: will write about {bounds_text(need)} in {files} below {directory}"

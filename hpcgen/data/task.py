@@ -100,7 +100,7 @@ class TaskReport:
     done_before: int
     """Number of units that were already done."""
     records: tuple[Record, ...]
-    """Records of all its done units, including those already done."""
+    """Records of all finished units of the task, including units that were already done."""
     errors: tuple[str, ...]
     """One message for each failed unit. Nothing of a failed unit is published."""
     bytes_read: int
@@ -109,7 +109,7 @@ class TaskReport:
 
     @property
     def counts(self) -> Counts:
-        """Sum over all done units."""
+        """Sum over all finished units."""
         return Counts.total(record.counts for record in self.records)
 
     @property
@@ -174,7 +174,9 @@ def run_task(
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TaskReport:
-    """Makes the units of one task that are not done, `workers` at a time (None: one per core).
+    """Makes the units of one task that are not done, `workers` at a time.
+
+    Default: one worker per core; for downloads, corpus.download_connections.
 
     A failed unit does not stop the others. `on_progress` is called about twice a second. Every five seconds, progress
     is also written to the corpus's directory for `hpcgen data status`. Starts worker processes: a script that calls
@@ -306,7 +308,7 @@ class _Task:
             progress.bytes_done -= reported.bytes
 
     def _report(self, ended: bool = False, interrupted: str = "") -> None:
-        """Calls `on_progress` and writes the progress file, each at its own interval."""
+        """Calls `on_progress` and writes the progress file, each at a fixed interval."""
         now = time.monotonic()
         if self._on_progress and (ended or now - self._reported_at >= _REPORT_INTERVAL_S):
             self._reported_at = now

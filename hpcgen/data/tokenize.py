@@ -1,4 +1,4 @@
-"""JSON Lines to Megatron's .bin/.idx pairs: read, uncompress, parse, encode, hash, write and publish in one pass."""
+"""JSON Lines to Megatron's .bin/.idx pairs: read, decompress, parse, encode, hash, write and publish in one pass."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hpcgen.text import counted
 _SPOOL_BYTES = 64 * 1024 * 1024
 """Memory for document lengths, shared by all outputs of a unit."""
 _LONG_DOCUMENT = 256
-"""Mean tokens per document from which documents are copied one by one, because numpy.insert's cost is per token."""
+"""Mean tokens per document above which documents are copied one by one: numpy.insert's cost is per token."""
 _EARLY_STOP_REJECTS = 10_000
 _EARLY_STOP_FACTOR = 10
 """A unit stops early after this many bad documents if their share exceeds this multiple of max_bad_fraction."""
@@ -43,7 +43,7 @@ _EARLY_STOP_FACTOR = 10
 def tokenize_unit(unit: Unit, job: CorpusJob, context: Context) -> Record:
     """Makes the .bin/.idx pairs of a unit of the stages tokenize and prepare.
 
-    With k outputs, line n of the one input goes to output n mod k. Each document becomes one sequence that ends
+    With k outputs, line n of the only input goes to output n mod k. Each document becomes one sequence that ends
     with the end-of-document token. A document without tokens becomes a document without a sequence, as in
     Megatron-LM, or is dropped with `drop_empty`.
 
@@ -224,7 +224,7 @@ def _first_difference(actual: NDArray[Any], wanted: NDArray[Any]) -> str:
 class _RunningCounts:
     """Adds up the counts of a unit and stops it if too many documents are bad.
 
-    It stops before the end only by a large margin, because all bad documents may be at the start of the files.
+    It stops early only if the limit is exceeded by far, because all bad documents may be at the start of the files.
     """
 
     def __init__(self, corpus: CorpusConfig) -> None:
@@ -325,7 +325,7 @@ class _Output:
 
 
 def _publish(outputs: Sequence[_Output], record: Record, place: Path) -> None:
-    """Publishes all files. Removes stale side files, and records of runs that made each pair as its own unit."""
+    """Publishes all files. Removes stale side files, and records of earlier runs that made each pair as a unit."""
     files = [file for output in outputs for file in output.files]
     targets = [file.target for file in files]
     pairs = [path.with_suffix("") for path in targets if path.suffix == ".bin"]
@@ -353,7 +353,7 @@ _Out = TypeVar("_Out")
 def _in_order(
     stack: ExitStack, function: Callable[[_In], _Out], items: Iterable[_In], threads: int
 ) -> Iterator[_Out]:
-    """Yields `function` of each item in order; with several threads, processes several items at once."""
+    """Yields the result of `function` for each item, in order. Several threads process several items at once."""
     if threads == 1:
         yield from map(function, items)
         return

@@ -101,7 +101,7 @@ def tokenize_files(
 
     Raises:
         HpcgenError: an input is missing, damaged or has a line without text; no document has a token; the
-            pair exists and `overwrite` is false; or the output cannot be written. Nothing is published then.
+            pair exists and `overwrite` is false; or the output cannot be written. Nothing is published in these cases.
     """
     progress = Progress("tokenize", 0, 1, units=1, bytes=sum(_input_size(path) for path in inputs))
     if idx_path(output_prefix).exists() and not overwrite:

@@ -40,7 +40,7 @@ Encode = Callable[[list[str]], tuple[NDArray[Any], NDArray[np.int64]]]
 _MEMORY_CHECK_CHARACTERS = 128 * 1024 * 1024
 """Characters of text per thread between two checks of the process's memory."""
 _MAX_MEMORY = 640 * 1024 * 1024
-"""Bytes per thread. gigatoken caches every word that it has seen; a worker should stay below 1 GiB."""
+"""Maximum bytes per thread. gigatoken caches every word that it sees; a worker should stay below 1 GiB."""
 
 _PROBE = (
     "",
@@ -67,7 +67,7 @@ class Tokenizer:
     vocab_size: int
     eod_id: int
     backend: str
-    """gigatoken, tokenizers or bytes."""
+    """Name of the library in use: gigatoken, tokenizers or bytes."""
     note: str = ""
     """Reason why gigatoken is not used; empty if it is, or if it was not considered."""
     reference: Encode | None = None
@@ -107,13 +107,13 @@ def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto", *, thread
 
 
 def missing_gigatoken() -> str:
-    """Why gigatoken cannot be used for any tokenizer, for people; empty if it can."""
+    """Reason why gigatoken cannot be used for any tokenizer, worded for users; empty if it can."""
     try:
         import awkward  # noqa: F401  # the arrays that gigatoken returns
         import gigatoken  # noqa: F401
     except ModuleNotFoundError as error:
         reason = f"{error.name} is not installed (pip install 'hpcgen[data]')"
-    except ImportError as error:  # built for another C library, say
+    except ImportError as error:  # for example, built for another C library
         reason = f"gigatoken cannot be imported ({error})"
     else:
         return ""
@@ -132,10 +132,10 @@ def encode_bytes(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 
 def read_definition(config: TokenizerConfig) -> dict[str, Any]:
-    """Reads the tokenizer's tokenizer.json; for gpt2, builds the equivalent of its two files.
+    """Reads the tokenizer's tokenizer.json; for gpt2, builds an equivalent from its two files.
 
     Raises:
-        HpcgenError: a file is missing or invalid, or its ids are random (dropout).
+        HpcgenError: a file is missing or invalid, or dropout would make the ids random.
     """
     if config.kind == "gpt2":
         return _gpt2_definition(config)
@@ -179,7 +179,7 @@ def _gpt2_definition(config: TokenizerConfig) -> dict[str, Any]:
 def _load_tokenizers(config: TokenizerConfig, definition: dict[str, Any]) -> Encode:
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(definition))
-    except Exception as error:  # the library raises bare Exception for every fault of the file
+    except Exception as error:  # the library raises bare Exception for every error in the file
         source = config.tokenizer_file or gpt2_files(config)[0]
         raise HpcgenError(f"{source}: the library tokenizers cannot load this file: {error}") from error
 

@@ -49,10 +49,10 @@ class Input:
     modified_ns: int | None = None
 
     def identity(self) -> FileIdentity:
-        """Content that the file must have.
+        """Identity of the content that the file must have.
 
         Raises:
-            HpcgenError: the stage that makes the file has not made it.
+            HpcgenError: the stage that makes the file has not made it yet.
         """
         known = self.planned_identity() or self._recorded_identity()
         if known is None:
@@ -63,7 +63,7 @@ class Input:
         """Checks that the file exists.
 
         Raises:
-            HpcgenError: it does not.
+            HpcgenError: the file does not exist.
         """
         if not self.path.is_file():
             raise HpcgenError(f"{self.path} does not exist", self._hint())
@@ -81,7 +81,7 @@ class Input:
         return record.counts.documents_out
 
     def planned_identity(self) -> FileIdentity | None:
-        """Content according to the manifest; None if only the record of the stage that makes the file describes it."""
+        """Identity according to the manifest; None if only the record of an earlier stage describes the file."""
         if self.made_by is None or self.sha256:
             return FileIdentity(self.name, self.size, self.sha256, self.modified_ns)
         return None
@@ -122,7 +122,7 @@ class Unit:
     """Paths relative to the corpus's directory; for pairs, their prefixes. Line n of the input goes to output
     n mod len(outputs)."""
     url: str | None = None
-    """Source of a download."""
+    """URL of a download."""
 
     @property
     def name(self) -> str:
@@ -170,7 +170,7 @@ def configuration_without_vocabulary(stage: DataStage, job: CorpusJob) -> str | 
     """Hash that earlier versions recorded for the built-in GPT-2 vocabulary, without the vocabulary's content.
 
     The vocabulary files came from another package then. Records with this hash remain valid, and `hpcgen data verify`
-    encodes documents of their pairs again. None for other stages and tokenizers, whose hashes have not changed.
+    encodes documents of their pairs again. Returns None for other stages and tokenizers, whose hashes are unchanged.
     """
     tokenizer = job.tokenizer
     if stage not in ("tokenize", "prepare") or tokenizer.kind != "gpt2" or tokenizer.vocab_file is not None:
@@ -191,8 +191,8 @@ class UnitChecker:
     """Checks which units are done, back to the source. Caches the state of units whose outputs several units read.
 
     A unit is current if its record has the current settings and inputs, and the units that made these inputs are
-    current as well. A unit without a record was removed to free space, and an input may be removed too: neither
-    makes the units after it outdated.
+    current as well. Inputs and units (with their records) may be removed to free space; this does not make later units
+    outdated.
     """
 
     def __init__(self, job: CorpusJob, known: Mapping[DataStage, str] | None = None) -> None:
@@ -210,7 +210,7 @@ class UnitChecker:
         return record if record.has_valid_outputs(self._job.directory, unit.files) else None
 
     def done_records(self, selected: Sequence[Unit]) -> list[Record | None]:
-        """Returns `done_record` of each of many units."""
+        """Returns the result of `done_record` for each unit."""
         return concurrent_map(selected, self.done_record)
 
     def is_current(self, unit: Unit, record: Record) -> bool:
@@ -281,7 +281,7 @@ def done_record(unit: Unit, job: CorpusJob, settings_hash: str) -> Record | None
 
 
 def done_records(selected: Sequence[Unit], job: CorpusJob, settings_hash: str) -> list[Record | None]:
-    """Returns `done_record` of many units: a hundred thousand take seconds, even on network file systems."""
+    """Returns `done_record` for each unit. A hundred thousand units take seconds, even on network file systems."""
     return UnitChecker(job, {unit.stage: settings_hash for unit in selected[:1]}).done_records(selected)
 
 

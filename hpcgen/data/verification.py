@@ -1,4 +1,4 @@
-"""Verification of .bin/.idx pairs: their structure, their records, and the view of Megatron-Core's own reader."""
+"""Verification of .bin/.idx pairs: their structure, their records, and what Megatron-Core's own reader returns."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Expected:
     stale: str = ""
     """Reason why the corpus's stages would no longer make this pair; empty if they would."""
     vocab_size: int | None = None
-    """All ids must be smaller."""
+    """Size of the vocabulary. All ids must be smaller."""
     eod_id: int | None = None
     """Last id of each sequence, checked only in a pair with a record."""
     encoded_by: TokenizerConfig | None = None
-    """Tokenizer to encode documents again, set if the record does not cover the vocabulary's content."""
+    """Tokenizer for encoding documents again, set if the record does not cover the vocabulary's content."""
 
 
 @dataclass(kw_only=True)
@@ -83,7 +83,7 @@ class VerifyReport:
 
     pairs: list[PairReport]
     megatron_core: str | None
-    """Version of the megatron-core that read the pairs; None if none did."""
+    """Version of megatron-core that read the pairs; None if it did not read them."""
     not_checked: str = ""
     """Reason why megatron-core did not read them."""
     unmeasured: list[str] = field(default_factory=list)
@@ -104,7 +104,7 @@ def verify(
     on_progress: OnProgress | None = None,
     manifest: Manifest | None = None,
 ) -> VerifyReport:
-    """Reads every byte of the pairs at the prefixes `expected`, `workers` pairs at a time.
+    """Reads every byte of the pairs at the prefixes in `expected`, `workers` pairs at a time.
 
     `manifest` is the manifest of their corpus, if there is one. With `megatron`, Megatron-Core's own reader must
     return the same content, if it is installed.
@@ -264,7 +264,7 @@ class _Scan:
         self._position += len(chunk)
 
     def _check_sequence_ends(self, ids: NDArray[Any], eod: int) -> None:
-        """Checks that sequences end with `eod`. A sequence ends where the next one starts, the last with the file."""
+        """Checks that sequences end with `eod`. A sequence ends where the next one starts or the file ends."""
         item, end = self._pair.dtype.itemsize, self._position + ids.nbytes
         first, last = np.searchsorted(self._pair.offsets, [self._position, end], side="right")
         ends = (self._pair.offsets[first:last] - self._position) // item - 1
@@ -329,7 +329,7 @@ def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
 
 
 def _read_by_megatron(pairs: Sequence[PairReport]) -> tuple[str | None, str]:
-    """Adds the differences that Megatron-Core's reader finds to `pairs`.
+    """Adds to `pairs` the differences that Megatron-Core's reader finds.
 
     Returns the version of megatron-core, or None and the reason why it did not read them.
     """

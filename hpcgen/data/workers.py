@@ -1,4 +1,4 @@
-"""Worker processes that take the items of a list one after the other.
+"""Worker processes that share the items of a list. Each one processes one item at a time.
 
 Replaces concurrent.futures, where a killed worker breaks the whole pool and its item is unknown. Here each worker has
 its own pipe, so it can be killed at any time without affecting the others.
@@ -31,7 +31,7 @@ _MAX_CONSECUTIVE_DEATHS = 5
 
 @dataclass(frozen=True)
 class Update:
-    """Progress message about an item in work."""
+    """Progress message about an item that is being processed."""
 
     index: int
     message: Any
@@ -72,8 +72,8 @@ def run_all(
 
     An item whose worker is killed has failed. The worker is not replaced while there are others, because fewer
     workers get further when memory is short. Closing the generator terminates the workers; if this process is
-    killed, they exit by themselves. A worker removes its private files when it exits, unless it is killed. If one
-    worker after the other is killed, the remaining items fail without being tried.
+    killed, they exit by themselves. A worker removes its private files when it exits, unless it is killed. If several
+    workers in a row are killed, the remaining items fail without being tried.
     """
     left = deque(enumerate(items))
     deaths = 0
@@ -112,7 +112,7 @@ def run_all(
 
 
 class _Worker:
-    """Parent's handle of one worker process. The worker sends None when it is ready for its first item."""
+    """The parent's handle for one worker process. The worker sends None when it is ready for its first item."""
 
     def __init__(self, work: Work) -> None:
         context = multiprocessing.get_context(

@@ -1,1 +1,1 @@
-"""What is installed where: the extras of hpcgen, and the code directory of the compute nodes."""
+"""Installation: the extras of hpcgen, and the code directory for the compute nodes."""

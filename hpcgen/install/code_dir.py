@@ -1,8 +1,8 @@
 """Code directory for the compute nodes: hpcgen, the trainer, and their dependencies that a PyTorch image lacks.
 
 The directory is first on PYTHONPATH, so its packages hide those of the image. Packages in `LEFT_TO_IMAGE` must not be
-hidden. The others are missing in images, or work with the image's packages even in a newer version. The directory is
-named by a hash of its content and never changes.
+hidden. The other packages are missing from images, or work with the image's packages even if they are newer. The
+directory's name contains a hash of its content, and the content never changes.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ EXTRA_DEPENDENCIES = ("packaging>=24.2", "importlib-metadata>=4.13")
 JOB_EXTRAS = ("data", "submit", "train")
 """Extras of hpcgen that jobs need."""
 
-# Jobs unpickle what the login node pickles, so both sides need the same versions.
+# Jobs unpickle objects that the login node pickled, so both sides need the same versions.
 SAME_VERSION_AS_HERE = ("submitit", "cloudpickle")
 
-# Wheels for the oldest glibc (2.28, AlmaLinux 8) that current nodes and images have.
+# Wheels must work with the oldest glibc of current nodes and images: 2.28 (AlmaLinux 8).
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64")
 
 MANIFEST = "manifest.json"
@@ -101,7 +101,7 @@ def copy_own_packages(tree: Path) -> None:
 
 
 def install_needs(tree: Path, python_version: str) -> None:
-    """Installs the dependencies of hpcgen and the trainer that an image may lack into `tree`, with pip."""
+    """Installs into `tree`, with pip, those dependencies of hpcgen and the trainer that an image may lack."""
     alone, together = (
         [],
         [f"{name}=={version}" for name in SAME_VERSION_AS_HERE if (version := version_here(name))],
@@ -120,7 +120,7 @@ def install_needs(tree: Path, python_version: str) -> None:
     kept = [one for one in found if project_name(one["name"]) not in LEFT_TO_IMAGE]
     pinned = [f"{one['name']}=={one['version']}" for one in kept]
     pip_install("--no-deps", "--no-compile", *target, *pinned, *alone)
-    # The scripts in bin/ would start this machine's Python, and pip's records list them. The manifest replaces them.
+    # The scripts in bin/ would start this machine's Python. pip's records list them; the manifest replaces the records.
     shutil.rmtree(tree / "bin", ignore_errors=True)
     for record in ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json"):
         for file in tree.glob(f"*.dist-info/{record}"):
@@ -157,7 +157,7 @@ def pip_install(*arguments: str) -> str:
     """Runs `pip install` and returns its stdout.
 
     Raises:
-        HpcgenError: pip fails; the message has the end of its output.
+        HpcgenError: pip fails; the message ends with the last lines of its output.
     """
     command = (sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *arguments)
     result = subprocess.run(command, text=True, capture_output=True)
@@ -171,7 +171,7 @@ def pip_install(*arguments: str) -> str:
 
 
 def publish(tree: Path, parent: Path, python_version: str) -> Path:
-    """Renames a finished tree to its content-based name below `parent`. Verifies and keeps an existing one."""
+    """Renames a finished tree to its content-based name below `parent`. Verifies and keeps an existing tree."""
     files = content(tree)
     manifest = {
         "python_version": python_version,

@@ -1,4 +1,4 @@
-"""The extras of hpcgen: which packages a capability needs besides the base installation."""
+"""The extras of hpcgen: the packages that a capability needs in addition to the base installation."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from hpcgen.errors import HpcgenError
 
 _COLLECTIONS = ("all", "dev")
-"""Extras that combine others. Each of the rest stands for one capability."""
+"""Extras that combine other extras. Every other extra stands for one capability."""
 
 
 def missing_package(error: ModuleNotFoundError, command: str) -> HpcgenError | None:
-    """The message for a user whose `command` ("hpcgen data prepare") did not find a package of an extra.
+    """Error for a `command` ("hpcgen data prepare") that failed because a package of an extra is not installed.
 
-    Returns None if no extra has the package: then the failed import is a bug.
+    Returns None if no extra has the package. The failed import is then a bug.
     """
     name = project_name((error.name or "").partition(".")[0])
     extras = [extra for extra, requirement in requirements() if extra and project_name(requirement) == name]
@@ -27,7 +27,7 @@ def missing_package(error: ModuleNotFoundError, command: str) -> HpcgenError | N
 
 
 def requirements() -> Iterator[tuple[str | None, str]]:
-    """What the installed hpcgen declares: the extra, None for the base installation, and one requirement."""
+    """Yields each declared requirement of the installed hpcgen with its extra (None for the base installation)."""
     try:
         declared = importlib.metadata.requires("hpcgen") or ()
     except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH

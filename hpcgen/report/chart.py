@@ -1,6 +1,6 @@
 """Draws series of numbers as SVG paths in a square of 1000 by 1000, which the page stretches to the chart's size.
 
-A chart thus fills its place without a script. Texts are HTML and keep their size.
+No script is needed to fit a chart to the page. Labels are HTML, so they are not stretched.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Series:
 
     @classmethod
     def line(cls, label: str, color: int, buckets: Buckets, *, smooth: bool) -> Series:
-        """A thin line or a band of extremes, below a median (`smooth` and enough steps) or below the values."""
+        """Medians (with `smooth` and enough steps) or values, drawn over a thin line or a band of extremes."""
         is_smooth = smooth and buckets.window > 1
         values = np.where(np.isfinite(buckets.last), buckets.last, (buckets.low + buckets.high) / 2)
         return cls(
@@ -107,7 +107,7 @@ class Style:
     note: str = ""
     from_zero: bool = False
     log_from: float = float("inf")
-    """Ratio of the largest to the smallest value from which the axis is logarithmic."""
+    """Minimum ratio of the largest to the smallest value for a logarithmic axis."""
     cuts_outliers: bool = False
     """True if the axis range covers only the smoothed lines, so that a few steps may be outside."""
     right: Callable[[float], str] | None = None
@@ -186,7 +186,7 @@ def _cut_off(values: Column, scale: Scale) -> str:
 
 
 def _legend(series: Sequence[Series]) -> Iterator[tuple[str, int, str]]:
-    """Legend entries. Only a single line describes its smoothing, which is the same for all lines."""
+    """Legend entries. The smoothing is described only if the chart has a single line."""
     is_one = sum(each.kind == "line" for each in series) == 1
     for each in series:
         label = f"{each.label}, {each.middle_label}" if each.middle_label and is_one else each.label

@@ -15,12 +15,12 @@ MAX_BUCKETS = 400
 SMOOTHED_SHARE = 150
 """The smoothed line is the median over 1/150 of the run."""
 MIN_SMOOTHED = 15
-"""Minimum number of steps in that median, unless they are more than a quarter of the run."""
+"""Minimum number of steps in that median, limited to a quarter of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """A downsampled line; NaN for buckets without a number."""
+    """A downsampled curve; NaN for buckets without a number."""
 
     x: Column
     """Last x of each bucket."""
@@ -34,7 +34,7 @@ class Buckets:
 
 
 def downsample(x: Column, y: Column, most: int = MAX_BUCKETS) -> Buckets:
-    """Splits lines into at most `most` buckets of equal size. Lines without a number count as gaps."""
+    """Splits log lines into at most `most` buckets of equal size. Lines without a number count as gaps."""
     edges = bucket_edges(len(x), most)
     last = np.append(edges[1:], len(x)) - 1
     window = max(1, len(x) // SMOOTHED_SHARE, min(MIN_SMOOTHED, len(x) // 4)) | 1
@@ -49,7 +49,7 @@ def downsample(x: Column, y: Column, most: int = MAX_BUCKETS) -> Buckets:
 
 
 def bucket_means(y: Column, weights: Column, most: int = MAX_BUCKETS) -> Column:
-    """Weighted mean of each bucket, ignoring lines without a number."""
+    """Weighted mean of each bucket, ignoring log lines without a number."""
     edges = bucket_edges(len(y), most)
     is_number = np.isfinite(y)
     sums = np.add.reduceat(np.where(is_number, y, 0) * weights, edges)
@@ -59,7 +59,7 @@ def bucket_means(y: Column, weights: Column, most: int = MAX_BUCKETS) -> Column:
 
 
 def bucket_edges(lines: int, most: int = MAX_BUCKETS) -> NDArray[np.int64]:
-    """Index of the first line of each bucket."""
+    """Index of the first log line of each bucket."""
     return np.arange(min(lines, most), dtype=np.int64) * lines // min(lines, most)
 
 

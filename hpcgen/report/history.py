@@ -56,12 +56,12 @@ class Attempt:
 
     @property
     def began(self) -> float | None:
-        """Time of its first line."""
+        """Time of the attempt's first line."""
         return number_or_none(self.start.get("time"))
 
     @property
     def iteration(self) -> int:
-        """Iteration from which it resumed."""
+        """Iteration from which the attempt resumed."""
         return int(self.start["iteration"])
 
     @property
@@ -109,11 +109,11 @@ class History:
 
 
 def read_history(metrics: Path) -> History:
-    """Reads a metrics.jsonl, which may be growing and may have unknown events.
+    """Reads a metrics.jsonl. The file may still be growing and may contain unknown events.
 
     Raises:
         HpcgenError: the file is missing, or has no step.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     reader = _Reader()
     try:
@@ -137,7 +137,7 @@ def number_or_none(value: object) -> float | None:
 
 
 class _Reader:
-    """Collects the events of the lines."""
+    """Collects the events of a metrics.jsonl."""
 
     def __init__(self) -> None:
         self.iterations = array("q")
@@ -202,7 +202,7 @@ class _Reader:
             column.append(value if isinstance(value, int | float) and math.isfinite(value) else math.nan)
 
     def _forget_after(self, iteration: int) -> None:
-        """Drops repeated steps. The trainer drops them when it resumes, but a copy of its file may be older."""
+        """Drops repeated steps. The trainer drops them when it resumes, but a copy of its file may predate that."""
         while self.iterations and self.iterations[-1] > iteration:
             self.iterations.pop()
             for column in self.columns.values():
@@ -249,13 +249,13 @@ def _is_json(line: bytes) -> bool:
 
 
 def _decode(line: bytes) -> Event | None:
-    """Decodes the event of a line; None if it is not one."""
+    """Decodes the event in a line; None if the line is not an event."""
     event: Any
     try:
         event = msgspec.json.decode(line)
     except msgspec.DecodeError:
         try:
-            event = json.loads(line)  # the standard library writes and reads NaN, which JSON does not have
+            event = json.loads(line)  # the standard library writes and reads NaN, which is not valid JSON
         except (ValueError, RecursionError):
             return None
     if (

@@ -31,7 +31,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def heading(names: Sequence[str]) -> str:
-    """Joins the names; of many, lists the first ones and the number of others."""
+    """Joins the names. If there are many, lists the first ones and the number of others."""
     if len(names) <= MAX_NAMED:
         return " and ".join(names)
     return f"{', '.join(names[: MAX_NAMED - 1])} and {len(names) - MAX_NAMED + 1} others"

@@ -23,11 +23,11 @@ from hpcgen.version import __version__
 
 HERE = Path(__file__).parent
 MAX_ROWS = 25
-"""Maximum rows of a table: the newest or the worst ones."""
+"""Maximum number of rows in a table. Longer tables have only the newest or the worst ones."""
 COLORS = 8
 """Number of line colors in page.css and page.js."""
 MAX_CHARACTERS = 50_000
-"""Maximum length of a configuration. One with thousands of corpora would be larger than the rest of the page."""
+"""Maximum length of a configuration. Thousands of corpora would make it larger than the rest of the page."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,12 @@ from hpcgen.report.scale import Scale
 RECENT_SHARE = 0.75
 """Fraction of the run after which the chart of the recent loss starts."""
 MIN_STEPS_FOR_RECENT = 40
-"""Minimum number of steps for that chart."""
+"""Minimum number of steps for the chart of the recent loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedHistory:
-    """A run to show."""
+    """A run's history and its label in the charts."""
 
     name: str
     history: History
@@ -35,7 +35,7 @@ def draw_charts(runs: Sequence[NamedHistory]) -> list[Chart]:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A chart of one column of the steps of one run."""
+    """Definition of a chart that shows one column of a run's steps."""
 
     key: str
     title: str
@@ -203,7 +203,7 @@ def _loss(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]
 
 
 def _recent_loss(run: NamedHistory, restarts: Sequence[tuple[int, str]]) -> Chart | None:
-    """Plots the end of the loss curve on its own scale, because the beginning of the curve hides its details."""
+    """Plots the end of the loss curve on its own scale. On a common scale, the beginning would hide its details."""
     iteration = run.history.iteration
     first = iteration[0] + int((iteration[-1] - iteration[0]) * RECENT_SHARE)
     chosen = iteration >= first
@@ -306,7 +306,7 @@ def _evaluation(run: NamedHistory, split: str, label: str, color: int, first: in
 
 
 def _points(events: Sequence[Event], name: str) -> tuple[Column, Column]:
-    """Iterations and values of the events that have one. For very many events, the largest value of each bucket."""
+    """Iterations and values of the events with a value. Very many are reduced to the largest value of each bucket."""
     values = [(event["iteration"], number_or_none(event.get(name))) for event in events]
     found = np.array([(x, y) for x, y in values if y is not None], dtype=float).reshape(-1, 2)
     if len(found) > MAX_BUCKETS:

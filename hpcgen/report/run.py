@@ -23,7 +23,7 @@ class Run:
     """Trainer configuration of the latest attempt that trained; empty if the directory has none."""
     state: State
     word: str
-    """Reason why the run failed, hung or died, or the last activity of a running one; empty if unknown."""
+    """Reason why the run failed, hung or died, or the last activity of an unfinished run; empty if unknown."""
     hangs: tuple[str, ...]
     """Directories with the stacks of hung ranks."""
     now: float
@@ -40,7 +40,7 @@ def read_run(directory: Path, now: float) -> Run:
     """Reads a run directory at the time `now` (Unix time in seconds).
 
     Raises:
-        HpcgenError: it is not a run directory, cannot be read, or has no training steps yet.
+        HpcgenError: the directory is not a run directory, cannot be read, or has no training steps yet.
     """
     try:
         return _read_run(directory, now)

@@ -32,7 +32,7 @@ class Scale:
         return float(self.places(np.array([value]))[0])
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Round values between `low` and `high`, about `most` at most."""
+        """Round values between `low` and `high`: about `most` or fewer."""
         if self.is_log:
             for digits in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
                 found = self._log_ticks(digits)

@@ -20,13 +20,13 @@ State = Literal["done", "stopped", "failed", "hung", "died", "running", "silent"
 SILENT_S = 900.0
 """Seconds without output after which a run counts as silent: hung, queued, or dead. A collective may take 600 s."""
 SILENT_STEPS = 20.0
-"""A run counts as silent only after the time of this many steps, if that is longer."""
+"""Number of steps whose duration replaces SILENT_S if it is longer."""
 _MARKERS: dict[str, State] = {"DONE": "done", "FAILED": "failed", "STOPPED": "stopped"}
-"""DONE comes first: a FAILED next to it is from an attempt with other settings on a finished run."""
+"""DONE comes first: a FAILED file next to it is from an attempt to start a finished run with other settings."""
 
 
 def state_of(directory: Path, history: History, now: float) -> tuple[State, str]:
-    """Determines the state at the time `now`, with the reason of a failure or the last sign of activity."""
+    """Determines the state at the time `now`, with the reason for a failure or the last sign of activity."""
     for marker, state in _MARKERS.items():
         with contextlib.suppress(OSError):
             text = (directory / marker).read_text(encoding="utf-8", errors="replace").strip()

@@ -24,10 +24,10 @@ class AttemptSummary:
     began: float | None
     """Start time (Unix time in seconds)."""
     waited_s: float | None
-    """Seconds between the last line of the previous attempt, kept or lost, and this start."""
+    """Seconds from the last line of the previous attempt, kept or lost, to this start."""
     from_iteration: int
     checkpoint: str | None
-    """Checkpoint from which it resumed; None for random weights."""
+    """Checkpoint from which the attempt resumed; None for random weights."""
     last_iteration: int
     lost_steps: int
     """Number of steps after the checkpoint from which the next attempt resumed."""
@@ -38,7 +38,7 @@ class AttemptSummary:
     passed_over: tuple[str, ...]
     """Newer checkpoints that were invalid, each with the reason and how it was handled."""
     end: str
-    """Description of how it ended."""
+    """Description of how the attempt ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +82,16 @@ class Summary:
     wall_clock_s: float | None
     """Time from the first start to the last line."""
     productive_share: float | None
-    """Fraction of that time spent in steps that were kept."""
+    """Fraction of the wall-clock time spent in steps that were kept."""
     remaining_s: float | None
-    """Remaining time of a running run at the current rate."""
+    """Remaining time at the current rate; None if the run is not running."""
     starts: int
     spikes: int
     skipped_steps: int
     """Number of lines with a skipped update; the number of such steps if each step has a line."""
     checkpoints: int
     checkpoint_stall_s: float | None
-    """Median over the checkpoints."""
+    """Median pause of training over the checkpoints."""
     checkpoint_write_s: float | None
     attempts: tuple[AttemptSummary, ...]
     stragglers: tuple[StragglerSummary, ...]
@@ -184,7 +184,7 @@ def _changes(start: Event) -> list[list[Any]]:
 
 
 def _end(run: Run, attempt: Attempt, *, is_last: bool) -> str:
-    """Describes how an attempt ended. A killed one leaves no reason."""
+    """Describes how an attempt ended. A killed attempt records no reason."""
     stopped = f"stopped: {attempt.stop_reason}" if attempt.stop_reason else ""
     if not is_last:
         return stopped or "ended without a message: it was killed, crashed, or lost a node; see its log"
@@ -197,7 +197,7 @@ def _end(run: Run, attempt: Attempt, *, is_last: bool) -> str:
         if attempt.stop_reason
         else "ended without a message: it was killed or crashed; see its log",
         "running": stopped or "still running",
-        "silent": stopped or "no output since",
+        "silent": stopped or "no recent output",
     }[run.state]
 
 

@@ -1,4 +1,4 @@
-"""Number formatting for people."""
+"""Number formatting for display."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def count(value: float | None) -> str:
 
 
 def count_in_short(value: float | None) -> str:
-    """Formats an integer; from ten million on as 12.5M."""
+    """Formats an integer; ten million and more are abbreviated (12.5M)."""
     return count(value) if value is None or value < 1e7 else short(value)
 
 
 def percent(share: float | None) -> str:
-    """Formats a fraction as a percentage, with a decimal if it is below 10% or above 99%."""
+    """Formats a fraction as a percentage, with one decimal place if it is below 10% or above 99%."""
     if share is None:
         return MISSING
     return f"{share:.1%}" if share < 0.1 or share > 0.99 else f"{share:.0%}"

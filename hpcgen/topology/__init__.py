@@ -1,1 +1,1 @@
-"""Topology of a node's CPUs, GPUs and NICs: as its node type has it, as NCCL reads it, and as a live node shows it."""
+"""Topology of a node's CPUs, GPUs and NICs: from its node type, from an NCCL topology file, and from a live node."""

@@ -1,4 +1,4 @@
-"""Comparison of a node type's topology with one that was found."""
+"""Comparison of a node type's topology with the topology of a live node or a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Difference:
 
 
 def differences(expected: Topology, found: Topology) -> tuple[Difference, ...]:
-    """All differences, NUMA nodes first. An attribute that one side does not state never differs."""
+    """All differences, NUMA nodes first. An attribute that is unknown on one side is not compared."""
     return (
         *_numa_differences(expected, found),
         *_device_differences("GPU", expected, found),
@@ -98,4 +98,4 @@ DEVICE_ATTRIBUTES: dict[str, tuple[str, Callable[..., str]]] = {
     "rate_gbit_s": ("rate", "{:g} Gb/s".format),
     "state": ("port", str),
 }
-"""Attribute -> its displayed name and the formatter of its value."""
+"""Maps attributes to their displayed name and the formatter of their value."""

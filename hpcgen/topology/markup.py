@@ -1,7 +1,7 @@
 """A reader for small, untrusted XML files.
 
-The standard library's ElementTree cannot reject document types, which may define entities of exponential size. Its
-parser, expat, can. So no other library is needed, and entities are never expanded.
+ElementTree of the standard library cannot reject document type declarations, which may define entities of exponential
+size. Its parser, expat, can reject them before it expands an entity, so no other library is needed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parse(data: bytes, name: str) -> Element:
     """Parses the document in `data` and returns its root. `name` is the file name in errors.
 
     Raises:
-        HpcgenError: it is not plain XML.
+        HpcgenError: the document is not plain XML.
     """
     parser = expat.ParserCreate()
     open_elements: list[Element] = []
@@ -68,7 +68,9 @@ def parse(data: bytes, name: str) -> Element:
 
     def refuse(*_: object) -> None:
         line = parser.CurrentLineNumber
-        raise HpcgenError(f"{name}:{line}: document types and entities are not allowed", "remove it")
+        raise HpcgenError(
+            f"{name}:{line}: document type declarations are not allowed", "remove <!DOCTYPE ...>"
+        )
 
     parser.StartElementHandler = start
     parser.EndElementHandler = end

@@ -1,7 +1,7 @@
 """NCCL's topology XML: written from a node type, and read for comparison.
 
-NCCL reads it in its src/graph/xml.cc and topo.cc. Its parser is simple: no XML declaration, no entities, one space
-between attributes. It finds GPUs and NICs by bus ID and takes missing attributes from sysfs.
+NCCL's reader is src/graph/xml.cc and topo.cc. Its parser is simple: no XML declaration, no entities, one space between
+attributes. NCCL finds GPUs and NICs by bus ID and takes missing attributes from sysfs.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ def read(path: Path) -> Topology:
 
 
 def topology(root: Element, name: str) -> Topology:
-    """Converts the elements below `root`. `name` is the file name in errors.
+    """Converts the elements below `root` to a topology. `name` is the file name in errors.
 
     Raises:
-        HpcgenError: it is not a topology file.
+        HpcgenError: the document is not a topology file.
     """
     if root.tag != "system" or root.attributes.get("version") != VERSION:
         found = f"<{root.tag} version={root.attributes.get('version')!r}>"
@@ -203,7 +203,7 @@ def _link(element: Element, name: str) -> tuple[float | None, int | None]:
 
 
 def link_speed(text: str) -> float | None:
-    """Parses a link speed of the kernel in GT/s: "32.0 GT/s PCIe", "16 GT/s"; None for others ("Unknown")."""
+    """Parses a link speed (GT/s) of the kernel: "32.0 GT/s PCIe", "16 GT/s". None for other text ("Unknown")."""
     found = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", text)
     return float(found[1]) if found else None
 

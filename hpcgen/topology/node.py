@@ -14,7 +14,7 @@ Kind = Literal["GPU", "NIC"]
 
 @dataclass(frozen=True, kw_only=True)
 class NumaNode:
-    """One NUMA node. None means that the source does not state an attribute."""
+    """One NUMA node. Attributes that the source does not state are None."""
 
     number: int
     cpus: int | None = None
@@ -27,7 +27,7 @@ class NumaNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One GPU or NIC. None means that the source does not state an attribute."""
+    """One GPU or NIC. Attributes that the source does not state are None."""
 
     kind: Kind
     bus_id: str
@@ -35,7 +35,7 @@ class Device:
     link_speed_gt_s: float | None = None
     link_width: int | None = None
     bridge_speed_gt_s: float | None = None
-    """Link speed of the PCI bridge above it, which its traffic passes as well."""
+    """Link speed of the PCI bridge above the device. The device's traffic passes this link, too."""
     bridge_width: int | None = None
     gpus_on_bridge: tuple[str, ...] | None = None
     """NIC only: addresses of the GPUs on its PCI bridge. The bridges' own addresses are virtual and not compared."""

@@ -1,4 +1,4 @@
-"""Draws a node as SVG: NVLink at the top, the network at the bottom, and the NUMA nodes with GPUs and NICs between."""
+"""Draws a node as SVG: NVLink at the top, NUMA nodes with GPUs and NICs in the middle, the network at the bottom."""
 
 from __future__ import annotations
 

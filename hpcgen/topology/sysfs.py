@@ -18,12 +18,12 @@ NIC_CLASSES = {"infiniband": "0x0207", "ethernet": "0x0200"}
 
 
 def read(directory: Path, fabric: str) -> Topology:
-    """Reads the topology from `directory`, which is /sys of a node or a copy of it. `fabric` selects the adapters.
+    """Reads the topology from `directory`, which is a node's /sys or a copy of it. `fabric` selects the kind of NICs.
 
     A virtual machine has no bridges in sysfs, so the assignment of NICs to GPUs remains unknown.
 
     Raises:
-        HpcgenError: the directory is not a sysfs.
+        HpcgenError: the directory is neither /sys nor a copy of it.
     """
     pci = directory / "bus/pci/devices"
     if not pci.is_dir():

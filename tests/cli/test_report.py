@@ -372,7 +372,7 @@ def test_a_silent_run_says_what_its_heartbeat_said_last(tmp_path: Path) -> None:
     page = report(run)
     assert re.search(r"last activity \d+ d \d+ h ago: save on ndv5-002, iteration 3", page.text)
     assert f"The stacks of its ranks are in {run}: stacks." in page.text
-    assert "no output since" in page.text
+    assert "no recent output" in page.text
 
 
 def test_runs_side_by_side(eventful: Path, tmp_path: Path) -> None:

@@ -45,13 +45,13 @@ def list_source(job: CorpusJob) -> Listing:
 
 
 def check_source(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob) -> None:
-    """Checks that the first and the last source file of the units `left` in each stage are available.
+    """Checks that the first and the last source file of the units `left` to make in each stage are available.
 
-    Called before arrays are submitted, so that a missing source is one message instead of one per task. Files to
+    Called before arrays are submitted, so that a missing source causes one message instead of one per task. Files to
     download are requested from their server; local files must exist.
 
     Raises:
-        HpcgenError: one of the files is missing or access is denied, or the server does not answer.
+        HpcgenError: a file is missing, access is denied, or the server does not answer.
     """
     for units in left.values():
         own = [item for unit in units for item in unit.inputs if item.made_by is None and unit.url is None]

@@ -21,7 +21,7 @@ _MAX_MESSAGES = 20
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    """One file. `split` and `modified_ns`, which hpcgen's own manifests have, are ignored and determined again."""
+    """One file. `split` and `modified_ns`, which hpcgen's own manifests have, are ignored and recomputed."""
 
     name: str | None = None
     url: str | None = None
