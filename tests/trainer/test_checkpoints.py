@@ -378,7 +378,7 @@ def test_a_save_that_fails_for_a_moment_is_tried_once_more(
     monkeypatch.setenv("FAIL_RANK", "1")
     monkeypatch.setenv("FAIL_SAVES", str(failures))
     result = run(small_config(corpus, tmp_path / "run", save_interval=2) | {"world_size": 2})
-    [line] = [line for line in result.log.splitlines() if line.endswith("The save is repeated once")]
+    [line] = [line for line in result.log.splitlines() if line.endswith("The save is retried once")]
     assert re.search(r"could not be saved: rank 1 on \S+: .*/iter_0000002/.* \(errno 5\)", line)
     complete = [
         checkpoint.iteration for checkpoint in list_checkpoints(result.checkpoints) if checkpoint.flaw is None

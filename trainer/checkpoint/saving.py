@@ -127,7 +127,7 @@ class Checkpoints:
         Raises:
             NonFiniteError: on all ranks, if a value to be saved is not finite. Earlier checkpoints are kept.
             NotSavedError: on all ranks, as soon as any rank could not write. Earlier checkpoints are kept. If the
-                reason may be temporary, the save is repeated once instead: see `retry_pending`.
+                reason may be temporary, the save is retried once instead: see `retry_pending`.
         """
         if self._save is not None and (vote.failed or not vote.writing):
             try:
@@ -142,7 +142,7 @@ class Checkpoints:
         Raises:
             NonFiniteError: on all ranks, if a value to be saved is not finite.
             NotSavedError: on all ranks, if this save or the one in progress cannot be written. If the reason may be
-                temporary, the save is repeated once before that.
+                temporary, the save is retried once before that.
         """
         self.retry_pending = False
         try:
@@ -175,7 +175,7 @@ class Checkpoints:
         if not error.retry or error.scope is not Scope.ALL_RANKS or self._has_failed:
             raise error
         self._has_failed = True
-        self._log.line(f"{error}. The save is repeated once")
+        self._log.line(f"{error}. The save is retried once")
 
     def finish(self) -> None:
         """Complete the save in progress, if there is one.
