@@ -91,7 +91,7 @@ class Case:
     has_peers: bool = True
     """Whether the bare loop and Megatron-LM support this case."""
     single: str | None = None
-    """Case with the same micro-batch on one GPU. Its throughput is the maximum for each GPU."""
+    """Case with the same microbatch on one GPU. Its throughput is the maximum for each GPU."""
 
 
 FP8 = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}

@@ -1,4 +1,4 @@
-"""One optimizer step: forward and backward over the micro-batches, a check for finite values, then the update."""
+"""One optimizer step: forward and backward over the microbatches, a check for finite values, then the update."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) ->
 def _forward_step(
     batches: Iterator[MicroBatch] | None, chunk: torch.nn.Module
 ) -> tuple[torch.Tensor, Callable[..., tuple[torch.Tensor, ...]] | None]:
-    """Run one chunk on one micro-batch, in the form that the pipeline schedule expects."""
+    """Run one chunk on one microbatch, in the form that the pipeline schedule expects."""
     if batches is None:
         return chunk(input_ids=None, position_ids=None, attention_mask=None), None
     batch = next(batches)

@@ -238,7 +238,7 @@ def _summary(
 ) -> str:
     batch_size = batch_size_at(config.training, state.consumed_samples)
     sizes = (f"{name} {getattr(groups, name.lower()).size()}" for name in ("TP", "PP", "CP", "DP"))
-    micro_batches = counted(num_microbatches(batch_size, config, groups), "micro-batch", "micro-batches")
+    micro_batches = counted(num_microbatches(batch_size, config, groups), "microbatch", "microbatches")
     return (
         f"{config.name}: {_beginning(source)}, "
         f"to iteration {config.training.train_iters}; {counted(config.world_size, 'rank')} on {config.device}: "

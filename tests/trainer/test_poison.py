@@ -30,7 +30,7 @@ class Layer(TransformerLayer):
     def forward(self, *arguments, **named):
         hidden, context = super().forward(*arguments, **named)
         self.calls += 1
-        # two micro-batches a step
+        # two microbatches a step
         if self.training and os.environ["RANK"] == "1" and self.calls == 8:
             POISON
         return hidden, context

@@ -123,7 +123,7 @@ def test_checkpoints_are_saved_by_the_clock_unless_it_is_said_when():
         (
             {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
             {"rampup_batch_size": [2, 1, 9]},
-            r"micro-batches of a global_batch_size of 3 = 3 is not a multiple of PP \(2\)",
+            r"microbatches of a global_batch_size of 3 = 3 is not a multiple of PP \(2\)",
         ),
     ],
 )

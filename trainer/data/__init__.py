@@ -1,1 +1,1 @@
-"""Datasets, their index files, and the micro-batches of this rank."""
+"""Datasets, their index files, and the microbatches of this rank."""

@@ -1,8 +1,8 @@
-"""Divides the samples, which have a fixed global order, into the micro-batches of this rank.
+"""Divides the samples, which have a fixed global order, into the microbatches of this rank.
 
 Each step reads the next samples of the shuffled training set, in every layout. So the number of consumed samples is all
 that a resumed run needs to find its position in the data.
-Shapes: b micro-batch, s tokens of the sequence on this context-parallel rank.
+Shapes: b microbatch, s tokens of the sequence on this context-parallel rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.distributed.sequence import zigzag_positions
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch on this rank's device; each [b, s]."""
+    """One microbatch on this rank's device; each [b, s]."""
 
     tokens: torch.Tensor
     labels: torch.Tensor
@@ -36,7 +36,7 @@ class MicroBatch:
 
 
 class Packed(NamedTuple):
-    """A micro-batch as loaders return it, in one tensor: each further tensor would cost the step 0.2 ms."""
+    """A microbatch as loaders return it, in one tensor: each further tensor would cost the step 0.2 ms."""
 
     fields: torch.Tensor
     """int64 [3, b, s]: tokens, labels, and 1 where the loss counts."""
@@ -44,7 +44,7 @@ class Packed(NamedTuple):
 
 
 class MicroBatchSampler:
-    """Sample indices of this data-parallel rank, one list per micro-batch, for all batches in order."""
+    """Sample indices of this data-parallel rank, one list per microbatch, for all batches in order."""
 
     def __init__(self, batches: Iterable[Batch], micro_batch_size: int, dp_rank: int, dp_size: int) -> None:
         self._batches, self._size = batches, micro_batch_size
@@ -57,7 +57,7 @@ class MicroBatchSampler:
 
 
 def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGroupCollection) -> int:
-    """Number of micro-batches on each data-parallel rank in a step of `batch_size` samples."""
+    """Number of microbatches on each data-parallel rank in a step of `batch_size` samples."""
     return batch_size // (config.training.micro_batch_size * groups.dp.size())
 
 
@@ -73,7 +73,7 @@ def data_iterators(
     groups: ProcessGroupCollection,
     batches: Iterable[Batch],
 ) -> list[Iterator[MicroBatch] | None]:
-    """Micro-batches of `batches` for each chunk; None for chunks that read no samples.
+    """Microbatches of `batches` for each chunk; None for chunks that read no samples.
 
     `batches` is iterated more than once.
     """
@@ -88,7 +88,7 @@ def micro_batches(
     groups: ProcessGroupCollection,
     batches: Iterable[Batch],
 ) -> Iterator[MicroBatch]:
-    """This rank's micro-batches of `batches`, in order."""
+    """This rank's microbatches of `batches`, in order."""
     sampler = MicroBatchSampler(batches, config.training.micro_batch_size, groups.dp.rank(), groups.dp.size())
     workers = config.data.num_workers
     positions = zigzag_positions(config.model.seq_length, groups.cp.rank(), groups.cp.size())

@@ -31,7 +31,7 @@ def check_layout(config: TrainerConfig) -> None:
         _require_multiple(size, "global_batch_size", micro * dp, f"micro_batch_size x DP = {micro} x {dp}")
         if vpp is not None:
             num_microbatches = size // (micro * dp)
-            _require_multiple(num_microbatches, f"micro-batches of a global_batch_size of {size}", pp, "PP")
+            _require_multiple(num_microbatches, f"microbatches of a global_batch_size of {size}", pp, "PP")
     _require_multiple(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
     _require_multiple(model.num_attention_heads, "num_attention_heads", tp, "TP")
     _require_multiple(model.padded_vocab_size, "padded_vocab_size", tp, "TP")
@@ -60,7 +60,7 @@ def _check_graphs(config: TrainerConfig) -> None:
         (training.recompute_granularity == "full", "recompute_granularity = full"),
         (
             training.rampup_batch_size is not None and config.parallelism.pipeline_model_parallel_size > 1,
-            "rampup_batch_size in a pipeline: graphs are for a fixed number of micro-batches",
+            "rampup_batch_size in a pipeline: graphs are for a fixed number of microbatches",
         ),
     ):
         if is_wrong:

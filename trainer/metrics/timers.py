@@ -23,7 +23,7 @@ from megatron.core.utils import get_model_config
 T = TypeVar("T")
 
 BATCH = "batch"
-"""Name for loading a micro-batch, which is not one of Core's. It is part of forward-compute."""
+"""Name for loading a microbatch, which is not one of Core's. It is part of forward-compute."""
 
 # Core's names in megatron-core 0.16 to 0.19, without sends and receives between pipeline stages. Those mostly measure
 # the bubble, and an interleaved schedule does not time its waits.
@@ -47,15 +47,15 @@ class Times:
     """Seconds of this rank."""
 
     compute_s: float = 0.0
-    """Forward and backward passes, without loading micro-batches."""
+    """Forward and backward passes, without loading microbatches."""
     communication_s: float = 0.0
     """Reducing gradients and gathering parameters, unless overlapped with computation."""
     update_s: float = 0.0
     """The optimizer's computation."""
     batch_s: float = 0.0
-    """Time in which the device was idle because it waited for a micro-batch."""
+    """Time in which the device was idle because it waited for a microbatch."""
     data_wait_s: float = 0.0
-    """Time in which the program waited for micro-batches. At least batch_s, since a GPU may have had work meanwhile."""
+    """Time in which the program waited for microbatches. At least batch_s, since a GPU may have had work meanwhile."""
 
     def __sub__(self, other: Times) -> Times:
         return Times(

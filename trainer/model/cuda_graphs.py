@@ -1,8 +1,8 @@
 """Replays layers as CUDA graphs, so that a layer costs the host two launches instead of hundreds.
 
-This helps if the host cannot keep up with the GPU, as with small micro-batches or with matrices that are small due to
+This helps if the host cannot keep up with the GPU, as with small microbatches or with matrices that are small due to
 tensor parallelism. Megatron-Core records the layers with Transformer Engine's make_graphed_callables. A pipeline stage
-needs a graph, and memory, for each micro-batch of a step.
+needs a graph, and memory, for each microbatch of a step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parts of a transformer layer without Transformer Engine: torch's norms and attention.
 
 Megatron-Core's own torch parts do not support sequence and context parallelism, and its attention stores all scores.
-Shapes: s sequence on this context-parallel rank, S complete sequence, b micro-batch, n heads and g query groups
+Shapes: s sequence on this context-parallel rank, S complete sequence, b microbatch, n heads and g query groups
 on this tensor-parallel rank, d width of a head.
 """
 

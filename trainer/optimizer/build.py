@@ -65,10 +65,10 @@ def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
 
 
 def _scale_loss(core: ModelParallelConfig, optimizer: MegatronOptimizer, tokens: int) -> None:
-    """Apply the loss scale to the mean loss of a micro-batch, as Megatron-LM does.
+    """Apply the loss scale to the mean loss of a microbatch, as Megatron-LM does.
 
     The schedule differentiates sums over tokens, whose fp16 gradients would overflow at a scale of 1. So the sums are
-    divided by the number of `tokens` of a full micro-batch. The later division of fp32 gradients by the number of all
+    divided by the number of `tokens` of a full microbatch. The later division of fp32 gradients by the number of all
     tokens compensates for that.
     """
     finalize = core.finalize_model_grads_func
@@ -81,7 +81,7 @@ def _scale_loss(core: ModelParallelConfig, optimizer: MegatronOptimizer, tokens:
 
 
 def _tokens_per_micro_batch(config: TrainerConfig) -> int:
-    """Number of tokens of a full micro-batch on one context-parallel rank."""
+    """Number of tokens of a full microbatch on one context-parallel rank."""
     tokens = config.training.micro_batch_size * config.model.seq_length
     return tokens // config.parallelism.context_parallel_size
 

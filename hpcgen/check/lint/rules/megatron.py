@@ -192,7 +192,7 @@ def _uneven_virtual_stages(launch: Launch, known: planning.Facts) -> Iterator[Hi
     source="Megatron-Core, num_microbatches_calculator.py",
 )
 def batch_size(job: Job) -> Iterator[Hit]:
-    """The global batch must be a multiple of micro-batch x DP, and with virtual stages, of micro-batch x DP x PP."""
+    """The global batch must be a multiple of microbatch x DP, and with virtual stages, of microbatch x DP x PP."""
     for launch, hit in _broken(job, batch.RULES):
         # a schedule of batch sizes has other sizes for most of the run
         if not {"rampup-batch-size", "step-batch-size-schedule"} & launch.flags.keys():
