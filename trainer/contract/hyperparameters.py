@@ -106,7 +106,7 @@ class Change:
     """Value in the checkpoint, as in JSON."""
     after: Any
     is_content: bool = False
-    """Whether only the content of a file differs; `before` and `after` then describe the file."""
+    """True if only the content of a file differs. `before` and `after` then describe the file."""
 
     def __str__(self) -> str:
         return f"{self.name}: {_show(self.before)} -> {_show(self.after)}"
@@ -128,13 +128,13 @@ def check_changes(
 ) -> tuple[Change, ...]:
     """Check that the resolved `config` may resume from the `saved` sections, and return the changed hyperparameters.
 
-    `contents` are changed files, which must be named as well (`trainer.contract.provenance`). Keys that only one side
-    has, because it is another version, are not compared. With `weights_only`, for `checkpoint.finetune`, only the keys
-    that must fit the weights are compared, and the result is empty.
+    `contents` are changed files, which must be named as well (`trainer.contract.provenance`). Keys that only one
+    side has, because the versions differ, are not compared. With `weights_only`, for `checkpoint.finetune`, only the
+    keys that must fit the weights are compared, and the result is empty.
 
     Raises:
         ConfigError: checkpoint.changed names something that is not a hyperparameter.
-        TrainerError: a shape differs, or a hyperparameter that is not named; one message lists all.
+        TrainerError: a shape differs, or a hyperparameter that is not named. Lists all of them.
     """
     check_names(config.checkpoint.changed)
     differing = list(_differing(saved, sections(config)))
@@ -161,13 +161,13 @@ def check_finished(
     where: str,
     contents: Sequence[Change] = (),
 ) -> None:
-    """Check that the resolved `config` asks for exactly the run that is finished at `where`.
+    """Check that the resolved `config` describes the run that is finished at `where`.
 
-    Only free keys may differ. Naming others in `checkpoint.changed` does not help, since no step is left to apply a
-    change to. `contents` are changed files (`trainer.contract.provenance`).
+    Only free keys may differ. Naming others in `checkpoint.changed` does not help, because no step is left that a
+    change could affect. `contents` are changed files (`trainer.contract.provenance`).
 
     Raises:
-        TrainerError: something differs; one message lists all differences.
+        TrainerError: something differs. Lists all differences.
     """
     differing = [change for change in _differing(saved, sections(config)) if change.name not in FREE]
     differing += contents

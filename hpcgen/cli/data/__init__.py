@@ -1,4 +1,4 @@
-"""hpcgen data: from a corpus to .bin/.idx pairs."""
+"""hpcgen data: convert a corpus to .bin/.idx pairs, and inspect them."""
 
 from __future__ import annotations
 
