@@ -32,7 +32,7 @@ SECTIONS = {
         "data": "hpcgen.cli.data",
         "checkpoint": "hpcgen.cli.checkpoint",
     },
-    "Look": {
+    "Inspect": {
         "report": "hpcgen.cli.report",
         "explain": "hpcgen.cli.explain",
         "lint": "hpcgen.cli.lint",

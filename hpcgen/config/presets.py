@@ -207,7 +207,7 @@ _ALL = (
     ),
     _llama3(
         "llama3-405b",
-        "Llama 3 405B, on 112 GPUs per replica: PP 14, since 126 layers do not divide by Meta's 16",
+        "Llama 3 405B, on 112 GPUs per replica: PP 14, since 126 layers are not a multiple of Meta's 16",
         shape=(126, 16384, 128, 53248),
         global_batch_size=2048,
         lr=8e-5,

@@ -200,7 +200,7 @@ def check_iteration(iteration: int, config: TrainerConfig) -> None:
 
 
 def planned_training(record: Mapping[str, Any] | None) -> TrainingConfig | None:
-    """Batch sizes and train_iters of the attempt that saved this `record`, counted from the first sample.
+    """Batch sizes of the attempt that saved `record`, and the train_iters that a run from the first sample would need.
 
     None for checkpoints of Megatron-LM.
     """

@@ -16,7 +16,7 @@ SECTIONS = {
         "prepare": "hpcgen.cli.data.stages",
         "sample": "hpcgen.cli.data.sample",
     },
-    "Look": {
+    "Inspect": {
         "status": "hpcgen.cli.data.status",
         "verify": "hpcgen.cli.data.verify",
         "inspect": "hpcgen.cli.data.inspect",
