@@ -96,8 +96,8 @@ def groups_match_parameters(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             path="optimizer.parameter_groups",
             depends_on=("model",),
-            reason=f"contains {', '.join(map(repr, missed))}, which matches no parameter that is not already in an "
-            f"earlier group. The parameters are {', '.join(shown)}, and the same for each further layer",
+            reason=f"contains {', '.join(map(repr, missed))}, which matches no parameter outside earlier "
+            f"groups. The parameters are {', '.join(shown)}, and the same names for each further layer",
         )
 
 
