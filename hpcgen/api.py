@@ -28,7 +28,7 @@ def render(plan: Plan, stage: str, templates: Sequence[str | Path] = ()) -> str:
 
     Raises:
         HpcgenError: the stage is not in the plan; a template is missing, unreadable, writable by other users, or
-            invalid; or the corpus's pairs were made with other settings or from other files than the run's.
+            invalid; or the corpus's pairs were made with settings or from files that differ from the run's.
     """
     if stage not in plan.stages:
         raise HpcgenError(f"stage {stage!r} is not in the plan", f"planned stages: {', '.join(plan.stages)}")
@@ -45,10 +45,9 @@ def submit(
     """Submits the stages of `plan` with submitit. Each starts after the previous one has succeeded.
 
     With "slurm", the jobs are queued and the call returns. With "local", the stages run on this machine with
-    submitit's local executor, one after another. The call then returns when they are done, and calls `on_progress` in
-    the meantime.
+    submitit's local executor, one after another. The call reports to `on_progress` and returns when all are done.
 
-    Data stages submit only the tasks that still have output to produce. A stage without any gets no job.
+    Data stages submit only the tasks that still have output to produce. A stage without such tasks gets no job.
 
     Raises:
         HpcgenError: submission failed, or pairs of the corpus are missing or belong to another run.
@@ -87,7 +86,7 @@ def unset_secrets(plan: Plan) -> list[str]:
 
 
 def site_directories(templates: Sequence[str | Path] = ()) -> list[Path]:
-    """The directories of site templates: `templates`, HPCGEN_TEMPLATES (separated by ':'), and the configuration's."""
+    """Site template directories: `templates`, HPCGEN_TEMPLATES (separated by ':'), and configuration directories."""
     named = [Path(part) for part in os.environ.get("HPCGEN_TEMPLATES", "").split(os.pathsep) if part]
     configured = [path for path in configuration_directories("templates") if path.is_dir()]
     given = [Path(directory) for directory in templates]

@@ -109,7 +109,7 @@ def sweep(targets: Iterable[Path]) -> None:
 def is_abandoned(path: Path, host: str) -> bool:
     """Returns True if the writer of a private file on `host` (a `host_tag`) is gone.
 
-    For this host the file's lock decides if locks are supported; otherwise its modification time does.
+    On this host, the file's lock decides, provided that locks are supported. Otherwise the modification time decides.
     """
     try:
         with path.open("rb+") as file:
@@ -126,8 +126,8 @@ def is_abandoned(path: Path, host: str) -> bool:
 
 
 def host_tag() -> str:
-    """An identifier of this host with eight characters, for names of private files."""
-    import socket  # not needed by the configuration, which imports this module
+    """Eight-character identifier of this host, for the names of private files."""
+    import socket  # lazy: hpcgen.config imports this module and never needs it
 
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
@@ -174,8 +174,8 @@ def write_text(target: Path, text: str, mode: int) -> None:
 def write_output(target: Path, text: str, mode: int) -> None:
     """Writes an output to the path that the user named, without creating its directory.
 
-    A regular file is replaced atomically. A symbolic link is kept, and its target replaced. Devices and pipes are
-    written to.
+    A regular file is replaced atomically. A symbolic link is kept, and its target is replaced. Devices and pipes are
+    written directly.
 
     Raises:
         HpcgenError: the directory does not exist, or the file cannot be written.
@@ -217,7 +217,7 @@ def _create(target: Path) -> BinaryIO:
     while True:
         path = target.parent / f".{target.name}.{host_tag()}{os.urandom(4).hex()}.tmp"
         file = path.open("xb")
-        # another run may sweep the file before it is locked; it then has no name, so try again
+        # another process may remove the file before it is locked; then try again
         if not _lock(file) or os.fstat(file.fileno()).st_nlink:
             return file
         file.close()

@@ -12,9 +12,9 @@ SHIPPED_FOLDERS = ("templates", "topologies", "enroot")
 def shipped(folder: str) -> Path:
     """The path of a shipped folder, one of SHIPPED_FOLDERS.
 
-    A wheel has it inside the package. A checkout, including an editable install, has it next to the package. The
-    directory above the package is used only if it contains pyproject.toml, so that nothing in site-packages is
-    mistaken for hpcgen's. Raises FileNotFoundError if the installation is broken.
+    In a wheel, the folder is inside the package. In a checkout, including an editable install, it is next to the
+    package. The directory above the package is used only if it contains pyproject.toml, so that nothing in
+    site-packages is mistaken for a folder of hpcgen. Raises FileNotFoundError if the installation is broken.
     """
     inside = _PACKAGE / folder
     if inside.is_dir():

@@ -43,9 +43,9 @@ def size_text(num_bytes: float) -> str:
 
 
 def harmless(text: str, keep: str = "") -> str:
-    """Untrusted text with characters escaped that could control the terminal or forge a line.
+    """Escapes characters of untrusted text that could control the terminal or forge a line.
 
-    These are control characters, line breaks, and marks that change the direction of text. Those in `keep` are kept.
+    These are control characters, line breaks, and marks that change the direction of text, except those in `keep`.
     """
     if text.isprintable():
         return text

@@ -1,3 +1,3 @@
-"""The version, where every module can read it without importing the interface."""
+"""The version, in a separate module so that reading it does not import the interface."""
 
 __version__ = "0.2.0"

@@ -46,8 +46,8 @@ def list_clusters(as_json: bool) -> None:
 def show(name: str, as_json: bool) -> None:
     """Show every value of profile NAME and where it is set.
 
-    Includes the profiles that it extends. Values that are neither set nor have a default are omitted; with --json they
-    are null.
+    Includes the profiles that it extends. Values that are not set and have no default are omitted; with --json
+    they are null.
     """
     from hpcgen.config.node_types import find_node_type
     from hpcgen.errors import ConfigErrors
@@ -85,8 +85,8 @@ def show(name: str, as_json: bool) -> None:
 def check(name: str) -> None:
     """Check profile NAME and its node type.
 
-    Reports all mistakes at once and exits with status 2 if there are any. Warnings are the ones that rendering a
-    script for this profile prints.
+    Reports all mistakes at once and exits with status 2 if there are any. The warnings are those that hpcgen render
+    prints for this profile.
     """
     from hpcgen.cli.options import warn
     from hpcgen.errors import ConfigErrors
@@ -104,7 +104,7 @@ def _read(name: str) -> tuple[Path, Profile]:
     """The profile's file and its content.
 
     Raises:
-        HpcgenError: the profile does not exist, or it or a profile that it extends cannot be read.
+        HpcgenError: the profile does not exist, or the profile or one that it extends cannot be read.
     """
     from hpcgen.config.loader import find_cluster, read_profile, unknown_cluster
     from hpcgen.errors import HpcgenError

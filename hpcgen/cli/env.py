@@ -91,7 +91,7 @@ def _shell_lines(
     if own := [name for name in names if name not in exported]:
         yield comment(f"Export these yourself before srun: {', '.join(own)}")
     yield comment(
-        'For srun --container-env="$HPCGEN_CONTAINER_ENV". For other variables, values set in the image win.'
+        'For srun --container-env="$HPCGEN_CONTAINER_ENV". For other variables, values in the image take precedence.'
     )
     yield f"HPCGEN_CONTAINER_ENV={filters.shell_word(','.join(names))}"
 

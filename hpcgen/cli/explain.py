@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcgen.planning.explanation import Absent, Difference, Explanation
 
 GIVEN = ("cluster", "run file", "override")
-"""Layers whose values a person wrote, so that the origin is reason enough."""
+"""Layers whose values a person set, so the origin is a sufficient reason."""
 
 
 @click.command("explain")
@@ -106,7 +106,7 @@ def _print_explanation(explained: Explanation, here: tuple[str, ...], everything
 
 
 def _print_absent(absent: Iterable[Absent], everything: bool) -> None:
-    """Prints the variables that are not set, by the change that would set them; with reasons if asked for by name."""
+    """Prints variables that are not set, grouped by the change that would set them. Omits reasons with `everything`."""
     from hpcgen.planning.explanation import by_change
 
     for number, (change, variables) in enumerate(by_change(absent).items()):

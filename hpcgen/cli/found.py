@@ -18,7 +18,7 @@ def list_found(
     check: str,
     as_json: bool,
 ) -> None:
-    """Prints each name with its description and file, or for an invalid file the command that lists its mistakes."""
+    """Prints each name with its description and file. An invalid file is described by the command that checks it."""
 
     def description(name: str) -> str:
         try:

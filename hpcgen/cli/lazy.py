@@ -12,10 +12,10 @@ from hpcgen.text import did_you_mean
 
 
 class CommandGroup(click.Group):
-    """A group that names the extra of hpcgen that its subcommand needs and the installation lacks."""
+    """A group of commands that names the extra to install if a subcommand's package is missing."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the subcommand; a missing package of an extra is the user's mistake, without a traceback."""
+        """Runs the subcommand. A missing package of an extra is reported as a mistake, without a traceback."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
@@ -30,8 +30,8 @@ class CommandGroup(click.Group):
 class LazyGroup(CommandGroup):
     """A group with its commands in named sections of the help, each imported on first use.
 
-    `sections` maps a heading to command names and their modules. A module has one command as `command`, or several by
-    name as `commands`. The first sentence of a command's help is its summary.
+    `sections` maps a heading to command names and their modules. A module defines one command as `command`, or
+    several by name as `commands`. The first sentence of a command's help is its summary.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:

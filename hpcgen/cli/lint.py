@@ -98,7 +98,7 @@ def command(
 ) -> None:
     """Check batch scripts for mistakes without running them.
 
-    A SCRIPT of - reads standard input. Exits with status 1 if there is an error or a warning, and with 0 if there
+    Use - as SCRIPT for standard input. Exits with status 1 if there is an error or a warning, and with 0 if there
     are only notes.
     """
     from hpcgen.check.lint.check import lint, release_of, selection

@@ -32,7 +32,7 @@ SECTIONS = {
         "data": "hpcgen.cli.data",
         "checkpoint": "hpcgen.cli.checkpoint",
     },
-    "Look": {
+    "Inspect": {
         "report": "hpcgen.cli.report",
         "explain": "hpcgen.cli.explain",
         "lint": "hpcgen.cli.lint",
@@ -46,7 +46,7 @@ SECTIONS = {
 }
 """Heading of the help -> command -> module."""
 _ALLOCATIONS_BEFORE_COLLECTION = 50_000
-"""With Python's default of 700, the cyclic GC costs `render` 15 ms. It walks objects that are needed to the end."""
+"""With Python's default of 700, the cyclic GC costs `render` 15 ms: it walks objects that stay in use until exit."""
 
 
 @click.group(cls=LazyGroup, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"]})

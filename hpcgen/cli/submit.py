@@ -77,7 +77,7 @@ def command(
 
 
 def _would_submit(stage: StagePlan, tasks: tuple[int, ...] | None) -> str:
-    """The stage's name; for an array with the number of tasks to submit."""
+    """The stage's name, and for an array the number of tasks to submit."""
     if stage.allocation.array is None or tasks is None:
         return stage.name
     return f"{stage.name} ({len(tasks)} of {counted(stage.allocation.array.num_tasks, 'task')})"

@@ -196,7 +196,7 @@ def _instead(block: str, known: Sequence[str]) -> str:
 
 
 def _make_directory(directory: Path) -> None:
-    """Creates a directory and its parents, writable only by their owner, because other templates are refused.
+    """Creates a directory and its parents, writable only by their owner. Templates that others can write are refused.
 
     Raises:
         HpcgenError: the directory cannot be created, or others can write to it.
@@ -225,8 +225,8 @@ def _make_directory(directory: Path) -> None:
 def diff_command(name: str, templates: tuple[Path, ...], accept: bool) -> None:
     """Show how the site's functions differ from the shipped ones.
 
-    Compares the functions in the site's template NAME. If a shipped function has changed since the site's was
-    written, its change is shown first.
+    Compares the functions in the site's template NAME. If a shipped function has changed since the site's
+    version was written, the change is shown first.
     """
     from hpcgen.files import write_text
     from hpcgen.slurm.rendering.replaced import replaced_functions, shipped_functions, with_records

@@ -75,7 +75,7 @@ class SourceConfig:
     directory: FilePath | None = None
     """Option 3: a directory of existing files."""
     manifest: FilePath | None = None
-    """Option 4: a JSON Lines file with an object per file: name, url or path, and if known size and sha256."""
+    """Option 4: a JSON Lines file with an object per file: name, url or path, and size and sha256 if known."""
     token_variable: EnvironmentName | None = None
     """Name of the environment variable with the access token of the hub or server. Its value is never written."""
 
@@ -246,4 +246,4 @@ def _has_user(template: str) -> bool:
     try:
         return "@" in urlsplit(template).netloc
     except ValueError:
-        return False  # not a URL, which is reported when it is listed
+        return False  # not a URL; `hpcgen data plan` reports it

@@ -115,7 +115,7 @@ def without(document: Document, path: str) -> Document:
 
 
 TypedTexts = Literal["all", "all but null", "quoted"]
-"""Scalars that are strings as typed: all, all but null, or only those that are strings in YAML."""
+"""Scalars to use as strings, exactly as typed: all, all but null, or only those that are strings in YAML."""
 
 
 def override(assignment: str, typed_texts: TypedTexts = "quoted") -> Document:

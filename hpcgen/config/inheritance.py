@@ -20,8 +20,8 @@ def inherit(cls: type, chain: Sequence[Document]) -> Document:
     Mappings are merged and everything else is replaced. In a field of `cls` that is a mapping of names (`environment`,
     `partitions`), null removes the inherited entry of that name, and null for the field removes all entries.
 
-    A value that replaces one with a source (`sources.KEY`, `environment.NAME.source`) gets its file and line as its
-    source, unless the file names another source.
+    A value that replaces one with a source (`sources.KEY`, `environment.NAME.source`) gets the place where it is set as
+    its source, unless the file names another source.
     """
     *children, merged = chain
     for child in reversed(children):

@@ -50,7 +50,7 @@ class Run:
     node_type_files: tuple[str, ...] = ()
     """The files of the node type, in the same form."""
     mistakes: tuple[str, ...] = ()
-    """Mistakes in the run file, whose values are omitted from `config`. Planning reports them with broken rules."""
+    """Mistakes in the run file. Planning reports them together with broken rules. `config` omits the invalid values."""
     unsure_sections: frozenset[str] = frozenset()
     """Sections with a mistake. Problems that depend on them are not reported."""
     file: Path | None = None
@@ -112,7 +112,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     built = build(RunConfig, document)
     problems = built.problems
     if is_unknown := preset is None and isinstance(document.get("preset"), str):
-        # already reported, and keys may be missing only because of it
+        # the preset is already reported, and keys may be missing only because it is unknown
         problems = tuple(
             problem for problem in problems if problem.path != "preset" and problem.reason != "is missing"
         )

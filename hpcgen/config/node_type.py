@@ -30,7 +30,7 @@ class Variable:
     """One environment variable that jobs on these nodes need."""
 
     value: str
-    """Value. A variable cannot be unset; to do so, omit it."""
+    """Value. To leave the variable unset, omit its entry."""
     why: str
     """Effect of the variable and reason for the value, for readers of the script."""
     source: str
@@ -82,7 +82,7 @@ class NvLink:
     links: Count
     """Number of NVLinks per GPU."""
     bandwidth_gb_s: PositiveFloat
-    """Bandwidth of a GPU over all its links in GB/s, both directions added."""
+    """Bandwidth of a GPU over all its links in GB/s, as the sum of both directions."""
     switches: NonNegative
     """Number of NVSwitches per node; 0 if the GPUs are connected directly."""
 
@@ -126,7 +126,7 @@ class AllReduceThreshold:
     nvls: bool
     """Applies if NCCL uses NVLink SHARP (true) or not (false)."""
     collnet: bool
-    """Applies if NCCL uses CollNet, which is SHARP in the InfiniBand switches (true), or not (false). Not used for a
+    """Applies if NCCL uses CollNet (true) or not (false). CollNet is SHARP in the InfiniBand switches. Ignored for a
     single node."""
     message_gib: PositiveFloat
     """Message size of the measurement in GiB."""

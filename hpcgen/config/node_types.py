@@ -115,7 +115,7 @@ def cycle(names: Sequence[str]) -> Problem:
 
 
 def _placed(problem: Problem, document: Document) -> Problem:
-    """The problem, with the places of other facts in its reason if these are in another file."""
+    """The problem, with the place of each fact in its reason that another file sets."""
     own = (document.origin(problem.path) or "").rpartition(":")[0]
 
     def placed(word: re.Match[str]) -> str:

@@ -27,7 +27,7 @@ def override(cls: type, assignment: str) -> Document:
 
 
 def _typed_texts(hint: Any, path: Sequence[str]) -> documents.TypedTexts:
-    """The scalars that are strings at `path` of a document of type `hint`: all, all but null, or YAML's only."""
+    """The scalars to use as strings at `path` of a document of type `hint`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return _typed_texts(arguments[0], path)

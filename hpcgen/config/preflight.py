@@ -11,7 +11,8 @@ class PreflightConfig:
     """Node checks before training, and spare nodes."""
 
     node_health: bool = False
-    """Check every node before training. A bad node is replaced by a spare, or excluded and the job is requeued."""
+    """Check every node before training. A bad node is replaced by a spare. Without a spare, the job is requeued
+    with the node excluded."""
     max_exclusions: NonNegative = 3
     """Maximum number of times the job requeues itself because of bad nodes."""
     spare_nodes: NonNegative = 0

@@ -174,7 +174,7 @@ _ALL = (
     ),
     _gpt3(
         "30b",
-        "between GPT-3 13B and 175B, as its learning rate; on 32 GPUs per replica",
+        "between GPT-3 13B and 175B, like its learning rate; on 32 GPUs per replica",
         shape=(48, 7168, 56),
         batch=(1, 1024),
         lr=8e-5,
@@ -207,12 +207,12 @@ _ALL = (
     ),
     _llama3(
         "llama3-405b",
-        "Llama 3 405B, on 112 GPUs per replica: PP 14, since 126 layers do not divide by Meta's 16",
+        "Llama 3 405B, on 112 GPUs per replica: PP 14, since 126 layers are not a multiple of Meta's 16",
         shape=(126, 16384, 128, 53248),
         global_batch_size=2048,
         lr=8e-5,
         parallelism=_layout(tensor=8, pipeline=14),
-        # A third of the layers: with none, 14 microbatches in flight take 62 GiB.
+        # A third of the layers. Without recomputation, 14 microbatches in flight take 62 GiB.
         recompute={
             "recompute_granularity": "full",
             "recompute_method": "block",

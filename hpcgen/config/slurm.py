@@ -43,7 +43,7 @@ class StageSettings:
 
 @config_section
 class ArraySettings(StageSettings):
-    """Slurm resources of a stage that runs as a job array, for each of its tasks."""
+    """Slurm resources of each task of a stage that runs as a job array."""
 
     cpus_per_task: Count | None = None
     """CPUs of each task, which then shares its node with other jobs. Default: a full node, or 4 CPUs for download."""

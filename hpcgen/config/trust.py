@@ -66,7 +66,9 @@ def require_trusted_file(path: Path, *, looked_up: bool) -> None:
         for place in (path, path.parent):
             owner = place.stat().st_uid
             if owner not in (0, os.geteuid()):
-                reason = f"not trusted, because another user (id {owner}) owns it, and it was only found by name here"
+                reason = (
+                    f"not trusted, because another user (id {owner}) owns it, and it was found only by name"
+                )
                 hint = "copy it to ~/.config/hpcgen, or refer to a profile by its path: cluster: ./clusters/NAME.yaml"
                 raise HpcgenError(f"{place}: {reason}", hint)
 

@@ -221,7 +221,7 @@ def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
 
 
 def inner_class(hint: Any) -> Any:
-    """The dataclass in `X | None`, `tuple[X, ...]`, `dict[str, X]` or an Annotated one."""
+    """The dataclass in `X | None`, `tuple[X, ...]`, `dict[str, X]`, or one of these in Annotated."""
     if typing.get_origin(hint) is Annotated:
         return inner_class(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (Union, types.UnionType, tuple, dict):

@@ -1,1 +1,1 @@
-"""Pure arithmetic: from a configuration to a plan."""
+"""Computes the plan of a run from its configuration."""

@@ -57,7 +57,7 @@ class Allocation:
     no_kill: bool = False
     """The job continues when a node fails, either with a spare or to report the node."""
     array: Array | None = None
-    """The job array, if the job is one. All other fields then apply to each of its tasks."""
+    """The job array; None for other jobs. With an array, all other fields apply to each task."""
 
     @property
     def num_tasks(self) -> int:

@@ -136,7 +136,7 @@ def image_reference(image: str) -> str:
 
 
 def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> tuple[Mount, ...]:
-    """The given mounts, and mounts for paths of the stage that these do not already provide.
+    """The given mounts, plus mounts for the stage's paths that they do not provide.
 
     Parents precede their subdirectories, because a later mount hides earlier ones below it.
     """

@@ -27,8 +27,8 @@ from trainer.contract.run_directory import RunDirectory
 def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:
     """Changes that the trainer would refuse, compared with the checkpoint that it would resume from.
 
-    `config` is the run file and `trainer` the configuration resolved from it. Returns nothing without a checkpoint,
-    for one that cannot be read here, and for Megatron-LM's; the trainer checks these.
+    `config` is the run file and `trainer` the configuration resolved from it. Empty without a checkpoint, and
+    for a checkpoint of Megatron-LM or one that cannot be read here, which the trainer checks.
     """
     try:
         source = _source(trainer)
@@ -109,7 +109,7 @@ def _own(trainer: TrainerConfig) -> tuple[str, Path]:
 
 
 def discarded_training(trainer: TrainerConfig) -> list[Problem]:
-    """The trainer's refusal to start before an iteration that the run has already saved, if it would refuse.
+    """The problem if the trainer would refuse to start before an iteration that the run has already saved.
 
     Empty if this machine does not see the checkpoint directory.
     """
@@ -195,7 +195,7 @@ def _content_problems(
 
 
 def _is_short(value: Any) -> bool:
-    """Returns True if the value is shown without being cut."""
+    """Returns True if the value is short enough to be shown in full."""
     return not show(value).endswith("...")
 
 

@@ -107,7 +107,7 @@ class Variable:
 def stage_environment(stage: Stage, run: Run, config: RunConfig) -> tuple[Variable, ...]:
     """The variables that the script of a stage exports, sorted by name.
 
-    `config` is the run file with absolute paths; `run` knows the origin of its values.
+    `config` is the run file with absolute paths; `run` has the origin of its values.
     """
     layers = (
         _built_in(run),
@@ -288,7 +288,7 @@ def _about(name: str, run: Run, reason: str, hint: str) -> Problem:
 
 
 def _sharp_warnings(run: Run) -> Iterator[Problem]:
-    """Yields the known compatibility of images and drivers (Azure's ai-infrastructure-on-azure, pull request 71)."""
+    """Yields a warning with the images known to work or fail (Azure's ai-infrastructure-on-azure, pull request 71)."""
     release = ngc_release(run.config, run.cluster)
     if runtime(run.config, run.cluster) == "none":
         where, hint = "the host's SHARP library", "check the nodes' SHARP and OFED versions (ofed_info -s)"

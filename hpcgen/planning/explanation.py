@@ -266,7 +266,7 @@ def _require_known(patterns: Sequence[str], stage: str, names: Sequence[str], se
 def _unknown(name: str, stage: str, names: Sequence[str], secrets: Sequence[str]) -> str:
     """The error for a name that no stage of the run sets."""
     if name in RESERVED:
-        return f"{name}: stage {stage} does not set it, and a run file may not; Slurm, the container or the image does"
+        return f"{name}: set by Slurm, the container or the image, not by stage {stage}; a run file may not set it"
     hint = did_you_mean(name.upper(), sorted(set(names)), most=3, cutoff=0.75)
     if not hint and leaked([name], secrets):
         hint = "it is unset if the submitting shell exports it. To use it, set it under environment in the run file"

@@ -86,7 +86,7 @@ def right_name(name: str) -> str | None:
 
 
 def is_checked(name: str) -> bool:
-    """Returns True for names whose kind is listed completely: NCCL's own, and PyTorch's for NCCL and gloo."""
+    """Returns True for the kinds of names that `known` covers completely: NCCL's, and PyTorch's for NCCL and gloo."""
     is_listed = name.startswith(("NCCL_", "TORCH_NCCL_")) or name.startswith("GLOO_SOCKET")
     return is_listed and not name.startswith(PLUGIN_PREFIXES) and name not in BUILD_NAMES
 

@@ -8,7 +8,7 @@ from hpcgen.config.loader import Run
 from hpcgen.config.node_type import Health, NodeType
 
 EXCLUDED_S = 24 * 3600
-"""Seconds for which a bad node is excluded. After that, the name may belong to a replaced virtual machine."""
+"""Seconds for which a bad node is excluded. After that, the name may belong to a replacement virtual machine."""
 SCRATCH_GIB = 10
 """Free space needed on the node-local disk for caches, temporary files and starting a container."""
 

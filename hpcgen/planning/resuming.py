@@ -1,4 +1,4 @@
-"""Checks of what a run resumes from, as far as this machine sees it.
+"""Checks of the checkpoint from which a run resumes, if this machine sees it.
 
 Most scripts are rendered for the first job of a run, which has no checkpoints. The code that reads checkpoints is
 therefore imported only if there are some.
@@ -47,8 +47,8 @@ def no_checkpoints(load: str, exists: Callable[[str], bool]) -> Problem:
 def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:
     """Changes of hyperparameters that the trainer would refuse, compared with the checkpoint that it would load.
 
-    `config` is the run file and `trainer` the configuration resolved from it. Empty without a checkpoint, for one that
-    cannot be read here, and for Megatron-LM's; the trainer checks these.
+    `config` is the run file and `trainer` the configuration resolved from it. Empty without a checkpoint, and for a
+    checkpoint of Megatron-LM or one that cannot be read here, which the trainer checks.
     """
     if _is_first_job(trainer):
         return []
@@ -58,7 +58,7 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
 
 
 def discarded_training(trainer: TrainerConfig) -> list[Problem]:
-    """The trainer's refusal to start before an iteration that the run has already saved, if it would refuse.
+    """The problem if the trainer would refuse to start before an iteration that the run has already saved.
 
     Empty if this machine does not see the checkpoint directory.
     """

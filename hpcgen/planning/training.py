@@ -72,7 +72,7 @@ def plan_training(run: Run, config: RunConfig) -> Training:
     warnings = [_in_file(problem, nodes) for problem in warnings] + _batch_warning(config) + function_warnings
     warnings += _vocabulary_warning(config, model)
     layout = facts.layout
-    # without a vocabulary size, the tokenizer is invalid, which plan() reports
+    # an unknown vocabulary size means that the tokenizer is invalid; plan() reports it
     if errors or layout is None or facts.resolved_model.padded_vocab_size is None:
         return Training(
             trainer=None, layout=None, signal_lead_s=0, errors=tuple(errors), warnings=tuple(warnings)
@@ -120,7 +120,7 @@ def _trainer(run: Run, config: RunConfig, facts: Facts, allocation: Allocation) 
 
 
 def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
-    """The model with its vocabulary size from the run file, which must cover the tokenizer's ids, or the tokenizer."""
+    """The model with its vocabulary size, from the tokenizer or from the run file, which must cover all its ids."""
     model, asked = config.model, config.model.vocab_size
     if tokenizers.problems(config.data.tokenizer):
         return model, []  # already reported

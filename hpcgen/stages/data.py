@@ -31,9 +31,8 @@ class CorpusStage(Stage):
     folder: str
     """Output directory, relative to the corpus's directory."""
     makes_output_files: bool = False
-    """The outputs are the `num_output_files` of the corpus, which are few and large. More tasks than output files would
-    be idle, and the output directory is striped. Source files are numerous, so striping them would only cost
-    objects."""
+    """The outputs are the few large `num_output_files` of the corpus. More tasks than files would be idle. The output
+    directory is striped. Other stages write one output per source file, for which striping would only cost objects."""
     reads_source: bool = False
     """The tasks may read the corpus's source files, if these are in a directory."""
     asks_hub: bool = False

@@ -59,7 +59,7 @@ class NcclTest(Stage):
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
         """Makes every collective of the test use SHARP if training uses it."""
         if config.parallelism.use_sharp and run.node_type.device == "cuda":
-            why = "All of the test uses SHARP. In training, Megatron-Core enables it for one process group only."
+            why = "The entire test uses SHARP. In training, Megatron-Core enables it for one process group only."
             yield Export("NCCL_COLLNET_ENABLE", "1", why, "Megatron-Core, parallel_state.py")
 
     def _variables_of_node_type(self, run: Run, config: RunConfig) -> dict[str, str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainer.contract.config import TrainerConfig
 
 RENDEZVOUS = {
-    "MASTER_ADDR": "address of the step's first node, as scontrol knows it",
+    "MASTER_ADDR": "address of the step's first node, as reported by scontrol",
     "MASTER_PORT": "10000 to 29999, from the job ID, restart count and step count; a later port if it is in use",
     "WORLD_SIZE": "number of ranks in the step",
 }

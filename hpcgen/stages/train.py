@@ -134,7 +134,7 @@ def _exports_of_gpus(config: RunConfig) -> Iterator[Export]:
     why = "Number of collectives kept for the record of a hung collective."
     yield Export("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", why, pytorch)
     record = f"{config.paths.run_dir}/stacks/flight-record-"
-    why = "File prefix of that record, next to the stacks of the ranks."
+    why = "File prefix of the flight record, next to the stacks of the ranks."
     yield Export("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", record, why, pytorch)
 
 

@@ -129,7 +129,7 @@ def test_a_task_of_a_dead_host_is_said_to_be_stalled():
     told = json.loads(path.read_text())
     path.write_text(json.dumps(told | {"ended": False, "updated": time.time() - 3600, "host": "node-9"}))
     lines = hpcgen("data", "status").stdout.splitlines()
-    assert "prepare task 2 of 4: stalled, last heard from on node-9, 1 h ago, 1 not done" in lines
+    assert "prepare task 2 of 4: stalled, last report on node-9, 1 h ago, 1 not done" in lines
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_the_picture_is_whole(run_file, monkeypatch):
     found = hpcgen("explain", "-c", run_file)
     lines = found.stdout.splitlines()
     assert lines[0].startswith("# stage train on azure-ndv5 (Azure ND96isr_H100_v5")
-    assert "MASTER_ADDR: address of the step's first node, as scontrol knows it" in lines
+    assert "MASTER_ADDR: address of the step's first node, as reported by scontrol" in lines
     assert "TRAINER_CONFIG: /shared/runs/big/jobs/JOBID/trainer.json" in lines
     assert "HOME: /nvme/hpcgen-CLUSTER-JOBID, for the tasks only" in lines
     assert (
@@ -171,7 +171,7 @@ def test_names_may_be_patterns(run_file):
         ),
         (
             "PATH",
-            "PATH: stage train does not set it, and a run file may not; Slurm, the container or the image does",
+            "PATH: set by Slurm, the container or the image, not by stage train; a run file may not set it",
         ),
         ("Q*", "Q*: no stage sets it"),
         ("A\x1b[31m", "'A\\x1b[31m': no stage sets it"),

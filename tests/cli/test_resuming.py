@@ -244,7 +244,7 @@ def test_training_that_would_be_given_up_is_named_before_the_job_queues(
     assert (
         f"paths.run_dir = run would lose training: {workplace}/run/checkpoints holds no valid" in found.stderr
     )
-    assert "write checkpoint.discard_up_to: 10, or name another run_dir" in found.stderr
+    assert "set checkpoint.discard_up_to: 10, or name another run_dir" in found.stderr
     assert validated(run_file, "checkpoint.discard_up_to=9").status == 2
     assert validated(run_file, "checkpoint.discard_up_to=10").status == 0
     # What this machine does not see, the trainer will.

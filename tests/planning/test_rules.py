@@ -327,8 +327,8 @@ REFUSED = {
     ),
     "steps to keep with saves by the clock": (
         {"checkpoint__keep_every": 250},
-        "checkpoint.keep_every keeps multiples of this number of steps, but saves by the clock happen at "
-        "any step; use null, or set checkpoint.save_interval to a divisor of it",
+        "checkpoint.keep_every keeps only multiples of this step, but without checkpoint.save_interval any "
+        "step may be saved; use null, or set checkpoint.save_interval to a divisor of it",
     ),
     "finetuning of nothing": (
         {"checkpoint__finetune": True},

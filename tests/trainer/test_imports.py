@@ -46,7 +46,7 @@ def test_a_file_and_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("layers", "is not an import path. Write package.module:function or file.py:function"),
+        ("layers", "is not an import path. Use package.module:function or file.py:function"),
         ("my layers:spec", "is not an import path"),
         ("os.path:", "is not an import path"),
         ("no_such_module:f", r"there is no module no_such_module\. Install it for .* PYTHONPATH"),

@@ -106,7 +106,11 @@ class Change:
     """Value in the checkpoint, as in JSON."""
     after: Any
     is_content: bool = False
+<<<<<<< HEAD
     """True if only the content of a file differs; `before` and `after` then describe the file."""
+=======
+    """True if only the content of a file differs. `before` and `after` then describe the file."""
+>>>>>>> r-plan
 
     def __str__(self) -> str:
         return f"{self.name}: {_show(self.before)} -> {_show(self.after)}"
@@ -128,6 +132,7 @@ def check_changes(
 ) -> tuple[Change, ...]:
     """Check that the resolved `config` may resume from the `saved` sections, and return the changed hyperparameters.
 
+<<<<<<< HEAD
     `contents` are changed files (`trainer.contract.provenance`), whose keys must be named too. Keys that only one
     version has are not compared. With `weights_only`, for `checkpoint.finetune`, only the keys that must fit the
     weights are compared, and the result is empty.
@@ -135,6 +140,15 @@ def check_changes(
     Raises:
         ConfigError: checkpoint.changed names something that is not a hyperparameter.
         TrainerError: a shape differs, or a hyperparameter that is not named differs. The message lists all of them.
+=======
+    `contents` are changed files, which must be named as well (`trainer.contract.provenance`). Keys that only one
+    side has, because the versions differ, are not compared. With `weights_only`, for `checkpoint.finetune`, only the
+    keys that must fit the weights are compared, and the result is empty.
+
+    Raises:
+        ConfigError: checkpoint.changed names something that is not a hyperparameter.
+        TrainerError: a shape differs, or a hyperparameter that is not named. Lists all of them.
+>>>>>>> r-plan
     """
     check_names(config.checkpoint.changed)
     differing = list(_differing(saved, sections(config)))
@@ -161,13 +175,13 @@ def check_finished(
     where: str,
     contents: Sequence[Change] = (),
 ) -> None:
-    """Check that the resolved `config` asks for exactly the run that is finished at `where`.
+    """Check that the resolved `config` describes the run that is finished at `where`.
 
-    Only free keys may differ. Naming others in `checkpoint.changed` does not help, since no step is left to apply a
-    change to. `contents` are changed files (`trainer.contract.provenance`).
+    Only free keys may differ. Naming others in `checkpoint.changed` does not help, because no step is left that a
+    change could affect. `contents` are changed files (`trainer.contract.provenance`).
 
     Raises:
-        TrainerError: something differs; one message lists all differences.
+        TrainerError: something differs. Lists all differences.
     """
     differing = [change for change in _differing(saved, sections(config)) if change.name not in FREE]
     differing += contents
@@ -200,7 +214,7 @@ def check_iteration(iteration: int, config: TrainerConfig) -> None:
 
 
 def planned_training(record: Mapping[str, Any] | None) -> TrainingConfig | None:
-    """Batch sizes and train_iters of the attempt that saved this `record`, counted from the first sample.
+    """Batch sizes of the attempt that saved `record`, and the train_iters that a run from the first sample would need.
 
     None for checkpoints of Megatron-LM.
     """

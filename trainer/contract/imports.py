@@ -89,7 +89,7 @@ def load(path: str, what: str) -> Callable[..., Any]:
     match = IMPORT_PATH.fullmatch(path)
     where = f"{what} = {path!r}"
     if match is None:
-        raise ConfigError(f"{where} is not an import path. Write package.module:function or file.py:function")
+        raise ConfigError(f"{where} is not an import path. Use package.module:function or file.py:function")
     source, name = match["source"], match["name"]
     module = _run_file(Path(source), where) if source.endswith(".py") else _import(source, where)
     function = getattr(module, name, None)

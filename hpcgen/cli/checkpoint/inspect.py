@@ -58,7 +58,7 @@ OPTIMIZER_KEYS = (
 def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json: bool) -> None:
     """Show what a checkpoint contains.
 
-    PATH is a checkpoint, or a run directory or directory of checkpoints, whose newest complete checkpoint is shown.
+    PATH is a checkpoint. For a run directory or a directory of checkpoints, the newest complete checkpoint is shown.
     Exits with status 1 if a file is missing or differs from the record.
     """
     from hpcgen.checkpoints.finding import find_checkpoint
@@ -124,7 +124,7 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     if record.get("format", FORMAT) > FORMAT:
         yield (
             "format",
-            f"{record['format']}, written by a newer trainer; use its hpcgen, or --json for the raw record",
+            f"{record['format']}, written by a newer trainer; use its version of hpcgen, or --json for the raw record",
         )
         return
     model, training, optimizer = record["model"], record["training"], record["optimizer"]
@@ -172,7 +172,7 @@ def _print_tensors(found: Sequence[Tensor]) -> None:
 
 
 def _print_problems(checkpoint: Checkpoint, problems: Sequence[str], verify: bool) -> None:
-    """Prints the problems to stdout, or to stderr that there are none."""
+    """Prints the problems to stdout, or "ok" to stderr if there are none."""
     for problem in problems[:SHOWN_PROBLEMS]:
         click.secho(harmless(problem), fg="red")
     if len(problems) > SHOWN_PROBLEMS:

@@ -1,4 +1,4 @@
-"""hpcgen data: from a corpus to .bin/.idx pairs."""
+"""hpcgen data: convert a corpus to .bin/.idx pairs, and inspect them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECTIONS = {
         "prepare": "hpcgen.cli.data.stages",
         "sample": "hpcgen.cli.data.sample",
     },
-    "Look": {
+    "Inspect": {
         "status": "hpcgen.cli.data.status",
         "verify": "hpcgen.cli.data.verify",
         "inspect": "hpcgen.cli.data.inspect",

@@ -28,13 +28,13 @@ SHOWN_IDS = 100
 @click.option(
     "--document", "number", type=int, metavar="N", help="Show document N, counted from 0; -1 is the last."
 )
-@click.option("--whole", is_flag=True, help="With --document: show all of it.")
+@click.option("--whole", is_flag=True, help="With --document: show the entire document.")
 @click.option(
     "--tokenizer", metavar="NAME", help="Tokenizer of the pair: gpt2, bytes, or the path of a tokenizer.json."
 )
 @run_file_option("Run file that names the tokenizer, in place of --tokenizer.")
 @click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="Draw the histogram to FILE.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all of the document.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, including the entire document.")
 def command(
     prefix: Path,
     number: int | None,

@@ -206,7 +206,7 @@ def _trouble(stage: str, task: TaskStatus) -> Iterator[str]:
     yield {
         "running": f"{name}: {state} on {task.host}, {task.failed:,} failed, {left}",
         "failed": f"{name}: {state} {ago}, {left}",
-        "stalled": f"{name}: {state}, last heard from {ago}, {left}",
+        "stalled": f"{name}: {state}, last report {ago}, {left}",
         "ended": f"{name}: {state} {ago}, {left}",
     }[task.state]
     if task.errors:

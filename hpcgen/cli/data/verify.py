@@ -31,7 +31,7 @@ PROGRESS_INTERVAL_S = 10.0
     "Run file with the tokenizer; without PREFIX, all its pairs are verified.  [default without PREFIX: run.yaml]"
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Pairs read in parallel.  [default: one per core]"
+    "--workers", type=click.IntRange(min=1), help="Number of pairs read in parallel.  [default: one per core]"
 )
 @click.option("--no-megatron", is_flag=True, help="Do not run Megatron-Core's reader.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
@@ -45,9 +45,9 @@ def command(
 ) -> None:
     """Read .bin/.idx pairs completely and report problems.
 
-    Compares the index with the token ids, sizes and SHA-256 with the record written next to the pair, and counts and
-    documents with what Megatron-Core's IndexedDataset reads, if it is installed. PREFIX is a pair's path with or
-    without the suffix .bin or .idx. Exits with status 1 if there are problems.
+    Checks the index against the token ids, and sizes and SHA-256 against the record next to the pair. If Megatron-Core
+    is installed, also compares counts and documents with those that its IndexedDataset reads. PREFIX is a pair's path
+    with or without the suffix .bin or .idx. Exits with status 1 if there are problems.
     """
     from hpcgen.data.task import cores
     from hpcgen.data.verification import verify

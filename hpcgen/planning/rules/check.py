@@ -52,8 +52,8 @@ def check(facts: Facts) -> tuple[list[Problem], list[Problem]]:
 def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> list[Problem]:
     """One problem per invalid value.
 
-    Each value is replaced by its first suggestion before the next violation is considered. Violations that disappear
-    with it were its consequences and are not reported.
+    Each invalid value is replaced by the best candidate before the next violation is considered. Violations that the
+    replacement removes were consequences and are not reported.
     """
     problems: dict[str, Problem] = {}
     for key, violation in _violations(facts, rules).items():

@@ -8,14 +8,14 @@ from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unrea
 
 
 def kept_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
-    """keep_every % save_interval == 0 (megatron/training/arguments.py, validate_args, on its retain interval)."""
+    """keep_every % save_interval == 0 (megatron/training/arguments.py, validate_args, for save_retain_interval)."""
     keep, interval = facts.checkpoint.keep_every, facts.checkpoint.save_interval
     if keep is None:
         return
     if interval is None:
         yield Violation(
             path="checkpoint.keep_every",
-            reason="keeps multiples of this number of steps, but saves by the clock happen at any step",
+            reason="keeps only multiples of this step, but without checkpoint.save_interval any step may be saved",
             candidates=[None],
             advice="set checkpoint.save_interval to a divisor of it",
         )

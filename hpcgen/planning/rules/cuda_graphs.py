@@ -10,7 +10,7 @@ KEY = "training.cuda_graph_impl"
 
 
 def cuda_graphs_need_transformer_engine(facts: Facts) -> Iterator[Violation]:
-    """cuda_graph_impl = transformer_engine needs a GPU and its layers (cuda_graphs.py, TECudaGraphHelper)."""
+    """cuda_graph_impl = transformer_engine needs GPUs and TE's layers (cuda_graphs.py, TECudaGraphHelper)."""
     if facts.training.cuda_graph_impl == "none":
         return
     if facts.device != "cuda":
@@ -38,7 +38,7 @@ def cuda_graphs_need_bf16(facts: Facts) -> Iterator[Violation]:
 
 
 def cuda_graphs_need_no_dropout(facts: Facts) -> Iterator[Violation]:
-    """No dropout (hpcgen's rule: each step reseeds its generators, but a graph would keep its own state)."""
+    """No dropout (hpcgen's rule: each step reseeds the generators, but a graph would keep its own generator state)."""
     if facts.training.cuda_graph_impl == "none":
         return
     for key in ("attention_dropout", "hidden_dropout"):

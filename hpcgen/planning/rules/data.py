@@ -12,7 +12,7 @@ SPLIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*", re.ASCII)
 
 
 def data_has_one_source(facts: Facts) -> Iterator[Violation]:
-    """datasets, train (with valid and test) or mock (megatron/training/arguments.py, validate_args)."""
+    """Exactly one of datasets, train (with valid and test) and mock (megatron/training/arguments.py, validate_args)."""
     data = facts.data
     given = [key for key in ("datasets", "train", "mock") if getattr(data, key)]
     if len(given) > 1:

@@ -34,8 +34,8 @@ three times as high (arXiv 2407.21783, table 3)."""
 def published_lr(parameters: float) -> float:
     """The usual peak learning rate of a GPT with this number of parameters outside its embeddings.
 
-    PUBLISHED, interpolated in log space. Below its range 0.003239 - 0.0001395 x ln(parameters), Kaplan et al.,
-    arXiv 2001.08361, appendix D.6, fitted to models of up to a billion parameters.
+    PUBLISHED, interpolated in log space. Below its range: 0.003239 - 0.0001395 x ln(parameters), fitted to models of up
+    to a billion parameters (Kaplan et al., arXiv 2001.08361, appendix D.6).
     """
     if parameters <= PUBLISHED[0][0]:
         return max(PUBLISHED[0][1], 0.003239 - 0.0001395 * math.log(parameters))
@@ -75,8 +75,8 @@ def rate_is_usual(facts: Facts) -> Iterator[Violation]:
 def groups_match_parameters(facts: Facts) -> Iterator[Violation]:
     """Each group matches a parameter that no earlier group matches (trainer/optimizer/parameter_groups.py).
 
-    Checked only for Megatron-Core's layers. On GPUs these are Transformer Engine's or Core's own, which name the norms
-    differently, so a group must match in one of them.
+    Checked only for Megatron-Core's layers. On GPUs, these are Transformer Engine's or Core's own. The two name the
+    norms differently, so a group must match the names of one of them.
     """
     groups, model = facts.optimizer.parameter_groups, facts.resolved_model
     if not groups or model.layer_spec is not None or model.model_provider is not None:
@@ -96,8 +96,8 @@ def groups_match_parameters(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             path="optimizer.parameter_groups",
             depends_on=("model",),
-            reason=f"contains {', '.join(map(repr, missed))}, which matches no parameter that is not already in an "
-            f"earlier group. The parameters are {', '.join(shown)}, and the same for each further layer",
+            reason=f"contains {', '.join(map(repr, missed))}, which matches no parameter outside earlier "
+            f"groups. The parameters are {', '.join(shown)}, and the same names for each further layer",
         )
 
 
