@@ -30,7 +30,7 @@ The image appears complete or not at all. The next build removes the files of a 
                           brings its own
   --package NAME          Debian package to install; can be repeated
                           (default: ${default_packages[*]}; "none" adds none)
-  --doca VERSION          replaces the image's user-space network packages by those of NVIDIA DOCA VERSION
+  --doca VERSION          replaces the image's user-space network packages with those of NVIDIA DOCA VERSION
                           (such as 2.9.1)
   --topology FILE         NCCL topology file, copied to /opt/microsoft under its name (default: NDv5's, from the
                           folder topology next to this script; "none" adds none)

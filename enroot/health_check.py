@@ -324,11 +324,7 @@ def main() -> int:
         epilog=f"NAMES: {', '.join(CHECKS)}. Exit status 1 if something needed is missing, 2 for wrong usage.",
     )
     parser.add_argument(
-        "--need",
-        metavar="NAMES",
-        type=_needed,
-        default=[],
-        help="components that must not be missing: gpu,te,...",
+        "--need", metavar="NAMES", type=_needed, default=[], help="required components: gpu,te,..."
     )
     parser.add_argument("--only", action="store_true", help="only check what --need names")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")

@@ -4,7 +4,7 @@
 #
 #   install-inside.sh packages DOCA|none NAME...         Debian packages; as root
 #   install-inside.sh code KIND SOURCE MEGATRON_CORE     the Python code, the topology file, the health check
-#   install-inside.sh check NAMES [FILE]                 fails unless the image has NAMES; lists what it has in FILE
+#   install-inside.sh check NAMES [FILE]                 fails unless the image has NAMES; writes what it has to FILE
 #
 # KIND is directory (made by hpcgen install-code), wheel, checkout or none.
 set -euo pipefail

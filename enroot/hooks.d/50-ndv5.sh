@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # enroot runs this hook before a container starts. On an Azure NDv5 node, it refuses a container with all GPUs if there
-# is no InfiniBand device or no NCCL topology file. One line here replaces slow or hanging collectives later. Containers
-# with fewer GPUs and other nodes are not checked. NDV5_HOOK=off in the job's environment skips the hook.
+# is no InfiniBand device or no NCCL topology file. A one-line error here prevents slow or hanging collectives later.
+# Containers with fewer GPUs and other nodes are not checked. NDV5_HOOK=off in the job's environment skips the hook.
 set -euo pipefail
 
 # shellcheck source=/dev/null

@@ -82,7 +82,7 @@ set_environment() {
             ;;
         esac
     done
-    [[ -z ${leaked[*]-} ]] || say "unset variables from the submitting shell: ${leaked[*]}"
+    [[ -z ${leaked[*]-} ]] || say "unset these variables of the submitting shell: ${leaked[*]}"
     environment
     for name in "${secrets[@]}"; do
         printenv "$name" >/dev/null || die "$name is not set: export it where you submit"

@@ -12,7 +12,7 @@ rendezvous() {
     ((${#step_nodes[@]})) || list_nodes
     # The address that Slurm knows: names need not resolve on compute nodes.
     MASTER_ADDR=$(scontrol show node -o "${step_nodes[0]-}" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
-    [[ $MASTER_ADDR ]] || { say "ERROR: scontrol knows no address of ${step_nodes[0]-}" >&2; rc=1; return 1; }
+    [[ $MASTER_ADDR ]] || { say "ERROR: scontrol has no address for ${step_nodes[0]-}" >&2; rc=1; return 1; }
     [[ ! $MASTER_ADDR =~ ^(localhost|127\..*|::1)$ ]] || (($(num_hosts) < 2)) ||
         die "the address of ${step_nodes[0]} is $MASTER_ADDR, which several hosts cannot share; correct NodeAddr in slurm.conf"
     # Derived from the job ID, its restarts and its steps, below the ephemeral range: jobs on one node rarely collide. If

@@ -60,6 +60,6 @@ guard_scratch() {
 }
 remove_scratch() {
     local status=$rc
-    ((terminated)) || run_step timeout 120 srun "${on_nodes[@]}" rm -rf -- "$scratch" || say "cannot remove $scratch on every node"
+    ((terminated)) || run_step timeout 120 srun "${on_nodes[@]}" rm -rf -- "$scratch" || say "cannot remove $scratch on at least one node"
     rc=$status
 }

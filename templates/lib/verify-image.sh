@@ -1,6 +1,6 @@
 # Checks the content of an image file against the record next to it.
 
-# The record holds the image's SHA-256, and the size and time of the file that was hashed. While these match, the image is
+# The record has the image's SHA-256, and the size and time of the file that was hashed. While these match, the image is
 # not read again.
 verify_image() {
     local record=$image.record sha256 now
