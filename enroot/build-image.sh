@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Makes a container image for training: NVIDIA's PyTorch image, Megatron-Core, hpcgen and its trainer, a few
-# tools for InfiniBand, and the NCCL topology file of Azure's NDv5. It needs enroot (3.4 or newer) and the files
-# beside it, neither root nor docker nor hpcgen. `build-image.sh --help` says how.
+# tools for InfiniBand, and the NCCL topology file of Azure's NDv5. Requires enroot (3.4 or newer) and the files
+# next to this script, but no root, docker or hpcgen. `build-image.sh --help` lists the options.
 set -euo pipefail
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 readonly default_base='nvcr.io#nvidia/pytorch:25.03-py3'
 readonly default_megatron_core=0.16.1
-# What NVIDIA's image lacks: its own UCX, SHARP, NCCL plugin and libibverbs stay as they are.
+# Packages that NVIDIA's image lacks. Its UCX, SHARP, NCCL plugin and libibverbs are kept.
 readonly default_packages=(zstd ibverbs-utils infiniband-diags perftest)
-# What health_check.py, which runs in the image, can look for.
+# Checks of health_check.py, which runs in the image.
 readonly checks=(driver gpu torch te apex megatron-core trainer nccl ucx sharp infiniband zstd topology memlock)
 readonly locked_by_another=75
 
@@ -18,30 +18,32 @@ usage() {
     cat <<END
 usage: build-image.sh --output FILE.sqsh [option]...
 
-Makes a container image for training and writes FILE.sqsh.record (hash, size, time, what is in it) beside it.
-The image appears whole or not at all; what a killed build left behind is removed by the next one.
+Makes a container image for training, and FILE.sqsh.record (its hash, size, time and contents) next to it.
+The image appears complete or not at all. The next build removes the files of a build that was killed.
 
   --output FILE.sqsh      the image to make, on storage that every node sees
   --base IMAGE            [REGISTRY#]NAME:TAG, NAME:TAG@sha256:HEX, or an imported .sqsh
                           (default $default_base)
   --code PATH             hpcgen and its trainer: a directory made by "hpcgen install-code", a wheel, or a
-                          checkout. Without it the image holds Megatron-Core only
+                          checkout. Without it, the image only has Megatron-Core
   --megatron-core VERSION from the package index (default $default_megatron_core); a directory of install-code
                           brings its own
-  --package NAME          a Debian package of the image; repeat it (default: ${default_packages[*]};
-                          none adds none)
-  --doca VERSION          NVIDIA DOCA's user-space network packages, such as 2.9.1, over those of the image
-  --topology FILE         NCCL topology file, which keeps its name and comes to /opt/microsoft (default: NDv5's,
-                          from the folder topology beside this script; none adds none)
-  --need NAMES            what health_check.py must find in the image (default torch,te,apex,megatron-core,nccl,ucx;
-                          zstd, topology and trainer where the image gets them), separated by commas, of:
+  --package NAME          Debian package to install; can be repeated
+                          (default: ${default_packages[*]}; "none" adds none)
+  --doca VERSION          replaces the image's user-space network packages with those of NVIDIA DOCA VERSION
+                          (such as 2.9.1)
+  --topology FILE         NCCL topology file, copied to /opt/microsoft under its name (default: NDv5's, from the
+                          folder topology next to this script; "none" adds none)
+  --need NAMES            what health_check.py must find in the image, separated by commas (default
+                          torch,te,apex,megatron-core,nccl,ucx, and zstd, topology and trainer if they are
+                          installed). Possible names:
                           ${checks[*]:0:7}
                           ${checks[*]:7}
-  --work DIR              node-local directory with about 80 GB of room (default \$TMPDIR, else /tmp)
-  --force                 make the image anew, also when it is there
+  --work DIR              node-local directory with about 80 GB of free space (default \$TMPDIR, else /tmp)
+  --force                 rebuild the image if it exists
   -h, --help              this text
 
-Credentials for a registry are enroot's: ~/.config/enroot/.credentials, never an argument.
+enroot reads credentials for a registry from ~/.config/enroot/.credentials. No option takes them.
 Exit status: 0 made or already there, 1 failed, 2 wrong usage.
 END
 }
@@ -56,7 +58,7 @@ refuse() {
     exit 2
 }
 
-# ==== what is asked for ====
+# ==== options ====
 
 read_options() {
     output='' base=$default_base code='' megatron_core='' packages=() doca='' need='' force=0
@@ -73,7 +75,7 @@ read_options() {
             continue
             ;;
         --output | --base | --code | --megatron-core | --package | --doca | --topology | --need | --work)
-            [[ -n ${2-} ]] || refuse "$1 needs a value (--help says which)"
+            [[ -n ${2-} ]] || refuse "$1 needs a value (see --help)"
             ;;
         --*=*)
             # --option=value is --option value
@@ -109,7 +111,7 @@ check_options() {
     check_code
     [[ $topology != none ]] || topology=
     [[ -z $topology || -f $topology ]] || refuse "--topology '$topology': no such file"
-    [[ ${topology##*/} =~ ^[A-Za-z0-9._-]*$ ]] || refuse "--topology '$topology': its name holds other than A-Z a-z 0-9 . _ -"
+    [[ ${topology##*/} =~ ^[A-Za-z0-9._-]*$ ]] || refuse "--topology '$topology': its name has characters other than A-Z a-z 0-9 . _ -"
     [[ $megatron_core =~ ^([0-9][0-9a-z.]*)?$ ]] || refuse "--megatron-core '$megatron_core' is not a version"
     [[ $doca =~ ^([0-9]+(\.[0-9]+)+)?$ ]] || refuse "--doca '$doca' is not a version such as 2.9.1"
     ((${#packages[@]} > 0)) || packages=("${default_packages[@]}")
@@ -118,17 +120,17 @@ check_options() {
         [[ $name =~ ^[a-z0-9][a-z0-9.+-]+$ ]] || refuse "--package '$name' is not the name of a Debian package"
         [[ $name != zstd ]] || zstd=,zstd
     done
-    [[ $need =~ ^[a-z,-]*$ ]] || refuse "--need '$need' is no list of names with commas between them"
+    [[ $need =~ ^[a-z,-]*$ ]] || refuse "--need '$need' is not a comma-separated list of names"
     [[ -n $need ]] || need=torch,te,apex,megatron-core,nccl,ucx$zstd${topology:+,topology}${code:+,trainer}
     for name in ${need//,/ }; do
         [[ " ${checks[*]} " == *" $name "* ]] || refuse "--need '$name' is none of: ${checks[*]}"
     done
-    # A mount is SOURCE:TARGET, and enroot's configuration knows no quoting.
-    [[ $work$code != *[[:space:]:]* ]] || refuse "--work and --code may hold neither blanks nor colons"
+    # A mount is SOURCE:TARGET, and enroot's configuration has no quoting.
+    [[ $work$code != *[[:space:]:]* ]] || refuse "--work and --code must not contain blanks or colons"
     command -v enroot >/dev/null || fail "enroot is not installed on $HOSTNAME (or not on PATH)"
 }
 
-# The reference as enroot's import takes it, in `source`; empty for a base that is a file.
+# Checks --base. Sets `source` to the reference for `enroot import`, or to nothing if the base is a file.
 check_base() {
     local reference=$base registry=
     if [[ $base == *.sqsh ]]; then
@@ -137,7 +139,7 @@ check_base() {
         source=
         return
     fi
-    # REGISTRY/NAME means Docker Hub before enroot 4.0, and '#' is right in every version.
+    # enroot before 4.0 looks for REGISTRY/NAME on Docker Hub. '#' works in every version.
     if [[ $reference =~ ^[^/#]*[.:][^/#]*/ ]]; then
         reference=${reference%%/*}#${reference#*/}
     fi
@@ -147,9 +149,9 @@ check_base() {
     fi
     [[ $registry =~ ^([A-Za-z0-9.-]+(:[0-9]+)?#)?$ &&
         $reference =~ ^[a-z0-9][a-z0-9._/-]*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?$ ]] ||
-        refuse "--base '$base' is not [REGISTRY#]NAME:TAG in lower case, nor the path of a .sqsh"
+        refuse "--base '$base' is neither [REGISTRY#]NAME:TAG in lower case nor the path of a .sqsh"
     case $reference in
-    # enroot before 4.0 refuses NAME@sha256:HEX, and every version takes the digest in the place of the tag.
+    # enroot before 4.0 refuses NAME@sha256:HEX. Every version accepts the digest in place of the tag.
     *@*) source=docker://$registry${reference%%[:@]*}:${reference#*@} ;;
     *:latest) refuse "--base '$base': latest is another image tomorrow; give a tag or, better, a digest" ;;
     *:*) source=docker://$registry$reference ;;
@@ -157,7 +159,7 @@ check_base() {
     esac
 }
 
-# The kind of --code in `code_kind`, and what identifies its content in `code_hash`.
+# Checks --code. Sets `code_kind` to its kind, and `code_hash` to a hash of its content.
 check_code() {
     code_kind=none code_hash=none
     [[ -n $code ]] || return 0
@@ -167,7 +169,7 @@ check_code() {
         code_kind=directory
         code_hash=$(hash_of "$code/manifest.json")
         [[ -z $megatron_core ]] ||
-            refuse "--megatron-core: the directory $code brings its own; leave the option out"
+            refuse "--megatron-core: the directory $code brings its own; omit the option"
     elif [[ -f $code && $code == *.whl ]]; then
         code_kind=wheel
         code_hash=$(hash_of "$code")
@@ -182,7 +184,7 @@ check_code() {
 
 hash_of() { sha256sum -- "$1" | cut -c 1-64; }
 
-# What the image is made from, a line each: two builds with the same lines need not both happen.
+# Prints one line for each input of the image. A build with the same lines as an existing image is not repeated.
 describe_inputs() {
     local file
     printf 'base %s\n' "$base"
@@ -205,13 +207,13 @@ megatron_core_version() {
     fi
 }
 
-# ==== what is there already ====
+# ==== existing files ====
 
-# Names that can be foreseen may be taken by others, with a link to something of ours.
+# Other users can predict these names, and create them as links to this user's files.
 is_ours() { [[ -O $1 && ! -L $1 ]]; }
 
-# One build of an output at a time, held until this process and everything that it started have ended. A file
-# system without locks is said so: then it is up to the people who build.
+# Allows one build of an output at a time. The lock is held until this process and all processes that it started have
+# ended. On a file system without locks, a message warns the user.
 take_lock() {
     local directory=$1 status
     while true; do
@@ -221,16 +223,16 @@ take_lock() {
         status=0
         flock -n -E "$locked_by_another" "$lock" || status=$?
         ((status != locked_by_another)) ||
-            fail "another build of $output runs, or a program that a killed build started; wait for it to end"
-        ((status == 0)) || say "no file locks in $directory: see to it that no one else builds $output now"
-        # A build that ended in between has removed the directory with the lock that we got.
+            fail "another build of $output is running, or a program that a killed build started; wait for it to end"
+        ((status == 0)) || say "no file locks in $directory: make sure that no one else builds $output now"
+        # A build that has just ended may have removed the directory with this lock.
         [[ /proc/self/fd/$lock -ef $directory/lock ]] && return
         exec {lock}>&-
     done
 }
 
-# The record follows the image that it names. Killed between the two renames, a build leaves a whole image beside a
-# record that waits: the next build ends what it began.
+# The image is published first, and then its record. If a build is killed in between, the image is complete, and the
+# next build publishes the record that waits.
 record_waits() {
     [[ -f $building/record && -f $output ]] && grep -qx "inode $(stat -c %i -- "$output")" "$building/record"
 }
@@ -241,31 +243,31 @@ publish_record() {
     rm -f -- "$building/record"
 }
 
-# Ends the script when the image is there and made from the same.
+# Ends the script if the image exists. Fails unless it was made from the same inputs.
 look_for_image() {
     local record=$output.record hash lacking
     ((force)) && return
     [[ -e $output ]] || return 0
     [[ -f $record ]] ||
-        refuse "$output is there without a record, so nobody knows what is in it; --force replaces it"
+        refuse "$output exists without a record, so its contents are unknown; --force replaces it"
     hash=$(value_of sha256 "$record")
     if [[ $(stat -c '%s %Y' -- "$output") != "$(value_of size "$record") $(value_of mtime "$record")" ]]; then
-        say "size or time of $output is not that of its record: hashing it"
+        say "the size or time of $output differs from its record: hashing it"
         [[ $(hash_of "$output") == "$hash" ]] ||
-            fail "$output was changed or damaged since it was made; --force makes it anew"
+            fail "$output was changed or damaged since it was made; --force rebuilds it"
         sed "s/^mtime .*/mtime $(stat -c %Y -- "$output")/" "$record" >"$building/record"
         publish "$building/record" "$record"
     fi
-    [[ $(value_of inputs "$record") == "$inputs" ]] || refuse "$output is there, but made from other inputs;" \
-        "--force replaces it, another --output keeps both ($record says what it was made from)"
+    [[ $(value_of inputs "$record") == "$inputs" ]] || refuse "$output exists, but was made from other inputs;" \
+        "--force replaces it, another --output keeps both ($record lists its inputs)"
     lacking=$(not_checked "$record")
-    [[ -z $lacking ]] || fail "$output is there, but it was never checked for ${lacking% };" \
-        "--force makes it anew and looks"
+    [[ -z $lacking ]] || fail "$output exists, but it was never checked for ${lacking% };" \
+        "--force rebuilds and checks it"
     say "already there: $output (sha256 $hash)"
     exit 0
 }
 
-# The names of --need that the build of this record neither needed nor found.
+# Prints the names in --need that the build of this record neither required nor found.
 not_checked() {
     local known name
     known=,$(value_of need "$1"),$(sed -n 's/^found \([^ ]*\) .*/\1/p' "$1" | tr '\n' ,)
@@ -280,7 +282,7 @@ value_of() { sed -n "s/^$1 //p" "$2" | head -n 1; }
 
 clean_environment() {
     local name
-    # enroot hands every variable on, and the shell's Python, libraries and directories are not the image's.
+    # enroot passes every variable to the container, which lacks the shell's Python, libraries and directories.
     for name in $(compgen -e); do
         case $name in
         PYTHON* | LD_* | VIRTUAL_ENV | CONDA_* | BASH_ENV | ENV | TMPDIR | NCCL_* | UCX_* | OMPI_* | PIP_TARGET | PIP_PREFIX)
@@ -289,7 +291,7 @@ clean_environment() {
         esac
     done
     export PYTHONNOUSERSITE=1 LC_ALL=C.UTF-8
-    # No GPU and no InfiniBand are needed: enroot's hooks 98-nvidia and 99-mellanox pass.
+    # The build needs no GPU and no InfiniBand: enroot's hooks 98-nvidia and 99-mellanox do nothing.
     export NVIDIA_VISIBLE_DEVICES=void MELLANOX_VISIBLE_DEVICES=void
     # Some sites mount the home directory into every container, where ~/.local would hide the image's packages.
     export ENROOT_MOUNT_HOME=no ENROOT_ROOTFS_WRITABLE=no ENROOT_REMAP_ROOT=no ENROOT_FORCE_OVERRIDE=no
@@ -300,7 +302,7 @@ clean_environment() {
 remove_tree() {
     [[ -e $1 || -L $1 ]] || return 0
     is_ours "$1" || return
-    # Directories of a container need not be writable for their owner.
+    # A container can have directories that their owner may not write to.
     rm -rf --one-file-system -- "$1" 2>/dev/null ||
         { chmod -R u+rwX -- "$1" 2>/dev/null || true; rm -rf --one-file-system -- "$1"; }
 }
@@ -309,10 +311,10 @@ clean_up() {
     local status=$?
     trap - EXIT
     if is_ours "$scratch"; then
-        remove_tree "$scratch" || say "cannot remove $scratch: it holds the container of this build"
+        remove_tree "$scratch" || say "cannot remove $scratch, which contains the container of this build"
     fi
     if record_waits; then
-        say "$output is there, and its record is not: the next build writes it from $building"
+        say "$output exists without its record: the next build writes the record from $building"
         exit "$status"
     fi
     remove_tree "$building" || say "cannot remove $building"
@@ -325,20 +327,20 @@ import_base() {
     image=$scratch/base.sqsh
     say "importing $base"
     enroot import --output "$image" "$source" || fail "enroot could not import $source (above);" \
-        "for a refusal see the credentials in ~/.config/enroot/.credentials"
+        "if access was denied, check ~/.config/enroot/.credentials"
     [[ -s $image ]] || fail "enroot imported $source, but wrote nothing"
-    # enroot 4.0 and newer can say which image a tag stands for today.
+    # enroot 4.0 and newer can resolve a tag to a digest.
     digest=$(enroot digest "$source" 2>/dev/null) || digest=''
 }
 
-# inside reader|writer|root WORD...: install-inside.sh in the container, as this user, who may change it or not, or
-# as its root.
+# inside reader|writer|root WORD...: runs install-inside.sh in the container, as this user without or with write access,
+# or as the container's root.
 inside() {
     local options=() mounts=(--mount "$scratch/recipe:/mnt")
     case $1 in
     writer) options=(--rw) ;;
-    # apt insists on user 0. --root maps you to it in a user namespace: outside you remain yourself, so no file
-    # that you may not write can be touched.
+    # apt requires user 0. --root maps this user to it in a user namespace, outside of which the user gets no
+    # additional access to files.
     root) options=(--root --rw) ;;
     esac
     [[ -z $code ]] || mounts+=(--mount "$code:/mnt/code/${code##*/}:none:bind,ro")
@@ -387,7 +389,7 @@ write_record() {
 }
 
 publish() {
-    # each with its own way out: set -e is off in what stands in a condition
+    # each command is checked, because set -e has no effect in a condition
     sync -- "$1" || return
     mv -fT -- "$1" "$2" || return
     sync -- "$(dirname -- "$2")"
@@ -395,7 +397,8 @@ publish() {
 
 export_image() {
     local new=$building/image.sqsh
-    # Many readers start at once: over all of Lustre's servers, a 23 GiB image started 64 nodes in 74 s, not 200 s.
+    # Many nodes read the image at once: striped over all of Lustre's servers, a 23 GiB image started 64 nodes in 74 s
+    # instead of 200 s.
     if command -v lfs >/dev/null; then
         lfs setstripe -E -1 -c -1 -S 1M "$building" 2>/dev/null || say "not striped: $building is not on Lustre"
     fi
@@ -406,7 +409,7 @@ export_image() {
     say "hashing"
     write_record "$new"
     publish "$new" "$output"
-    record_waits || fail "$output was replaced by someone else while it was made"
+    record_waits || fail "another process replaced $output while it was being made"
     publish_record || fail "cannot write $output.record (above)"
     say "made $output (sha256 $(value_of sha256 "$output.record"))"
 }
@@ -426,10 +429,10 @@ main() {
         publish_record || fail "cannot write $output.record (above)"
         say "published the record of a build that was killed"
     fi
-    # What a killed build left behind.
+    # Files of a build that was killed.
     find "$building" -mindepth 1 ! -name lock -delete
     look_for_image
-    remove_tree "$scratch" || fail "cannot remove $scratch: it is someone else's, or a link; --work takes another place"
+    remove_tree "$scratch" || fail "cannot remove $scratch: it belongs to someone else or is a link; choose another --work"
     mkdir -m 700 -- "$scratch" || fail "cannot make $scratch"
     mkdir -- "$scratch"/{data,run,tmp,cache,recipe}
     clean_environment

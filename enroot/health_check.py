@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Says what a container image, or this machine, has for training, and whether something needed is missing.
+"""Lists what a container image or machine has for training, and what it needs but lacks.
 
-It runs with the standard library alone and without hpcgen, with or without GPUs:
+It only uses the standard library, and runs without hpcgen, with or without GPUs:
 
-    python3 health_check.py                          what is there
-    python3 health_check.py --need gpu,te,apex       exit status 1 when one of these is missing
-    python3 health_check.py --json                   the same for programs
+    python3 health_check.py                          what is installed
+    python3 health_check.py --need gpu,te,apex       exit status 1 if one of these is missing
+    python3 health_check.py --json                   the results as JSON
 
 Exit status: 0 nothing needed is missing, 1 something is, 2 wrong usage.
 """
@@ -34,39 +34,39 @@ from types import ModuleType
 from typing import NamedTuple
 
 TOPOLOGY_FILE = "/opt/microsoft/ndv5-topo.xml"
-# Below /. HPC-X is where NVIDIA's images keep UCX, SHARP and the NCCL plugin that uses it.
+# Relative to /. NVIDIA's images have UCX, SHARP and its NCCL plugin in HPC-X.
 LIBRARY_FOLDERS = (
     *("opt/hpcx*/ucx/lib", "opt/hpcx*/sharp/lib", "opt/hpcx*/nccl_rdma_sharp_plugin/lib"),
     *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/lib"),
 )
-# What an import says where no driver is mounted into the container, as on the node that builds an image.
+# Texts in the errors of imports if no driver is mounted into the container, as on a node that builds images.
 WITHOUT_DRIVER = ("libcuda.so", "libnvidia-ml.so", "NVIDIA driver", "No CUDA GPUs", "no NVIDIA")
 
 
 class Missing(Exception):
-    """What was looked for is not there, or does not work; the text says which."""
+    """A component is missing or does not work. The text says which."""
 
 
 class Unproven(Exception):
-    """It is installed, but can't be loaded without the GPU driver, which this machine does not show."""
+    """A component is installed, but cannot be loaded without the GPU driver, which this machine lacks."""
 
 
 class Finding(NamedTuple):
-    """What one check found."""
+    """The result of one check."""
 
     name: str
     state: str
-    """ok; missing; or installed: there, but not loadable without a driver."""
+    """ok, missing, or installed (but not loadable without a driver)."""
     detail: str
     needed: bool
 
     @property
     def fails(self) -> bool:
-        """Whether the image is not fit for what it is needed for."""
+        """True if the component is needed but missing."""
         return self.needed and self.state == "missing"
 
 
-# ==== what is looked for: each check returns one line, or raises ====
+# ==== the checks: each returns one line, or raises Missing or Unproven ====
 
 
 def driver() -> str:
@@ -93,7 +93,7 @@ def gpu() -> str:
 
 
 def torch() -> str:
-    """PyTorch and the CUDA that it is built for."""
+    """PyTorch and the CUDA version that it is built for."""
     module = _import("torch")
     return f"{module.__version__}, CUDA {module.version.cuda or 'none (a CPU build)'}"
 
@@ -109,15 +109,15 @@ def apex() -> str:
     """NVIDIA's apex with the kernels that Megatron-Core calls."""
     spec = importlib.util.find_spec("apex")
     if spec is None:
-        raise Missing("not installed; it comes with NVIDIA's image, and is NOT the apex of PyPI")
+        raise Missing("not installed; it is part of NVIDIA's image, and is NOT the apex of PyPI")
     folder = Path(next(iter(spec.submodule_search_locations or ()), ""))
     if not (folder / "multi_tensor_apply").is_dir():
         raise Missing(f"{folder} is PyPI's apex, another program: uninstall it and use NVIDIA's image")
     _import("torch")
-    # Built from C++ and CUDA: fused Adam, fused LayerNorm, the gradient of weights added up in place.
+    # Built from C++ and CUDA: fused Adam, fused LayerNorm, and in-place accumulation of weight gradients.
     kernels = ("amp_C", "fused_layer_norm_cuda", "fused_weight_gradient_mlp_cuda")
     if absent := [name for name in kernels if importlib.util.find_spec(name) is None]:
-        raise Missing(f"apex is there without its kernels {', '.join(absent)}: it was built without CUDA")
+        raise Missing(f"apex is installed without its kernels {', '.join(absent)}: it was built without CUDA")
     for name in kernels:
         _import(name)
     return f"{_version('apex')} (NVIDIA's) with {', '.join(kernels)}"
@@ -170,7 +170,7 @@ def infiniband() -> str:
     if not devices:
         raise Missing("no device (in a container: MELLANOX_VISIBLE_DEVICES and its hook)")
     if not list(Path("/dev/infiniband").glob("uverbs*")):
-        raise Missing(f"{len(devices)} in /sys, but no /dev/infiniband/uverbs*: verbs can't be used")
+        raise Missing(f"{len(devices)} in /sys, but no /dev/infiniband/uverbs*: verbs cannot be used")
     return f"{len(devices)}: {' '.join(devices)}"
 
 
@@ -188,7 +188,9 @@ def topology() -> str:
     try:
         root = xml.etree.ElementTree.parse(path).getroot()
     except FileNotFoundError:
-        raise Missing(f"{path}: no such file; without it NCCL pairs GPUs and NICs wrongly on NDv5") from None
+        raise Missing(
+            f"{path}: no such file; without it, NCCL pairs GPUs with the wrong NICs on NDv5"
+        ) from None
     except (OSError, xml.etree.ElementTree.ParseError) as error:
         raise Missing(f"{path}: {error}") from error
     # A GPU is a PCI device of class 3D controller, a NIC one of class InfiniBand controller.
@@ -200,10 +202,10 @@ def topology() -> str:
 
 
 def memlock() -> str:
-    """How much memory a process may pin, which InfiniBand needs without limit."""
+    """The limit on memory that a process may pin. InfiniBand needs it to be unlimited."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit != resource.RLIM_INFINITY:
-        raise Missing(f"{limit // 1024} kB (ulimit -l); InfiniBand wants unlimited")
+        raise Missing(f"{limit // 1024} kB (ulimit -l); InfiniBand needs unlimited")
     return "unlimited"
 
 
@@ -216,12 +218,12 @@ CHECKS: dict[str, Callable[[], str]] = {
 }
 
 
-# ==== how it is looked for ====
+# ==== searching and importing ====
 
 
 @functools.cache
 def _attempt(name: str) -> ModuleType | Exception:
-    """The module, or why it cannot be imported. Cached: what failed once is never tried again."""
+    """The module, or the error of its import. Cached, so that a failed import is not repeated."""
     try:
         return importlib.import_module(name)
     except Exception as error:  # an import can fail in any way: a missing library, a CUDA mismatch
@@ -236,7 +238,7 @@ def _import(name: str) -> ModuleType:
         raise Missing(f"no module {found.name}")
     message = f"cannot import {name}: {type(found).__name__}: {_first_line(str(found))}"
     if not _driver_shown() and any(sign in str(found) for sign in WITHOUT_DRIVER):
-        raise Unproven(f"installed, but {name} loads only where the GPU driver is")
+        raise Unproven(f"installed, but {name} only loads with the GPU driver")
     raise Missing(message)
 
 
@@ -253,13 +255,13 @@ def _version(distribution: str, module: str = "") -> str:
 
 
 def _library(name: str) -> str | None:
-    """The path of a shared library, as the loader or NCCL would find it; `name` ends in .so."""
+    """The path of a shared library, as the loader or NCCL would find it. `name` ends in .so."""
     given = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     usual = (path for pattern in LIBRARY_FOLDERS for path in sorted(Path("/").glob(pattern)))
     for folder in (*given, *usual):
         if found := sorted(folder.glob(f"{name}*")):
             return str(found[0])
-    # The loader's cache gives a name such as libucp.so.0, which CDLL takes.
+    # The loader's cache has a name such as libucp.so.0, which CDLL accepts.
     return ctypes.util.find_library(name.removeprefix("lib").removesuffix(".so"))
 
 
@@ -271,7 +273,7 @@ def _output(*command: str) -> str:
     if done.returncode != 0:
         lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
         if not _driver_shown() and any(sign in lines[-1] for sign in WITHOUT_DRIVER):
-            raise Unproven("installed, but runs only where the GPU driver is")
+            raise Unproven("installed, but only runs with the GPU driver")
         raise Missing(f"status {done.returncode}: {lines[-1]}")
     return _first_line(done.stdout)
 
@@ -291,12 +293,12 @@ def examine(name: str, needed: bool) -> Finding:
         return Finding(name, "installed", str(reason), needed)
     except Missing as reason:
         return Finding(name, "missing", str(reason), needed)
-    except Exception as error:  # a check that breaks says so, and the others still run
+    except Exception as error:  # a broken check is reported, and the others still run
         return Finding(name, "missing", f"{type(error).__name__}: {_first_line(str(error))}", needed)
 
 
 def table(findings: list[Finding], colour: bool) -> str:
-    """The findings for people, one a line."""
+    """The findings as text, one per line."""
     codes = {"ok": "32", "installed": "33", "missing": "2", "MISSING": "1;31"}
     width = max(len(finding.name) for finding in findings)
     lines = []
@@ -318,20 +320,23 @@ def _needed(text: str) -> list[str]:
 def main() -> int:
     """Checks everything, prints it and returns the exit status."""
     parser = argparse.ArgumentParser(
-        description="Says what this image or machine has for training.",
-        epilog=f"NAMES: {', '.join(CHECKS)}. Exit status 1 when something needed is missing, 2 for wrong usage.",
+        description="Lists what this image or machine has for training.",
+        epilog=f"NAMES: {', '.join(CHECKS)}. Exit status 1 if something needed is missing, 2 for wrong usage.",
     )
     parser.add_argument(
-        "--need", metavar="NAMES", type=_needed, default=[], help="what must be there: gpu,te,..."
+        "--need", metavar="NAMES", type=_needed, default=[], help="required components: gpu,te,..."
     )
-    parser.add_argument("--only", action="store_true", help="look for nothing besides what --need names")
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of the table")
+    parser.add_argument("--only", action="store_true", help="only check what --need names")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument(
-        "--save", metavar="FILE", type=Path, help="also write a line 'NAME DETAIL' for all that is there"
+        "--save",
+        metavar="FILE",
+        type=Path,
+        help="also write a line 'NAME DETAIL' for each component that is ok",
     )
     arguments = parser.parse_args()
     names = arguments.need if arguments.only and arguments.need else CHECKS
-    # What modules print and warn of while they are imported is no finding.
+    # Output and warnings of imported modules are not findings.
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(sys.stderr):
         findings = [examine(name, name in arguments.need) for name in names]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs environ.d, mounts.d and hooks.d for enroot, and the NCCL topology file where a node has none.
-# `install-hooks.sh --help` says how.
+# Installs environ.d, mounts.d and hooks.d for enroot, and the NCCL topology file if a node has none.
+# `install-hooks.sh --help` describes its arguments.
 set -euo pipefail
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
@@ -14,12 +14,12 @@ usage: install-hooks.sh system|user|DIRECTORY [--remove]
 
 Installs ${files[*]}, or removes them.
 
-  system      for every container of the node: \${ENROOT_SYSCONF_PATH:-/etc/enroot}, as root. Where the node has no
-              $topology, ours is put there
+  system      for every container of the node: \${ENROOT_SYSCONF_PATH:-/etc/enroot}, as root. Also installs
+              $topology if the node has none
   user        for your own containers: \${ENROOT_CONFIG_PATH:-~/.config/enroot}
-  DIRECTORY   a directory of the same kind, as when a node image is built (\$root/etc/enroot)
+  DIRECTORY   another such directory, for example while a node image is built (\$root/etc/enroot)
 
-Each file says what it does. Exit status: 0 done, 1 failed, 2 wrong usage.
+Each file describes its purpose. Exit status: 0 done, 1 failed, 2 wrong usage.
 END
 }
 
@@ -28,11 +28,11 @@ refuse() {
     exit 2
 }
 
-# Whole or not at all: containers that start meanwhile read the directory.
+# SOURCE TARGET MODE: installs a file atomically, because containers that start meanwhile read the directory.
 place() {
     local source=$1 target=$2 mode=$3 private
     mkdir -p -- "${target%/*}"
-    # A name that enroot, which takes *.env, *.fstab and *.sh, does not read.
+    # enroot ignores this name, because it only reads *.env, *.fstab and *.sh.
     private=$(mktemp -- "${target%/*}/.install.XXXXXX")
     cp -- "$source" "$private"
     chmod -- "$mode" "$private"
@@ -51,17 +51,17 @@ main() {
         --remove) remove=1 ;;
         -*) refuse "unknown option '$argument' (--help lists them)" ;;
         *)
-            [[ -z $where ]] || refuse "one place, please: '$where' or '$argument'"
+            [[ -z $where ]] || refuse "'$where' and '$argument' are both given; give only one"
             where=$argument
             ;;
         esac
     done
     case $where in
-    '') refuse "say where: system, user or a directory (--help says what they mean)" ;;
+    '') refuse "give system, user or a directory (see --help)" ;;
     system) directory=${ENROOT_SYSCONF_PATH:-/etc/enroot} ;;
     user) directory=${ENROOT_CONFIG_PATH:-${XDG_CONFIG_HOME:-$HOME/.config}/enroot} ;;
     */*) directory=$where ;;
-    *) refuse "'$where' is neither system nor user, and a directory is written with a /" ;;
+    *) refuse "'$where' is neither system nor user; write a directory with a /" ;;
     esac
     for file in "${files[@]}"; do
         if ((remove)); then

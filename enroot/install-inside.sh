@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Runs inside the container that becomes the image, with the recipe's files in the directory of this script.
+# Runs in the container that becomes the image, with the recipe's files next to this script.
 # build-image.sh and the Dockerfile call it:
 #
 #   install-inside.sh packages DOCA|none NAME...         Debian packages; as root
 #   install-inside.sh code KIND SOURCE MEGATRON_CORE     the Python code, the topology file, the health check
-#   install-inside.sh check NAMES [FILE]                 what the image must have; FILE: a list of what it has
+#   install-inside.sh check NAMES [FILE]                 fails unless the image has NAMES; writes what it has to FILE
 #
-# KIND of code: directory (of hpcgen install-code), wheel, checkout or none.
+# KIND is directory (made by hpcgen install-code), wheel, checkout or none.
 set -euo pipefail
-# Users of the image are neither root nor its builder: they must be able to read all of it.
+# Users of the image are neither root nor its builder, and must be able to read all files.
 umask 022
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 readonly prefix=/opt/hpcgen
-# Where Azure's HPC images have it, and NCCL_TOPO_FILE points.
+# Directory of the topology file in Azure's HPC images, and in NCCL_TOPO_FILE.
 readonly topologies=/opt/microsoft
 readonly doca_repository=https://linux.mellanox.com/public/repo/doca
 
@@ -40,18 +40,18 @@ install_packages() {
         keep_what_is_there "${missing[@]}"
         apt-get install -y -qq --no-install-recommends --no-remove "${missing[@]}"
     fi
-    # This one may replace packages of the image: that is what it is asked for.
+    # DOCA may replace packages of the image: that is the purpose of --doca.
     [[ $doca == none ]] || apt-get install -y -qq --no-install-recommends doca-ofed-userspace
     apt-get clean
     rm -rf /var/lib/apt/lists/*
 }
 
-# NVIDIA built libibverbs, UCX and the rest of the image together: no package may draw in another version of one.
+# NVIDIA built libibverbs, UCX and the rest of the image together. Fails if a new package would replace one of them.
 keep_what_is_there() {
     local changes
     changes=$(apt-get install --simulate --no-install-recommends --no-remove "$@" | sed -n 's/^Inst \([^ ]*\) \[.*/\1/p')
     [[ -z $changes ]] ||
-        die "installing $* would replace packages of the image: ${changes//$'\n'/ }; leave out the one that does"
+        die "installing $* would replace packages of the image: ${changes//$'\n'/ }; omit the one that does"
 }
 
 add_doca_repository() {
@@ -80,11 +80,11 @@ install_code() {
     cp -- "$here/health_check.py" "$prefix/"
     [[ ! -f $here/image.txt ]] || cp -- "$here/image.txt" "$prefix/"
     cp -R -- "$here/topology/." "$topologies/"
-    # cp keeps the modes of files that their owner alone may read
+    # cp keeps the modes of files that only their owner may read
     chmod -R u+rwX,go+rX,go-w -- "$prefix" "$topologies"
 }
 
-# A directory of `hpcgen install-code` holds all that NVIDIA's image lacks, made for one version of Python.
+# A directory made by `hpcgen install-code` has all modules that NVIDIA's image lacks, for one version of Python.
 copy_code_directory() {
     local source=$1
     python3 - "$source" <<'END' || die "the code directory does not fit this image (above)"
@@ -96,7 +96,7 @@ running = "{}.{}".format(*sys.version_info)
 if manifest["python_version"] != running:
     sys.exit(
         f"it is for Python {manifest['python_version']}, and the image has {running}: "
-        f"hpcgen install-code --python-version {running} makes the right one"
+        f"make it with hpcgen install-code --python-version {running}"
     )
 for name, digest in manifest["files"].items():
     file = source / name
@@ -105,24 +105,25 @@ for name, digest in manifest["files"].items():
 END
     rm -rf -- "$prefix/python"
     cp -R -- "$source" "$prefix/python"
-    # enroot reads the environment of a container here. A job's own PYTHONPATH wins where it is named for the container.
+    # enroot reads a container's environment from this file. A job overrides PYTHONPATH by passing it to the container.
     sed -i '/^PYTHONPATH=/d' /etc/environment
     printf 'PYTHONPATH=%s\n' "$prefix/python" >>/etc/environment
 }
 
-# With pip: Megatron-Core, and a wheel or checkout of hpcgen when there is one. What the image has stays as it is.
+# MEGATRON_CORE [REQUIREMENT]: installs Megatron-Core, and a wheel or checkout of hpcgen, without replacing packages of
+# the image.
 install_with_pip() {
     local megatron_core=$1 constraints
     local -a pip
     shift
     constraints=$(mktemp)
     list_installed >"$constraints"
-    # Nothing here needs apex, and PyPI's is another program of that name.
+    # No package here needs apex, and apex on PyPI is an unrelated program.
     grep -qi '^apex==' "$constraints" || echo 'apex<0' >>"$constraints"
-    # The image's own list of pins would only add versions that nobody chose for these packages.
+    # PIP_CONSTRAINT is the image's list of pins, which may not suit these packages.
     pip=(env -u PIP_CONSTRAINT PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
         python3 -m pip install --no-cache-dir --no-warn-script-location --progress-bar off)
-    # Without what it declares: torch and numpy are the image's. Its checkpoint writer needs psutil, and hangs without.
+    # --no-deps, because the image has torch and numpy. Without psutil, installed below, the checkpoint writer hangs.
     "${pip[@]}" --no-deps "megatron-core==$megatron_core"
     "${pip[@]}" --constraint "$constraints" psutil tqdm packaging "$@"
     nothing_replaced "$constraints"
@@ -137,7 +138,7 @@ import re
 found = {}
 for one in importlib.metadata.distributions():
     name, version = one.metadata["Name"], one.version
-    # megatron-core is what is installed here, also over an older one
+    # megatron-core may replace an older version
     if name and re.fullmatch(r"[A-Za-z0-9._-]+", name) and re.fullmatch(r"\d[A-Za-z0-9.!+_-]*", version or ""):
         key = re.sub(r"[-_.]+", "-", name).lower()
         if key not in ("megatron-core", "hpcgen"):
@@ -153,7 +154,7 @@ nothing_replaced() {
     [[ -z $changed ]] || die "pip replaced packages of the image: ${changed//$'\n'/ }"
 }
 
-# ==== what the image must have ====
+# ==== checks ====
 
 check() {
     local file

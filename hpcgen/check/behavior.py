@@ -111,7 +111,7 @@ def no_errexit(both: Comparison) -> Iterator[Hit]:
 
 @site_rule("no-exit", "the job always exits here")
 def no_exit(both: Comparison) -> Iterator[Hit]:
-    """Later steps never run, such as `launch`, `conclude` or the requeue."""
+    """Later steps, such as `launch`, `conclude` or the requeue, never run."""
     hooks = {"", *both.shipped.by_name}
     for call in both.own(both.site.calls):
         name = both.site.name_of(call.place)
@@ -203,7 +203,7 @@ def _twice(word: str) -> str:
 
 @site_rule("no-trace", "`set -x` or similar")
 def no_trace(both: Comparison) -> Iterator[Hit]:
-    """It prints every command with its values, including secrets, to a log that others may read."""
+    """Tracing prints every command with its values, including secrets, to a log that others may read."""
     for command in both.job.script.commands:
         words = tuple(word.text for word in command.words)
         is_shell = re.fullmatch(r"bash|sh", command.name)
@@ -219,7 +219,7 @@ def no_trace(both: Comparison) -> Iterator[Hit]:
 
 @site_rule("no-environment-dump", "all environment variables are printed")
 def no_environment_dump(both: Comparison) -> Iterator[Hit]:
-    """It prints every variable, including tokens of the submitting shell, to a log that others may read."""
+    """The variables include tokens of the submitting shell, and others may read the log."""
     filtered = {
         id(line[0])
         for line in both.job.script.pipelines

@@ -41,7 +41,7 @@ class Comparison:
     @cached_property
     def shipped_options(self) -> dict[str, str]:
         """The effective directives of the shipped script."""
-        # reading only the directives: the entire script takes as long as all rules
+        # Reads only the directives. Reading the entire script takes as long as running all rules.
         return read("\n".join(line for line in self.shipped_text.split("\n") if line.startswith("#"))).options
 
     @cached_property
@@ -104,7 +104,7 @@ class Comparison:
         return self.text.split("\n")
 
     def own(self, facts: Iterable[_Fact]) -> Iterator[_Fact]:
-        """Filters for facts on the site's lines."""
+        """Yields the facts that are on the site's lines."""
         return (fact for fact in facts if fact.place.line in self.own_lines)
 
     # ---- the shells that run the code ----

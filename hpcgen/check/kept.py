@@ -110,7 +110,7 @@ def variable_lost(both: Comparison) -> Iterator[Hit]:
 
 @site_rule("function-lost", "a function of the shipped script is missing")
 def function_lost(both: Comparison) -> Iterator[Hit]:
-    """The script calls it: the job would end with `command not found`, or continue without it."""
+    """The script calls the function: the job would end with `command not found`, or continue without it."""
     for name in both.shipped.by_name:
         if name not in both.site.by_name:
             yield Hit(
@@ -122,7 +122,7 @@ def function_lost(both: Comparison) -> Iterator[Hit]:
 
 @site_rule("overwritten", "a site's function or variable that has no effect")
 def overwritten(both: Comparison) -> Iterator[Hit]:
-    """The libraries come after the site's code, and the last definition is used: the site's is silently ignored."""
+    """The libraries come after the site's code, and bash silently uses the last definition."""
     for index, function in enumerate(both.site.functions):
         last = both.site.functions[both.site.by_name[function.name]]
         if both.site.by_name[function.name] != index and both.is_own_function(function):

@@ -192,7 +192,7 @@ def _raise_failure(job: Job, stage: StagePlan) -> None:
     """Raises the failure of the first failed task, with the end of its log.
 
     Raises:
-        JobFailed: there is one.
+        JobFailed: a task failed.
     """
     for index in range(stage.allocation.num_tasks):
         task = job.submitit_job.task(index)

@@ -36,8 +36,8 @@ SRUN_STARTS_THE_JOB = (
 )
 
 SINGLE_TASK = ("SLURM_ARRAY_JOB_ID=$SLURM_JOB_ID SLURM_ARRAY_TASK_ID=0",)
-"""Makes a job without an array look like an array with one task, because submitit queues a single task so. The
-variables are not exported, since submitit reads them in the job."""
+"""Makes a job without an array look like an array with one task, because submitit queues a single task
+without an array. The variables are not exported, since submitit reads them in the job."""
 
 
 LEAKS_INTO_SBATCH = "PYXIS_CONTAINER_"

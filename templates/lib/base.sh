@@ -1,4 +1,4 @@
-# Every job: messages, signals, files, the run's directories, the environment and the site's hooks.
+# Functions of every job: messages, signals, files, the run's directories, the environment and the site's hooks.
 
 say() { printf '%(%Y-%m-%dT%H:%M:%S%z)T hpcgen: %s\n' -1 "$*"; }
 die() { say "ERROR: $*" >&2; exit 1; }
@@ -7,7 +7,7 @@ die() { say "ERROR: $*" >&2; exit 1; }
 interrupted=0 terminated=0 requeued=0 warned=0 stop_file=/dev/null
 set_traps() {
     trap 'interrupted=1 terminated=1; ((requeued)) || say "SIGTERM: canceled, preempted, or out of time"' TERM
-    trap 'interrupted=1 warned=1; : >"$stop_file"; say "warned: the time limit is near; asking for a checkpoint"' USR2
+    trap 'interrupted=1 warned=1; : >"$stop_file"; say "warned: the time limit is near; requesting a checkpoint"' USR2
 }
 
 # Runs a command in the background, so that traps run at once. Sets rc to its exit status. After TERM it starts nothing.
@@ -28,7 +28,7 @@ write_file() {
     { (umask g-w && set -C && cat >"$part") && sync -- "$part" && mv -fT -- "$part" "$1"; } || die "cannot write $1"
 }
 
-# NAME FILE: sets the variable NAME to the whole number in FILE, or to 0.
+# NAME FILE: sets the variable NAME to the integer in FILE, or to 0.
 read_number() {
     local text=''
     [[ ! -r $2 ]] || read -r text <"$2"
@@ -36,7 +36,7 @@ read_number() {
     printf -v "$1" %d "$((10#$text))"
 }
 
-# Adds options that are known only at run time. Under `hpcgen submit`, the command of the tasks is submitit's.
+# Adds options that are known only at run time to the tasks' command, unless submitit supplies it (`hpcgen submit`).
 submitted=0 task_logs=''
 add_options() { ((submitted)) || task+=("$@"); }
 
@@ -69,7 +69,7 @@ make_run_directories() {
     done
 }
 
-# Variables of the submitting shell would change the job. The log names them only: values may be secret.
+# Variables of the submitting shell could change the job. The log shows only their names, because values may be secret.
 set_environment() {
     local name leaked=()
     for name in $(compgen -e); do
@@ -82,7 +82,7 @@ set_environment() {
             ;;
         esac
     done
-    [[ -z ${leaked[*]-} ]] || say "unset what the submitting shell leaked: ${leaked[*]}"
+    [[ -z ${leaked[*]-} ]] || say "unset these variables of the submitting shell: ${leaked[*]}"
     environment
     for name in "${secrets[@]}"; do
         printenv "$name" >/dev/null || die "$name is not set: export it where you submit"
@@ -107,11 +107,11 @@ prologue_ended() {
     say "ERROR: site_prologue ended the job with status $status (above)" >&2
     conclude
 }
-# Runs site_epilogue in a subshell, so that the conclusion follows whatever it does: for at most 10 minutes, and for 5 s
-# after TERM, since the job must requeue itself before Slurm kills it (KillWait).
+# Runs site_epilogue in a subshell, so that the conclusion follows even if site_epilogue fails or exits. It may take 10
+# minutes, or 5 s after TERM, because the job must requeue itself before Slurm kills it (KillWait).
 run_epilogue() {
     local pid status left=3000 # times 0.2 s
-    set -m # a process group of its own, so that all of it can be ended
+    set -m # a process group of its own, so that all its processes can be killed
     (
         set +m -E
         trap '' TERM # Slurm signals every process of the job

@@ -1,7 +1,7 @@
 # A copy of the image on each node's disk: thousands of tasks that read one file take minutes to start.
 
-# The copies are kept for later jobs until none has used them for a month. Another image, or the same path with another
-# content, has another name.
+# Copies are kept for later jobs, and removed after a month without use. The name depends on the path, size and time of
+# the image, so a changed image is copied again.
 shared_image=$image
 copy_images() {
     local image_id
@@ -10,7 +10,7 @@ copy_images() {
     [[ ${container[0]} != --container-image=* ]] || container[0]=--container-image=$image
     each_node 1800 bash -c "$functions" copy_node_image "$shared_image" "$image"
 }
-# On a node: IMAGE COPY.
+# On a node, IMAGE COPY: copies IMAGE to COPY, unless COPY exists.
 copy_node_image() {
     local image=$1 copy=$2 node=${SLURMD_NODENAME:-$(hostname)} used part
     umask 077

@@ -1,6 +1,6 @@
 # Stages that read the datasets of trainer.json.
 
-# The files of the datasets: each once, from this node. Every node is asked for their directories.
+# Checks each file of the datasets from this node only. make_node_scratch checks their directories on every node.
 check_datasets() {
     local line file
     while IFS= read -r line; do

@@ -1,4 +1,4 @@
-# index-cache: an index that is complete is kept, so a job that was cut off goes on where it was when it runs again.
+# index-cache: complete indexes are kept, so an interrupted job continues where it stopped when it is rerun.
 
 read_configuration() {
     export TRAINER_CONFIG=$job_dir/trainer.json

@@ -1,9 +1,9 @@
-# nccl-test: NVIDIA's program where the tasks have it; without it the test measures by itself.
+# nccl-test: runs NVIDIA's all_reduce_perf if the tasks have it, and otherwise measures with torch.distributed.
 
-# When a rank dies, the stacks of all others would bury the line that names it.
+# If a rank dies, the stacks of all other ranks would bury the line that names it.
 task_environment+=(TORCH_CPP_LOG_LEVEL=FATAL)
 
-# On success the test judges the program's figures. A test of the tasks' files first, since they may be an image's.
+# If the program succeeds, the test evaluates its figures. A step looks for the program first: it may be in an image.
 measure_with_all_reduce_perf() {
     local perf=$job_dir/all_reduce_perf.log
     [[ $nccl_tests ]] && ((!terminated)) || return 0
@@ -26,7 +26,7 @@ all_reduce_perf() {
 conclude() {
     local result=$job_dir/nccl-test.json
     ((!terminated)) || exit 143
-    # The status tells no more: srun ends the other ranks when the first one leaves, and reports theirs.
+    # The status says nothing more: when the first rank exits, srun ends the others and reports their status.
     if ((rc == 0)); then
         say "passed; figures: $result"
         exit 0

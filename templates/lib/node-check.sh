@@ -1,41 +1,42 @@
-# What a node must have, checked on the host without root and without a container, for node-health and for the preflight of
-# a training job. The functions above ask_nodes run on the nodes.
+# Checks of a node on the host, without root and without a container, for node-health and for the preflight of a training
+# job. The functions up to check_host run on the nodes.
 
-# A JSON string; what is not printable ASCII becomes a question mark.
+# TEXT: prints a JSON string. Characters other than printable ASCII become question marks.
 json_text() {
     local text=${1//[^ -~]/?}
     text=${text//\\/\\\\}
     printf '"%s"' "${text//\"/\\\"}"
 }
 
-# CHECK EXPECTED FOUND: something that is not as it should be.
+# CHECK EXPECTED FOUND: adds a finding and prints it.
 finding() {
     findings+=("{\"check\": $(json_text "$1"), \"expected\": $(json_text "$2"), \"found\": $(json_text "$3")}")
     echo "$node: BAD $1: expected $2, found $3"
 }
 
-# The first line of a file of /sys or /proc; "nothing" where there is none.
+# FILE: prints the first line of a file in /sys or /proc, or "nothing" if there is none.
 first_line() {
     local line=nothing
     [[ ! -r $1 ]] || read -r line <"$1" || [[ $line ]] || line=nothing
     printf '%s' "$line"
 }
 
-# NAME QUERY: what nvidia-smi says, or a finding. nvidia-smi may hang for a GPU that has fallen off the bus.
+# NAME QUERY: sets answer to the output of nvidia-smi, or adds a finding. nvidia-smi may hang for a GPU that has fallen off
+# the bus.
 ask_gpus() {
     local status
     answer=$(timeout --kill-after=5 60 nvidia-smi "$2" --format=csv,noheader,nounits 2>&1 </dev/null)
     status=$?
-    # An older driver does not know every question.
+    # Older drivers do not know every field.
     [[ $answer != *"not a valid field"* ]] || return 1
-    ((status == 0)) || finding "$1" "an answer of nvidia-smi" "status $status: ${answer%%"$newline"*}"
+    ((status == 0)) || finding "$1" "an answer from nvidia-smi" "status $status: ${answer%%"$newline"*}"
     return "$status"
 }
 
 check_gpus() {
     local answer='' count=0 name first='' used errors reason pid memory pending failure waited
     ask_gpus gpus --query-gpu=name || return
-    # Slurm may still be ending the tasks of the step before.
+    # Slurm may still be ending the tasks of the previous step.
     for ((waited = 0; ; waited += 5)); do
         ask_gpus processes --query-compute-apps=pid,used_memory || break
         if [[ ! $answer =~ [0-9] ]] || ((waited >= patience)); then break; fi
@@ -65,7 +66,7 @@ check_gpus() {
             count=$((count + 1))
         done <<<"$answer"
     fi
-    # The name of these fields since driver 535, and before.
+    # The first name is used since driver 535, and the second before.
     for reason in clocks_event_reasons clocks_throttle_reasons; do
         if ask_gpus clocks "--query-gpu=$reason.hw_slowdown,$reason.hw_thermal_slowdown,$reason.hw_power_brake_slowdown"; then
             count=0
@@ -76,7 +77,7 @@ check_gpus() {
             break
         fi
     done
-    # GPUs behind NVSwitches cannot be used before the fabric manager has done its part.
+    # GPUs behind NVSwitches cannot be used before the fabric manager has set them up.
     if ask_gpus fabric --query-gpu=fabric.state; then
         count=0
         while IFS= read -r reason; do
@@ -86,7 +87,7 @@ check_gpus() {
     fi
 }
 
-# NAME:RATE in Gb/s.
+# NAME:RATE, in Gb/s.
 check_nic() {
     local port=$root/sys/class/infiniband/${1%:*}/ports/1 state physical rate
     if [[ ! -d $port ]]; then
@@ -129,7 +130,7 @@ check_scratch() {
     [[ ! ${free// /} =~ ^[0-9]+$ ]] || ((${free// /} / 1048576 >= gib)) || finding scratch "$gib GiB free in $directory" "$((${free// /} / 1048576)) GiB"
 }
 
-# REPORTS NAME=VALUE... [-- COMMAND...]: leaves NODE-host.json in REPORTS, and NODE.ok when the node is good.
+# REPORTS NAME=VALUE... [-- COMMAND...]: writes NODE-host.json to REPORTS, and NODE.ok if the node is good.
 check_host() {
     local node=${SLURMD_NODENAME:-$(hostname)} reports=$1 findings=() newline=$'\n' root='' gpus=0 patience=40 ok=true output status report
     local -x LC_ALL=C
@@ -175,14 +176,14 @@ join_by() {
     printf '%s\n' "$*"
 }
 
-# SECONDS NODE...: one step over these nodes.
+# SECONDS NODE...: checks these nodes in one step.
 check_on() {
     timeout "$1" srun --overlap --nodelist="$(join_by , "${@:2}")" --nodes="$(($# - 1))" --ntasks="$(($# - 1))" --ntasks-per-node=1 \
         --export=ALL --kill-on-bad-exit=0 bash -c "$functions" check_host "$reports" "${node_expectations[@]}" \
         "${required[@]/#/file=}" -- "${health_command[@]}"
 }
 
-# A step for each node, since a dead node ends a step on many before the others have answered; at most 64 at a time.
+# NODE...: checks each node in its own step, 64 at a time. A dead node ends a step before other nodes in it have answered.
 check_each() {
     local node count=0
     for node; do
@@ -192,7 +193,7 @@ check_each() {
     wait
 }
 
-# NODE...: checks each node and collects the reports in $reports. A node that does not answer has none.
+# NODE...: checks each node and collects the reports in $reports. A node that does not answer has no report.
 reports=''
 ask_nodes() {
     local node silent=()
@@ -205,8 +206,8 @@ ask_nodes() {
     [[ -z ${silent[*]-} ]] || ((terminated)) || run_step check_each "${silent[@]}"
 }
 
-# Notes good=(...) and bad=(...) in the run directory; leaves in excluded=(...) what counts as bad by now. It ends after a
-# day: a virtual machine that was replaced keeps its old name.
+# Records the nodes of good and bad in the run directory, and sets excluded to all nodes that count as bad. A node counts as
+# bad for excluded_s seconds, because a virtual machine that was replaced keeps its old name.
 note_nodes() {
     local name until now list='' known=$run_dir/excluded_nodes
     local -A noted=()
@@ -215,7 +216,7 @@ note_nodes() {
         while read -r name until; do
             [[ $name =~ ^[A-Za-z0-9._-]+$ && $until =~ ^[0-9]{1,12}$ ]] || continue
             ((until > now)) || continue
-            # A name that Slurm does not know any more would make it refuse the whole list.
+            # Slurm would refuse the entire list because of a name that it no longer knows.
             if scontrol show node "$name" >/dev/null 2>&1; then noted[$name]=$until; fi
         done <"$known"
     fi

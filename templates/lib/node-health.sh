@@ -1,6 +1,6 @@
-# node-health: each node of the job checked on the host, and the good ones with their GPUs.
+# node-health: checks each node of the job on the host, and then the GPUs of the good nodes.
 
-# When a rank dies, the stacks of all others would bury the line that names it.
+# If a rank dies, the stacks of all other ranks would bury the line that names it.
 task_environment+=(TORCH_CPP_LOG_LEVEL=FATAL)
 
 check_hosts() {
@@ -13,7 +13,7 @@ check_hosts() {
     ((${#step_nodes[@]})) || conclude
     use_nodes
 }
-# The step runs on the nodes that are good so far; a node that fails or hangs ends the check of no other.
+# The step runs on the nodes that are good so far. A node that fails does not end the checks of the others.
 use_nodes() {
     local list num=${#step_nodes[@]}
     list=$(join_by , "${step_nodes[@]}")
@@ -22,16 +22,16 @@ use_nodes() {
     add_options --config "$job_dir/node-health.config.json" --reports "$reports"
 }
 
-# PART NODE: whether the node's report of a part says that it is good.
+# PART NODE: succeeds if the node's report of this part says that the node is good.
 part_is_good() { [[ -r $reports/$2-$1.json && $(<"$reports/$2-$1.json") == *'"ok": true'* ]]; }
 
-# What is known of the nodes when the job ends: a table, lists for the next job, and the status.
+# Prints a table of the nodes, writes the lists for the next job, and exits with the status.
 conclude() {
     local node host in_container good=() bad=()
     ((!terminated)) || exit 143
     [[ $reports ]] || die "no node was checked (status $rc, above)"
     if ((${#step_nodes[@]})) && ! compgen -G "$reports/*-container.json" >/dev/null; then
-        die "no node reports from its container (above): that is a mistake in the job, and says nothing about the nodes"
+        die "no node reports from its container (above): that is a mistake in the job rather than in its nodes"
     fi
     printf '%-32s %-10s %s\n' node host container
     for node in "${job_nodes[@]}"; do

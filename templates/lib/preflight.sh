@@ -8,7 +8,7 @@ choose_good_nodes() {
     say "training on ${step_nodes[*]}"
 }
 
-# COMMAND...: runs it. After a node died, runs it again on the other nodes while enough of them are good.
+# COMMAND...: runs the command. If a node dies, reruns it on the other nodes as long as enough of them are good.
 run_until_good() {
     local status
     while true; do
@@ -29,7 +29,7 @@ run_until_good() {
             rc=$status
             return "$rc"
         fi
-        say "going on in this job, on ${step_nodes[*]}"
+        say "continuing in this job, on ${step_nodes[*]}"
         rendezvous
     done
 }
@@ -73,7 +73,7 @@ job_field() { sed -n "s/.* $1=\([^ ]*\).*/\1/p" <<<"$job_text" | sed 's/(null)//
 # Requeues the job with the bad nodes excluded.
 exclude_and_requeue() {
     local count list left try changes asked=$job_dir/excluded_by_user
-    [[ ${good[*]-} || -z ${bad[1]-} ]] || die "no node is fit: that is a mistake of the run rather than of its nodes (reports: $reports)"
+    [[ ${good[*]-} || -z ${bad[1]-} ]] || die "no node is fit: that is a mistake in the run rather than in its nodes (reports: $reports)"
     if [[ -z ${good[*]-} ]] && grep -q '"check": "file"' "$reports"/*-host.json 2>/dev/null; then
         die "${bad[*]} lacks a file that the run needs (above)"
     fi
@@ -103,7 +103,7 @@ exclude_and_requeue() {
         sleep 0.2
     done
     cat "$reports/said" >&2
-    die "back in the queue, but Slurm did not take the list of bad nodes $list (above)"
+    die "back in the queue, but Slurm did not accept the list of bad nodes $list (above)"
 }
 
 # Slurm never starts a job that both requires a node (--nodelist) and excludes it: drops these nodes from --nodelist.
@@ -119,7 +119,7 @@ drop_excluded_requests() {
     changes+=(ReqNodeList="$(join_by , "${kept[@]}")")
 }
 
-# LIST: how many nodes of the partition can work without those of the list. If sinfo does not answer, the job tries its luck.
+# LIST: prints the number of usable nodes of the partition that are not in LIST. If sinfo does not answer, assumes enough.
 nodes_without() {
     local name state left=0 without
     without=" $(scontrol show hostnames "$1" | tr '\n' ' ') "

@@ -1,4 +1,4 @@
-# Jobs with ranks: the nodes of the job, and where the ranks meet.
+# Jobs with ranks: the nodes of the job, and the rendezvous of the ranks.
 
 # job_nodes: all nodes of the job. step_nodes: those that the step runs on.
 job_nodes=() step_nodes=()
@@ -12,11 +12,11 @@ rendezvous() {
     ((${#step_nodes[@]})) || list_nodes
     # The address that Slurm knows: names need not resolve on compute nodes.
     MASTER_ADDR=$(scontrol show node -o "${step_nodes[0]-}" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
-    [[ $MASTER_ADDR ]] || { say "ERROR: scontrol knows no address of ${step_nodes[0]-}" >&2; rc=1; return 1; }
+    [[ $MASTER_ADDR ]] || { say "ERROR: scontrol has no address for ${step_nodes[0]-}" >&2; rc=1; return 1; }
     [[ ! $MASTER_ADDR =~ ^(localhost|127\..*|::1)$ ]] || (($(num_hosts) < 2)) ||
         die "the address of ${step_nodes[0]} is $MASTER_ADDR, which several hosts cannot share; correct NodeAddr in slurm.conf"
     # Derived from the job ID, its restarts and its steps, below the ephemeral range: jobs on one node rarely collide. If
-    # the port is taken, the ranks try later ports; they recognize each other by the ID.
+    # the port is taken, the ranks try later ports, and recognize each other by TRAINER_RENDEZVOUS_ID.
     MASTER_PORT=$((10000 + (SLURM_JOB_ID * 8 + restart + num_rendezvous++) % 20000))
     WORLD_SIZE=$((${#step_nodes[@]} * ntasks_per_node))
     TRAINER_RENDEZVOUS_ID=$(</proc/sys/kernel/random/uuid)

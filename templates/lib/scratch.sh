@@ -1,7 +1,7 @@
 # Each node's scratch directory. Caches and temporary files stay on the node.
 
 scratch=$scratch_root/hpcgen-${SLURM_CLUSTER_NAME:-slurm}-$SLURM_JOB_ID
-# Set for the tasks alone: pyxis itself needs the real HOME.
+# Set only for the tasks: pyxis itself needs the real HOME.
 task_environment=(
     "HOME=$scratch"
     "TMPDIR=$scratch/tmp"
@@ -21,7 +21,7 @@ each_node() {
 functions=''
 # shellcheck disable=SC2016 # the other shell expands it
 read_functions() { functions="$(unset -f main environment write_job_files; declare -f)"$'\n''"$0" "$@"'; }
-# MESSAGE: how a function that runs on a node fails.
+# MESSAGE: prints the message with the node's name and ends the shell. For functions that run on a node.
 node_fails() { echo "${SLURMD_NODENAME:-$HOSTNAME}: $*"; exit 1; }
 
 job_states=RUNNING,SUSPENDED,STOPPED,CONFIGURING,COMPLETING,RESIZING,SIGNALING,STAGE_OUT
@@ -32,13 +32,13 @@ make_scratch() {
     srun "${on_nodes[@]}" --overlap --no-kill bash -c "$functions" guard_scratch "$scratch" >/dev/null 2>&1 &
     each_node 300 bash -c "$functions" make_node_scratch "$scratch" "$jobs" "$check_memlock" "${required[@]}"
 }
-# On a node, SCRATCH JOBS CHECK_MEMLOCK PATH...: makes the scratch directory, removes those of jobs that were killed, and
-# looks for each PATH.
+# On a node, SCRATCH JOBS CHECK_MEMLOCK PATH...: makes the scratch directory, removes those of killed jobs, and checks that
+# each PATH is readable.
 make_node_scratch() {
     local scratch=$1 jobs=" ${2//[[:space:]]/ } " check_memlock=$3 node=${SLURMD_NODENAME:-$HOSTNAME} old path
     umask 077
     { mkdir -p -- "$scratch" && [[ -O $scratch && ! -L $scratch ]] && mkdir -p -- "$scratch/tmp"; } || node_fails "cannot make $scratch"
-    # JOBS counts only if squeue named this job too.
+    # JOBS is used only if it contains this job, because squeue may have failed.
     find "${scratch%/*}" -maxdepth 1 -type d -user "$UID" -mmin +10 | while [[ $jobs == *" ${scratch##*-} "* ]] && read -r old; do
         [[ ! $old =~ ^"${scratch%-*}"-[0-9]+$ || $jobs == *" ${old##*-} "* ]] || rm -rf -- "$old"
     done
@@ -46,8 +46,8 @@ make_node_scratch() {
     ((!check_memlock)) || [[ $(ulimit -l) == unlimited ]] || echo "$node: warning: memlock is $(ulimit -l) kB; InfiniBand needs unlimited"
     prepare_node || node_fails "the site's prepare_node failed with status $?"
 }
-# On a node, SCRATCH: removes it when Slurm ends the job. Slurm then refuses new steps, so this one starts early; it lets
-# the tasks save, and is done before Slurm kills what is left (KillWait, 30 s by default).
+# On a node, SCRATCH: removes the directory when Slurm ends the job. Slurm refuses new steps by then, so this step starts
+# early. It waits for the tasks to save, and ends before Slurm kills the remaining processes (KillWait, 30 s by default).
 guard_scratch() {
     local ended=''
     trap 'ended=1' TERM
@@ -60,6 +60,6 @@ guard_scratch() {
 }
 remove_scratch() {
     local status=$rc
-    ((terminated)) || run_step timeout 120 srun "${on_nodes[@]}" rm -rf -- "$scratch" || say "scratch is left on a node: $scratch"
+    ((terminated)) || run_step timeout 120 srun "${on_nodes[@]}" rm -rf -- "$scratch" || say "cannot remove $scratch on at least one node"
     rc=$status
 }

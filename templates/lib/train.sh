@@ -1,4 +1,4 @@
-# Training: one job at a time in a run directory, and whether a job that ends is requeued.
+# Training: allows one job at a time in a run directory, and decides whether the job is requeued.
 
 tracker=$checkpoints/latest_checkpointed_iteration.txt
 before=0
@@ -18,14 +18,14 @@ claim_run_directory() {
     export TRAINER_STOP_FILE=$stop_file TRAINER_CONFIG=$job_dir/trainer.json
     add_options --config "$TRAINER_CONFIG" --stop-file "$TRAINER_STOP_FILE"
 }
-# Whether DONE says so. A DONE file of another configuration counts for nothing, as for the trainer.
+# Succeeds if DONE says that training is complete. Like the trainer, ignores a DONE file of another configuration.
 is_done() {
     local iterations lines=()
     read_number iterations "$run_dir/DONE"
     [[ ! -r $run_dir/DONE ]] || mapfile -t lines <"$run_dir/DONE"
     ((iterations >= train_iters)) && [[ ${lines[1]-} == "$fingerprint" ]]
 }
-# Whether job JOB is running. squeue fails both for a job that Slurm has forgotten and for a controller that does not
+# JOB: succeeds if the job is running. squeue fails both for a job that Slurm has forgotten and for a controller that does not
 # answer, so an answer counts only if it also lists this job.
 is_running() {
     local answer
@@ -35,15 +35,15 @@ is_running() {
             grep -qx "$1" <<<"$answer"
             return
         fi
-        say "squeue cannot tell whether job $1 is still training in $run_dir; asking again in 30 s. It says: $answer"
+        say "squeue cannot tell whether job $1 is still training in $run_dir; asking again in 30 s. Its answer: $answer"
         run_step sleep 30
         ((!terminated)) || exit 143
     done
     die "squeue cannot tell whether job $1 is still training in $run_dir (above). Once it answers, submit this script again"
 }
 
-# After a failure without progress: can the trainer be imported? Not before each launch, since pyxis would unpack the image
-# once more. "started" tells a trainer that is missing from a step that Slurm or the container did not start.
+# After a failure without progress, checks that the trainer can be imported. A check before each launch would make pyxis
+# unpack the image once more. "started" distinguishes a missing trainer from a step that did not start.
 check_trainer() {
     local status=$rc after
     read_number after "$tracker"
@@ -69,10 +69,10 @@ requeue() {
     restarts=$((restart - exclusions))
     ((restarts < max_restarts)) || die "$1, and this was restart $restarts of at most $max_restarts: giving up"
     say "$1: back into the queue (restart $((restarts + 1)) of at most $max_restarts)"
-    requeue_job || die "scontrol requeue failed; submit the script again to go on from iteration $after"
+    requeue_job || die "scontrol requeue failed; submit the script again to continue from iteration $after"
     exit 0
 }
-# A requeue ends the job, perhaps before scontrol has the controller's answer: scontrol ignores TERM.
+# A requeue ends the job, perhaps before scontrol gets the controller's answer. scontrol therefore ignores TERM.
 requeue_job() {
     requeued=1
     for _ in {1..10}; do
@@ -94,17 +94,17 @@ conclude() {
         say "ended by Slurm (canceled or preempted); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"
         exit 143
     elif [[ -r $run_dir/FAILED ]]; then
-        # The status would not tell: srun ends the other ranks when the first one leaves, and reports theirs.
-        die "not requeued, since it would fail again: $(<"$run_dir/FAILED"); checkpoints up to iteration $after are good"
+        # The status would not show this: when the first rank exits, srun ends the others and reports their status.
+        die "not requeued, since it would fail again: $(<"$run_dir/FAILED"); checkpoints up to iteration $after are valid"
     elif ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then
         requeue "stopped at iteration $after of $train_iters"
     elif ((timed_out)); then
         requeue "out of time at iteration $after of $train_iters"
     elif ((rc == 0)); then
-        die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug of the trainer"
+        die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug in the trainer"
     elif ((rc == 2)); then
         # The trainer could not write FAILED: its view of the run directory may be read-only.
-        die "not requeued, since it would fail again (status 2, reason above); checkpoints up to iteration $after are good"
+        die "not requeued, since it would fail again (status 2, reason above); checkpoints up to iteration $after are valid"
     fi
     # Gives up after three failures in a row without progress. Attempts that the warning ended do not count.
     read_number stalled "$job_dir/stalled"

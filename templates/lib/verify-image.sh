@@ -1,19 +1,19 @@
-# An image that is a file: its content, checked against the record next to it.
+# Checks the content of an image file against the record next to it.
 
-# The record holds the image's SHA-256, and the size and time of the file that was hashed. While these match, the image is
+# The record has the image's SHA-256, and the size and time of the file that was hashed. While these match, the image is
 # not read again.
 verify_image() {
     local record=$image.record sha256 now
     [[ -r $image ]] || die "$image is missing or not readable"
     [[ -r $record ]] || { say "the content of $image is not checked: there is no $record"; return; }
     sha256=$(sed -n 's/^sha256 \([0-9a-f]\{64\}\)$/\1/p' -- "$record")
-    [[ $sha256 ]] || die "$record holds no line \"sha256 ...\": build the image again"
+    [[ $sha256 ]] || die "$record has no line \"sha256 ...\": build the image again"
     now=$(stat --printf='mtime %Y\nsize %s' -- "$image")
     [[ $(grep -E '^(size|mtime) ' -- "$record" | sort) != "$now" ]] || return 0
     say "the size or time of $image differs from its record: hashing it"
     run_step hash_image || { ((!terminated)) || exit 143; die "cannot read $image (above)"; }
     [[ $(<"$job_dir/image.sha256") == "$sha256 "* ]] || die "$image is not the image that $record names (sha256 $sha256): build it again"
-    # So that the next job need not read it again.
+    # The next job then need not read the image again.
     [[ ! -w ${record%/*} || ! -w $record ]] || sed -i "s/^mtime .*/${now%%$'\n'*}/; s/^size .*/${now##*$'\n'}/" -- "$record"
 }
 hash_image() { sha256sum <"$image" >"$job_dir/image.sha256"; }

@@ -40,8 +40,8 @@ def test_help_says_what_it_does_and_needs_nothing() -> None:
         ("--base=nvcr.io#nvidia/pytorch", "has no tag"),
         ("--base=nvcr.io#nvidia/pytorch:latest", "latest is another image tomorrow"),
         ("--base=nvcr.io#NVIDIA/pytorch:1", "lower case"),
-        ("--base=nvcr.io#nvidia/pytorch:1;rm", "is not [REGISTRY#]NAME:TAG"),
-        ("--base=nvcr.io#nvidia/pytorch:1@sha256:12", "is not [REGISTRY#]NAME:TAG"),
+        ("--base=nvcr.io#nvidia/pytorch:1;rm", "is neither [REGISTRY#]NAME:TAG"),
+        ("--base=nvcr.io#nvidia/pytorch:1@sha256:12", "is neither [REGISTRY#]NAME:TAG"),
         ("--base=/nowhere/x.sqsh", "no such file"),
         ("--output=/nowhere/x.sqsh", "its directory does not exist"),
         ("--output=x.img", "must end in .sqsh"),
@@ -54,8 +54,8 @@ def test_help_says_what_it_does_and_needs_nothing() -> None:
         ("--work=/nowhere", "is not a directory"),
         ("--base=", "needs a value"),
         ("--need=torch,tea", "--need 'tea' is none of: driver gpu torch te"),
-        ("--need=torch te", "no list of names"),
-        ("--need=*", "no list of names"),
+        ("--need=torch te", "is not a comma-separated list"),
+        ("--need=*", "is not a comma-separated list"),
         ("--bogus", "unknown argument"),
     ],
 )
@@ -144,7 +144,7 @@ def test_the_same_again_is_already_there(stand_in_build: ImageBuild) -> None:
 
 def test_what_may_be_needed_is_what_the_image_can_be_checked_for() -> None:
     done = subprocess.run([ENROOT / "build-image.sh", "--help"], capture_output=True, text=True, check=True)
-    offered = done.stdout.partition("separated by commas, of:")[2].partition("--work")[0].split()
+    offered = done.stdout.partition("Possible names:")[2].partition("--work")[0].split()
     command = [sys.executable, ENROOT / "health_check.py", "--need=nothing"]
     refusal = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     assert offered == re.search(r"\(there are (.*)\)", refusal)[1].split(", ")
@@ -317,7 +317,7 @@ def test_a_link_in_the_place_of_the_work_directory_is_not_followed(stand_in_buil
     (target / "file").chmod(0o400)
     Path(scratch).symlink_to(target)
     done = stand_in_build.run()
-    assert (done.returncode, "or a link" in done.stderr) == (1, True)
+    assert (done.returncode, "or is a link" in done.stderr) == (1, True)
     assert stat.S_IMODE((target / "file").stat().st_mode) == 0o400
     assert Path(scratch).is_symlink()
 

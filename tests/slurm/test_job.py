@@ -190,7 +190,7 @@ def test_what_the_submitting_shell_leaks_is_unset_and_secrets_go_by_name(
     job_id = job.stdout.strip()
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
     log = log_of(tiny_run, job_id)
-    assert "unset what the submitting shell leaked: NCCL_IB_HCA PYTHONPATH PYXIS_CONTAINER_NAME" in log
+    assert "unset these variables of the submitting shell: NCCL_IB_HCA PYTHONPATH PYXIS_CONTAINER_NAME" in log
     written = [path for path in tiny_run.parent.rglob("*") if path.is_file()]
     assert not [path for path in written if b"hf_planted_secret" in path.read_bytes()]
 

@@ -124,7 +124,7 @@ def test_a_path_that_no_node_has_is_the_runs_mistake(
     assert three_nodes.wait(job_id, timeout_s=60) == "FAILED"
     log = log_of(checked_run, job_id)
     assert f"expected {code} to be readable" in log
-    assert "no node is fit: that is a mistake of the run rather than of its nodes" in log
+    assert "no node is fit: that is a mistake in the run rather than in its nodes" in log
     assert not (checked_run.parent / "run" / "excluded_nodes").exists()
 
 

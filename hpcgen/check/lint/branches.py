@@ -49,7 +49,7 @@ def _content(word: Word) -> tuple[str, bool, bool]:
 
 
 def _union(before: Variable | None, values: Sequence[Variable | None]) -> Variable:
-    """The union of values from several branches, where None leaves the variable unset.
+    """The union of a variable's values in several branches. None: the branch leaves the variable unset.
 
     Parts that all branches share are certain. The words of every branch are kept, so that no option is lost.
     """

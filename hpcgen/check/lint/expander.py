@@ -48,7 +48,7 @@ class Expander:
     trusts_defaults: bool = False
     """True if conditions use the default in ${NAME:-value}, which the job's environment can override."""
     places: re.Pattern[str] = BRACES
-    """Places of a template, which are masked in the tree but not in `source`."""
+    """Placeholders of a template, which are masked in the tree but not in `source`."""
     _used: list[str] = field(default_factory=list)
     _certain: bool = True
     """True if every number in the last arithmetic expression is certain."""
@@ -185,7 +185,7 @@ class Expander:
                 yield Piece(self.text_of(part), known=False, quoted=quoted)
 
     def _unmasked(self, part: Node) -> list[tuple[str, bool]]:
-        """The pieces of a part's text, and whether each is known. Places of a template are not."""
+        """The pieces of a part's text, each with True if it is known. Placeholders are unknown."""
         value = part.get("Value", "")
         return parts(value, self.text_of(part), self.places) if MASK.search(value) else [(value, True)]
 

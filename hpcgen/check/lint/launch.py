@@ -154,7 +154,7 @@ class Launch:
 
     @cached_property
     def trains(self) -> bool:
-        """True if it is a training program that is not only asked for its version or help."""
+        """True if it is a training program, and does more than print its version or help."""
         asked = {word.text for word in self.arguments} & {"--version", "--versions", "--help", "-h"}
         pattern = _TRAINING_MODULES if self.is_module else _TRAINING_FILES
         likely = self.launcher in _TRAINING_LAUNCHERS and not _OTHER_WORK.search(self.program)

@@ -214,7 +214,7 @@ def _words(text: str) -> tuple[list[str], str]:
     while position < len(text):
         character = text[position]
         escaped = character == "\\" and position + 1 < len(text)
-        if place := BRACES.match(text, position):  # a place of a template, which may contain blanks
+        if place := BRACES.match(text, position):  # a placeholder, which may contain blanks
             word.append(place[0])
             in_word, position = True, place.end()
             continue

@@ -1,6 +1,6 @@
-"""Parses scripts with places that users of a template fill in: {{ name }}, {% if %} and <name>.
+"""Parses scripts with placeholders, which users of a template fill in: {{ name }}, {% if %} and <name>.
 
-Each place is replaced by a name of the same length before parsing, so that it is one word.
+Before parsing, each placeholder is replaced by a name of the same length, so that it is one word.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hpcgen.check.lint.syntax import Node, ShellSyntaxError, parse
 
 BRACES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
-"""Places in Jinja syntax, each on one line."""
+"""Placeholders in Jinja syntax, each on one line."""
 ANGLES = re.compile(r"(?<!<)<[A-Za-z](?:[\w .-]*\w)?>")
 ANY = re.compile(f"{BRACES.pattern}|{ANGLES.pattern}")
 MASK = re.compile(r"_Z_*Z_")
@@ -25,7 +25,7 @@ def is_tag(line: str) -> bool:
 
 
 def masked(text: str, places: re.Pattern[str] = BRACES) -> str:
-    """`text` with its places masked, with the same number of bytes. Lines of tags become blank.
+    """`text` with its placeholders masked, with the same number of bytes. Lines of tags become blank.
 
     A text that already contains names like the masks is not changed.
     """
@@ -36,7 +36,7 @@ def masked(text: str, places: re.Pattern[str] = BRACES) -> str:
 
 
 def unmasked(masked: bytes, text: str, places: re.Pattern[str] = BRACES) -> bytes:
-    """`masked` with the places of the original `text` restored."""
+    """`masked` with the placeholders of the original `text` restored."""
     lines = (line for line in text.split("\n") if not is_tag(line))
     found = iter(places.findall("\n".join(lines)))
     return re.sub(
@@ -45,7 +45,7 @@ def unmasked(masked: bytes, text: str, places: re.Pattern[str] = BRACES) -> byte
 
 
 def parts(masked: str, original: str, places: re.Pattern[str]) -> list[tuple[str, bool]]:
-    """Splits a text at masked places. Returns the parts as in `original`, and whether each is plain text."""
+    """Splits a text at its masks. Returns the parts as in `original`, each with True if it is plain text."""
     found = iter(places.findall(original))
     split = re.split(f"({MASK.pattern})", masked)
     return [
@@ -58,20 +58,20 @@ def _mask(place: re.Match[str]) -> str:
 
 
 class Parsed(NamedTuple):
-    """The tree of a text, the bytes that its offsets count, and the places of a template in it."""
+    """The tree of a text, the bytes that its offsets count, and the pattern of its placeholders."""
 
     tree: Node
     source: bytes
     places: re.Pattern[str]
     error: ShellSyntaxError | None = None
-    """A <name> that is left in a script: bash refuses it, and the tree has it as a word."""
+    """The error for a <name> that is left in a script: bash refuses it, but the tree has it as a word."""
 
 
 def parse_template(text: str, *, is_script: bool) -> Parsed:
-    """Parses a script, or the text of a `bash -c`, with the places of a template as words of unknown value.
+    """Parses a script, or the text of a `bash -c`, with placeholders as words of unknown value.
 
-    A <name> is such a place only where bash refuses the script because of it. In the text of a `bash -c`, so is a
-    <NAME OF SEVERAL WORDS>, after which bash takes the next option for a file.
+    A <name> is a placeholder only if bash refuses the script because of it. In the text of a `bash -c`, a
+    <NAME OF SEVERAL WORDS> is one as well, because bash would use the next option as a file.
     """
     places = BRACES if is_script or not _SEVERAL_WORDS.search(text) else ANY
     error = None
@@ -93,7 +93,7 @@ _SEVERAL_WORDS = re.compile(r"(?<!<)<[A-Z]{2,} [\w .-]*\w>")
 
 
 def _placeholder(text: str, line: int) -> ShellSyntaxError | None:
-    """The error for a <name> on a line that bash refuses; None where the line has none."""
+    """The error for a <name> on a line that bash refuses; None if the line has no <name>."""
     lines = text.split("\n")
     found = ANGLES.search(lines[line - 1]) if 0 < line <= len(lines) else None
     reason = "is a placeholder that bash reads as a redirection"

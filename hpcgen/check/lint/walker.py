@@ -31,7 +31,7 @@ MAX_NESTED_SCRIPTS = 8
 """Maximum number of `bash -c` texts that are read as well."""
 
 _Branch = tuple[bool | None, Callable[[Place], None], bool]
-"""If a branch runs (None: unknown), the function that reads it, and if it ends the script."""
+"""True if the branch runs (None: unknown); the function that reads the branch; True if the branch ends the script."""
 
 
 class Walker:
@@ -62,7 +62,7 @@ class Walker:
         Args:
             text: the script.
             line_offset: lines above the text in the file.
-            on_one_line: whether everything in the text counts as its first line.
+            on_one_line: True if everything in the text counts as its first line.
             place: context of the `bash -c`. None: the text is the script itself.
             doubts: bytes of the text, as start and end, that come from code that may not run.
         """

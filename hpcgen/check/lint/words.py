@@ -14,7 +14,7 @@ MAX_WORDS = 20_000
 MAX_LENGTH = 100_000
 MAX_EXPANDED = 2_000_000
 """Maximum number of characters that all variables of a script contribute to its words, plus PIECE_COST for each piece
-and word. Beyond that, variables are unknown. Hand-written scripts need a hundredth."""
+and word. Beyond that, variables are unknown. Hand-written scripts need a hundredth of it."""
 PIECE_COST = 20
 
 PLACEHOLDER = re.compile(
@@ -25,7 +25,7 @@ PLACEHOLDER = re.compile(
 """Text that users of a template replace."""
 
 UNKNOWN = re.compile(rf"\$|{ANY.pattern}")
-"""Parts that make a text unknown: an expansion, or a place in a template."""
+"""Parts that make a text unknown: an expansion, or a placeholder."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ def _fits(hint: object, value: str) -> bool:
 
 
 def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_type: NodeType) -> None:
-    """Carries over variables that neither hpcgen nor the node type sets. Of secrets, only the names are kept.
+    """Carries over variables that neither hpcgen nor the node type sets. Only the names of secrets are kept.
 
     NCCL_COLLNET_ENABLE becomes parallelism.use_sharp if the node type supports SHARP.
     """

@@ -179,7 +179,7 @@ def test_a_driver_that_does_not_answer_is_one_finding(host: Host) -> None:
     assert found == [
         (
             "gpus",
-            "an answer of nvidia-smi",
+            "an answer from nvidia-smi",
             "status 15: Unable to determine the device handle for GPU0",
         )
     ]

@@ -104,7 +104,7 @@ def _unknown(job: Job) -> Iterator[Directive]:
 
 
 def _similar(name: str) -> str | None:
-    """The option closest to a misspelled one; None without one."""
+    """The option closest to a misspelled one; None if none is close."""
     if len(name) == 1 or matching_options(name):
         return None
     known = SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME

@@ -1,4 +1,4 @@
-"""Paths that are different in the job than the script assumes."""
+"""Paths that differ in the job from what the script assumes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _is_on(assignment: Assignment) -> bool:
 def misspelt_variable(job: Job) -> Iterator[Hit]:
     """Nothing reports a misspelled variable: NCCL never reads it, and the job runs without the setting.
 
-    A warning if the right name is also set, or if no other name is meant: another program may read the variable.
+    Only a warning if the correct name is also set, or if there is none: another program may read the variable.
     """
     for assignment in _environment(job):
         name, right = assignment.name, variables.right_name(assignment.name)

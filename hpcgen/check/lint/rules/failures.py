@@ -39,9 +39,9 @@ def no_wait(job: Job) -> Iterator[Hit]:
 
 @rule("wait-without-status", "warning", "a failed training looks like a success", source="man bash, wait")
 def wait_without_status(job: Job) -> Iterator[Hit]:
-    """`wait` without a process ID returns 0 even if the steps failed. At the end of the script, so does the job.
+    """`wait` without a process ID returns 0 even if the steps failed. As the last command, it makes the job succeed.
 
-    Only reported if all work is in the background and at most messages follow.
+    Only reported if all work is in the background and only messages, if anything, follow.
     """
     if not job.script.is_batch or not job.work:
         return
@@ -60,7 +60,7 @@ def wait_without_status(job: Job) -> Iterator[Hit]:
     if all(command.name in ("echo", "printf", "date") or _exits_with_last(command) for command in later):
         yield Hit(
             wait.line,
-            f"this returns 0 even if the step on line {job.work[-1].line} fails, and so does the job",
+            f"this returns 0 even if the step on line {job.work[-1].line} fails, so the job succeeds",
             'pid=$! after each step, and wait "$pid" || status=1 for each, then exit $status',
         )
 

@@ -169,7 +169,7 @@ def parallel_sizes(job: Job) -> Iterator[Hit]:
 
 
 def _uneven_virtual_stages(launch: Launch, known: planning.Facts) -> Iterator[Hit]:
-    """--num-layers-per-virtual-pipeline-stage, in place of which a run file has the number of virtual stages."""
+    """Checks --num-layers-per-virtual-pipeline-stage. A run file has the number of virtual stages instead."""
     option = "num-layers-per-virtual-pipeline-stage"
     per_stage, layers = integer(launch, option) or 0, integer(launch, "num-layers") or 0
     stages = known.parallelism.pipeline_model_parallel_size

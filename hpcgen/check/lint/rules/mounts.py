@@ -239,7 +239,7 @@ def path_not_mounted(job: Job) -> Iterator[Hit]:
 
 
 def _paths_of_host(job: Job) -> Iterator[Hit]:
-    """Arguments in the source of a mount, and in no target."""
+    """Arguments that are in the source of a mount, but in no target."""
     for step in job.steps:
         if not step.option("container-image") or step.is_open or not step.option("container-mounts"):
             continue

@@ -25,9 +25,9 @@ _TASK_VARIABLES = frozenset(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"))
 def rank_of_batch_shell(job: Job) -> Iterator[Hit]:
     """SLURM_PROCID, SLURM_NODEID and SLURM_LOCALID differ from task to task. In the batch shell, they are 0.
 
-    As an argument of srun, or exported as RANK before it, every task gets 0. In single quotes, the shell of each task
-    expands the variable. torchrun reads --node_rank only with --rdzv_backend=static, its default, and without
-    --standalone.
+    If such a variable is an argument of srun, or is exported as RANK before srun, every task gets 0. In single quotes,
+    the shell of each task expands it. torchrun reads --node_rank only with --rdzv_backend=static, its default, and
+    without --standalone.
     """
     holders = {name: frozenset((name,)) for name in _TASK_VARIABLES}
     for assignment in job.script.assignments:

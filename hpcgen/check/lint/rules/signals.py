@@ -30,8 +30,8 @@ _FORWARDS = frozenset((
 def signal_not_forwarded(job: Job) -> Iterator[Hit]:
     """B: sends the signal to the batch shell only. If the trap only prints, the training gets no warning.
 
-    Its own signal handler never runs. Only reported if every command of the trap is known to have no other effect. A
-    trap that sends a signal, requeues the job, writes a file, sets a variable or exits is not reported.
+    The training's own signal handler never runs. Only reported if every command of the trap is known to have no other
+    effect. A trap that sends a signal, requeues the job, writes a file, sets a variable or exits is not reported.
     """
     signal = signal_of(job)
     if not signal or "B" not in signal[0]:
@@ -280,7 +280,7 @@ def signal_too_late(job: Job) -> Iterator[Hit]:
 
 @rule("foreground-step", "error", "the trap does not run before the step ends", source="man bash, SIGNALS")
 def foreground_step(job: Job) -> Iterator[Hit]:
-    """bash runs a trap only after the foreground command ends: with srun there, that is too late.
+    """bash runs a trap only after the foreground command ends. If that command is srun, this is too late.
 
     With srun in the background and `wait`, the trap runs at once.
     """

@@ -47,7 +47,7 @@ def no_kill_on_bad_exit(job: Job) -> Iterator[Hit]:
     "cpus-not-inherited",
     "note",
     "tasks may get one CPU",
-    source="Slurm, RELEASE_NOTES of 22.05; CHANGELOG/slurm-23.11.md, which takes it back",
+    source="Slurm, RELEASE_NOTES of 22.05; CHANGELOG/slurm-23.11.md, which reverts it",
     slurm=("22.05", "23.02"),
 )
 def cpus_not_inherited(job: Job) -> Iterator[Hit]:
