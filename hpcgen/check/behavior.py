@@ -15,7 +15,7 @@ from hpcgen.planning.secret import SECRET, SECRET_VALUE
 
 RUN_STEP = "run_step"
 _SIGNALS = {"0": "EXIT", "12": "USR2", "15": "TERM"}
-_ENDS = frozenset(("exit", "die", "stop_or_die"))
+_ENDS = frozenset(("exit", "die"))
 
 
 @site_rule("launch-foreground", "`launch` does not use `run_step`")

@@ -102,11 +102,7 @@ def _tasks(preset: Preset | None, gpus_per_node: int) -> dict[str, int]:
 
 
 def _micro_batch(preset: Preset, gpus_per_node: int) -> dict[str, int]:
-<<<<<<< HEAD
-    """A microbatch size of 1 if the preset's does not divide the global batch over the GPUs of those nodes."""
-=======
-    """A micro-batch size of 1 if the preset's does not divide the global batch over the GPUs of the run's nodes."""
->>>>>>> r-plan
+    """A microbatch size of 1 if the preset's does not divide the global batch over the GPUs of the run's nodes."""
     tasks = _tasks(preset, gpus_per_node)
     world_size = tasks["nodes"] * (gpus_per_node or tasks.get("ntasks_per_node", 1))
     training = preset.sections["training"]

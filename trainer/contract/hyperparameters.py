@@ -106,11 +106,7 @@ class Change:
     """Value in the checkpoint, as in JSON."""
     after: Any
     is_content: bool = False
-<<<<<<< HEAD
-    """True if only the content of a file differs; `before` and `after` then describe the file."""
-=======
     """True if only the content of a file differs. `before` and `after` then describe the file."""
->>>>>>> r-plan
 
     def __str__(self) -> str:
         return f"{self.name}: {_show(self.before)} -> {_show(self.after)}"
@@ -132,15 +128,6 @@ def check_changes(
 ) -> tuple[Change, ...]:
     """Check that the resolved `config` may resume from the `saved` sections, and return the changed hyperparameters.
 
-<<<<<<< HEAD
-    `contents` are changed files (`trainer.contract.provenance`), whose keys must be named too. Keys that only one
-    version has are not compared. With `weights_only`, for `checkpoint.finetune`, only the keys that must fit the
-    weights are compared, and the result is empty.
-
-    Raises:
-        ConfigError: checkpoint.changed names something that is not a hyperparameter.
-        TrainerError: a shape differs, or a hyperparameter that is not named differs. The message lists all of them.
-=======
     `contents` are changed files, which must be named as well (`trainer.contract.provenance`). Keys that only one
     side has, because the versions differ, are not compared. With `weights_only`, for `checkpoint.finetune`, only the
     keys that must fit the weights are compared, and the result is empty.
@@ -148,7 +135,6 @@ def check_changes(
     Raises:
         ConfigError: checkpoint.changed names something that is not a hyperparameter.
         TrainerError: a shape differs, or a hyperparameter that is not named. Lists all of them.
->>>>>>> r-plan
     """
     check_names(config.checkpoint.changed)
     differing = list(_differing(saved, sections(config)))
