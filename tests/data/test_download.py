@@ -440,22 +440,22 @@ def test_a_server_that_always_breaks_at_the_same_place_is_given_up(
     assert len(server.asked(PATH)) == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("a.jsonl", LINES, None),
-        ("a.jsonl", b"\xef\xbb\xbf\n " + LINES, None),
-        ("a.jsonl.gz", gzip.compress(LINES), None),
-        ("a.jsonl.zst", zstandard.compress(LINES), None),
-        ("a.jsonl.zst", b"\x50\x2a\x4d\x18\x04\0\0\0", None),
-        ("a.jsonl.zst", LINES, "not .zst data (it starts with 7b 22 74 65)"),
-        ("a.jsonl.gz", zstandard.compress(LINES), ".zst data, but the name does not end in .zst"),
-        ("a.jsonl", gzip.compress(LINES), ".gz data, but the name does not end in .gz"),
-        ("a.jsonl", b"  \n<html>", "a web page"),
-        ("a.jsonl", b"", "empty"),
-        ("a.jsonl.zst", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d", "a Git LFS pointer"),
-    ],
-)
+FIRST_BYTES: dict[str, tuple[str, bytes, str | None]] = {
+    "lines": ("a.jsonl", LINES, None),
+    "lines after a byte-order mark": ("a.jsonl", b"\xef\xbb\xbf\n " + LINES, None),
+    "gz": ("a.jsonl.gz", gzip.compress(LINES), None),
+    "zst": ("a.jsonl.zst", zstandard.compress(LINES), None),
+    "zst with a skippable frame": ("a.jsonl.zst", b"\x50\x2a\x4d\x18\x04\0\0\0", None),
+    "lines named zst": ("a.jsonl.zst", LINES, "not .zst data (it starts with 7b 22 74 65)"),
+    "zst named gz": ("a.jsonl.gz", zstandard.compress(LINES), ".zst data, but the name does not end in .zst"),
+    "gz named jsonl": ("a.jsonl", gzip.compress(LINES), ".gz data, but the name does not end in .gz"),
+    "html": ("a.jsonl", b"  \n<html>", "a web page"),
+    "nothing": ("a.jsonl", b"", "empty"),
+    "lfs": ("a.jsonl.zst", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d", "a Git LFS pointer"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "reason"), FIRST_BYTES.values(), ids=FIRST_BYTES)
 def test_what_the_first_bytes_tell(name: str, content: bytes, reason: str | None) -> None:
     found = unexpected_content(name, content[:512])
     assert found == reason if reason is None else (found or "").startswith(reason)
