@@ -112,7 +112,7 @@ def test_training_does_not_begin_with_pairs_of_other_settings_or_files(command):
         "corpus-00000-of-00002 (and 1 more of 2 pairs): stale: it was made with other settings than those"
         in told.stderr
     )
-    assert f"hpcgen submit prepare {stages} makes" in told.stderr
+    assert f"run `hpcgen submit prepare {stages}` to rebuild it first" in told.stderr
     manifest = Path("data/manifest.jsonl")
     manifest.write_text(manifest.read_text().replace('"size":16', '"size":17', 1))
     told = hpcgen(*command, "-c", "run.yaml")

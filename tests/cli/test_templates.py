@@ -258,7 +258,7 @@ def test_check_says_what_why_and_what_to_do(cluster: str, workplace: Path) -> No
     assert first.startswith(
         "/slurm/base.sbatch.j2:2: setting-lost: not set as planned: run_name, stage, run_dir, share and "
     )
-    assert "\n    why: Every function of the script reads the settings." in first
+    assert "\n    why: All functions of the script read the settings." in first
     assert "\n    fix: keep {{ super() }}" in first
     assert "\n    in:  image (here, none); " in first
     assert f"; and {len(STAGES) + 1 - 3} more\n" in first
@@ -293,7 +293,7 @@ def test_check_without_shellcheck_says_so(
     ("arguments", "said"),
     [
         (("--templates", "nowhere"), "the template directory does not exist"),
-        (("--cluster", "nowhere"), "names no cluster profile"),
+        (("--cluster", "nowhere"), "is not a known cluster profile"),
     ],
 )
 def test_mistakes_of_check_end_with_2(arguments: tuple[str, str], said: str, cluster: str) -> None:

@@ -108,11 +108,11 @@ def test_verify_a_live_node(tmp_path):
     [
         (["verify", "ndv5", "--xml", "nothing.xml"], "nothing.xml: no such file"),
         (["verify", "ndv5", "--sysfs", "nothing"], "nothing/bus/pci/devices: no such directory"),
-        (["verify", "ndv5", "--xml", "a", "--sysfs", "b"], "are two things to compare with"),
+        (["verify", "ndv5", "--xml", "a", "--sysfs", "b"], "cannot be used together"),
         (["verify", "cpu"], "node type cpu lists no GPUs, so it has no topology"),
         (["xml", "cpu"], "node type cpu lists no GPUs, so it has no topology"),
         (["draw", "cpu"], "node type cpu lists no GPUs, so there is nothing to draw"),
-        (["show", "ndv6"], "ndv6 is not a node type; did you mean ndv5 or ndv4?"),
+        (["show", "ndv6"], "ndv6 is not a known node type; did you mean ndv5 or ndv4?"),
         (["draw", "ndv5", "-o", "/proc/x.svg"], "/proc/x.svg: cannot be written"),
         (["draw", "ndv5", "-o", "x.pdf"], "x.pdf: the file would be SVG; name it x.svg\n"),
         (["draw", "ndv5", "-o", "nope/x.svg"], "/nope does not exist; create it first\n"),

@@ -109,7 +109,7 @@ def test_it_runs_on_one_node_without_container_and_devices(tmp_path: Path) -> No
     [
         ({"image": {"code": "/c"}}, "image.output"),
         ({"image": {"output": "/i.sqsh"}}, "image.code"),
-        ({"image": {**IMAGE, "megatron_core": "0.16.1"}}, "brings its own Megatron-Core"),
+        ({"image": {**IMAGE, "megatron_core": "0.16.1"}}, "contains its own Megatron-Core"),
     ],
 )
 def test_what_is_left_open_is_asked_for(tmp_path: Path, sections: dict[str, Any], said: str) -> None:

@@ -24,7 +24,7 @@ def script(tmp_path, monkeypatch):
 
 def test_a_sound_script_ends_with_0(script) -> None:
     found = hpcgen("lint", script(SOUND))
-    assert (found.status, found.stdout, found.stderr) == (0, "", "nothing found\n")
+    assert (found.status, found.stdout, found.stderr) == (0, "", "no findings\n")
 
 
 def test_a_finding_says_where_why_and_what_to_do(script) -> None:

@@ -177,9 +177,9 @@ def test_no_message_shows_a_secret() -> None:
         ("--ntask-per-node=8", "did you mean --ntasks-per-node?"),
         ("--mail-tpye=ALL", "did you mean --mail-type?"),
         ("--node=2", "did you mean --nodes?"),
-        ("--exclu", "write the whole name"),
-        ("--kill-on-bad-exit=1", "give it to srun"),
-        ("-K", "give it to srun"),
+        ("--exclu", "write the full name"),
+        ("--kill-on-bad-exit=1", "pass it to srun"),
+        ("-K", "pass it to srun"),
         ("-g 8", "man sbatch"),
         ("--gpus-per-n=8", ""),
         ("--mail-ty=ALL", ""),
@@ -208,7 +208,7 @@ def test_one_mistake_is_one_finding() -> None:
     sizes = "--tensor-model-parallel-size 4 --context-parallel-size 3 --seq-length 6144"
     [found] = lint(f"{HEAD}{training} {sizes}\n", rules=["parallel-sizes"])
     assert "TP x PP x CP = 4 x 1 x 3 = 12 does not divide" in found.why
-    assert found.fix == "use 3 or 6 nodes, or parallel sizes whose product divides 16"
+    assert found.fix == "use 3 or 6 nodes, or choose parallel sizes whose product divides 16"
     text = "export MASTER_ADDR=localhost\nsrun torchrun --nnodes 2 --master_addr $MASTER_ADDR train.py\n"
     [found] = lint(HEAD + text, rules=["localhost-master"])
     assert found.line == len(HEAD.splitlines()) + 1
