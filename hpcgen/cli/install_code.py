@@ -29,4 +29,6 @@ def command(directory: Path, python_version: str) -> None:
     click.echo(
         f"installing for Python {python_version} into {directory} (pip downloads about 40 MB)", err=True
     )
-    click.echo(code_dir.install_code(directory.absolute(), python_version))
+    target = code_dir.install_code(directory.absolute(), python_version)
+    click.echo(f"installed megatron-core {code_dir.megatron_core_version(target)}", err=True)
+    click.echo(target)

@@ -193,6 +193,12 @@ def publish(tree: Path, parent: Path, python_version: str) -> Path:
     return target
 
 
+def megatron_core_version(target: Path) -> str:
+    """Version of megatron-core in a code directory. pip chooses it for the Python of the jobs."""
+    versions: dict[str, str] = json.loads((target / MANIFEST).read_text(encoding="utf-8"))["versions"]
+    return next(version for name, version in versions.items() if project_name(name) == "megatron-core")
+
+
 def content(tree: Path) -> dict[str, str]:
     """SHA-256 of every file of a code directory by relative path, without Python's caches."""
     return {

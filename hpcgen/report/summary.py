@@ -187,6 +187,8 @@ def _end(run: Run, attempt: Attempt, *, is_last: bool) -> str:
     """Describes how an attempt ended. A killed attempt records no reason."""
     stopped = f"stopped: {attempt.stop_reason}" if attempt.stop_reason else ""
     if not is_last:
+        if attempt.last_iteration == attempt.start.get("train_iters"):
+            return "completed the last iteration that was planned then"
         return stopped or "ended without a message: it was killed, crashed, or lost a node; see its log"
     return {
         "done": "completed the last iteration",

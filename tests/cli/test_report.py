@@ -296,6 +296,13 @@ def test_steps_that_a_later_attempt_did_again_count_once(tmp_path: Path) -> None
     assert [attempt.last_iteration for attempt in history.attempts] == [2, 4]
 
 
+def test_an_attempt_that_completed_its_plan_is_not_called_killed(tmp_path: Path) -> None:
+    events = [start(train_iters=3), *steps(1, 3), start(3, START + 90, train_iters=6), *steps(4, 6)]
+    text = report(write_run(tmp_path / "extended", events)).text
+    assert "completed the last iteration that was planned then" in text
+    assert "ended without a message" not in text
+
+
 def test_one_step_is_a_report(tmp_path: Path) -> None:
     page = report(write_run(tmp_path / "run", [start(), step(1)]))
     assert page.series("loss")["middle"] == [pytest.approx(step(1)["loss"], rel=1e-4)]

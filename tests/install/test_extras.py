@@ -113,8 +113,8 @@ def test_what_a_login_node_runs_imports_the_base_packages_alone(tmp_path: Path, 
     """The import graph, in this environment: an import that is guarded or optional counts as well."""
     write_yaml(tmp_path / "run.yaml", big_run())
     program = (
-        "import atexit, sys; from hpcgen.cli.main import main\n"
-        "atexit.register(lambda: print('\\0', *sys.modules, file=sys.stderr))\n"
+        "import atexit, sys; started = set(sys.modules); from hpcgen.cli.main import main\n"
+        "atexit.register(lambda: print('\\0', *sys.modules.keys() - started, file=sys.stderr))\n"
         f"main({arguments})"
     )
     environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}

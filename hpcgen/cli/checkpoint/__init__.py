@@ -20,7 +20,7 @@ SECTIONS = {
 
 @click.group("checkpoint", cls=LazyGroup, sections=SECTIONS)
 def command() -> None:
-    """List, inspect, verify, prune and pin checkpoints.
+    """List, inspect, prune and pin checkpoints.
 
     These commands do not need torch.
     """
