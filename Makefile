@@ -52,9 +52,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Files side by side; those that run jobs on a cluster of their own come last, since they wait more than they work.
+# Files side by side, more than there are cores, since the tests wait half of the time. Those that run jobs on a
+# cluster of their own come last.
 pytest: $(READY)
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore=tests/slurm
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --ignore=tests/slurm
 	$(BIN)/pytest --numprocesses 3 --dist loadfile tests/slurm
 
 test-slow: $(READY)
