@@ -19,7 +19,7 @@ from pathlib import Path
 
 FLOOR = (sys.executable, "-c", "import click, jinja2; from pydantic import TypeAdapter")
 HPCGEN = (sys.executable, "-c", "from hpcgen.cli.main import main; main()")
-"""The same as the installed script `hpcgen`."""
+"""Program that does what the installed script `hpcgen` does."""
 RUN = """\
 name: gpt-175b
 cluster: azure-ndv5

@@ -52,7 +52,7 @@ def left(ended: Ended) -> dict[str, str]:
 
 
 def refused(ended: Ended) -> dict[str, str]:
-    """What is refused because results depend on it -> the reason, for a script without a run file."""
+    """Options that are refused because results depend on them -> the reasons, for a script without a run file."""
     assert ended.status == 2, ended.stderr
     assert not Path("run.yaml").exists()
     found = (re.fullmatch(r"job\.sh:\d+: (.+?): (.+)", line) for line in ended.stderr.splitlines())

@@ -79,7 +79,7 @@ def test_an_overwritten_pair_is_refused_until_it_is_named(stopped: dict[str, Any
 
 @pytest.mark.process
 def test_a_rebuilt_pair_is_refused(stopped: dict[str, Any], tmp_path: Path) -> None:
-    """The same documents in another order, so that the sizes of .bin and .idx are unchanged."""
+    """The pair has the documents in reverse order, so the sizes of .bin and .idx are unchanged."""
     rebuild_backwards(tmp_path / "own")
     assert f"data.datasets: {tmp_path}/own.idx (" in refused(stopped)
 
