@@ -12,8 +12,9 @@ from contextlib import ExitStack
 
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.hashed_files import CheckedFile, OutputFile
+from hpcgen.data.progress import Step
 from hpcgen.data.record import Counts, FileIdentity, Record, publish_unit, record_path
-from hpcgen.data.task import Context, Step
+from hpcgen.data.task import Context
 from hpcgen.data.unit import Input, Unit
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file

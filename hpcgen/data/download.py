@@ -26,9 +26,10 @@ from hpcgen.data.http import (
     redacted,
 )
 from hpcgen.data.part import PartialFile, partial_file
+from hpcgen.data.progress import Step
 from hpcgen.data.record import FileIdentity, Record, publish_unit, write_record
 from hpcgen.data.space import bytes_left
-from hpcgen.data.task import Context, Step
+from hpcgen.data.task import Context
 from hpcgen.data.unit import Unit
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, size_text

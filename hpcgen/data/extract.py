@@ -7,8 +7,9 @@ import time
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.compression import content
 from hpcgen.data.hashed_files import CheckedFile, OutputFile
+from hpcgen.data.progress import Step
 from hpcgen.data.record import Counts, Record, publish_unit
-from hpcgen.data.task import Context, Step
+from hpcgen.data.task import Context
 from hpcgen.data.unit import Unit
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.manifest import Manifest
+from hpcgen.data.progress import TaskProgress, read_progress
 from hpcgen.data.record import Counts, Record
 from hpcgen.data.unit import DATA_STAGES, DataStage, Unit, UnitChecker, units
 
@@ -22,34 +21,6 @@ STALLED_S = 120.0
 """Seconds without an update after which a task counts as killed or its host as down. Tasks write progress every 5 s."""
 
 State = Literal["running", "stalled", "failed", "ended"]
-
-
-class TaskProgress(msgspec.Struct, frozen=True):
-    """Content of a task's progress file: hpcgen.data.task.Progress and the host."""
-
-    stage: str
-    task_id: int
-    num_tasks: int
-    host: str
-    updated: float
-    """Unix time in seconds, like `started`."""
-    started: float
-    ended: bool
-    units: int = 0
-    units_done: int = 0
-    bytes: int = 0
-    bytes_done: int = 0
-    bytes_new: int = 0
-    documents: int = 0
-    tokens: int = 0
-    failed: int = 0
-    errors: list[str] = []
-    """One "NAME: REASON" per failed unit, written when the task ends."""
-
-    @property
-    def bytes_per_second(self) -> float:
-        """Average read rate."""
-        return self.bytes_new / max(self.updated - self.started, 1e-3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +105,7 @@ def corpus_status(
     Raises:
         HpcgenError: the manifest or the tokenizer does not match the configuration.
     """
-    reports = _read_progress(job.directory)
+    reports = read_progress(job.directory)
     checker, sizes = UnitChecker(job), dict[str, int]()
     found = []
     with _gc_disabled():
@@ -152,16 +123,6 @@ def _route(directory: Path, reported: Container[str]) -> tuple[DataStage, ...]:
     ):
         return ("download", "prepare")
     return DATA_STAGES if "prepare" in reported else ("download", "extract", "concat", "tokenize")
-
-
-def _read_progress(directory: Path) -> list[TaskProgress]:
-    """Reads the progress files of all tasks, the oldest first."""
-    decoder = msgspec.json.Decoder(TaskProgress)
-    reports = []
-    for path in (directory / "progress").glob("*.json"):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):  # skips files that are not progress files
-            reports.append(decoder.decode(path.read_bytes()))
-    return sorted(reports, key=lambda task: task.updated)
 
 
 def _check_units(checker: UnitChecker, all_units: Sequence[Unit], sizes: dict[str, int]) -> list[_Unit]:

@@ -10,13 +10,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.manifest import Manifest
+from hpcgen.data.progress import Progress, Step, TaskProgress, progress_path
 from hpcgen.data.record import SIDE_FILE, Counts, Record, record_path
 from hpcgen.data.unit import (
     DataStage,
@@ -46,18 +47,6 @@ _REPORT_INTERVAL_S = 0.5
 _WRITE_INTERVAL_S = 5.0
 
 
-@dataclass(frozen=True)
-class Step:
-    """Progress of a unit since its last report: bytes read from its inputs (on disk), documents and tokens written."""
-
-    bytes: int = 0
-    documents: int = 0
-    tokens: int = 0
-
-    def __add__(self, other: Step) -> Step:
-        return Step(self.bytes + other.bytes, self.documents + other.documents, self.tokens + other.tokens)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """Arguments of a stage's function, apart from the unit and the job."""
@@ -68,26 +57,6 @@ class Context:
     """Number of cores that this unit may use."""
     advance: Callable[[Step], None] = lambda step: None
     """Reports progress. Call it regularly, from the thread that runs the unit."""
-
-
-@dataclass
-class Progress:
-    """Progress of a task. Bytes, documents and tokens include units that were already done."""
-
-    stage: str
-    task_id: int
-    num_tasks: int
-    units: int = 0
-    units_done: int = 0
-    bytes: int = 0
-    """Size of the inputs on disk. An unknown size counts once it is read."""
-    bytes_done: int = 0
-    bytes_new: int = 0
-    """Bytes read by this run, including those of failed units."""
-    documents: int = 0
-    tokens: int = 0
-    started: float = field(default_factory=time.time)
-    failed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,11 +174,6 @@ def run_task(
     )
 
 
-def progress_path(directory: Path, stage: str, task_id: int, num_tasks: int) -> Path:
-    """Progress file of a task of the corpus in `directory`."""
-    return directory / "progress" / f"{stage}-{task_id:05d}-of-{num_tasks:05d}.json"
-
-
 class _Task:
     """A running task: its units and their progress."""
 
@@ -289,10 +253,7 @@ class _Task:
         if isinstance(event, Update):
             step: Step = event.message
             self._steps[event.index] = reported + step
-            progress.bytes_done += step.bytes
-            progress.bytes_new += step.bytes
-            progress.documents += step.documents
-            progress.tokens += step.tokens
+            progress.add(step)
             return
         counts = event.result.counts if isinstance(event, Finished) else Counts()
         progress.documents += counts.documents_out - reported.documents
@@ -316,18 +277,18 @@ class _Task:
         if not ended and now - self._written_at < _WRITE_INTERVAL_S:
             return
         progress = self.progress
-        status = {
+        status = TaskProgress(
             **dataclasses.asdict(progress),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "updated": time.time(),
-            "errors": [*self.errors, *([f"ended by {interrupted}"] if interrupted else [])] if ended else [],
-            "ended": ended,
-        }
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            updated=time.time(),
+            errors=[*self.errors, *([f"ended by {interrupted}"] if interrupted else [])] if ended else [],
+            ended=ended,
+        )
         target = progress_path(self._job.directory, progress.stage, progress.task_id, progress.num_tasks)
         try:
             with private_file(target, swept=bool(self._written_at)) as file:  # sweep only the first time
-                file.write(json.dumps(status, indent=1).encode() + b"\n")
+                file.write(json.dumps(dataclasses.asdict(status), indent=1).encode() + b"\n")
                 file.flush()  # no fsync: readers see a complete file anyway
                 Path(file.name).replace(target)
         except OSError:

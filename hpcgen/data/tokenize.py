@@ -23,8 +23,9 @@ from hpcgen.data.compression import content
 from hpcgen.data.hashed_files import CheckedFile, HashedFile
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
 from hpcgen.data.jsonl import Block, Reject, read_blocks, text_reader
+from hpcgen.data.progress import Step
 from hpcgen.data.record import SIDE_FILE, Counts, FileIdentity, Record, publish_unit, record_path
-from hpcgen.data.task import Context, Step
+from hpcgen.data.task import Context
 from hpcgen.data.tokenizer import Tokenizer, limit_threads, load_tokenizer
 from hpcgen.data.unit import Unit, configuration
 from hpcgen.errors import HpcgenError

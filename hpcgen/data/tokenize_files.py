@@ -12,8 +12,9 @@ from typing import Any, Literal
 from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.data.compression import SUFFIXES
 from hpcgen.data.indexed_dataset import bin_path, idx_path, token_dtype
+from hpcgen.data.progress import Progress, Step
 from hpcgen.data.record import Record, record_path
-from hpcgen.data.task import Context, Progress, Step
+from hpcgen.data.task import Context
 from hpcgen.data.tokenize import make_pairs
 from hpcgen.data.tokenizer import Tokenizer
 from hpcgen.data.unit import Input, Unit, configuration
@@ -123,10 +124,7 @@ def tokenize_files(
     )
 
     def advance(step: Step) -> None:
-        progress.bytes_done += step.bytes
-        progress.bytes_new += step.bytes
-        progress.documents += step.documents
-        progress.tokens += step.tokens
+        progress.add(step)
         on_progress(progress)
 
     context = Context(

@@ -178,7 +178,7 @@ def _stopped_at(run_dir: Path, stage: Stage, started: float) -> int | None:
 
 def _files_done(plan: Plan, stage: str, since: float) -> Progress:
     """Progress of a data stage's single task, from its progress file."""
-    from hpcgen.data.task import progress_path
+    from hpcgen.data.progress import progress_path
 
     path = progress_path(corpus_job(plan.config).directory, stage, 0, 1)
     try:

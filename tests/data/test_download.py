@@ -27,8 +27,9 @@ from hpcgen.data import http, part
 from hpcgen.data.download import Wanted, download, fetched, unexpected_content
 from hpcgen.data.http import RetryPolicy, Web, authorization, retry_after_s
 from hpcgen.data.manifest import Manifest, ManifestFile
+from hpcgen.data.progress import Step
 from hpcgen.data.record import read_record
-from hpcgen.data.task import Context, Step, run_task
+from hpcgen.data.task import Context, run_task
 from hpcgen.data.unit import units
 from hpcgen.errors import HpcgenError
 from hpcgen.files import host_tag, publish

@@ -13,8 +13,9 @@ import pytest
 import zstandard
 
 from hpcgen.data.extract import extract
+from hpcgen.data.progress import Step
 from hpcgen.data.record import read_record, record_path
-from hpcgen.data.task import Context, Step
+from hpcgen.data.task import Context
 from hpcgen.errors import HpcgenError
 
 from .data_runs import documents, json_lines, one_unit, planned_corpus, published, write_file

@@ -12,7 +12,7 @@ import pytest
 
 from hpcgen.cli.data import progress as module
 from hpcgen.cli.data.progress import lines
-from hpcgen.data.task import Progress
+from hpcgen.data.progress import Progress
 
 from .data_runs import documents, json_lines, planned_corpus, write_file, write_job
 

@@ -9,9 +9,10 @@ import zstandard
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, SplitPatterns
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.corpus_plan import plan_corpus
+from hpcgen.data.progress import Progress, progress_path
 from hpcgen.data.record import record_path
 from hpcgen.data.status import STALLED_S, corpus_status
-from hpcgen.data.task import Progress, progress_path, run_task
+from hpcgen.data.task import run_task
 
 NOW = 1_800_000_000.0
 

@@ -19,7 +19,8 @@ import pytest
 
 from hpcgen.data import task as module
 from hpcgen.data.manifest import manifest_path, read_manifest
-from hpcgen.data.task import Progress, Step, progress_path, run_task
+from hpcgen.data.progress import Progress, Step, progress_path
+from hpcgen.data.task import run_task
 from hpcgen.errors import HpcgenError
 from tests.runs import minimal_run, write_yaml
 

@@ -13,7 +13,7 @@ import click
 from hpcgen.text import counted, duration, scaled, size_text
 
 if TYPE_CHECKING:
-    from hpcgen.data.task import Progress
+    from hpcgen.data.progress import Progress
 
 _LINE_INTERVAL_S = 15.0
 """Seconds between progress lines when stderr is not a terminal."""
