@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgen.cli.options import complete_clusters
+from hpcgen.cli.options import complete_clusters, json_option
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Profile
 
 _name_argument = click.argument("name", shell_complete=complete_clusters)
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group("cluster")
@@ -25,7 +24,7 @@ def command() -> None:
 
 
 @command.command("list")
-@_json_option
+@json_option
 def list_clusters(as_json: bool) -> None:
     """List the available profiles and their files."""
     from hpcgen.cli.found import list_found
@@ -42,7 +41,7 @@ def list_clusters(as_json: bool) -> None:
 
 @command.command("show")
 @_name_argument
-@_json_option
+@json_option
 def show(name: str, as_json: bool) -> None:
     """Show every value of profile NAME and where it is set.
 

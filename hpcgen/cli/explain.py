@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgen.cli.options import read_run_or_cluster, run_or_cluster_options, stage_option, warn
+from hpcgen.cli.options import json_option, read_run_or_cluster, run_or_cluster_options, stage_option, warn
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ GIVEN = ("cluster", "run file", "override")
     help="Show the differences from the run file OTHER, or with --cluster from the profile OTHER. "
     "--set does not apply to OTHER.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(
     names: tuple[str, ...],
     config: Path | None,

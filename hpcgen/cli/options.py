@@ -47,6 +47,9 @@ def stage_list(stages: Iterable[str] = STAGES) -> str:
     return "\n".join(("\b", "Stages:", *rows))
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
 def override_option(command: Command) -> Command:
     """Adds --set, which overrides values of the run file."""
     return click.option(

@@ -7,12 +7,14 @@ import sys
 
 import click
 
+from hpcgen.cli.options import json_option
+
 REFERENCE_VOCAB = 50304
 """Padded GPT-2 vocabulary size, used to count the parameters of presets that set no vocabulary."""
 
 
 @click.command("presets")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(as_json: bool) -> None:
     """List the model presets and their parameter counts.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.lazy import CommandGroup
-from hpcgen.cli.options import complete_clusters, templates_option
+from hpcgen.cli.options import complete_clusters, json_option, templates_option
 from hpcgen.stages import FRAMES, STAGES
 from hpcgen.text import counted, did_you_mean
 
@@ -33,7 +33,7 @@ def command() -> None:
 
 @command.command("list")
 @templates_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def list_command(templates: tuple[Path, ...], as_json: bool) -> None:
     """List the template of each stage and what the site replaces.
 
@@ -254,7 +254,7 @@ def diff_command(name: str, templates: tuple[Path, ...], accept: bool) -> None:
     shell_complete=complete_clusters,
     help="Cluster profile; repeatable.  [default: all available profiles]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def check_command(
     context: click.Context, templates: tuple[Path, ...], clusters: tuple[str, ...], as_json: bool

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.cli.options import write_output
+from hpcgen.cli.options import json_option, write_output
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 
 _name_argument = click.argument("name", shell_complete=_names)
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group("topology")
@@ -38,7 +37,7 @@ def command() -> None:
 
 
 @command.command("list")
-@_json_option
+@json_option
 def list_node_types(as_json: bool) -> None:
     """List the available node types and their files."""
     from hpcgen.cli.found import list_found
@@ -55,7 +54,7 @@ def list_node_types(as_json: bool) -> None:
 
 @command.command("show")
 @_name_argument
-@_json_option
+@json_option
 def show(name: str, as_json: bool) -> None:
     """Show every fact about node type NAME and its source."""
     import dataclasses
@@ -227,7 +226,7 @@ def _shows_lines() -> bool:
     type=click.Path(path_type=Path),
     help="Compare a node using its /sys or a copy of it.  [default: /sys of this machine]",
 )
-@_json_option
+@json_option
 @click.pass_context
 def verify(ctx: click.Context, name: str, xml_file: Path | None, sysfs: Path | None, as_json: bool) -> None:
     """Compare a topology file or a live node with node type NAME.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.checkpoint.paths import path_argument
+from hpcgen.cli.options import json_option
 from hpcgen.text import counted, harmless, size_text
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ OPTIMIZER_KEYS = (
 @path_argument
 @click.option("--verify", is_flag=True, help="Read every file and compare its hash with the record.")
 @click.option("--tensors", is_flag=True, help="List the tensors with name, type and shape.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json: bool) -> None:
     """Show what a checkpoint contains.

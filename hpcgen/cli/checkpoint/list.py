@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.checkpoint.paths import directory_argument
+from hpcgen.cli.options import json_option
 from hpcgen.text import harmless, size_text
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ COLORS = {"complete": "green", "damaged": "red", "incomplete": "yellow", "set as
 
 @click.command("list")
 @directory_argument
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(directory: Path, as_json: bool) -> None:
     """List the checkpoints of a run, newest first.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.checkpoint.paths import directory_argument
+from hpcgen.cli.options import json_option
 from hpcgen.text import counted, size_text
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     "--broken", is_flag=True, help="Remove only the checkpoints that the trainer set aside as broken."
 )
 @click.option("--dry-run", is_flag=True, help="List what would be removed without removing it.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(
     directory: Path,
     keep_last: int | None,

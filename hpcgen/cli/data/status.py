@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.data.stage import corpus_options, read_job
-from hpcgen.cli.options import StageChoice
+from hpcgen.cli.options import StageChoice, json_option
 from hpcgen.errors import HpcgenError
 from hpcgen.stages import STAGES
 from hpcgen.text import counted, duration, size_text
@@ -46,7 +46,7 @@ _STAGE = StageChoice(name for name, stage in STAGES.items() if stage.is_array)
     type=click.IntRange(min=1),
     help="With --missing: number of tasks in the array.  [default: as planned by the run file]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(
     stages: tuple[DataStage, ...],
     config: Path,
