@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.container import Runtime
+from hpcgen.config.container import Runtime, is_image_file
 from hpcgen.config.loader import Run, load_cluster_run
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import within_limit
@@ -73,7 +73,7 @@ def _config(run: Run, runtime: Runtime, preflight: bool) -> RunConfig:
     config, profile = run.config, run.cluster
     image = profile.container.image or ""
     # enroot starts only files
-    is_startable = image.endswith(".sqsh") or (runtime == "pyxis" and image)
+    is_startable = is_image_file(image) or (runtime == "pyxis" and image)
     stand_in = None if is_startable or runtime == "none" else IMAGE_FILE
     spare_nodes = 1 if preflight and _has_room(profile) else 0
     defaults = dataclasses.replace(

@@ -20,10 +20,13 @@ Image = Annotated[
         "the absolute path of a .sqsh, or REGISTRY#IMAGE:TAG in lower case (nvcr.io#nvidia/pytorch:25.03-py3)",
     ),
 ]
-
-
 Runtime = Literal["pyxis", "enroot", "none"]
 TorchVersion = Annotated[str, Text(r"\d+\.\d{1,2}", 'a PyTorch version such as "2.7"')]
+
+
+def is_image_file(image: str) -> bool:
+    """Returns True for a .sqsh file and False for a registry reference."""
+    return image.endswith(".sqsh")
 
 
 @config_section

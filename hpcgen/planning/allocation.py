@@ -18,7 +18,7 @@ from hpcgen.config.slurm import StageSettings
 from hpcgen.errors import Problem
 from hpcgen.planning.array import Array, make_array
 from hpcgen.stages import Stage
-from hpcgen.text import counted
+from hpcgen.text import counted, one_of
 
 MAX_RESTARTS = 100
 
@@ -308,7 +308,7 @@ def _partition_problems(
         if not name:
             continue
         if name not in cluster.partitions:
-            hint = f"use {' or '.join(cluster.partitions)}"
+            hint = f"use {one_of(tuple(cluster.partitions))}"
             yield place("partition").problem("is not a partition of the cluster profile", hint)
             continue
         limits = cluster.partitions[name]

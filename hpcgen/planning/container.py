@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.container import MOUNTABLE, Mount, Runtime
+from hpcgen.config.container import MOUNTABLE, Mount, Runtime, is_image_file
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import show
 from hpcgen.errors import HpcgenError, Problem
@@ -57,7 +57,7 @@ class Container:
     @property
     def image_is_file(self) -> bool:
         """Returns True for a .sqsh file and False for a registry reference."""
-        return self.image.endswith(".sqsh")
+        return is_image_file(self.image)
 
     def words(self) -> tuple[str, ...]:
         """The words between srun's options and the command: pyxis's options without the image, or enroot's call."""
@@ -127,7 +127,7 @@ def image_reference(image: str) -> str:
     the first form on Docker Hub. "IMAGE:TAG@sha256:..." becomes "IMAGE:sha256:...", because they do not support "@".
     All versions put the text after ":" into the registry's URL, where a digest is valid in place of a tag.
     """
-    if image.endswith(".sqsh"):
+    if is_image_file(image):
         return image
     host, slash, name = image.partition("/")
     if slash and "#" not in host and re.search(r"[.:]", host):
@@ -190,7 +190,7 @@ def container_warnings(config: RunConfig, cluster: ClusterConfig) -> Iterator[Pr
         yield Problem("container.image", reason, hint, file)
     # NVIDIA does not change release tags such as 25.03-py3
     is_release = re.search(r"nvcr\.io[#/]nvidia/[^:]+:\d", image)
-    if not image.endswith(".sqsh") and "@sha256:" not in image and not is_release:
+    if not is_image_file(image) and "@sha256:" not in image and not is_release:
         reason = "uses a tag, which can refer to another image later"
         yield Problem("container.image", reason, "add the digest: IMAGE:TAG@sha256:...", file)
 
@@ -217,7 +217,7 @@ def _image_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Probl
     file: Literal["run", "cluster"] = "run" if config.container.image or not image else "cluster"
     if not image:
         yield Problem("container.image", "is missing", "name a .sqsh file or REGISTRY#IMAGE:TAG")
-    elif image.endswith(".sqsh"):
+    elif is_image_file(image):
         return
     elif runtime(config, cluster) == "enroot":
         reason = "is a registry reference, but runtime enroot needs a .sqsh file"

@@ -82,7 +82,7 @@ def right_name(name: str) -> str | None:
         return WRONG_NAMES[name]
     if not is_checked(name) or name in UNREAD or name in known():
         return None
-    return next(iter(nearest(name, known(), most=1, cutoff=SIMILARITY)), None)
+    return nearest(name, known(), SIMILARITY)
 
 
 def is_checked(name: str) -> bool:

@@ -122,7 +122,7 @@ def _needed_by(container: Container | None, run: Run, config: RunConfig) -> tupl
     """The paths that the container needs to start: its image, and the sources of the configured mounts."""
     if container is None:
         return ()
-    image = (container.image,) if container.image.endswith(".sqsh") else ()
+    image = (container.image,) if container.image_is_file else ()
     return (*(mount.source for mount in (*run.cluster.container.mounts, *config.container.mounts)), *image)
 
 

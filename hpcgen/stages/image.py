@@ -30,6 +30,7 @@ class Image(Stage):
         Raises:
             ConfigErrors: settings are missing or conflict.
         """
+        from hpcgen.config.container import is_image_file
         from hpcgen.config.validation import describe
 
         # do not report consequences of another invalid value
@@ -55,7 +56,7 @@ class Image(Stage):
         folder = shipped("enroot")
         return Work(
             arguments=(*given, *packages),
-            inputs=(*([image.base] if image.base.endswith(".sqsh") else []), *([code] if code else [])),
+            inputs=(*([image.base] if is_image_file(image.base) else []), *([code] if code else [])),
             reads=(code,) if code else (),
             writes=(str(PurePosixPath(output).parent),),
             files={name: (folder / name).read_text(encoding="utf-8") for name in RECIPE} | topology,
@@ -82,8 +83,10 @@ def _problems(run: Run, config: RunConfig) -> Iterator[Problem]:
 
 def _output(run: Run, config: RunConfig) -> str:
     """The path of the image to build: image.output, or container.image if it is a .sqsh file; empty if neither."""
+    from hpcgen.config.container import is_image_file
+
     used = config.container.image or run.cluster.container.image or ""
-    return config.image.output or (used if used.endswith(".sqsh") else "")
+    return config.image.output or (used if is_image_file(used) else "")
 
 
 def _code(run: Run, config: RunConfig) -> str | None:

@@ -23,7 +23,7 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.errors import TrainerError
-from trainer.contract.wording import nearest, one_of
+from trainer.contract.wording import did_you_mean, one_of
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
@@ -241,9 +241,8 @@ def name_problem(name: str) -> tuple[str, str] | None:
             "load only the weights (checkpoint.finetune)",
         )
     ends = [known for known in NAMES if known.partition(".")[2] == name.rpartition(".")[2]]
-    near = ends or nearest(name, NAMES, most=1)
-    hint = f"did you mean {one_of(near)}?" if near else "write section and key, such as optimizer.lr"
-    return "is not a hyperparameter", hint
+    hint = f"did you mean {one_of(ends)}?" if ends else did_you_mean(name, NAMES, most=1)
+    return "is not a hyperparameter", hint or "write section and key, such as optimizer.lr"
 
 
 def _fixed(config: TrainerConfig) -> frozenset[str]:

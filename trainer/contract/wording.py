@@ -47,14 +47,18 @@ def one_of(choices: Sequence[str]) -> str:
     return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
-def nearest(name: str, known: Collection[str], most: int = 2, cutoff: float = 0.6) -> list[str]:
-    """At most `most` names of `known` that are spelled like `name`, the nearest first. `cutoff` is difflib's ratio."""
-    import difflib  # needed only for error messages
-
-    return difflib.get_close_matches(name, known, n=most, cutoff=cutoff)
+def nearest(name: str, known: Collection[str], cutoff: float = 0.6) -> str | None:
+    """The name of `known` whose spelling is closest to `name`; None if none is similar. `cutoff` is difflib's ratio."""
+    return next(iter(_similar(name, known, 1, cutoff)), None)
 
 
 def did_you_mean(name: str, known: Collection[str], most: int = 2, cutoff: float = 0.6) -> str:
-    """A question that suggests the names of `nearest`; empty when there are none."""
-    near = nearest(name, known, most, cutoff)
+    """A question that suggests up to `most` names of `known` with a similar spelling; empty if there are none."""
+    near = _similar(name, known, most, cutoff)
     return f"did you mean {one_of(near)}?" if near else ""
+
+
+def _similar(name: str, known: Collection[str], most: int, cutoff: float) -> list[str]:
+    import difflib  # needed only for error messages
+
+    return difflib.get_close_matches(name, known, n=most, cutoff=cutoff)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from hpcgen.check.lint.rules import (
 )
 from hpcgen.check.lint.script import Script
 from hpcgen.errors import HpcgenError
+from hpcgen.text import did_you_mean
 
 __all__ = ["RULES", "Finding", "apply", "lint", "release_of", "require_known", "selection"]
 
@@ -157,8 +157,7 @@ def require_known(id: str) -> None:
         HpcgenError: no rule has this ID.
     """
     if id not in RULES:
-        close = difflib.get_close_matches(id, RULES, n=1)
-        hint = f"did you mean {close[0]}?" if close else "hpcgen lint --rules lists them"
+        hint = did_you_mean(id, RULES, most=1) or "hpcgen lint --rules lists them"
         raise HpcgenError(f"{id!r} is not a rule", hint)
 
 

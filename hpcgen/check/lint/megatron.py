@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from pathlib import Path
@@ -11,6 +10,7 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.words import Word
 from hpcgen.planning.rules.facts import Facts, World
+from hpcgen.text import nearest
 from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
@@ -150,13 +150,13 @@ def options() -> frozenset[str]:
 
 
 @functools.cache
-def nearest(option: str) -> str | None:
+def nearest_option(option: str) -> str | None:
     """The option closest to a misspelled one; None if the option exists or none is close."""
     if option in options() or option in REMOVED or option in NOT_MEGATRON:
         return None
     if (dashed := option.replace("_", "-")) in options():
         return dashed
-    return next(iter(difflib.get_close_matches(option, options(), n=1, cutoff=SIMILARITY)), None)
+    return nearest(option, options(), SIMILARITY)
 
 
 def word_of(launch: Launch, option: str) -> Word | None:
@@ -202,44 +202,17 @@ def facts(job: Job, launch: Launch) -> Facts | None:
 
     Other unknown values are chosen to satisfy every rule, so that only known values are checked.
     """
-    sizes = {}
-    for name in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"):
-        size = integer(launch, name) if name in launch.flags else None if launch.is_open else 1
-        if size is None or size < 1:
-            return None
-        sizes[name] = size
-    tensor, pipeline, context = sizes.values()
-    world = job.world_size(launch)
-    nodes, ranks = world if world else (1, tensor * pipeline * context)
-    layers = _or(integer(launch, "num-layers"), pipeline)
-    heads = _or(integer(launch, "num-attention-heads"), tensor)
-    groups = integer(launch, "num-query-groups") if "group-query-attention" in launch.flags else None
-    seq_length = _or(integer(launch, "seq-length"), 2 * context * tensor)
+    layout = _layout(launch)
+    if layout is None:
+        return None
+    tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
+    model_parallel = tensor * pipeline * layout.context_parallel_size
+    nodes, ranks = job.world_size(launch) or (1, model_parallel)
     micro_batch = _or(integer(launch, "micro-batch-size"), 1)
-    rope = "use-rotary-position-embeddings" in launch.flags or (
-        (word := word_of(launch, "position-embedding-type")) is not None and word.text == "rope"
-    )
-    chunks = _chunks(launch, layers, pipeline)
-    data_parallel = max(1, nodes * ranks // (tensor * pipeline * context))
+    data_parallel = max(1, nodes * ranks // model_parallel)
     return Facts(
-        model=ModelConfig(
-            num_layers=layers,
-            hidden_size=_or(integer(launch, "hidden-size"), heads * 2),
-            num_attention_heads=heads,
-            seq_length=seq_length,
-            ffn_hidden_size=_or(integer(launch, "ffn-hidden-size"), 4 * tensor * heads),
-            num_query_groups=groups,
-            kv_channels=integer(launch, "kv-channels"),
-            max_position_embeddings=integer(launch, "max-position-embeddings"),
-            position_embedding_type="rope" if rope else "learned_absolute",
-        ),
-        parallelism=ParallelismConfig(
-            tensor_model_parallel_size=tensor,
-            pipeline_model_parallel_size=pipeline,
-            virtual_pipeline_model_parallel_size=chunks,
-            context_parallel_size=context,
-            sequence_parallel="sequence-parallel" in launch.flags and tensor > 1,
-        ),
+        model=_model(launch, layout),
+        parallelism=layout,
         training=TrainingConfig(
             micro_batch_size=micro_batch,
             global_batch_size=_or(
@@ -261,6 +234,49 @@ def facts(job: Job, launch: Launch) -> Facts | None:
     )
 
 
+def _layout(launch: Launch) -> ParallelismConfig | None:
+    sizes = {}
+    for name in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"):
+        size = integer(launch, name) if name in launch.flags else None if launch.is_open else 1
+        if size is None or size < 1:
+            return None
+        sizes[name] = size
+    tensor, pipeline, context = sizes.values()
+    return ParallelismConfig(
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        virtual_pipeline_model_parallel_size=_chunks(launch, pipeline),
+        context_parallel_size=context,
+        sequence_parallel="sequence-parallel" in launch.flags and tensor > 1,
+    )
+
+
+def _model(launch: Launch, layout: ParallelismConfig) -> ModelConfig:
+    tensor = layout.tensor_model_parallel_size
+    heads = _or(integer(launch, "num-attention-heads"), tensor)
+    position = word_of(launch, "position-embedding-type")
+    is_rope = "use-rotary-position-embeddings" in launch.flags or (
+        position is not None and position.text == "rope"
+    )
+    return ModelConfig(
+        num_layers=_layers(launch, layout.pipeline_model_parallel_size),
+        hidden_size=_or(integer(launch, "hidden-size"), heads * 2),
+        num_attention_heads=heads,
+        seq_length=_or(integer(launch, "seq-length"), 2 * layout.context_parallel_size * tensor),
+        ffn_hidden_size=_or(integer(launch, "ffn-hidden-size"), 4 * tensor * heads),
+        num_query_groups=integer(launch, "num-query-groups")
+        if "group-query-attention" in launch.flags
+        else None,
+        kv_channels=integer(launch, "kv-channels"),
+        max_position_embeddings=integer(launch, "max-position-embeddings"),
+        position_embedding_type="rope" if is_rope else "learned_absolute",
+    )
+
+
+def _layers(launch: Launch, pipeline: int) -> int:
+    return _or(integer(launch, "num-layers"), pipeline)
+
+
 def _or(number: int | None, other: int) -> int:
     return number if number and number > 0 else other
 
@@ -271,8 +287,9 @@ def virtual_stages(layers: int, stages: int, per_stage: int) -> int | None:
     return layers // each if each > 0 and layers % each == 0 else None
 
 
-def _chunks(launch: Launch, layers: int, pipeline: int) -> int | None:
+def _chunks(launch: Launch, pipeline: int) -> int | None:
     """Virtual stages per rank."""
     if stages := integer(launch, "num-virtual-stages-per-pipeline-rank"):
         return stages
-    return virtual_stages(layers, pipeline, integer(launch, "num-layers-per-virtual-pipeline-stage") or 0)
+    per_stage = integer(launch, "num-layers-per-virtual-pipeline-stage") or 0
+    return virtual_stages(_layers(launch, pipeline), pipeline, per_stage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Flag, Launch
-from hpcgen.check.lint.megatron import KEYS, NOT_MEGATRON, REMOVED, nearest, options, virtual_stages
+from hpcgen.check.lint.megatron import KEYS, NOT_MEGATRON, REMOVED, nearest_option, options, virtual_stages
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
 from hpcgen.check.migration.leftover import Carried, is_sure
@@ -167,7 +167,7 @@ def _why_no_key(name: str) -> str:
     if name in NOT_MEGATRON:
         return f"Megatron-LM does not have it: {NOT_MEGATRON[name]}"
     if name not in options():
-        meant = nearest(name)
+        meant = nearest_option(name)
         return f"no release of Megatron-LM has this option{f'; did you mean --{meant}?' if meant else ''}"
     return "a run file has no key for it"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 
@@ -19,7 +18,7 @@ from hpcgen.check.lint.sbatch import (
     stray_words,
 )
 from hpcgen.check.lint.template import ANGLES
-from hpcgen.text import counted
+from hpcgen.text import counted, nearest
 
 MIN_CPUS_PER_GPU = 2
 GOOD_CPUS_PER_GPU = 4
@@ -108,7 +107,7 @@ def _similar(name: str) -> str | None:
     if len(name) == 1 or matching_options(name):
         return None
     known = SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=SIMILARITY)), None)
+    return nearest(name, sorted(known), SIMILARITY)
 
 
 @rule(

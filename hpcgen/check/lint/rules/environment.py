@@ -254,6 +254,7 @@ _NAME_OF_SECRET = re.compile(
 )
 def secret_in_script(job: Job) -> Iterator[Hit]:
     """Slurm keeps the script and shows it (scontrol write batch_script). Copies end up in repositories and mail."""
+    from_elsewhere = "read it from the environment, or from a file with mode 0600"
     for assignment in (*job.script.assignments, *(item for item in _environment(job) if not item.exported)):
         word = assignment.value
         if word is None or not word.known or len(word.text) < 8 or PLACEHOLDER.search(word.text):
@@ -262,14 +263,14 @@ def secret_in_script(job: Job) -> Iterator[Hit]:
             yield Hit(
                 assignment.line,
                 f"the script contains the value of {assignment.name}",
-                "read it from the environment, or from a file with mode 0600",
+                from_elsewhere,
             )
     for number, line in enumerate(job.script.lines, start=1):
         if SECRET_VALUE.search(line) and not line.lstrip().startswith("#"):
             yield Hit(
                 number,
                 "this line contains an access token or a password",
-                "read it from the environment, or from a file with mode 0600",
+                from_elsewhere,
             )
 
 

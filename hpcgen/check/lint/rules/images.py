@@ -10,6 +10,9 @@ from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.rules.containers import is_tested
 from hpcgen.check.lint.template import ANY
 
+SUFFIXES = (".sqsh", ".squashfs")
+"""Suffixes of image files."""
+
 
 @rule(
     "container-without-image",
@@ -59,7 +62,7 @@ def container_option(job: Job) -> Iterator[Hit]:
 def image_path(job: Job) -> Iterator[Hit]:
     """pyxis reads an image as a file only if it begins with / or a dot. The shell does not expand ~ after =."""
     for line, text, _ in _images(job):
-        if text.endswith((".sqsh", ".squashfs")) and not text.startswith(("/", ".", "$", "`")):
+        if text.endswith(SUFFIXES) and not text.startswith(("/", ".", "$", "`")):
             yield Hit(
                 line,
                 f"pyxis looks for {text} in a registry",
@@ -88,7 +91,7 @@ def image_empty(job: Job) -> Iterator[Hit]:
 def image_pin(job: Job) -> Iterator[Hit]:
     """Without a tag, or with the tag latest, the image can change between two jobs."""
     for line, text, known in _images(job):
-        is_file = text.endswith((".sqsh", ".squashfs")) or text.startswith(("/", ".", "$"))
+        is_file = text.endswith(SUFFIXES) or text.startswith(("/", ".", "$"))
         name = text.rpartition("/")[2]
         if (
             known
@@ -109,7 +112,7 @@ def image_registry(job: Job) -> Iterator[Hit]:
     """Before 4.0, enroot expects # after the registry. It looks for nvcr.io/nvidia/pytorch on Docker Hub."""
     for line, text, known in _images(job):
         found = re.match(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/(.+)", text)
-        if known and found and "#" not in text and not text.endswith(".sqsh"):
+        if known and found and "#" not in text and not text.endswith(SUFFIXES):
             yield Hit(
                 line,
                 f"before 4.0, enroot looks for {text} on Docker Hub, because it expects # after the registry's name",
@@ -131,7 +134,7 @@ def image_name(job: Job) -> Iterator[Hit]:
         if (
             known
             and not text.startswith(("/", "./"))
-            and not text.endswith(".sqsh")
+            and not text.endswith(SUFFIXES)
             and re.search("[A-Z]", repository)
         ):
             yield Hit(

@@ -15,7 +15,7 @@ from hpcgen.check.lint.megatron import (
     as_options,
     facts,
     integer,
-    nearest,
+    nearest_option,
     options,
     virtual_stages,
     word_of,
@@ -24,10 +24,13 @@ from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.planning.rules import batch, model, parallelism, resources, schedule
 from hpcgen.planning.rules import facts as planning
 from hpcgen.planning.rules.facts import divisors
+from hpcgen.text import one_of
 
 ARGUMENTS = "Megatron-LM, megatron/training/arguments.py"
 MAX_MISTAKES = 2
 """Maximum number of unknown options that are reported. With more, the script is for a fork."""
+BLACKWELL = ("b200", "gb200", "b300", "gb300")
+FSDP = frozenset(("use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp"))
 
 
 @rule(
@@ -48,7 +51,7 @@ def megatron_option(job: Job) -> Iterator[Hit]:
         for name, flag in launch.flags.items():
             if advice := NOT_MEGATRON.get(name):
                 yield Hit(flag.line, f"Megatron-LM has no --{name}", advice)
-            elif right := nearest(name):
+            elif right := nearest_option(name):
                 yield Hit(flag.line, f"Megatron-LM has no --{name}", f"did you mean --{right}?")
 
 
@@ -110,15 +113,10 @@ def _valid_candidates(
 def _fix(values: Sequence[object], option: str, violation: planning.Violation) -> str:
     """The advice: "use --OPTION 1, 2 or 4", "use 3 or 6 nodes, or <advice>"."""
     numbers = [str(value) for value in values if value is not None]
-    listed = _listed(numbers)
+    listed = one_of(numbers) if numbers else ""
     use = f"use --{option} {listed}" if option else f"use {listed} nodes"
     leave = f"remove --{option}" if None in values else ""
     return ", or ".join(filter(None, (use if listed else "", leave, violation.advice)))
-
-
-def _listed(texts: Sequence[str]) -> str:
-    """The texts as a list such as "1, 2 or 4"."""
-    return " or ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
 
 
 def _text(launch: Launch, name: str) -> str:
@@ -176,7 +174,7 @@ def _uneven_virtual_stages(launch: Launch, known: planning.Facts) -> Iterator[Hi
     if min(per_stage, layers) < 1 or layers % stages or virtual_stages(layers, stages, per_stage):
         return
     each = layers // stages
-    candidates = _listed([str(divisor) for divisor in divisors(each, near=per_stage)])
+    candidates = one_of([str(divisor) for divisor in divisors(each, near=per_stage)])
     yield Hit(
         launch.flags[option].line,
         f"--{option} {per_stage} does not divide the layers of a stage, --num-layers / "
@@ -269,16 +267,19 @@ def positions_fixed(job: Job) -> Iterator[Hit]:
             )
 
 
+def _names_gpu(job: Job, *models: str) -> bool:
+    """True if a line of the script names one of the GPU models."""
+    name = re.compile(rf"(?<![a-z0-9])({'|'.join(models)})(?![a-z0-9])", re.IGNORECASE)
+    return any(name.search(line) for line in job.script.lines)
+
+
 @rule("fp16", "note", "fp16 where bf16 is as fast", source="NVIDIA, Train With Mixed Precision, user guide")
 def fp16(job: Job) -> Iterator[Hit]:
     """Since the A100, bf16 is as fast as fp16, has the range of fp32, and needs no loss scaling.
 
     Only reported if the script names such a GPU.
     """
-    newer = re.compile(
-        r"(?<![a-z0-9])(a100|h100|h200|gh200|b200|gb200|b300|gb300)(?![a-z0-9])", re.IGNORECASE
-    )
-    if not any(newer.search(line) for line in job.script.lines):
+    if not _names_gpu(job, "a100", "h100", "h200", "gh200", *BLACKWELL):
         return
     for launch in job.megatron:
         if "fp16" in launch.flags:
@@ -323,11 +324,10 @@ def max_connections(job: Job) -> Iterator[Hit]:
     that this release removed, and scripts that source others.
     """
     exempt = {
-        "use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp", "overlap-moe-expert-parallel-comm",
-        "no-async-tensor-model-parallel-allreduce", "data-impl", "DDP-impl", *REMOVED,
+        *FSDP, "overlap-moe-expert-parallel-comm", "no-async-tensor-model-parallel-allreduce", "data-impl",
+        "DDP-impl", *REMOVED,
     }  # fmt: skip
-    blackwell = any(re.search(r"(?i)(?<![a-z0-9])g?b[23]00(?![a-z0-9])", line) for line in job.script.lines)
-    if blackwell or any(command.name in ("source", ".") for command in job.script.commands):
+    if _names_gpu(job, *BLACKWELL) or any(command.name in ("source", ".") for command in job.script.commands):
         return
     settings = job.script.settings("CUDA_DEVICE_MAX_CONNECTIONS")
     for launch in job.megatron:
@@ -358,8 +358,7 @@ def max_connections(job: Job) -> Iterator[Hit]:
 def fsdp_connections(job: Job) -> Iterator[Hit]:
     """With one connection, FSDP cannot overlap communication with computation. Megatron-LM refuses to start."""
     for launch in job.megatron:
-        sharded = {"use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp"} & launch.flags.keys()
-        certain = any(launch.flags[name].word.certain for name in sharded)
+        certain = any(launch.flags[name].word.certain for name in FSDP & launch.flags.keys())
         setting = job.exported("CUDA_DEVICE_MAX_CONNECTIONS")
         if certain and setting and job.exported_text("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
             yield Hit(
