@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import zstandard
 from isal import isal_zlib  # decompresses 2.5 times as fast as zlib
 
+from hpcgen.data.first_bytes import compression_of
 from hpcgen.errors import HpcgenError
 
 SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
@@ -23,7 +24,6 @@ _ZSTD_HEADER_BYTES = 18
 _ZSTD_LARGEST_WINDOW = 1 << 31
 """Largest window that zstd produces; a header with a larger window is damaged."""
 _GZIP_PIECE_BYTES = 1024 * 1024
-_MAGIC = {b"\x28\xb5\x2f\xfd": ".zst", b"\x1f\x8b": ".gz"}
 
 
 class Readable(Protocol):
@@ -50,12 +50,11 @@ def _plain(path: Path, source: Readable) -> Iterator[bytes]:
     is_begin = True
     while data := source.read(_READ_BYTES):
         if is_begin:
-            for magic, suffix in _MAGIC.items():
-                if data.startswith(magic):
-                    raise HpcgenError(
-                        f"{path}: the content is compressed, but the name does not end in {suffix}",
-                        f"add {suffix} to the name",
-                    )
+            if suffix := compression_of(data):
+                raise HpcgenError(
+                    f"{path}: the content is compressed, but the name does not end in {suffix}",
+                    f"add {suffix} to the name",
+                )
             is_begin = False
         yield data
 
@@ -143,7 +142,7 @@ def _too_large_window(frame: Any, error: Exception) -> int | None:
 
 def _unexpected_content(path: Path, begin: bytes) -> str | None:
     """Describes the content of a file that starts with `begin`, if it contradicts the suffix."""
-    if any(begin.startswith(magic) and suffix == path.suffix for magic, suffix in _MAGIC.items()):
+    if compression_of(begin) == path.suffix:
         return None
     if begin.lstrip()[:1] == b"<":
         return f"this looks like HTML, not {path.suffix} data: {_excerpt(begin)}"

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 import httpx2
 
 from hpcgen.config.corpus import CorpusJob
+from hpcgen.data.first_bytes import WEB_PAGE, unexpected_content
 from hpcgen.data.http import (
     TransientError,
     Web,
@@ -35,15 +35,12 @@ from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, size_text
 
 _BLOCK = 1 << 20
-_MAGIC = {".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), ".gz": re.compile(rb"\x1f\x8b")}
-"""First bytes of compressed data (zstd: a frame, or a skippable one)."""
 _MEANINGFUL_BYTES, _MEANINGFUL_SHARE = 16 << 10, 1000
 """Progress that resets the count of attempts: at least this many bytes, and a thousandth of the file."""
 _SPACE_CHECK_BYTES = 256 << 20
 """Bytes between two checks of free space, for a body of unknown length."""
 MAX_UNKNOWN_BYTES = 1 << 40
 """Maximum size (1 TiB) of a file of unknown length, because the stream might never end."""
-_WEB_PAGE = "a web page"
 _HINT = "the downloaded part is kept; run the stage again to resume"
 
 
@@ -329,7 +326,7 @@ class _Transfer:
             self._restart()
             raise (
                 self._web_page()
-                if found == _WEB_PAGE
+                if found == WEB_PAGE
                 else self._invalid(f"the content is {found}", "correct the source")
             )
 
@@ -352,27 +349,6 @@ class _Transfer:
     def _restart(self) -> None:
         self._advance(-self._part.size)
         self._part.restart()
-
-
-def unexpected_content(name: str, head: bytes, content_type: str = "") -> str | None:
-    """Describes content that starts with `head`, if it contradicts `name`; None if it does not.
-
-    The server's Content-Type counts only if the first bytes are inconclusive: many servers send text/html for any file.
-    """
-    begins = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    is_page = content_type.startswith("text/html") and begins[:1] != b"{" and not name.endswith(tuple(_MAGIC))
-    if is_page or begins[:1] == b"<":
-        return _WEB_PAGE
-    if begins.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer, not the data that it points to"
-    if not head:
-        return "empty"
-    for suffix, magic in _MAGIC.items():
-        if name.endswith(suffix):
-            return None if magic.match(head) else f"not {suffix} data (it starts with {head[:4].hex(' ')})"
-        if magic.match(head):
-            return f"{suffix} data, but the name does not end in {suffix}"
-    return None
 
 
 @functools.cache

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.unit import DataStage, Unit, UnitChecker, units
+from hpcgen.data.unit import DataStage, Unit, units
+from hpcgen.data.unit_checker import UnitChecker
 
 
 @dataclass(frozen=True)

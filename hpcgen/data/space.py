@@ -16,16 +16,9 @@ from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.quota import FreeSpace, quotas
-from hpcgen.data.unit import (
-    DATA_STAGES,
-    DataStage,
-    Input,
-    Unit,
-    configuration,
-    done_records,
-    units,
-    units_of_task,
-)
+from hpcgen.data.settings import configuration
+from hpcgen.data.unit import DATA_STAGES, DataStage, Input, Unit, units, units_of_task
+from hpcgen.data.unit_checker import done_records
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, size_text
 

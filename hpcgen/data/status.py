@@ -15,7 +15,8 @@ from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.progress import TaskProgress, read_progress
 from hpcgen.data.record import Counts, Record
-from hpcgen.data.unit import DATA_STAGES, DataStage, Unit, UnitChecker, units
+from hpcgen.data.unit import DATA_STAGES, DataStage, Unit, units
+from hpcgen.data.unit_checker import UnitChecker
 
 STALLED_S = 120.0
 """Seconds without an update after which a task counts as killed or its host as down. Tasks write progress every 5 s."""

@@ -19,16 +19,9 @@ from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.progress import Progress, Step, TaskProgress, progress_path
 from hpcgen.data.record import SIDE_FILE, Counts, Record, record_path
-from hpcgen.data.unit import (
-    DataStage,
-    Unit,
-    UnitChecker,
-    bytes_to_read,
-    configuration,
-    done_records,
-    units,
-    units_of_task,
-)
+from hpcgen.data.settings import configuration
+from hpcgen.data.unit import DataStage, Unit, bytes_to_read, units, units_of_task
+from hpcgen.data.unit_checker import UnitChecker, done_records
 from hpcgen.data.workers import Failed, Finished, Update, run_all
 from hpcgen.data.workers import cores as cores
 from hpcgen.errors import HpcgenError

@@ -25,9 +25,10 @@ from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path
 from hpcgen.data.jsonl import Block, Reject, read_blocks, text_reader
 from hpcgen.data.progress import Step
 from hpcgen.data.record import SIDE_FILE, Counts, FileIdentity, Record, publish_unit, record_path
+from hpcgen.data.settings import configuration
 from hpcgen.data.task import Context
 from hpcgen.data.tokenizer import Tokenizer, limit_threads, load_tokenizer
-from hpcgen.data.unit import Unit, configuration
+from hpcgen.data.unit import Unit
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
 from hpcgen.text import counted

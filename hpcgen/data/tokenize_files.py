@@ -14,10 +14,11 @@ from hpcgen.data.compression import SUFFIXES
 from hpcgen.data.indexed_dataset import bin_path, idx_path, token_dtype
 from hpcgen.data.progress import Progress, Step
 from hpcgen.data.record import Record, record_path
+from hpcgen.data.settings import configuration
 from hpcgen.data.task import Context
 from hpcgen.data.tokenize import make_pairs
 from hpcgen.data.tokenizer import Tokenizer
-from hpcgen.data.unit import Input, Unit, configuration
+from hpcgen.data.unit import Input, Unit
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import sweep

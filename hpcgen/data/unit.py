@@ -13,18 +13,17 @@ new manifest drops. No stage reads them, and they may be removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.corpus import CorpusJob, num_outputs, output_names
 from hpcgen.data.assignment import Share, assign
 from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.listed_files import extracted_name
 from hpcgen.data.manifest import Manifest, ManifestFile
-from hpcgen.data.record import SIDE_FILE, FileIdentity, Record, configuration_hash, read_record
+from hpcgen.data.record import SIDE_FILE, FileIdentity, read_record
 from hpcgen.errors import HpcgenError
 
 DataStage = Literal["download", "extract", "concat", "tokenize", "prepare"]
@@ -161,130 +160,6 @@ def units_of_task(all_units: list[Unit], task_id: int, num_tasks: int) -> list[U
     return all_units[task_id::num_tasks]
 
 
-def configuration(stage: DataStage, job: CorpusJob) -> str:
-    """Hash of all settings that determine the bytes of a stage's outputs."""
-    return configuration_hash(_SETTINGS[stage](job))
-
-
-def configuration_without_vocabulary(stage: DataStage, job: CorpusJob) -> str | None:
-    """Hash that earlier versions recorded for the built-in GPT-2 vocabulary, without the vocabulary's content.
-
-    The vocabulary files came from another package then. Records with this hash remain valid, and `hpcgen data verify`
-    encodes documents of their pairs again. Returns None for other stages and tokenizers, whose hashes are unchanged.
-    """
-    tokenizer = job.tokenizer
-    if stage not in ("tokenize", "prepare") or tokenizer.kind != "gpt2" or tokenizer.vocab_file is not None:
-        return None
-    settings = _tokenize_settings(job)
-    return configuration_hash({**settings, "tokenizer": settings["tokenizer"] | {"files": []}})
-
-
-@dataclass(frozen=True)
-class _MakerState:
-    """Recorded outputs of a unit of an earlier stage."""
-
-    outputs: tuple[FileIdentity, ...]
-    is_current: bool
-
-
-class UnitChecker:
-    """Checks which units are done, back to the source. Caches the state of units whose outputs several units read.
-
-    A unit is current if its record has the current settings and inputs, and the units that made these inputs are
-    current as well. Inputs and units (with their records) may be removed to free space; this does not make later units
-    outdated.
-    """
-
-    def __init__(self, job: CorpusJob, known: Mapping[DataStage, str] | None = None) -> None:
-        self._job = job
-        self._settings = dict(known or {})
-        """Cache of `configuration` per stage."""
-        self._earlier: dict[DataStage, str | None] = {}
-        self._makers: dict[str, _MakerState | None] = {}
-
-    def done_record(self, unit: Unit) -> Record | None:
-        """Returns the record of `unit` if the unit is done: it is current, and its recorded outputs are unchanged."""
-        record = read_record(self._job.directory / unit.name)
-        if record is None or not self.is_current(unit, record):
-            return None
-        return record if record.has_valid_outputs(self._job.directory, unit.files) else None
-
-    def done_records(self, selected: Sequence[Unit]) -> list[Record | None]:
-        """Returns the result of `done_record` for each unit."""
-        return concurrent_map(selected, self.done_record)
-
-    def is_current(self, unit: Unit, record: Record) -> bool:
-        """Returns whether making the unit now would produce what `record` describes."""
-        if record.stage != unit.stage or not self.has_settings(record, unit.stage):
-            return False
-        if len(record.inputs) != len(unit.inputs):
-            return False
-        if unit.stage != "download" and any(item.is_changed() for item in unit.inputs):
-            return False  # not for downloads, whose inputs are on a server
-        return all(map(self._input_matches, unit.inputs, record.inputs))
-
-    def has_settings(self, record: Record, stage: DataStage) -> bool:
-        """Returns whether `record` has the job's settings for `stage`."""
-        if stage not in self._settings:
-            self._settings[stage] = configuration(stage, self._job)
-        if record.configuration == self._settings[stage]:
-            return True
-        if stage not in self._earlier:
-            self._earlier[stage] = configuration_without_vocabulary(stage, self._job)
-        return record.configuration == self._earlier[stage]
-
-    def require_inputs(self, unit: Unit) -> None:
-        """Checks that the inputs of `unit` exist and are current.
-
-        Raises:
-            HpcgenError: an input is missing or outdated.
-        """
-        for item in unit.inputs:
-            item.require()
-            if item.maker is not None and not self._is_current_or_gone(item.maker):
-                stage = self._first_outdated(item.maker).stage
-                raise HpcgenError(
-                    f"{item.path} is outdated: the manifest or the settings have changed since it was made",
-                    f"run the stage {stage} again, and the stages after it",
-                )
-
-    def _input_matches(self, item: Input, read: FileIdentity) -> bool:
-        """Returns whether the recorded content `read` can be the current content of an input."""
-        made = self._maker_state(item.maker) if item.maker is not None else None
-        if made is not None and not made.is_current:
-            return False
-        known = item.planned_identity() or (made and item.find_in(made.outputs)) or FileIdentity(item.name)
-        return known.same_content(read)
-
-    def _is_current_or_gone(self, maker: Unit) -> bool:
-        made = self._maker_state(maker)
-        return made is None or made.is_current
-
-    def _first_outdated(self, unit: Unit) -> Unit:
-        """Returns the outdated unit nearest to the source: `unit` itself, or one that it is made from."""
-        makers = (item.maker for item in unit.inputs if item.maker is not None)
-        earlier = next((maker for maker in makers if not self._is_current_or_gone(maker)), None)
-        return unit if earlier is None else self._first_outdated(earlier)
-
-    def _maker_state(self, maker: Unit) -> _MakerState | None:
-        if maker.name not in self._makers:
-            record = read_record(self._job.directory / maker.name)
-            self._makers[maker.name] = (
-                _MakerState(record.outputs, self.is_current(maker, record)) if record is not None else None
-            )
-        return self._makers[maker.name]
-
-
-def done_record(unit: Unit, job: CorpusJob, settings_hash: str) -> Record | None:
-    """Returns the record of `unit` if it is done: made from these inputs with these settings, outputs unchanged."""
-    return UnitChecker(job, {unit.stage: settings_hash}).done_record(unit)
-
-
-def done_records(selected: Sequence[Unit], job: CorpusJob, settings_hash: str) -> list[Record | None]:
-    """Returns `done_record` for each unit. A hundred thousand units take seconds, even on network file systems."""
-    return UnitChecker(job, {unit.stage: settings_hash for unit in selected[:1]}).done_records(selected)
-
-
 def bytes_to_read(selected: Sequence[Unit]) -> list[int]:
     """Returns the input size of each unit, from the records of earlier stages if there are any. 0 if unknown."""
     return concurrent_map(selected, lambda unit: sum(item.bytes_to_read() for item in unit.inputs))
@@ -357,17 +232,15 @@ def _shares(job: CorpusJob, manifest: Manifest) -> Iterator[tuple[list[ManifestF
 
 
 def _concat_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
-    directory = job.directory
     for files, share, names in _shares(job, manifest):
-        inputs = tuple(_extracted(directory, files[index]) for index in share.inputs)
+        inputs = tuple(_extracted(job.directory, files[index]) for index in share.inputs)
         outputs = tuple(f"concat/{names[index]}.jsonl" for index in share.outputs)
         yield Unit(stage="concat", inputs=inputs, outputs=outputs)
 
 
 def _prepare_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
-    directory = job.directory
     for files, share, names in _shares(job, manifest):
-        inputs = tuple(_source(directory, files[index]) for index in share.inputs)
+        inputs = tuple(_source(job.directory, files[index]) for index in share.inputs)
         outputs = tuple(f"tokens/{names[index]}" for index in share.outputs)
         yield Unit(stage="prepare", inputs=inputs, outputs=outputs)
 
@@ -389,32 +262,4 @@ _UNITS: dict[DataStage, Callable[[CorpusJob, Manifest], Iterator[Unit]]] = {
     "concat": _concat_units,
     "tokenize": _tokenize_units,
     "prepare": _prepare_units,
-}
-
-
-def _no_settings(job: CorpusJob) -> Mapping[str, Any]:
-    return {}
-
-
-def _tokenize_settings(job: CorpusJob) -> Mapping[str, Any]:
-    corpus, tokenizer = job.corpus, job.tokenizer
-    return {
-        "tokenizer": {
-            "kind": tokenizer.kind,
-            "eod": tokenizers.eod_id(tokenizer),
-            "vocab_size": tokenizers.vocab_size(tokenizer),
-            "files": tokenizers.content_sha256(tokenizer),
-        },
-        "json_key": corpus.json_key,
-        "drop_empty": corpus.drop_empty,
-        "bad_documents": corpus.bad_documents,
-    }
-
-
-_SETTINGS: dict[DataStage, Callable[[CorpusJob], Mapping[str, Any]]] = {
-    "download": _no_settings,
-    "extract": _no_settings,
-    "concat": _no_settings,
-    "tokenize": _tokenize_settings,
-    "prepare": _tokenize_settings,
 }

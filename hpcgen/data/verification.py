@@ -13,24 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
-
 import trainer
-from hpcgen.config.corpus import CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.data.concurrent_map import concurrent_map
+from hpcgen.data.id_scan import IdScan
 from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.pair import Pair, open_pair
-from hpcgen.data.record import RECORD_FILE, FileIdentity, Record
+from hpcgen.data.pair import open_pair
+from hpcgen.data.pair_records import pair_names
+from hpcgen.data.record import FileIdentity, Record
 from hpcgen.data.reencoding import Reencoder
-from hpcgen.data.unit import DataStage, Unit, UnitChecker, configuration_without_vocabulary, units
 from hpcgen.errors import HpcgenError
 
-PAIR_STAGES: tuple[DataStage, ...] = ("tokenize", "prepare")
-"""Stages that produce pairs."""
 _CHUNK_BYTES = 8 * 1024 * 1024
 _CANNOT_IMPORT = 3
 """Exit status of trainer.data.dataset_check without megatron-core."""
@@ -125,7 +118,7 @@ def verify(
     with ThreadPoolExecutor(workers) as pool:  # hashing and numpy release the GIL
         pairs = list(pool.map(one, expected.items()))
     for pair, (prefix, known) in zip(pairs, expected.items(), strict=True):
-        if known.record is not None and prefix.name == _prefixes(known.record)[0]:
+        if known.record is not None and prefix.name == pair_names(known.record)[0]:
             pair.findings += _unit_findings(prefix.parent, known.record)
     unmeasured = _unmeasured(manifest) if manifest is not None else []
     version, reason = None, "not requested"
@@ -134,72 +127,12 @@ def verify(
     return VerifyReport(pairs=pairs, megatron_core=version, not_checked=reason, unmeasured=unmeasured)
 
 
-def find_records(prefixes: Sequence[Path]) -> dict[Path, Record]:
-    """Finds the records of pairs. The record of a unit with several pairs is next to the first pair."""
-    found: dict[Path, Record] = {}
-    for directory in dict.fromkeys(prefix.parent for prefix in prefixes):
-        made: dict[str, Record] = {}
-        for record in _records(directory):
-            made |= dict.fromkeys(_prefixes(record), record)
-        here = (prefix for prefix in prefixes if prefix.parent == directory)
-        found |= {prefix: made[prefix.name] for prefix in here if prefix.name in made}
-    return found
-
-
-def stale_pairs(job: CorpusJob, manifest: Manifest | None, records: Mapping[Path, Record]) -> dict[Path, str]:
-    """Finds the pairs that the stages would no longer make as recorded, with the reason.
-
-    `manifest` is the manifest of the corpus, if there is one.
-    """
-    checker, wanted = UnitChecker(job), dict[tuple[str, Path], Unit]()
-    for stage in PAIR_STAGES:
-        for unit in units(stage, job, manifest) if manifest is not None else ():
-            wanted |= {(stage, job.directory / output): unit for output in unit.outputs}
-
-    def reason(item: tuple[Path, Record]) -> str:
-        prefix, record = item
-        if not any(stage == record.stage and checker.has_settings(record, stage) for stage in PAIR_STAGES):
-            what = "tokenizer, json_key, drop_empty or bad_documents"
-            return f"stale: it was made with other settings than those of the run file ({what})"
-        unit = wanted.get((record.stage, prefix.absolute()))
-        if manifest is not None and (unit is None or not checker.is_current(unit, record)):
-            return "stale: it was not made from the files that the manifest lists for it"
-        return ""
-
-    reasons = concurrent_map(list(records.items()), reason)
-    return {prefix: why for prefix, why in zip(records, reasons, strict=True) if why}
-
-
-def pairs_without_vocabulary_hash(job: CorpusJob, records: Mapping[Path, Record]) -> set[Path]:
-    """Finds pairs of earlier versions, whose records do not cover the content of GPT-2's vocabulary."""
-    earlier = {stage: configuration_without_vocabulary(stage, job) for stage in PAIR_STAGES}
-    return {
-        prefix
-        for prefix, record in records.items()
-        if (record.stage, record.configuration) in earlier.items()
-    }
-
-
 def _unmeasured(manifest: Manifest) -> list[str]:
     return [
         file.name
         for file in manifest.files
         if file.path is None and file.size is None and file.sha256 is None
     ]
-
-
-def _records(directory: Path) -> Iterator[Record]:
-    for path in sorted(directory.glob(f"*{RECORD_FILE}")):
-        try:
-            yield msgspec.json.decode(path.read_bytes(), type=Record)
-        except (OSError, msgspec.MsgspecError):
-            continue  # the pair then counts as one without a record
-
-
-def _prefixes(record: Record) -> list[str]:
-    """Names (without directory) of the pairs that a record describes."""
-    names = (Path(output.name).name for output in record.outputs)
-    return [name.removesuffix(".bin") for name in names if name.endswith(".bin")]
 
 
 def _verify_pair(prefix: Path, expected: Expected, advance: Callable[[int], None]) -> PairReport:
@@ -211,7 +144,9 @@ def _verify_pair(prefix: Path, expected: Expected, advance: Callable[[int], None
         report.dtype = counts.dtype
         report.bytes = sum(map(_size, _files(prefix)))
         report.findings += pair.faults()
-        scan = _Scan(pair, expected if not report.findings else Expected(vocab_size=expected.vocab_size))
+        checks_ends = expected.record is not None and not report.findings
+        eod_id = expected.eod_id if checks_ends else None
+        scan = IdScan(pair, expected.vocab_size, eod_id)
         hashes = {
             bin_path(prefix).name: _hash(bin_path(prefix), scan.add, advance),
             idx_path(prefix).name: _hash(idx_path(prefix), lambda chunk: None, advance),
@@ -234,59 +169,6 @@ def _verify_pair(prefix: Path, expected: Expected, advance: Callable[[int], None
     return report
 
 
-class _Scan:
-    """Checks the ids of a .bin file, chunk by chunk."""
-
-    def __init__(self, pair: Pair, expected: Expected) -> None:
-        self.findings: list[str] = []
-        self.largest: int | None = None
-        self._pair = pair
-        self._vocab_size = expected.vocab_size
-        self._eod_id = expected.eod_id if expected.record is not None else None
-        self._position = 0
-        self._size = _size(bin_path(pair.prefix))
-        self._bad_id = self._bad_end = False
-
-    def add(self, chunk: bytes) -> None:
-        """Checks the next chunk, which must not split an id."""
-        ids = np.frombuffer(chunk, self._pair.dtype)
-        largest = int(ids.max())
-        self.largest = largest if self.largest is None else max(self.largest, largest)
-        limit = self._vocab_size
-        if not self._bad_id and (int(ids.min()) < 0 or (limit is not None and largest >= limit)):
-            self._bad_id = True
-            wrong = (ids < 0) if limit is None else (ids < 0) | (ids >= limit)
-            self._add_finding(
-                ids, int(np.argmax(wrong)), "" if limit is None else f"valid ids are 0 to {limit - 1}"
-            )
-        if self._eod_id is not None and not self._bad_end:
-            self._check_sequence_ends(ids, self._eod_id)
-        self._position += len(chunk)
-
-    def _check_sequence_ends(self, ids: NDArray[Any], eod: int) -> None:
-        """Checks that sequences end with `eod`. A sequence ends where the next one starts or the file ends."""
-        item, end = self._pair.dtype.itemsize, self._position + ids.nbytes
-        first, last = np.searchsorted(self._pair.offsets, [self._position, end], side="right")
-        ends = (self._pair.offsets[first:last] - self._position) // item - 1
-        if end == self._size:
-            ends = np.append(ends, len(ids) - 1)
-        wrong = np.flatnonzero(ids[ends] != eod)
-        if len(wrong):
-            self._bad_end = True
-            self._add_finding(
-                ids, int(ends[wrong[0]]), f"the sequence should end with the end-of-document id {eod}"
-            )
-
-    def _add_finding(self, ids: NDArray[Any], index: int, why: str) -> None:
-        pair, byte = self._pair, self._position + index * self._pair.dtype.itemsize
-        sequence = int(np.searchsorted(pair.offsets, byte, side="right")) - 1
-        document = int(np.searchsorted(pair.bounds, sequence, side="right")) - 1
-        self.findings.append(
-            f"{bin_path(pair.prefix)}: id {ids[index]} at byte {byte:,}, in document {document:,}"
-            + (f"; {why}" if why else " is negative")
-        )
-
-
 def _hash_findings(directory: Path, record: Record, hashes: Mapping[str, FileIdentity]) -> Iterator[str]:
     for output in record.outputs:
         found = hashes.get(Path(output.name).name)
@@ -304,7 +186,7 @@ def _difference(path: Path, recorded: FileIdentity, found: FileIdentity) -> Iter
 def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
     """Checks what all pairs of a record share: the counts, and other files such as rejected lines."""
     if not record.counts.balanced:
-        yield f"{directory / _prefixes(record)[0]}: its record does not account for every document"
+        yield f"{directory / pair_names(record)[0]}: its record does not account for every document"
     for output in record.outputs:
         path = directory / Path(output.name).name
         if path.name.endswith((".bin", ".idx")):
@@ -314,7 +196,7 @@ def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
         except OSError as error:
             yield f"{path}: {error.strerror}"
     try:
-        found = [read_counts(directory / name) for name in _prefixes(record)]
+        found = [read_counts(directory / name) for name in pair_names(record)]
     except HpcgenError:
         return  # a finding of that pair already
     for what, recorded in (
@@ -324,7 +206,7 @@ def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
     ):
         total = sum(getattr(counts, what) for counts in found)
         if total != recorded:
-            names = ", ".join(_prefixes(record))
+            names = ", ".join(pair_names(record))
             yield f"{directory}: {names}: {total:,} {what}, but the record has {recorded:,}"
 
 

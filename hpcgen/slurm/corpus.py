@@ -128,7 +128,7 @@ def check_pairs(plan: Plan) -> None:
     if not pairs:
         return
     from hpcgen.data.manifest import manifest_path, read_manifest
-    from hpcgen.data.verification import find_records, stale_pairs
+    from hpcgen.data.pair_records import find_records, stale_pairs
 
     job = corpus_job(plan.config)
     records = find_records([Path(pair.prefix) for pair in pairs])

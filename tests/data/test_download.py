@@ -24,7 +24,8 @@ import zstandard
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, UrlSource
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data import http, part
-from hpcgen.data.download import Wanted, download, fetched, unexpected_content
+from hpcgen.data.download import Wanted, download, fetched
+from hpcgen.data.first_bytes import unexpected_content
 from hpcgen.data.http import RetryPolicy, Web, authorization, retry_after_s
 from hpcgen.data.manifest import Manifest, ManifestFile
 from hpcgen.data.progress import Step

@@ -14,8 +14,9 @@ from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.manifest import Manifest, ManifestFile
 from hpcgen.data.quota import FreeSpace, quotas
 from hpcgen.data.record import FileIdentity, Record, write_record
+from hpcgen.data.settings import configuration
 from hpcgen.data.space import Need, bounds_text, check_space, check_units, estimates
-from hpcgen.data.unit import configuration, units
+from hpcgen.data.unit import units
 from hpcgen.errors import HpcgenError
 
 TB = 10**12

@@ -18,11 +18,11 @@ from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.indexed_dataset import read_counts
 from hpcgen.data.jsonl import LONGEST_LINE
 from hpcgen.data.record import Record
+from hpcgen.data.settings import configuration
 from hpcgen.data.task import Context, make_unit
 from hpcgen.data.tokenize import make_pairs
 from hpcgen.data.tokenize_files import tokenize_files
 from hpcgen.data.tokenizer import Tokenizer, load_tokenizer
-from hpcgen.data.unit import configuration
 from hpcgen.errors import HpcgenError
 
 from .conftest import HARD_TEXTS

@@ -20,8 +20,8 @@ from hpcgen.config.tokenizer import (
     problems,
     vocab_size,
 )
+from hpcgen.data.settings import configuration
 from hpcgen.data.tokenizer import load_tokenizer
-from hpcgen.data.unit import configuration
 from hpcgen.errors import HpcgenError
 
 from .conftest import HARD_TEXTS

@@ -14,20 +14,14 @@ from hpcgen.config.corpus import CorpusConfig, CorpusJob, SplitPatterns
 from hpcgen.config.tokenizer import TokenizerConfig, gpt2_files
 from hpcgen.data import concurrent_map
 from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, read_manifest, write_manifest
+from hpcgen.data.pair_records import find_records, stale_pairs
 from hpcgen.data.pending import pending
 from hpcgen.data.record import FileIdentity, Record, read_record, record_path, write_record
+from hpcgen.data.settings import configuration, configuration_without_vocabulary
 from hpcgen.data.status import corpus_status
 from hpcgen.data.task import make_unit, run_task
-from hpcgen.data.unit import (
-    bytes_to_read,
-    configuration,
-    configuration_without_vocabulary,
-    done_record,
-    done_records,
-    units,
-    units_of_task,
-)
-from hpcgen.data.verification import find_records, stale_pairs
+from hpcgen.data.unit import bytes_to_read, units, units_of_task
+from hpcgen.data.unit_checker import done_record, done_records
 from hpcgen.errors import HpcgenError
 
 from .data_runs import (

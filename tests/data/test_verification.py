@@ -14,15 +14,12 @@ import pytest
 from hpcgen.config.tokenizer import TokenizerConfig, gpt2_files
 from hpcgen.data.indexed_dataset import bin_path, idx_path
 from hpcgen.data.manifest import manifest_path, read_manifest
+from hpcgen.data.pair_records import find_records, pairs_without_vocabulary_hash, stale_pairs
 from hpcgen.data.record import Counts, FileIdentity, Record, read_record, write_record
-from hpcgen.data.unit import configuration, configuration_without_vocabulary, done_record, units
-from hpcgen.data.verification import (
-    Expected,
-    find_records,
-    pairs_without_vocabulary_hash,
-    stale_pairs,
-    verify,
-)
+from hpcgen.data.settings import configuration, configuration_without_vocabulary
+from hpcgen.data.unit import units
+from hpcgen.data.unit_checker import done_record
+from hpcgen.data.verification import Expected, verify
 from tests.data.data_runs import (
     documents,
     json_lines,

@@ -95,7 +95,8 @@ def _expected(
     """The expected properties of each pair to verify."""
     from hpcgen.config import tokenizer as tokenizers
     from hpcgen.data.pair import as_prefixes
-    from hpcgen.data.verification import Expected, find_records, pairs_without_vocabulary_hash, stale_pairs
+    from hpcgen.data.pair_records import find_records, pairs_without_vocabulary_hash, stale_pairs
+    from hpcgen.data.verification import Expected
 
     prefixes = as_prefixes(named) or (list(run.prefixes) if run else [])
     if not prefixes:

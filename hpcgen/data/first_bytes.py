@@ -1,0 +1,36 @@
+"""Recognizes files by their first bytes."""
+
+from __future__ import annotations
+
+import re
+
+_MAGIC = {".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), ".gz": re.compile(rb"\x1f\x8b")}
+"""First bytes of compressed data (zstd: a frame, or a skippable one)."""
+WEB_PAGE = "a web page"
+
+
+def compression_of(head: bytes) -> str | None:
+    """Suffix of the compression (.zst or .gz) of content that starts with `head`; None if it is not compressed."""
+    return next((suffix for suffix, magic in _MAGIC.items() if magic.match(head)), None)
+
+
+def unexpected_content(name: str, head: bytes, content_type: str = "") -> str | None:
+    """Describes content that starts with `head`, if it contradicts `name`; None if it does not.
+
+    The server's Content-Type counts only if the first bytes are inconclusive: many servers send text/html for any file.
+    """
+    begins = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    is_page = content_type.startswith("text/html") and begins[:1] != b"{" and not name.endswith(tuple(_MAGIC))
+    if is_page or begins[:1] == b"<":
+        return WEB_PAGE
+    if begins.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the data that it points to"
+    if not head:
+        return "empty"
+    found = compression_of(head)
+    named = next((suffix for suffix in _MAGIC if name.endswith(suffix)), None)
+    if found == named:
+        return None
+    if found is not None:
+        return f"{found} data, but the name does not end in {found}"
+    return f"not {named} data (it starts with {head[:4].hex(' ')})"
