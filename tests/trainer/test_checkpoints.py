@@ -29,7 +29,8 @@ from trainer import checkpoint
 from trainer.checkpoint import reading, writer
 from trainer.checkpoint.loading import raise_environment_fault
 from trainer.checkpoint.optimizer_state import boxes
-from trainer.checkpoint.saving import interval_s, prune
+from trainer.checkpoint.retention import prune
+from trainer.checkpoint.saving import interval_s
 from trainer.checkpoint.writer import HostBuffer
 from trainer.contract import checkpoint_files
 from trainer.contract import config as configuration

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from trainer.checkpoint import megatron_lm
 from trainer.checkpoint import state as contents
 from trainer.checkpoint.planning import Plan, plan_save
+from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.writer import HostBuffer, NotFiniteError, Writing, Written
 from trainer.contract import checkpoint_files, hyperparameters
 from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
@@ -104,8 +104,7 @@ class Checkpoints:
         self.retry_pending = False
         """True if a background save failed for a temporary reason. The next one is due now; its failure is final."""
         self._is_first = True
-        self._removing = threading.Lock()
-        self._removal: threading.Thread | None = None
+        self._retention = Retention(directory, config.checkpoint, log)
 
     def prepare(self, state: TrainingState) -> None:
         """Pin the memory for the first copy in the background. Otherwise the first save must wait for this."""
@@ -151,7 +150,8 @@ class Checkpoints:
             self._allow_retry(error)
             self._begin(state, wait=wait)
         if wait:
-            self._end_removals()
+            self._retention.wait(REMOVAL_S)
+            self._beat()
 
     def _begin(self, state: TrainingState, *, wait: bool) -> None:
         if self._save is not None:
@@ -263,46 +263,12 @@ class Checkpoints:
         if warning:
             self._log.line(warning)
         self._on_complete(save.iteration, event)
-        if self._config.checkpoint.keep_last is not None:
-            # A daemon thread, so that a finished run does not wait for hanging storage.
-            self._removal = threading.Thread(target=self._prune, name="checkpoint-removal", daemon=True)
-            self._removal.start()
-
-    def _prune(self) -> None:
-        keep = self._config.checkpoint
-        with self._removing:
-            try:
-                for path in prune(self._directory, keep.keep_last, keep.keep_every):
-                    self._log.line(f"removed {path}: keep_last = {keep.keep_last}")
-            except OSError as error:  # not fatal: the next save tries again
-                self._log.line(f"a checkpoint could not be removed: {error}")
-
-    def _end_removals(self) -> None:
-        """Wait for the last removal, which covers all saves, for at most REMOVAL_S."""
-        if self._removal is not None:
-            self._removal.join(REMOVAL_S)
-            self._beat()
+        self._retention.start()
 
 
 def interval_s(config: CheckpointConfig) -> float | None:
     """Seconds between checkpoints in a resolved configuration; None if the interval is in steps only."""
     return None if config.save_interval_minutes is None else 60 * config.save_interval_minutes
-
-
-def prune(directory: Path, keep_last: int | None, keep_every: int | None) -> list[Path]:
-    """Remove the checkpoints that retention does not keep. Returns their paths.
-
-    A checkpoint with missing or truncated files does not count towards keep_last and is not removed.
-
-    Raises:
-        OSError: the checkpoints cannot be listed or removed.
-    """
-    checkpoints = checkpoint_files.demote_incomplete(checkpoint_files.list_checkpoints(directory))
-    kept = checkpoint_files.kept(checkpoints, keep_last, keep_every)
-    removed = [checkpoint.path for checkpoint in checkpoints if checkpoint.iteration not in kept]
-    for path in removed:
-        checkpoint_files.remove(path)
-    return removed
 
 
 def _make_directory(path: Path) -> bool:
