@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,32 +111,10 @@ def has_weight_gradient_kernel() -> bool:
     return layers._grad_accum_fusion_available or kernels.weight_gradient_kernel() is not None
 
 
-def step_function(config: dict[str, Any]) -> Any:
+def step_function(config: dict[str, Any]) -> Callable[[], None]:
     """Return a function that runs one optimizer step on random tokens."""
-    model, training = config["model"], config["training"]
-    core = core_config(config)
-    chunk = GPTModel(
-        core,
-        get_gpt_layer_with_transformer_engine_spec(),
-        vocab_size=model["padded_vocab_size"],
-        max_sequence_length=model["seq_length"],
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=not model.get("untie_embeddings_and_output_weights", False),
-        position_embedding_type=model.get("position_embedding_type", "learned_absolute"),
-    ).cuda()
     overlap = parallel_state.get_data_parallel_world_size() > 1
-    data_parallel = DistributedDataParallelConfig(
-        use_distributed_optimizer=True,
-        grad_reduce_in_fp32=True,
-        overlap_grad_reduce=overlap,
-        overlap_param_gather=overlap,
-    )
-    chunks = [DistributedDataParallel(core, data_parallel, Float16Module(core, chunk))]
-    core.finalize_model_grads_func = finalize_model_grads
-    if overlap:
-        core.no_sync_func = chunks[0].no_sync
-        core.grad_sync_func = chunks[0].start_grad_sync
+    chunks = [build_chunk(config, overlap)]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -149,25 +128,7 @@ def step_function(config: dict[str, Any]) -> Any:
         ),
         chunks,
     )
-    size = (training["micro_batch_size"], model["seq_length"])
-    tokens = torch.randint(0, model["vocab_size"], size, device="cuda")
-    positions = torch.arange(model["seq_length"], device="cuda").expand(size).contiguous()
-    samples = training["micro_batch_size"] * parallel_state.get_data_parallel_world_size()
-
-    def forward(_: Any, chunk: torch.nn.Module) -> Any:
-        losses = chunk(tokens, positions, None, labels=tokens)
-        return losses, lambda output: (output.float().mean(), {})
-
-    run = functools.partial(
-        get_forward_backward_func(),
-        forward_step_func=forward,
-        data_iterator=None,
-        model=chunks,
-        num_microbatches=training["global_batch_size"] // samples,
-        seq_length=model["seq_length"],
-        micro_batch_size=training["micro_batch_size"],
-        forward_only=False,
-    )
+    run = forward_backward(config, chunks)
 
     def step() -> None:
         for chunk in chunks:
@@ -177,6 +138,57 @@ def step_function(config: dict[str, Any]) -> Any:
         optimizer.step()
 
     return step
+
+
+def build_chunk(config: dict[str, Any], overlap: bool) -> DistributedDataParallel:
+    """Build this rank's part of the model. `overlap` hides the gradient exchange behind the backward pass."""
+    model, core = config["model"], core_config(config)
+    gpt = GPTModel(
+        core,
+        get_gpt_layer_with_transformer_engine_spec(),
+        vocab_size=model["padded_vocab_size"],
+        max_sequence_length=model["seq_length"],
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=not model.get("untie_embeddings_and_output_weights", False),
+        position_embedding_type=model.get("position_embedding_type", "learned_absolute"),
+    ).cuda()
+    data_parallel = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
+    )
+    chunk = DistributedDataParallel(core, data_parallel, Float16Module(core, gpt))
+    core.finalize_model_grads_func = finalize_model_grads
+    if overlap:
+        core.no_sync_func = chunk.no_sync
+        core.grad_sync_func = chunk.start_grad_sync
+    return chunk
+
+
+def forward_backward(config: dict[str, Any], chunks: list[DistributedDataParallel]) -> Callable[[], Any]:
+    """Return a function that runs all microbatches of one step, always on the same tokens."""
+    model, training = config["model"], config["training"]
+    size = (training["micro_batch_size"], model["seq_length"])
+    tokens = torch.randint(0, model["vocab_size"], size, device="cuda")
+    positions = torch.arange(model["seq_length"], device="cuda").expand(size).contiguous()
+    samples = training["micro_batch_size"] * parallel_state.get_data_parallel_world_size()
+
+    def forward(_: Any, chunk: torch.nn.Module) -> Any:
+        losses = chunk(tokens, positions, None, labels=tokens)
+        return losses, lambda output: (output.float().mean(), {})
+
+    return functools.partial(
+        get_forward_backward_func(),
+        forward_step_func=forward,
+        data_iterator=None,
+        model=chunks,
+        num_microbatches=training["global_batch_size"] // samples,
+        seq_length=model["seq_length"],
+        micro_batch_size=training["micro_batch_size"],
+        forward_only=False,
+    )
 
 
 if __name__ == "__main__":

@@ -65,34 +65,17 @@ def command(
 
     Also writes the JSON Schema of the run file next to it and creates the run directory. Default for PATH: run.yaml.
     """
-    from hpcgen.config.loader import cluster_names, load_cluster
+    from hpcgen.config.loader import load_cluster
     from hpcgen.config.presets import PRESETS
     from hpcgen.config.run import RunConfig
     from hpcgen.config.schema import json_schema
     from hpcgen.config.starter import TIME, run_file, starter
     from hpcgen.config.validation import check_text
-    from hpcgen.files import is_special, require_directory, write_output
+    from hpcgen.files import write_output
     from hpcgen.planning.allocation import within_limit
-    from hpcgen.text import did_you_mean
 
-    if preset is not None and preset not in PRESETS:
-        hint = did_you_mean(preset, PRESETS) or f"use one of {', '.join(PRESETS)}"
-        raise HpcgenError(f"--preset {preset}: unknown preset", hint)
-    if str(path) == "-" or is_special(path):
-        raise HpcgenError(f"{path}: not a file name", "name a file; its JSON Schema is written next to it")
-    require_directory(path)
-    if path.exists() and not force:
-        raise HpcgenError(f"{path}: already exists", "choose another name, or use --force")
-    if preset is not None and script is not None:
-        raise HpcgenError("--preset and --from both set the shape of the model", "use only one of them")
-    if overrides and script is None:
-        raise HpcgenError("--set requires --from", "edit the run file, which lists every key")
-    if script is not None and cluster is None:
-        names = ", ".join(cluster_names())
-        raise HpcgenError(
-            "--from requires --cluster, because the script does not name a profile",
-            f"use one of {names}, or a path",
-        )
+    _require_compatible(preset, cluster, script, overrides)
+    _require_new_file(path, force)
     cluster = cluster or "azure-ndv5"
     profile, node_type = load_cluster(cluster, path.absolute().parent)
     chosen = _chosen(overrides)
@@ -122,6 +105,48 @@ def command(
     if migration is not None:
         _show_leftovers(script, migration)
     click.echo(f"wrote {path}; next: hpcgen validate -c {path}", err=True)
+
+
+def _require_new_file(path: Path, force: bool) -> None:
+    """Checks that `path` can be written.
+
+    Raises:
+        HpcgenError: it is not a file name, its directory does not exist, or it exists and `force` is false.
+    """
+    from hpcgen.files import is_special, require_directory
+
+    if str(path) == "-" or is_special(path):
+        raise HpcgenError(f"{path}: not a file name", "name a file; its JSON Schema is written next to it")
+    require_directory(path)
+    if path.exists() and not force:
+        raise HpcgenError(f"{path}: already exists", "choose another name, or use --force")
+
+
+def _require_compatible(
+    preset: str | None, cluster: str | None, script: Path | None, overrides: tuple[str, ...]
+) -> None:
+    """Checks the values of --preset, --cluster, --from and --set against each other.
+
+    Raises:
+        HpcgenError: the preset is unknown, or an option needs or excludes another one.
+    """
+    from hpcgen.config.loader import cluster_names
+    from hpcgen.config.presets import PRESETS
+    from hpcgen.text import did_you_mean
+
+    if preset is not None and preset not in PRESETS:
+        hint = did_you_mean(preset, PRESETS) or f"use one of {', '.join(PRESETS)}"
+        raise HpcgenError(f"--preset {preset}: unknown preset", hint)
+    if preset is not None and script is not None:
+        raise HpcgenError("--preset and --from both set the shape of the model", "use only one of them")
+    if overrides and script is None:
+        raise HpcgenError("--set requires --from", "edit the run file, which lists every key")
+    if script is not None and cluster is None:
+        names = ", ".join(cluster_names())
+        raise HpcgenError(
+            "--from requires --cluster, because the script does not name a profile",
+            f"use one of {names}, or a path",
+        )
 
 
 def _make_run_directory(directory: Path) -> None:

@@ -6,16 +6,20 @@ import dataclasses
 import os.path
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, blend, selection
 from hpcgen.config.fields import PATH
-from hpcgen.config.run import RunConfig
+from hpcgen.config.run import DataConfig, RunConfig
 from hpcgen.errors import HpcgenError, Problem
 from trainer.contract import imports
-from trainer.contract.config import BlendConfig, Dataset
+from trainer.contract.config import BlendConfig
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 BLENDS = ("datasets", "train", "valid", "test")
+Section = TypeVar("Section", bound="DataclassInstance")
 
 
 def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
@@ -24,61 +28,68 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
     Raises:
         HpcgenError: the path of the run directory contains %, which sbatch would expand in the name of the log.
     """
-
-    def here(path: str) -> str:
-        return os.path.normpath(directory / path)
-
-    def maybe(path: str | None) -> str | None:
-        return None if path is None else here(path)
-
-    def absolute(datasets: tuple[Dataset, ...]) -> tuple[Dataset, ...]:
-        return tuple(dataclasses.replace(dataset, prefix=here(dataset.prefix)) for dataset in datasets)
-
-    run_dir = here(config.paths.run_dir)
+    at = _Resolver(directory)
+    run_dir = at.path(config.paths.run_dir)
     if "%" in run_dir:
         raise HpcgenError(
             f"{run_dir}: the path contains %, which sbatch would expand in the name of the log",
             "move the run file, or set paths.run_dir to an absolute path",
         )
-    data = config.data
-    corpus = data.corpus and dataclasses.replace(
-        data.corpus,
-        directory=here(data.corpus.directory),
-        source=dataclasses.replace(
-            data.corpus.source,
-            directory=maybe(data.corpus.source.directory),
-            manifest=maybe(data.corpus.source.manifest),
-        ),
-    )
-    tokenizer = dataclasses.replace(
-        data.tokenizer,
-        vocab_file=maybe(data.tokenizer.vocab_file),
-        merges_file=maybe(data.tokenizer.merges_file),
-        tokenizer_file=maybe(data.tokenizer.tokenizer_file),
-    )
-
-    def function(path: str | None) -> str | None:
-        file = imports.file_of(path) if path else None
-        return path if path is None or file is None else imports.with_file(path, here(file))
-
-    blends: dict[str, Any] = {name: absolute(getattr(data, name)) for name in BLENDS}
-    checkpoint = dataclasses.replace(
-        config.checkpoint, save=maybe(config.checkpoint.save), load=maybe(config.checkpoint.load)
-    )
     return dataclasses.replace(
         config,
         paths=dataclasses.replace(config.paths, run_dir=run_dir),
-        data=dataclasses.replace(
-            data, corpus=corpus, tokenizer=tokenizer, cache_dir=maybe(data.cache_dir), **blends
-        ),
-        checkpoint=checkpoint,
-        model=dataclasses.replace(
-            config.model,
-            layer_spec=function(config.model.layer_spec),
-            model_provider=function(config.model.model_provider),
-        ),
-        optimizer=dataclasses.replace(config.optimizer, lr_schedule=function(config.optimizer.lr_schedule)),
+        data=at.data(config.data),
+        checkpoint=at.fields(config.checkpoint, "save", "load"),
+        model=at.functions(config.model, "layer_spec", "model_provider"),
+        optimizer=at.functions(config.optimizer, "lr_schedule"),
     )
+
+
+class _Resolver:
+    """Resolves relative paths in sections of a run file. Null stays null."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def path(self, path: str) -> str:
+        """The absolute path."""
+        return os.path.normpath(self._directory / path)
+
+    def fields(self, section: Section, *names: str) -> Section:
+        """The section with the paths in these fields resolved."""
+        given = {name: getattr(section, name) for name in names}
+        return dataclasses.replace(
+            section, **{name: self.path(path) for name, path in given.items() if path is not None}
+        )
+
+    def functions(self, section: Section, *names: str) -> Section:
+        """The section with the files resolved that contain the functions in these fields."""
+        given = {name: getattr(section, name) for name in names}
+        files = {name: imports.file_of(path) for name, path in given.items() if path}
+        return dataclasses.replace(
+            section,
+            **{
+                name: imports.with_file(given[name], self.path(file))
+                for name, file in files.items()
+                if file is not None
+            },
+        )
+
+    def data(self, data: DataConfig) -> DataConfig:
+        """The section `data` with the paths of its datasets, corpus, tokenizer and cache resolved."""
+        blends: dict[str, Any] = {
+            name: tuple(self.fields(dataset, "prefix") for dataset in getattr(data, name)) for name in BLENDS
+        }
+        return dataclasses.replace(
+            self.fields(data, "cache_dir"),
+            corpus=data.corpus and self._corpus(data.corpus),
+            tokenizer=self.fields(data.tokenizer, "vocab_file", "merges_file", "tokenizer_file"),
+            **blends,
+        )
+
+    def _corpus(self, corpus: CorpusConfig) -> CorpusConfig:
+        source = self.fields(corpus.source, "directory", "manifest")
+        return dataclasses.replace(self.fields(corpus, "directory"), source=source)
 
 
 def import_files(config: RunConfig) -> tuple[str, ...]:
