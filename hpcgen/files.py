@@ -30,14 +30,13 @@ class Access(NamedTuple):
     """The permissions for a value of `share`."""
 
     umask: int
-    file_mode: int
     directory_mode: int
 
 
 ACCESS: dict[Share, Access] = {
-    "private": Access(umask=0o077, file_mode=0o600, directory_mode=0o700),
+    "private": Access(umask=0o077, directory_mode=0o700),
     # setgid: new entries get the directory's group, not the creating user's primary group
-    "group": Access(umask=0o007, file_mode=0o660, directory_mode=0o2770),
+    "group": Access(umask=0o007, directory_mode=0o2770),
 }
 
 

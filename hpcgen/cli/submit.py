@@ -66,7 +66,7 @@ def command(
         click.echo(f"dry run: would submit {', '.join(would)}", err=True)
         return
     try:
-        with _progress(plan) if launcher == "local" else contextlib.nullcontext() as on_progress:
+        with _progress() if launcher == "local" else contextlib.nullcontext() as on_progress:
             jobs = api.submit(plan, launcher, templates, on_progress)
     except JobStopped:
         raise SystemExit(130) from None
@@ -98,7 +98,7 @@ def _show_jobs(plan: Plan, jobs: Sequence[Job]) -> None:
 
 
 @contextlib.contextmanager
-def _progress(plan: Plan) -> Iterator[Callable[[Progress], None]]:
+def _progress() -> Iterator[Callable[[Progress], None]]:
     """A progress callback: a bar per stage on a terminal, occasional lines elsewhere."""
     if not sys.stderr.isatty():
         yield _ProgressLines()

@@ -15,8 +15,6 @@ from hpcgen.data.unit_checker import UnitChecker
 class Pending:
     """Units of a stage that are not done."""
 
-    num_units: int
-    """Number of all units of the stage."""
     indices: tuple[int, ...]
     """Indices of the pending units in the list returned by `units`."""
     outputs: frozenset[str]
@@ -46,4 +44,4 @@ def pending(
     answers = concurrent_map(all_units, is_pending)
     indices = tuple(index for index, answer in enumerate(answers) if answer)
     outputs = frozenset(output for index in indices for output in all_units[index].outputs)
-    return Pending(len(all_units), indices, outputs)
+    return Pending(indices, outputs)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.document import Document
@@ -84,8 +84,6 @@ LEAKED = (
 
 
 Layer = Literal["built-in", "node type", "stage", "cluster", "run file", "override"]
-
-LAYERS: tuple[Layer, ...] = get_args(Layer)
 """Layers in ascending order of precedence."""
 
 

@@ -92,14 +92,14 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
     with contextlib.ExitStack() as stack:
         stack.enter_context(_announce_save(run_dir, stage.kind, started))
         with _children_ignore_ctrl_c(), _children_ignore_local_modules():
-            submitted: Any = executor.submit(_task(plan, stage, job_dir))
+            submitted: Any = executor.submit(_task(stage, job_dir))
             job = Job(stage.name, submitted.job_id, Path(submitted.paths.stdout), submitted)
             stack.enter_context(_ended(job))
         _wait(job, stage, plan, job_dir / "stop", on_progress, started)
     return job
 
 
-def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask:
+def _task(stage: StagePlan, job_dir: Path) -> ModuleTask:
     """The stage as one task. An array runs as one task on all cores."""
     environment = {variable.name: variable.value for variable in stage.environment}
     for name, text in stage.files.items():

@@ -79,7 +79,6 @@ def settings(line: str) -> Change:
     return replaced("\n# ==== environment ====\n", f"{line}\n\n# ==== environment ====\n")
 
 
-LAUNCHED = "    ((terminated)) || launch"
 BROKEN: dict[str, tuple[str, Change, str]] = {
     "a directive gone": ("directive-lost", without("#SBATCH --signal"), "--signal=B:USR2@"),
     "a second value": (

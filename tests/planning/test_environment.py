@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,9 +14,9 @@ from hpcgen.config.node_type import Variable as Fact
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning import known_variables
 from hpcgen.planning.environment import (
-    LAYERS,
     LEAKED,
     RESERVED,
+    Layer,
     Variable,
     all_environment_problems,
     environment_problems,
@@ -148,7 +149,7 @@ def test_higher_layers_win_and_remember_what_they_hide(tmp_path):
     }
     assert all(below.why and not below.hides for variable in found.values() for below in variable.hides)
     for layers in seen.values():
-        ranks = [LAYERS.index(layer) for layer, _ in layers]
+        ranks = [get_args(Layer).index(layer) for layer, _ in layers]
         assert ranks == sorted(ranks)
 
 

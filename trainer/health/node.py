@@ -87,7 +87,7 @@ def run(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str], repo
     Raises:
         TrainerError: the number of tasks does not fit the nodes, or ranks are missing.
     """
-    own = ranks_of_node(config, ranks, environ)
+    own = ranks_of_node(config, ranks)
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename
     # In tests, two nodes may share a host and so an address.
     port = int(environ.get("MASTER_PORT", "29500")) + int(environ.get("SLURM_NODEID", "0")) % 1000
@@ -114,7 +114,7 @@ def run(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str], repo
         raise
 
 
-def ranks_of_node(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str]) -> Ranks:
+def ranks_of_node(config: NodeHealthConfig, ranks: Ranks) -> Ranks:
     """Rank of this process among the ranks of its node.
 
     Raises:

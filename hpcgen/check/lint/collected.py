@@ -37,7 +37,6 @@ class Collected:
         self.functions[name] = Function(
             name=name,
             line=line,
-            runs_arguments=bool(runners),
             in_background=any(command.background for command in runners),
         )
 

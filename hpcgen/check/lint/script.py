@@ -93,12 +93,12 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Function:
-    """A function. With `runs_arguments`, it is a wrapper around a command."""
+    """A function of the script."""
 
     name: str
     line: int
-    runs_arguments: bool = False
     in_background: bool = False
+    """True if it runs its arguments as a command in the background."""
 
 
 @dataclass(frozen=True, kw_only=True)
