@@ -9,6 +9,7 @@ from hpcgen.config.container import MountPath, Runtime
 from hpcgen.config.fields import EnvironmentName, Mask, Name, Text
 from hpcgen.stages import STAGES
 from trainer.contract.config import Count, Fraction, NonNegative, PositiveFloat
+from trainer.contract.health import Threshold
 from trainer.contract.section import config_section
 
 if TYPE_CHECKING:
@@ -116,28 +117,11 @@ class Nic:
 
 
 @config_section
-class AllReduceThreshold:
+class AllReduceThreshold(Threshold):
     """Bus bandwidth of all_reduce_perf for a healthy allocation under certain conditions."""
 
-    min_nodes: Count
-    """Minimum number of nodes to which it applies."""
-    max_nodes: Count | None = None
-    """Maximum number of nodes to which it applies; null for no limit."""
-    nvls: bool
-    """Applies if NCCL uses NVLink SHARP (true) or not (false)."""
-    collnet: bool
-    """Applies if NCCL uses CollNet (true) or not (false). CollNet is SHARP in the InfiniBand switches. Ignored for a
-    single node."""
     message_gib: PositiveFloat
     """Message size of the measurement in GiB."""
-    expected_gb_s: PositiveFloat | None = None
-    """Bandwidth of a healthy allocation in GB/s."""
-    warn_below_gb_s: PositiveFloat | None = None
-    """Bandwidth in GB/s below which there is a warning; null for no warning."""
-    fail_below_gb_s: PositiveFloat
-    """Bandwidth in GB/s below which a node or link is broken."""
-    source: str
-    """Source of the figures."""
 
 
 @config_section

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hpcgen.config.node_type import NodeType
 from trainer.contract.health import Threshold
 
@@ -12,16 +14,7 @@ MESSAGE_BYTES = {"cuda": 4 * 2**30, "cpu": 4 * 2**20}
 def thresholds(node_type: NodeType) -> tuple[Threshold, ...]:
     """The thresholds in order. The first matching one applies."""
     return tuple(
-        Threshold(
-            min_nodes=each.min_nodes,
-            max_nodes=each.max_nodes,
-            nvls=each.nvls,
-            collnet=each.collnet,
-            expected_gb_s=each.expected_gb_s,
-            warn_below_gb_s=each.warn_below_gb_s,
-            fail_below_gb_s=each.fail_below_gb_s,
-            source=each.source,
-        )
+        Threshold(**{field.name: getattr(each, field.name) for field in dataclasses.fields(Threshold)})
         for each in (node_type.health.all_reduce if node_type.health else ())
     )
 

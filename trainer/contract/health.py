@@ -23,19 +23,20 @@ class Threshold:
     """Bus bandwidth that an all-reduce reaches on a healthy allocation under these conditions."""
 
     min_nodes: Count
-    """Smallest number of nodes that the threshold applies to."""
+    """Minimum number of nodes to which it applies."""
     max_nodes: Count | None = None
-    """Largest number of nodes that the threshold applies to; null means no limit."""
+    """Maximum number of nodes to which it applies; null for no limit."""
     nvls: bool
-    """Applies when NCCL may use NVLink SHARP (true) or may not (false)."""
+    """Applies if NCCL uses NVLink SHARP (true) or not (false)."""
     collnet: bool
-    """Applies when NCCL may use CollNet, SHARP in the switches (true), or may not (false). Ignored for one node."""
+    """Applies if NCCL uses CollNet (true) or not (false). CollNet is SHARP in the InfiniBand switches. Ignored for a
+    single node."""
     expected_gb_s: PositiveFloat | None = None
-    """Bandwidth of a healthy allocation (GB/s)."""
+    """Bandwidth of a healthy allocation in GB/s."""
     warn_below_gb_s: PositiveFloat | None = None
-    """Bandwidth below which the test warns (GB/s); null means that it never warns."""
+    """Bandwidth in GB/s below which there is a warning; null for no warning."""
     fail_below_gb_s: PositiveFloat
-    """Bandwidth below which the test fails (GB/s)."""
+    """Bandwidth in GB/s below which a node or link is broken."""
     source: str
     """Source of the figures."""
 
