@@ -357,12 +357,15 @@ def test_figures_as_json_and_in_the_terminal(eventful: Path) -> None:
     assert summary["evaluations"] == {"valid": 3.25}
     assert summary["shares"]["communication"] == pytest.approx(0.1)
     assert summary["attempts"][1]["waited_s"] == 300
+    assert summary["job_time_s"] == 241 + (560 - 541)  # without the 300 s and 340 s between the attempts
     ended = hpcgen("report", eventful)
     assert ended.stderr == f"wrote {eventful}/report.html\n"
     lines = ended.stdout.splitlines()
     assert lines[0] == "gpt: done, iteration 160 of 1,000"
-    assert re.fullmatch(r"loss 10\.82\d .* over 160 steps", lines[1])
-    assert lines[-1] == ("2 s a step, 262,144 tokens/s, 128 TFLOP/s per device, MFU 13%, 61.5 GiB, 3 starts")
+    assert re.fullmatch(r"loss 10\.82\d .* \(mean of the last 16 of 160 steps\)", lines[1])
+    assert lines[-1] == (
+        "2 s a step, 262,144 tokens/s, 128 TFLOP/s per device, MFU 13%, 61.5 GiB, 3 attempts"
+    )
     assert (
         Page(hpcgen("report", eventful, "-o", "-").stdout).charts
         == Page((eventful / "report.html").read_text()).charts
