@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -168,6 +171,19 @@ def write_output(output: Path, text: str, mode: int) -> None:
 
     files.write_output(output, text, mode)
     click.echo(f"wrote {output}", err=True)
+
+
+def program() -> str:
+    """The command as the user can call it: `hpcgen` if that is on PATH, otherwise the path that was called."""
+    called, found = sys.argv[0], shutil.which("hpcgen")
+    if Path(called).name != "hpcgen" or (found and Path(found).samefile(called)):
+        return "hpcgen"
+    return shlex.quote(called)
+
+
+def short_path(path: Path) -> str:
+    """A path for a command line, relative if it is below the working directory."""
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def warn(messages: tuple[str, ...]) -> None:

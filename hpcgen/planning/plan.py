@@ -182,5 +182,8 @@ def _missing_inputs(
     if unmade and not any(stage.kind.makes_pairs for stage in stages.values()):
         more = f" and {counted(len(unmade) - 1, 'more file')}" if len(unmade) > 1 else ""
         verb = "do" if more else "does"
-        warnings.append(f"{unmade[0]}{more} {verb} not exist yet. Run the stage prepare (or tokenize) first")
+        plan_first = "hpcgen data plan and then " if corpus and not exists(manifest_of(corpus)) else ""
+        warnings.append(
+            f"{unmade[0]}{more} {verb} not exist yet. Run {plan_first}the stage prepare (or tokenize)"
+        )
     return errors, warnings
