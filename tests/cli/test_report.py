@@ -333,7 +333,7 @@ def test_nothing_to_show_ends_with_status_2(tmp_path: Path, events: list[dict[st
 def test_what_is_no_run_ends_with_status_2(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, said in (
-        (tmp_path, f"{tmp_path}/metrics.jsonl: no such file; give the directory of a training run"),
+        (tmp_path, f"{tmp_path}/metrics.jsonl: no such file; the run has not started yet, or"),
         (tmp_path / "nothing", "no such directory; give the directory of a run"),
         (tmp_path / "file", f"{tmp_path}/file is a file; give the run directory"),
     ):
@@ -494,9 +494,9 @@ def test_a_run_that_hung_says_so_at_once_and_where(tmp_path: Path, eventful: Pat
     write_stacks(run, [*range(5), *range(6, 12), 13, 14, 15])
     write_stacks(run, [12], at="sampler.py:31 read")
     said = (
-        "no progress for 600 s; check rank 5 first, which did not report; "
-        "rank 12 on ndv5-002 was stuck after iteration 3 at sampler.py:31 read; "
-        "rank 0-4,6-11,13-15 was stuck after iteration 3 at step.py:140 _agree"
+        "no progress for 600 s. Look first at rank 5, which did not report, "
+        "then at rank 12 on ndv5-002, waiting after iteration 3 at sampler.py:31 read. "
+        "Ranks 0-4,6-11,13-15 wait after iteration 3 at step.py:140 _agree"
     )
     page = report(run)
     assert f"The run hung: {said}" in page.text
