@@ -16,7 +16,7 @@ from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
 from hpcgen.planning.array import array_warnings
-from hpcgen.planning.container import container_problems, container_warnings
+from hpcgen.planning.container import container_problems, container_warnings, missing_file_warnings
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems
@@ -87,6 +87,8 @@ def plan(
     warnings: list[Problem] = []
     if any(one.container for one in planned.values()):
         warnings += container_warnings(run.config, run.cluster)
+    if any(stage.in_container for stage in ordered):
+        warnings += missing_file_warnings(run.config, run.cluster, exists)
     for one in planned.values():
         warnings += array_warnings(one.kind, config, run.cluster)
         warnings += environment_warnings(one.kind, run, one.environment)
