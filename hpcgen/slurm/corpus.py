@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,7 +123,8 @@ def check_pairs(plan: Plan) -> None:
     """Refuses pairs that were built from other files or settings than the run's. Missing pairs are ignored.
 
     Checks the records of the pairs that the planned stages read, unless a planned stage rebuilds them or the corpus
-    is not visible on this machine. A pair without a record is accepted.
+    is not visible on this machine. A pair without a record is accepted. Without the extra `data`, a warning says that
+    nothing was checked.
 
     Raises:
         HpcgenError: there are such pairs, or the manifest or the tokenizer does not match the configuration.
@@ -130,9 +132,13 @@ def check_pairs(plan: Plan) -> None:
     pairs = _pairs_read(plan)
     if not pairs or not _is_seen(plan):
         return
-    from hpcgen.data.manifest import manifest_path, read_manifest
-    from hpcgen.data.verification import find_records, stale_pairs
-
+    try:
+        from hpcgen.data.manifest import manifest_path, read_manifest
+        from hpcgen.data.verification import find_records, stale_pairs
+    except ModuleNotFoundError as error:
+        unchecked = f"the pairs were not compared with the manifest, which needs {error.name}"
+        print(f"warning: {unchecked}. Install it with: pip install 'hpcgen[data]'", file=sys.stderr)
+        return
     job = corpus_job(plan.config)
     records = find_records([Path(pair.prefix) for pair in pairs])
     stale = stale_pairs(job, read_manifest(manifest_path(job.directory)), records)
