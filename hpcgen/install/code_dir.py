@@ -55,8 +55,8 @@ SAME_VERSION_AS_HERE = ("submitit", "cloudpickle")
 # Wheels must work with the oldest glibc of current nodes and images: 2.28 (AlmaLinux 8).
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64")
 
-# The newest supported versions. 0.17 and later need Python 3.12. Without a pin, an old pip or an incomplete mirror
-# would silently fall back to an older one.
+# The newest supported versions. 0.17 and later need Python 3.12. Without a pin, pip 23.2 in Python 3.11 silently takes
+# 0.16.1 for Python 3.12.
 MEGATRON_CORE = {"3.10": "0.16.1", "3.11": "0.16.1"}
 NEWEST_MEGATRON_CORE = "0.19.2"
 
@@ -132,7 +132,8 @@ def install_needs(
     kept = [one for one in found if project_name(one["name"]) not in LEFT_TO_IMAGE]
     pinned = [f"{one['name']}=={one['version']}" for one in kept]
     on_phase(f"pip downloads and installs {counted(len(pinned) + len(alone), 'package')} (about 40 MB)")
-    pip_install("--no-deps", "--no-compile", *target, *pinned, *alone)
+    # Old versions (23.2) compare Requires-Python with the Python that runs pip. The tags of the wheels must fit anyway.
+    pip_install("--no-deps", "--no-compile", "--ignore-requires-python", *target, *pinned, *alone)
     # The scripts in bin/ would start this machine's Python. pip's records list them; the manifest replaces the records.
     shutil.rmtree(tree / "bin", ignore_errors=True)
     for record in ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json"):
