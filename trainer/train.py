@@ -197,7 +197,7 @@ def _open_run_directory(run: RunDirectory, config: TrainerConfig) -> bool:
         RunDirectoryBusyError: another process is training in the run directory.
     """
     run.root.mkdir(parents=True, exist_ok=True)
-    busy = f"another process is training in {run.root}. Wait for it to end, or name another run_dir"
+    busy = f"another process is training in {run.root}. Wait for it to end, or use another paths.run_dir"
     lock.hold(run.root / lock.RUN, busy)
     for marker in (run.stopped, run.failed):
         marker.unlink(missing_ok=True)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.cli.options import read_run_or_cluster, run_or_cluster_options, stage_option, warn
+from hpcgen.cli.options import (
+    StageChoice,
+    read_run_or_cluster,
+    run_or_cluster_options,
+    stage_list,
+    warn,
+)
+from hpcgen.stages.train import TRAIN
 
 if TYPE_CHECKING:
     from hpcgen.planning.environment import Variable
@@ -19,9 +26,9 @@ NOT_FOR_A_SHELL = ("LD_LIBRARY_PATH",)
 """Variables left out because they would affect programs of the shell that evaluates the exports."""
 
 
-@click.command("env")
+@click.command("env", epilog=stage_list())
+@click.argument("stage", type=StageChoice(), default=TRAIN.name, metavar="[STAGE]")
 @run_or_cluster_options
-@stage_option
 @click.option(
     "--format",
     "form",
@@ -31,16 +38,18 @@ NOT_FOR_A_SHELL = ("LD_LIBRARY_PATH",)
     help="sh prints commented exports and the list for --container-env; json prints the same as JSON.",
 )
 def command(
+    stage: str,
     config: Path | None,
     cluster: str | None,
     run_dir: str | None,
     overrides: tuple[str, ...],
-    stage: str,
     form: str,
 ) -> None:
     """Print a stage's environment for use in your own scripts.
 
-    For example: eval "$(hpcgen env --cluster azure-ndv5)"
+    For example: eval "$(hpcgen env train --cluster azure-ndv5)"
+
+    Default for STAGE: train.
 
     The exports are the ones in the script that hpcgen renders. HPCGEN_CONTAINER_ENV, which is not exported, holds
     the names for srun --container-env="$HPCGEN_CONTAINER_ENV". For variables not named there, values set in the
@@ -59,7 +68,7 @@ def command(
         click.echo(json.dumps({"environment": values, "container_env": names}, indent=1))
         return
     # in one write: a shell would evaluate partial output
-    click.echo("\n".join(_shell_lines(explained, variables, names, has_run_file=config is not None)))
+    click.echo("\n".join(_shell_lines(explained, variables, names, has_run_file=cluster is None)))
 
 
 def _left_out(variable: Variable) -> str:

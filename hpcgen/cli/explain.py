@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgen.cli.options import json_option, read_run_or_cluster, run_or_cluster_options, stage_option, warn
+from hpcgen.cli.options import StageChoice, json_option, read_run_or_cluster, run_or_cluster_options, warn
+from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
@@ -29,7 +30,14 @@ GIVEN = ("cluster", "run file", "override")
 @click.command("explain")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @run_or_cluster_options
-@stage_option
+@click.option(
+    "--stage",
+    type=StageChoice(),
+    metavar="STAGE",
+    default=TRAIN.name,
+    show_default=True,
+    help="Stage; see hpcgen render --help.",
+)
 @click.option(
     "--diff",
     "other",
@@ -61,7 +69,7 @@ def command(
     explained = explain(stage, run)
     warn(explained.warnings)
     if other is not None:
-        before = explain(stage, _other(other, run, config))
+        before = explain(stage, _other(other, run, cluster))
         difference = compare(before, explained, names)
         if as_json:
             click.echo(json.dumps(_difference_json(difference), indent=1))
@@ -76,9 +84,9 @@ def command(
         _print_explanation(chosen, here, everything=not names)
 
 
-def _other(other: str, run: Run, config: Path | None) -> Run:
+def _other(other: str, run: Run, cluster: str | None) -> Run:
     """The run to compare with: a run file, or a profile with the same run directory."""
-    if config is not None:
+    if cluster is None:
         return read_run_or_cluster(Path(other), None, None, ())
     return read_run_or_cluster(None, other, run.config.paths.run_dir, ())
 

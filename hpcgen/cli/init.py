@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgen.cli.options import complete_clusters
+from hpcgen.cli.options import complete_clusters, program
 from hpcgen.errors import ConfigErrors, HpcgenError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def command(
     write_output(path, text, mode=0o666)
     if migration is not None:
         _show_leftovers(script, migration)
-    click.echo(f"wrote {path}; next: hpcgen validate -c {path}", err=True)
+    click.echo(f"wrote {path}; next: {program()} validate -c {path}", err=True)
 
 
 def _require_new_file(path: Path, force: bool) -> None:

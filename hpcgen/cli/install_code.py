@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -26,9 +28,23 @@ def command(directory: Path, python_version: str) -> None:
     """
     from hpcgen.install import code_dir
 
-    click.echo(
-        f"installing for Python {python_version} into {directory} (pip downloads about 40 MB)", err=True
-    )
-    target = code_dir.install_code(directory.absolute(), python_version)
+    click.echo(f"installing for Python {python_version} into {directory}", err=True)
+    with _phases() as on_phase:
+        target = code_dir.install_code(directory.absolute(), python_version, on_phase)
     click.echo(f"installed megatron-core {code_dir.megatron_core_version(target)}", err=True)
     click.echo(target)
+
+
+@contextlib.contextmanager
+def _phases() -> Iterator[Callable[[str], None]]:
+    """A callback that shows the current phase on stderr: with its duration on a terminal, as a line elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda phase: click.echo(f"{phase} ...", err=True)
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda phase: bar.update(task, description=phase)

@@ -31,11 +31,19 @@ class LazyGroup(CommandGroup):
     """A group with its commands in named sections of the help, each imported on first use.
 
     `sections` maps a heading to command names and their modules. A module defines one command as `command`, or
-    several by name as `commands`. The first sentence of a command's help is its summary.
+    several by name as `commands`. The first sentence of a command's help is its summary. `elsewhere` maps names that
+    users try to the command that they mean.
     """
 
-    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        sections: Mapping[str, Mapping[str, str]],
+        elsewhere: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._elsewhere = elsewhere or {}
         self._sections = sections
         self._modules = {name: module for section in sections.values() for name, module in section.items()}
 
@@ -71,5 +79,7 @@ class LazyGroup(CommandGroup):
         """Finds the command; the error for an unknown name suggests the nearest one."""
         if args and args[0] not in self._modules and not args[0].startswith("-"):
             hint = did_you_mean(args[0], self._modules) or f"commands are {', '.join(self._modules)}"
+            if args[0] in self._elsewhere:
+                hint = f"use {self._elsewhere[args[0]]}"
             ctx.fail(f"no such command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)

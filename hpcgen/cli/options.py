@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,12 +13,14 @@ import click
 
 from hpcgen.errors import HpcgenError
 from hpcgen.stages import STAGES
-from hpcgen.stages.train import TRAIN
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+RUN_FILE = Path("run.yaml")
+"""The default of --config."""
 
 
 class StageChoice(click.Choice[str]):
@@ -61,16 +66,17 @@ def override_option(command: Command) -> Command:
     )(command)
 
 
-def run_options(command: Command) -> Command:
+def run_options(command: Command, help: str = "The run file.") -> Command:
     """Adds --config and --set."""
     return click.option(
         "-c",
         "--config",
         "config",
-        required=True,
         type=click.Path(path_type=Path),
+        default=RUN_FILE,
+        show_default=True,
         metavar="RUN.YAML",
-        help="The run file.",
+        help=help,
     )(override_option(command))
 
 
@@ -82,7 +88,7 @@ def run_or_cluster_options(command: Command) -> Command:
         "config",
         type=click.Path(path_type=Path),
         metavar="RUN.YAML",
-        help="The run file.",
+        help=f"The run file.  [default: {RUN_FILE}, unless --cluster is given]",
     )(override_option(command))
     command = click.option(
         "--run-dir",
@@ -95,19 +101,6 @@ def run_or_cluster_options(command: Command) -> Command:
         shell_complete=complete_clusters,
         help="Cluster profile, in place of a run file for stages that need no model.",
     )(command)
-
-
-def stage_option(command: Command) -> Command:
-    """Adds --stage."""
-    choice = click.option(
-        "--stage",
-        type=StageChoice(),
-        metavar="STAGE",
-        default=TRAIN.name,
-        show_default=True,
-        help="Stage; see hpcgen render --help.",
-    )
-    return choice(command)
 
 
 def complete_clusters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -142,18 +135,16 @@ def read_run_or_cluster(
     """
     from hpcgen.config.loader import load_cluster_run, load_run
 
-    if (config is None) == (cluster is None):
-        raise HpcgenError(
-            "either a run file or a cluster profile is required", "use -c run.yaml or --cluster azure-ndv5"
-        )
-    if config is not None:
+    if config is not None and cluster is not None:
+        raise HpcgenError(f"-c {config} and --cluster {cluster} exclude each other", "use only one of them")
+    if cluster is None:
+        config = config or RUN_FILE
         if run_dir is not None:
             raise HpcgenError(
                 "--run-dir requires --cluster",
                 f"to override paths.run_dir of {config}, use --set paths.run_dir=DIR",
             )
         return load_run(config, overrides)
-    assert cluster is not None
     name = Path(cluster).name.removesuffix(".yaml")
     return load_cluster_run(cluster, run_dir or f"runs/{name}", overrides)
 
@@ -183,6 +174,19 @@ def write_output(output: Path, text: str, mode: int) -> None:
 
     files.write_output(output, text, mode)
     click.echo(f"wrote {output}", err=True)
+
+
+def program() -> str:
+    """The command as the user can call it: `hpcgen` if that is on PATH, otherwise the path that was called."""
+    called, found = sys.argv[0], shutil.which("hpcgen")
+    if Path(called).name != "hpcgen" or (found and Path(found).samefile(called)):
+        return "hpcgen"
+    return shlex.quote(called)
+
+
+def short_path(path: Path) -> str:
+    """A path for a command line, relative if it is below the working directory."""
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def warn(messages: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.options import write_output
-from hpcgen.text import harmless
+from hpcgen.text import counted, harmless
 
 if TYPE_CHECKING:
     from hpcgen.report.run import Run
@@ -90,5 +90,5 @@ def _show(label: str, run: Run, summary: Summary) -> None:
     click.echo(
         f"{duration(summary.step_time_s)} a step, {count_in_short(summary.tokens_per_s)} tokens/s, "
         f"{figure(summary.tflops_per_device, 3)} TFLOP/s per device{mfu}{memory}, "
-        f"{summary.starts} {'start' if summary.starts == 1 else 'starts'}"
+        f"{counted(summary.starts, 'attempt')}"
     )

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from hpcgen.cli.options import StageChoice, run_options, stage_list, templates_option, warn
+from hpcgen.cli.options import (
+    StageChoice,
+    program,
+    run_options,
+    short_path,
+    stage_list,
+    templates_option,
+    warn,
+)
 from hpcgen.errors import JobStopped
 from hpcgen.stages import STAGES
 from hpcgen.text import counted
@@ -55,9 +63,9 @@ def command(
     from hpcgen.slurm.corpus import check_corpus, missing_tasks, require_pairs
 
     plan = api.plan(api.load_run(config, overrides), stages)
+    require_pairs(plan)
     warn(plan.warnings)
     if dry_run:
-        require_pairs(plan)
         missing = missing_tasks(plan)
         warn(tuple(check_corpus(plan, missing)))
         for stage in plan.stages:
@@ -127,7 +135,7 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
         def show(progress: Progress) -> None:
             if progress.stage not in tasks:
                 tasks[progress.stage] = bars.add_task(progress.stage, total=None, loss="")
-            loss = f"loss {progress.metrics['loss']:.3f}" if progress.metrics else ""
+            loss = f"mean loss {progress.metrics['loss']:.3f}" if progress.metrics else ""
             total = progress.total or None
             bars.update(tasks[progress.stage], total=total, completed=progress.done, loss=loss)
 
@@ -152,13 +160,13 @@ class _ProgressLines:
             click.echo(
                 f"{progress.stage}: {progress.done} of {counted(progress.total, 'file')}"
                 if loss is None
-                else f"{progress.stage}: step {progress.done} of {progress.total}, loss {loss:.3f}",
+                else f"{progress.stage}: step {progress.done} of {progress.total}, mean loss {loss:.3f}",
                 err=True,
             )
 
 
 def _show_run(plan: Plan) -> None:
-    """Prints the loss curve as text, saves it as a picture, and prints the paths."""
+    """Prints the loss curve as text, saves it as a picture, and prints the paths and the next command."""
     from hpcgen.report.curve import draw_png, draw_text, read_curve
     from hpcgen.slurm.run_directory import sharing
 
@@ -169,3 +177,4 @@ def _show_run(plan: Plan) -> None:
         picture = draw_png(curve, run_dir / "loss.png", title=plan.config.name)
     drawn = f", loss curve {picture}" if picture else " (for a picture of the loss: pip install matplotlib)"
     click.echo(f"run {run_dir}: checkpoints, metrics.jsonl, tensorboard{drawn}")
+    click.echo(f"next: {program()} report {short_path(run_dir)}", err=True)

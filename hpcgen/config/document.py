@@ -323,16 +323,15 @@ class _Walk:
             ) from error
 
     def _refuse_repeated_keys(self, node: Any, path: str) -> None:
-        seen = set()
+        seen: dict[str, int] = {}
         for key, _ in node.value:
             where = f"{self.name}:{key.start_mark.line + 1}"
             if key.id != "scalar" or key.tag not in (STRING, MERGE):
                 raise HpcgenError(f"the key {_short(key.value)} is not a string", "quote it", where=where)
             if key.value in seen:
-                raise HpcgenError(
-                    f"duplicate key {_join(path, key.value)}", "remove one of them", where=where
-                )
-            seen.add(key.value)
+                reason = f"duplicate key {_join(path, key.value)}, first on line {seen[key.value]}"
+                raise HpcgenError(reason, "remove one of the two lines", where=where)
+            seen[key.value] = key.start_mark.line + 1
 
     def _items(self, node: Any, path: str) -> Iterator[tuple[str, Any, str, int]]:
         for key, item in node.value:

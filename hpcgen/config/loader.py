@@ -70,6 +70,10 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         HpcgenError: a file cannot be read.
     """
     path = Path(path)
+    if not path.exists():
+        raise HpcgenError(
+            f"{path}: no such file", "write a run file with hpcgen init, or name another with -c"
+        )
     run = load_document(documents.read(path), path.absolute().parent, overrides)
     return dataclasses.replace(
         run, file=path.absolute(), sha256=hashlib.sha256(path.read_bytes()).hexdigest()

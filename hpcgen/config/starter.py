@@ -76,8 +76,12 @@ def run_file(
 def _commands(chosen: Mapping[str, Any], file_name: str) -> Iterator[str]:
     """Yields comments with the next commands to run."""
     if "corpus" in chosen.get("data", {}):
-        yield f"# hpcgen data plan -c {file_name}    hpcgen submit prepare index-cache train -c {file_name}"
-    yield f"# hpcgen validate -c {file_name}     hpcgen render train -c {file_name} | sbatch"
+        yield "# Make the data and train. Insert download before prepare if the source is not a directory:"
+        yield f"#   hpcgen data plan -c {file_name}"
+        yield f"#   hpcgen submit prepare index-cache train -c {file_name}"
+    yield "# Check this file, and render the script of a stage:"
+    yield f"#   hpcgen validate -c {file_name}"
+    yield f"#   hpcgen render train -c {file_name} -o train.sh"
 
 
 def _model_parallel_size(preset: Preset | None) -> int:

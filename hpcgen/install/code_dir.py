@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcgen.errors import HpcgenError
@@ -55,13 +55,21 @@ SAME_VERSION_AS_HERE = ("submitit", "cloudpickle")
 # Wheels must work with the oldest glibc of current nodes and images: 2.28 (AlmaLinux 8).
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64")
 
+# The newest supported versions. 0.17 and later need Python 3.12. Without a pin, pip 23.2 in Python 3.11 silently takes
+# 0.16.1 for Python 3.12.
+MEGATRON_CORE = {"3.10": "0.16.1", "3.11": "0.16.1"}
+NEWEST_MEGATRON_CORE = "0.19.2"
+
 MANIFEST = "manifest.json"
 
 
-def install_code(parent: Path, python_version: str) -> Path:
+def install_code(
+    parent: Path, python_version: str, on_phase: Callable[[str], None] = lambda phase: None
+) -> Path:
     """Builds the code directory for `python_version` ("3.12") below `parent`, or finds it there. Returns its path.
 
-    An existing directory with the same name is compared file by file.
+    An existing directory with the same name is compared file by file. `on_phase` is called with a description before
+    each step that takes long.
 
     Raises:
         HpcgenError: `python_version` is not a Python version, pip fails, `parent` is not writable, or an existing
@@ -78,7 +86,8 @@ def install_code(parent: Path, python_version: str) -> Path:
             tree = Path(private) / "code"
             tree.mkdir()
             copy_own_packages(tree)
-            install_needs(tree, python_version)
+            install_needs(tree, python_version, on_phase)
+            on_phase(f"hashing and syncing the files in {parent}")
             return publish(tree, parent, python_version)
     except OSError as error:
         raise HpcgenError(f"cannot install the code in {parent}: {error}") from error
@@ -100,7 +109,9 @@ def copy_own_packages(tree: Path) -> None:
     metadata.write_text(f"Metadata-Version: 2.1\nName: hpcgen\nVersion: {version}\n", encoding="utf-8")
 
 
-def install_needs(tree: Path, python_version: str) -> None:
+def install_needs(
+    tree: Path, python_version: str, on_phase: Callable[[str], None] = lambda phase: None
+) -> None:
     """Installs into `tree`, with pip, those dependencies of hpcgen and the trainer that an image may lack."""
     alone, together = (
         [],
@@ -109,22 +120,29 @@ def install_needs(tree: Path, python_version: str) -> None:
     for requirement in (*own_requirements(), *EXTRA_DEPENDENCIES):
         name = project_name(requirement)
         if name in WITHOUT_DEPENDENCIES:
-            alone.append(requirement)
+            alone.append(_pinned_megatron_core(python_version) if name == "megatron-core" else requirement)
         elif name not in LEFT_TO_IMAGE:
             together.append(requirement)
     platforms = (f"--platform={platform}" for platform in PLATFORMS)
     # pip before 23.1 accepts --platform only together with --target, even in a dry run.
     target = (f"--target={tree}", f"--python-version={python_version}", *platforms)
+    on_phase("pip chooses the versions of the dependencies")
     resolved = pip_install("--dry-run", "--ignore-installed", "--report=-", *target, *together)
     found = [entry["metadata"] for entry in json.loads(resolved)["install"]]
     kept = [one for one in found if project_name(one["name"]) not in LEFT_TO_IMAGE]
     pinned = [f"{one['name']}=={one['version']}" for one in kept]
-    pip_install("--no-deps", "--no-compile", *target, *pinned, *alone)
+    on_phase(f"pip downloads and installs {counted(len(pinned) + len(alone), 'package')} (about 40 MB)")
+    # Old versions (23.2) compare Requires-Python with the Python that runs pip. The tags of the wheels must fit anyway.
+    pip_install("--no-deps", "--no-compile", "--ignore-requires-python", *target, *pinned, *alone)
     # The scripts in bin/ would start this machine's Python. pip's records list them; the manifest replaces the records.
     shutil.rmtree(tree / "bin", ignore_errors=True)
     for record in ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json"):
         for file in tree.glob(f"*.dist-info/{record}"):
             file.unlink()
+
+
+def _pinned_megatron_core(python_version: str) -> str:
+    return f"megatron-core=={MEGATRON_CORE.get(python_version, NEWEST_MEGATRON_CORE)}"
 
 
 def own_requirements() -> Iterator[str]:
@@ -163,9 +181,11 @@ def pip_install(*arguments: str) -> str:
     result = subprocess.run(command, text=True, capture_output=True)
     if result.returncode != 0:
         output = "\n".join(result.stderr.strip().splitlines()[-8:])
+        pip = importlib.metadata.version("pip")
         raise HpcgenError(
-            "pip cannot get the packages for the code directory; run this on a machine with access to a package "
-            f"index, or set one (PIP_INDEX_URL, or PIP_FIND_LINKS for a folder). Output of pip:\n{output}"
+            f"pip {pip} cannot get the packages for the code directory; run this on a machine with access to a package "
+            "index, or set one (PIP_INDEX_URL, or PIP_FIND_LINKS for a folder). If a package is there, update pip "
+            f"({sys.executable} -m pip install --upgrade pip). Output of pip:\n{output}"
         )
     return result.stdout
 

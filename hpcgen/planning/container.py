@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
@@ -193,6 +193,27 @@ def container_warnings(config: RunConfig, cluster: ClusterConfig) -> Iterator[Pr
     if not is_image_file(image) and "@sha256:" not in image and not is_release:
         reason = "uses a tag, which can refer to another image later"
         yield Problem("container.image", reason, "add the digest: IMAGE:TAG@sha256:...", file)
+
+
+def missing_file_warnings(
+    config: RunConfig, cluster: ClusterConfig, exists: Callable[[str], bool]
+) -> Iterator[Problem]:
+    """Yields warnings about an image file and a code_dir that do not exist.
+
+    Nothing is reported if this machine does not even have the first directory of the path.
+    """
+
+    def is_missing(path: str) -> bool:
+        return not exists(path) and exists("/" + path.split("/")[1])
+
+    image = config.container.image or cluster.container.image or ""
+    if runtime(config, cluster) != "none" and image.endswith(".sqsh") and is_missing(image):
+        file: Literal["run", "cluster"] = "run" if config.container.image else "cluster"
+        hint = "correct the path, or build the image with hpcgen render image"
+        yield Problem("container.image", "does not exist", hint, file)
+    if cluster.code_dir and is_missing(cluster.code_dir):
+        hint = "set it to the directory that hpcgen install-code prints"
+        yield Problem("code_dir", "does not exist", hint, "cluster")
 
 
 def container_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:

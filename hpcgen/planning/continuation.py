@@ -59,9 +59,12 @@ def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
     except OSError:
         return []
     reason = f"has been reached. The run in {trainer.run_dir} is finished and has nothing left to train"
-    return (
-        [Problem("training.train_iters", reason, "increase it to continue training")] if is_finished else []
+    optimizer = trainer.optimizer
+    hint = (
+        f"to continue training, increase it and set optimizer.lr_decay_iters: {optimizer.lr_decay_iters} and "
+        f"optimizer.lr_warmup_iters: {optimizer.lr_warmup_iters}, whose defaults follow it"
     )
+    return [Problem("training.train_iters", reason, hint)] if is_finished else []
 
 
 @dataclass(frozen=True)

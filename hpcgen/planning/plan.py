@@ -16,7 +16,7 @@ from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
 from hpcgen.planning.array import array_warnings
-from hpcgen.planning.container import container_problems, container_warnings
+from hpcgen.planning.container import container_problems, container_warnings, missing_file_warnings
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems
@@ -87,6 +87,8 @@ def plan(
     warnings: list[Problem] = []
     if any(one.container for one in planned.values()):
         warnings += container_warnings(run.config, run.cluster)
+    if any(stage.in_container for stage in ordered):
+        warnings += missing_file_warnings(run.config, run.cluster, exists)
     for one in planned.values():
         warnings += array_warnings(one.kind, config, run.cluster)
         warnings += environment_warnings(one.kind, run, one.environment)
@@ -182,5 +184,8 @@ def _missing_inputs(
     if unmade and not any(stage.kind.makes_pairs for stage in stages.values()):
         more = f" and {counted(len(unmade) - 1, 'more file')}" if len(unmade) > 1 else ""
         verb = "do" if more else "does"
-        warnings.append(f"{unmade[0]}{more} {verb} not exist yet. Run the stage prepare (or tokenize) first")
+        plan_first = "hpcgen data plan and then " if corpus and not exists(manifest_of(corpus)) else ""
+        warnings.append(
+            f"{unmade[0]}{more} {verb} not exist yet. Run {plan_first}the stage prepare (or tokenize)"
+        )
     return errors, warnings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import build, describe
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
-from hpcgen.planning.container import container_problems, container_warnings
+from hpcgen.planning.container import container_problems, container_warnings, missing_file_warnings
 from hpcgen.planning.environment import (
     environment_problems,
     environment_warnings,
@@ -52,6 +53,7 @@ def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
     run = load_document(documents.constant(values, "any run"), directory)
     config = absolute_paths(run.config, run.directory)
     found = [*container_warnings(config, run.cluster)]
+    found += missing_file_warnings(config, run.cluster, os.path.exists)
     for stage in STAGES.values():
         found += environment_warnings(stage, run, stage_environment(stage, run, config))
     of_profile = (problem for problem in found if problem.file == "cluster")

@@ -97,7 +97,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
     )
     stop = (
         f"asked to save a last checkpoint {summary['signal_lead_s']} s before the time limit "
-        f"(assumes steps of at most {summary['slow_step_s']:.0f} s)"
+        f"(assumes steps of at most {math.ceil(summary['slow_step_s'])} s)"
     )
     return [
         *lines,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcgen.config import tokenizer as tokenizers
+from hpcgen.config.document import Document
 from hpcgen.config.fields import slurm_time
 from hpcgen.config.loader import Run
 from hpcgen.config.presets import PRESETS
@@ -65,6 +67,7 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         gpus_per_node=run.node_type.gpus_per_node or allocation.ntasks_per_node,
         device=run.node_type.device,
         device_memory_gib=run.node_type.gpu_memory_gib,
+        set_by_user=_set_by_user(run.document),
     )
     errors, warnings = check(facts)
     function_errors, function_warnings = function_problems(config)
@@ -92,6 +95,12 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         errors=tuple(time_problems),
         warnings=tuple(warnings),
     )
+
+
+def _set_by_user(document: Document) -> tuple[str, ...]:
+    """The keys that --set sets, then those that the run file sets."""
+    own = [(path, where) for path, where in document.origins.items() if not where.startswith("preset ")]
+    return tuple(path for path, _ in sorted(own, key=lambda item: not item[1].startswith("--set")))
 
 
 def _in_file(problem: Problem, nodes: Place) -> Problem:
@@ -225,8 +234,8 @@ def _signal_lead(
     needed_s = checkpointing.signal_lead_s(step_s, save_s, evaluation_s)
     lead_s = max(allocation.settings.signal_lead_s or 0, needed_s)
     parts = (
-        f"60 s + 2 x (a step of {step_s:.0f} s + a save of {save_s:.0f} s) "
-        f"+ an evaluation of {evaluation_s:.0f} s"
+        f"60 s + 2 x (a step of {math.ceil(step_s)} s + a save of {math.ceil(save_s)} s) "
+        f"+ an evaluation of {math.ceil(evaluation_s)} s"
     )
 
     def problems() -> Iterator[Problem]:

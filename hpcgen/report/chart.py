@@ -13,7 +13,8 @@ import numpy as np
 
 from hpcgen.report.downsample import Buckets
 from hpcgen.report.history import Column
-from hpcgen.report.scale import Scale, scale_for, short, tick_texts
+from hpcgen.report.scale import Scale, scale_for, tick_texts
+from hpcgen.report.words import short
 
 SIZE = 1000
 MAX_MARKS = 200

@@ -37,7 +37,10 @@ def read_curve(metrics: Path) -> Curve:
 
 
 def draw_text(curve: Curve, width: int = 60) -> str:
-    """Draws the training loss as a line of blocks, each the mean of several steps, and lists the evaluation losses."""
+    """Draws the training loss as a line of blocks, each the mean of several steps, and lists the evaluation losses.
+
+    The loss of a single step varies with its batch, so the line ends with the mean of the last tenth of the steps.
+    """
     losses = list(curve.train.values())
     if not losses:
         return "no steps: the run was already done"
@@ -49,7 +52,9 @@ def draw_text(curve: Curve, width: int = 60) -> str:
     low, high = min(means), max(means)
     span = (high - low) or 1.0
     blocks = "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)
-    text = f"loss {losses[0]:.3f} {blocks} {losses[-1]:.3f} over {counted(len(losses), 'step')}"
+    last = losses[-max(1, len(losses) // 10) :]
+    mean = f"{sum(last) / len(last):.3f} (mean of the last {len(last):,} of {counted(len(losses), 'step')})"
+    text = f"loss {losses[0]:.3f} {blocks} {mean}"
     for split, values in curve.evaluations.items():
         text += (
             f"\n{split} loss {', '.join(f'{loss:.3f} at {iteration}' for iteration, loss in values.items())}"

@@ -9,7 +9,8 @@ from typing import Any
 
 from hpcgen.report.history import number_or_none
 from hpcgen.report.words import figure
-from hpcgen.text import counted, ranges
+from hpcgen.text import counted
+from trainer.contract.wording import rank_list
 
 MAX_PLACES = 3
 """Maximum number of places in the summary; the files have the rest."""
@@ -26,27 +27,35 @@ def hung_at(stacks: Path) -> float | None:
 
 
 def describe_hang(stacks: Path, world_size: object) -> str:
-    """Describes how long the run made no progress, which ranks did not report, and where the others were stuck.
+    """Describes how long the run made no progress, which ranks did not report, and where the others wait.
 
-    Places with the fewest ranks come first. Files that are still being written are ignored.
+    The words are those of the trainer's log (trainer.faults.hang). Places with the fewest ranks come first. Files that
+    are still being written are ignored.
     """
     reports = {report["rank"]: report for report in map(_report, _files(stacks)) if report}
     if not reports:
         return ""
     quiet_s = max(number_or_none(report.get("quiet_s")) or 0.0 for report in reports.values())
-    parts = [f"no progress for {figure(quiet_s, 3)} s"]
+    suspects = []
     if isinstance(world_size, int) and (missing := sorted(set(range(world_size)) - reports.keys())):
-        parts.append(f"check rank {ranges(missing)} first, which did not report")
+        suspects.append(f"{rank_list(missing)}, which did not report")
     places: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, report in reports.items():
         places[str(report.get("iteration")), str(report.get("at"))].append(rank)
-    fewest_first = sorted(places.items(), key=lambda place: len(place[1]))
-    left_out = len(fewest_first) - MAX_PLACES
+    *fewest_first, usual = sorted(places.items(), key=lambda place: len(place[1]))
     for (iteration, at), ranks in fewest_first[:MAX_PLACES]:
         hosts = {str(reports[rank].get("host")) for rank in ranks}
         host = f" on {hosts.pop()}" if len(hosts) == 1 else ""
-        parts.append(f"rank {ranges(sorted(ranks))}{host} was stuck after iteration {iteration} at {at}")
-    return "; ".join([*parts, *([f"others at {counted(left_out, 'more place')}"] if left_out > 0 else [])])
+        suspects.append(f"{rank_list(sorted(ranks))}{host}, waiting after iteration {iteration} at {at}")
+    if len(fewest_first) > MAX_PLACES:
+        suspects.append(f"others at {counted(len(fewest_first) - MAX_PLACES, 'more place')}")
+    first = f"Look first at {', then at '.join(suspects)}. " if suspects else ""
+    (iteration, at), ranks = usual
+    others = rank_list(sorted(ranks)).capitalize() if suspects else "Every rank"
+    verb = "wait" if suspects and len(ranks) > 1 else "waits"
+    return (
+        f"no progress for {figure(quiet_s, 3)} s. {first}{others} {verb} after iteration {iteration} at {at}"
+    )
 
 
 def _files(stacks: Path) -> list[Path]:

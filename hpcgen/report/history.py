@@ -120,7 +120,7 @@ def read_history(metrics: Path) -> History:
         with metrics.open("rb") as file:
             reader.read(file)
     except FileNotFoundError:
-        hint = "give the directory of a training run (paths.run_dir), where the trainer writes it"
+        hint = "the run has not started yet, or this is not the directory of a training run (paths.run_dir)"
         raise HpcgenError(f"{metrics}: no such file", hint) from None
     if not reader.iterations:
         what = "the run has started but has not completed a step yet" if reader.attempts else "it has no step"

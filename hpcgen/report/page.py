@@ -119,11 +119,9 @@ def _tiles(summary: Summary) -> Iterator[Tile]:
         title="Peak memory", value=words.figure(summary.peak_memory_gib, 3), unit="GiB", notes=("rank 0",)
     )
     yield Tile(
-        title="Wall clock",
-        value=words.duration(summary.wall_clock_s),
-        notes=(f"{words.percent(summary.productive_share)} in steps that were kept",)
-        if summary.productive_share is not None
-        else (),
+        title="Time in jobs",
+        value=words.duration(summary.job_time_s),
+        notes=tuple(_time_notes(summary)),
     )
     trouble = (f"loss spikes: {summary.spikes}", f"skipped steps: {summary.skipped_steps}")
     yield Tile(
@@ -133,6 +131,13 @@ def _tiles(summary: Summary) -> Iterator[Tile]:
     yield Tile(
         title="Checkpoints", value=str(summary.checkpoints), notes=(stall,) if summary.checkpoints else ()
     )
+
+
+def _time_notes(summary: Summary) -> Iterator[str]:
+    if summary.productive_share is not None:
+        yield f"{words.percent(summary.productive_share)} in steps that were kept"
+    if summary.starts > 1 and summary.wall_clock_s is not None:
+        yield f"{words.duration(summary.wall_clock_s)} with the time between jobs"
 
 
 def _tables(run: Run, summary: Summary) -> Iterator[Table]:

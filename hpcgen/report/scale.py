@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcgen.report.history import Column
+from hpcgen.report.words import short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +67,6 @@ def tick_texts(values: Sequence[float]) -> list[str]:
         if len(set(texts)) == len(texts):
             break
     return texts
-
-
-def short(value: float, digits: int = 4) -> str:
-    """Formats a number briefly with at most `digits` significant digits: 12k, 1.5M, 0.25, 3e-5."""
-    size = abs(value)
-    if size < 1e-12:
-        return "0"
-    if size < 1e-3:
-        return f"{value:.{digits - 2}g}".replace("e-0", "e-")
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            divisor = 1e3 if unit == "k" else limit
-            return f"{value / divisor:.{digits}g}{unit}"
-    return f"{value:,.0f}" if size >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def _linear_ticks(low: float, high: float, most: int) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,9 +81,11 @@ class Summary:
     shares: dict[str, float]
     """Shares of the step time over the run, on rank 0: data_wait, communication, update (the optimizer), idle."""
     wall_clock_s: float | None
-    """Time from the first start to the last line."""
+    """Time from the first start to the last line, including the time between jobs."""
+    job_time_s: float | None
+    """Time in jobs: from the first to the last line of each attempt."""
     productive_share: float | None
-    """Fraction of the wall-clock time spent in steps that were kept."""
+    """Fraction of the time in jobs spent in steps that were kept."""
     remaining_s: float | None
     """Remaining time at the current rate; None if the run is not running."""
     starts: int
@@ -107,7 +110,7 @@ def summarize(run: Run) -> Summary:
     iteration = int(history.iteration[-1])
     samples = _last(history.columns["consumed_samples"])
     per_sample = number_or_none(history.start.get("tokens_per_sample"))
-    wall_clock_s = _wall_clock_s(history)
+    job_time_s = _job_time_s(history)
     seconds = float(np.nansum(history.columns["step_time_s"] * history.weights))
     step_time_s, left = recent["step_time_s"], (run.train_iters or iteration) - iteration
     return Summary(
@@ -132,8 +135,9 @@ def summarize(run: Run) -> Summary:
         peak_tflops=number_or_none(history.start.get("peak_tflops")),
         peak_memory_gib=_extreme(history.columns["peak_memory_gib"], np.nanmax),
         shares=dict(_shares(history)),
-        wall_clock_s=wall_clock_s,
-        productive_share=min(1.0, seconds / wall_clock_s) if wall_clock_s else None,
+        wall_clock_s=_wall_clock_s(history),
+        job_time_s=job_time_s,
+        productive_share=min(1.0, seconds / job_time_s) if job_time_s else None,
         remaining_s=left * step_time_s
         if run.state == "running" and step_time_s is not None and left
         else None,
@@ -236,6 +240,16 @@ def _wall_clock_s(history: History) -> float | None:
     first = history.attempts[0].began if history.attempts else None
     last = history.attempts[-1].last_time if history.attempts else None
     return last - first if first is not None and last is not None and last > first else None
+
+
+def _job_time_s(history: History) -> float | None:
+    """Sum of the attempts' durations. An attempt whose last steps were repeated ended with the last of these."""
+    total = 0.0
+    for attempt, after in itertools.zip_longest(history.attempts, history.attempts[1:]):
+        ended = (after.lost_time if after else None) or attempt.last_time
+        if attempt.began is not None and ended is not None:
+            total += max(0.0, ended - attempt.began)
+    return total or None
 
 
 def _median_of(events: Sequence[Event], name: str) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 from hpcgen import text
-from hpcgen.report.scale import short
 
 MISSING = "–"
 
@@ -51,3 +50,17 @@ def percent(share: float | None) -> str:
     if share is None:
         return MISSING
     return f"{share:.1%}" if share < 0.1 or share > 0.99 else f"{share:.0%}"
+
+
+def short(value: float, digits: int = 4) -> str:
+    """Formats a number briefly with at most `digits` significant digits: 12k, 1.5M, 0.25, 3e-5."""
+    size = abs(value)
+    if size < 1e-12:
+        return "0"
+    if size < 1e-3:
+        return f"{value:.{digits - 2}g}".replace("e-0", "e-")
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            divisor = 1e3 if unit == "k" else limit
+            return f"{value / divisor:.{digits}g}{unit}"
+    return f"{value:,.0f}" if size >= 10 ** (digits - 1) else f"{value:.{digits}g}"

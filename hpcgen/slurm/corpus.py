@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,20 +97,23 @@ def _is_seen(plan: Plan) -> bool:
 def require_pairs(plan: Plan) -> None:
     """Refuses stages whose pairs are missing, unless a planned stage builds them, and calls `check_pairs`.
 
+    Pairs in a directory that this machine does not see are not checked.
+
     Raises:
         HpcgenError: pairs that the planned stages read are missing or stale.
     """
     missing = [
-        f"{pair.prefix}{suffix}"
+        path
         for pair in _pairs_read(plan)
-        for suffix in (".idx", ".bin")
-        if not Path(f"{pair.prefix}{suffix}").exists()
+        for path in (f"{pair.prefix}.idx", f"{pair.prefix}.bin")
+        if not Path(path).exists() and Path(*Path(path).parts[:2]).exists()
     ]
     if missing:
         more = f" (and {counted(len(missing) - 1, 'more file')})" if len(missing) > 1 else ""
+        first = "" if _is_seen(plan) else "`hpcgen data plan` and then "
         raise HpcgenError(
             f"{missing[0]}{more} does not exist yet, and stage {' and '.join(plan.stages)} would fail without it",
-            f"run `hpcgen submit prepare {' '.join(plan.stages)}` to build it first, "
+            f"run {first}`hpcgen submit prepare {' '.join(plan.stages)}` to build it first, "
             "or use extract, concat and tokenize instead of prepare",
         )
     check_pairs(plan)
@@ -119,17 +123,22 @@ def check_pairs(plan: Plan) -> None:
     """Refuses pairs that were built from other files or settings than the run's. Missing pairs are ignored.
 
     Checks the records of the pairs that the planned stages read, unless a planned stage rebuilds them or the corpus
-    is not visible on this machine. A pair without a record is accepted.
+    is not visible on this machine. A pair without a record is accepted. Without the extra `data`, a warning says that
+    nothing was checked.
 
     Raises:
         HpcgenError: there are such pairs, or the manifest or the tokenizer does not match the configuration.
     """
     pairs = _pairs_read(plan)
-    if not pairs:
+    if not pairs or not _is_seen(plan):
         return
-    from hpcgen.data.manifest import manifest_path, read_manifest
-    from hpcgen.data.pair_records import find_records, stale_pairs
-
+    try:
+        from hpcgen.data.manifest import manifest_path, read_manifest
+        from hpcgen.data.pair_records import find_records, stale_pairs
+    except ModuleNotFoundError as error:
+        unchecked = f"the pairs were not compared with the manifest, which needs {error.name}"
+        print(f"warning: {unchecked}. Install it with: pip install 'hpcgen[data]'", file=sys.stderr)
+        return
     job = corpus_job(plan.config)
     records = find_records([Path(pair.prefix) for pair in pairs])
     stale = stale_pairs(job, read_manifest(manifest_path(job.directory)), records)
@@ -145,10 +154,9 @@ def check_pairs(plan: Plan) -> None:
 
 
 def _pairs_read(plan: Plan) -> list[Dataset]:
-    """The pairs that planned stages read and none builds; empty if the corpus is not visible on this machine."""
+    """The pairs that planned stages read and none builds."""
     corpus = plan.config.data.corpus
     if corpus is None or any(stage.kind.makes_pairs for stage in plan.stages.values()):
         return []
     read = {path for stage in plan.stages.values() for path in stage.inputs}
-    pairs = [pair for pairs in blend(corpus).values() for pair in pairs if f"{pair.prefix}.idx" in read]
-    return pairs if Path(manifest_of(corpus)).exists() else []
+    return [pair for pairs in blend(corpus).values() for pair in pairs if f"{pair.prefix}.idx" in read]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 from hpcgen.errors import HpcgenError
 from hpcgen.files import shared_as
 from hpcgen.planning.plan import Plan
+
+MEAN_OF = 10
+"""Number of recent steps whose mean loss is shown. The loss of a single step varies with its batch."""
 
 
 def sharing(plan: Plan) -> AbstractContextManager[None]:
@@ -50,9 +54,10 @@ class Followed:
         self._offset = 0
         self._is_own = False
         self._last: dict[str, Any] = {}
+        self._losses: deque[float] = deque(maxlen=MEAN_OF)
 
     def last_step(self) -> dict[str, Any]:
-        """The metrics of this attempt's last step; empty before the first."""
+        """The metrics of this attempt's last step, with the mean loss of MEAN_OF steps; empty before the first."""
         try:
             with self._path.open("rb") as file:
                 self._reopen(os.fstat(file.fileno()))
@@ -64,12 +69,15 @@ class Followed:
                     self._take(line)
         except FileNotFoundError:
             pass
-        return self._last
+        if not self._losses:
+            return self._last
+        return {**self._last, "loss": sum(self._losses) / len(self._losses)}
 
     def _reopen(self, status: os.stat_result) -> None:
         """Restarts at the top if the file was replaced, as when an attempt resumes and drops repeated steps."""
         if status.st_ino != self._inode or status.st_size < self._offset:
             self._inode, self._offset, self._is_own, self._last = status.st_ino, 0, False, {}
+            self._losses.clear()
 
     def _take(self, line: bytes) -> None:
         if not self._is_own and b'"start"' not in line:
@@ -84,3 +92,5 @@ class Followed:
             self._is_own = entry.get("time", 0) >= self._since
         elif self._is_own and entry.get("event") == "step":
             self._last = entry
+            if entry.get("loss") is not None:  # null if fp16 overflowed
+                self._losses.append(entry["loss"])

@@ -196,6 +196,22 @@ def test_a_wrong_code_path_is_one_mistake(workplace):
     assert message.endswith("without '..'")
 
 
+def test_an_image_and_a_code_directory_that_do_not_exist(workplace):
+    image, code = workplace / "gpt.sqsh", workplace / "code"
+    (workplace / "clusters").mkdir()
+    profile = {"extends": "azure-ndv5", "container": {"image": str(image)}, "code_dir": str(code)}
+    write_yaml(workplace / "clusters/orion.yaml", profile)
+    run = write_yaml(workplace / "run.yaml", big_run(cluster="orion", container={}))
+    for command in (("cluster", "check", "orion"), ("validate", "-c", run), ("render", "train", "-c", run)):
+        found = hpcgen(*command)
+        assert found.status == 0, found.stderr
+        assert f"container.image = {image} does not exist; correct the path, or build" in found.stderr
+        assert f"code_dir = {code} does not exist; set it to the directory" in found.stderr
+    image.touch()
+    code.mkdir()
+    assert hpcgen("cluster", "check", "orion").stderr == ""
+
+
 def test_code_that_is_not_there(workplace):
     there = workplace / "code"
     found = hpcgen("render", "image", "-c", image_run(workplace, code=str(there)))

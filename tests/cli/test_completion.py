@@ -47,7 +47,7 @@ def test_commands_presets_and_clusters_complete():
     assert completions("hpcgen init --cluster az") == {"azure-ndv5"}
     assert completions("hpcgen render t") == {"tokenize", "train", "tensorboard"}
     assert completions("hpcgen submit p") == {"prepare"}
-    assert completions("hpcgen env --stage index") == {"index-cache"}
+    assert completions("hpcgen env index") == {"index-cache"}
 
 
 @pytest.mark.process

@@ -137,6 +137,18 @@ def test_training_does_not_begin_without_pairs(command):
         assert "corpus-00001-of-00002.idx does not exist yet" in checked.stderr
 
 
+@pytest.mark.parametrize("command", TRAINING[3:], ids=" ".join)
+def test_training_does_not_begin_without_a_plan_of_the_corpus(command):
+    shutil.rmtree("data")
+    told = hpcgen(*command, "-c", "run.yaml")
+    assert (told.status, told.stdout) == (2, "")
+    assert "corpus-00000-of-00002.idx (and 3 more files) does not exist yet, and stage " in told.stderr
+    assert "; run `hpcgen data plan` and then `hpcgen submit prepare " in told.stderr
+    checked = hpcgen("validate", "-c", "run.yaml")
+    assert checked.status == 0
+    assert "Run hpcgen data plan and then the stage prepare (or tokenize)" in checked.stderr
+
+
 def test_training_begins_with_the_pairs_of_the_corpus(made):
     assert hpcgen("render", "train", "-c", "run.yaml").status == 0
     # made anew first, then nobody minds; nor are they looked at where this machine does not see the corpus

@@ -70,7 +70,7 @@ def test_the_exports_are_those_of_the_rendered_script(tmp_path, workplace, stage
     script = script_of(tmp_path, stage, runtime, environment={"FOO": "a b"})
     [section] = re.findall(r"^# ==== environment ====\n(.*?)^# ==== ", script, re.MULTILINE | re.DOTALL)
     exports = [line.strip() for line in section.splitlines() if line.strip().startswith("export ")]
-    found = hpcgen("env", "-c", tmp_path / "run.yaml", "--stage", stage)
+    found = hpcgen("env", stage, "-c", tmp_path / "run.yaml")
     assert [line for line in found.stdout.splitlines() if line.startswith("export ")] == exports
     assert "export FOO='a b'" in exports
 
@@ -84,7 +84,7 @@ def test_the_names_for_the_container_are_those_of_the_rendered_script(tmp_path, 
     values = run_of_every_stage("pyxis", secrets=["HF_TOKEN"])
     container = planned(tmp_path, values, [stage]).stages[stage].container
     rendered = set(container.environment) - OF_THE_LAUNCH_LINE
-    assert set(as_json("-c", tmp_path / "run.yaml", "--stage", stage)["container_env"]) == rendered
+    assert set(as_json(stage, "-c", tmp_path / "run.yaml")["container_env"]) == rendered
 
 
 def test_each_export_stands_below_its_reason(run_file):
@@ -111,7 +111,7 @@ def test_a_cluster_alone_says_what_a_run_would_add(workplace):
     setting = "parallelism.tensor_model_parallel_size=4"
     assert (
         "export CUDA_DEVICE_MAX_CONNECTIONS=1"
-        in hpcgen("env", "--cluster", "azure-ndv5", "--stage", "train", "--set", setting).stdout.splitlines()
+        in hpcgen("env", "train", "--cluster", "azure-ndv5", "--set", setting).stdout.splitlines()
     )
 
 
@@ -124,8 +124,8 @@ def test_a_cluster_alone_gives_what_a_run_on_it_gives(workplace, run_file):
         if stage == "train":
             continue
         alone, of_run = (
-            as_json("--cluster", "azure-ndv5", "--stage", stage),
-            as_json("-c", run_file, "--stage", stage),
+            as_json(stage, "--cluster", "azure-ndv5"),
+            as_json(stage, "-c", run_file),
         )
         assert alone["environment"] == of_run["environment"]
 
@@ -156,7 +156,7 @@ def test_mistakes_print_no_export(run_file):
 
 
 def test_sharp_on_nodes_without_it_is_a_mistake(workplace):
-    arguments = ["env", "--cluster", "local", "--stage", "nccl-test"]
+    arguments = ["env", "nccl-test", "--cluster", "local"]
     found = hpcgen(*arguments, "--set", "parallelism.use_sharp=true")
     assert (found.status, found.stdout) == (2, "")
     assert "node type cpu does not define SHARP" in found.stderr

@@ -107,6 +107,12 @@ def test_an_unknown_command(word, hint):
     assert f"no such command '{word}'; {hint}" in found.stderr
 
 
+def test_a_command_that_is_an_option_of_another():
+    found = hpcgen("checkpoint", "verify")
+    assert found.status == 2
+    assert "no such command 'verify'; use hpcgen checkpoint inspect --verify" in found.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
@@ -131,7 +137,17 @@ def test_an_unknown_option(run_file):
 
 def test_a_missing_run_file():
     found = hpcgen("render", "train", "-c", "nothing.yaml")
-    assert (found.status, found.stdout, found.stderr) == (2, "", "nothing.yaml: no such file\n")
+    hint = "write a run file with hpcgen init, or name another with -c"
+    assert (found.status, found.stdout, found.stderr) == (2, "", f"nothing.yaml: no such file; {hint}\n")
+
+
+@pytest.mark.parametrize(
+    "command", ["validate", "render train", "submit train", "env", "explain", "data plan", "data status"]
+)
+def test_every_command_reads_run_yaml_by_default(command, workplace):
+    found = hpcgen(*command.split())
+    assert found.status == 2
+    assert found.stderr.startswith("run.yaml: no such file; write a run file with hpcgen init")
 
 
 def test_our_own_bug_keeps_its_traceback(run_file, monkeypatch):

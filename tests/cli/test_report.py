@@ -333,7 +333,7 @@ def test_nothing_to_show_ends_with_status_2(tmp_path: Path, events: list[dict[st
 def test_what_is_no_run_ends_with_status_2(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, said in (
-        (tmp_path, f"{tmp_path}/metrics.jsonl: no such file; give the directory of a training run"),
+        (tmp_path, f"{tmp_path}/metrics.jsonl: no such file; the run has not started yet, or"),
         (tmp_path / "nothing", "no such directory; give the directory of a run"),
         (tmp_path / "file", f"{tmp_path}/file is a file; give the run directory"),
     ):
@@ -357,12 +357,15 @@ def test_figures_as_json_and_in_the_terminal(eventful: Path) -> None:
     assert summary["evaluations"] == {"valid": 3.25}
     assert summary["shares"]["communication"] == pytest.approx(0.1)
     assert summary["attempts"][1]["waited_s"] == 300
+    assert summary["job_time_s"] == 241 + (560 - 541)  # without the 300 s and 340 s between the attempts
     ended = hpcgen("report", eventful)
     assert ended.stderr == f"wrote {eventful}/report.html\n"
     lines = ended.stdout.splitlines()
     assert lines[0] == "gpt: done, iteration 160 of 1,000"
-    assert re.fullmatch(r"loss 10\.82\d .* over 160 steps", lines[1])
-    assert lines[-1] == ("2 s a step, 262,144 tokens/s, 128 TFLOP/s per device, MFU 13%, 61.5 GiB, 3 starts")
+    assert re.fullmatch(r"loss 10\.82\d .* \(mean of the last 16 of 160 steps\)", lines[1])
+    assert lines[-1] == (
+        "2 s a step, 262,144 tokens/s, 128 TFLOP/s per device, MFU 13%, 61.5 GiB, 3 attempts"
+    )
     assert (
         Page(hpcgen("report", eventful, "-o", "-").stdout).charts
         == Page((eventful / "report.html").read_text()).charts
@@ -491,9 +494,9 @@ def test_a_run_that_hung_says_so_at_once_and_where(tmp_path: Path, eventful: Pat
     write_stacks(run, [*range(5), *range(6, 12), 13, 14, 15])
     write_stacks(run, [12], at="sampler.py:31 read")
     said = (
-        "no progress for 600 s; check rank 5 first, which did not report; "
-        "rank 12 on ndv5-002 was stuck after iteration 3 at sampler.py:31 read; "
-        "rank 0-4,6-11,13-15 was stuck after iteration 3 at step.py:140 _agree"
+        "no progress for 600 s. Look first at rank 5, which did not report, "
+        "then at rank 12 on ndv5-002, waiting after iteration 3 at sampler.py:31 read. "
+        "Ranks 0-4,6-11,13-15 wait after iteration 3 at step.py:140 _agree"
     )
     page = report(run)
     assert f"The run hung: {said}" in page.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -183,6 +184,18 @@ def test_a_finished_run_with_its_own_configuration_has_nothing_to_do(workplace: 
     assert "training.train_iters = 10 has been reached" in found.stderr
 
 
+def test_a_finished_run_is_continued_as_the_warning_says(workplace: Path, run_file: Path) -> None:
+    (workplace / "run/DONE").write_text("10\n")
+    said = validated(run_file, *FINISHED).stderr
+    kept = [f"{name}={value}" for name, value in re.findall(r"(optimizer\.\w+): (\d+)", said)]
+    assert [name.partition("=")[0] for name in kept] == [
+        "optimizer.lr_decay_iters",
+        "optimizer.lr_warmup_iters",
+    ]
+    assert validated(run_file, "training.train_iters=40").status == 2  # the schedule would change
+    assert validated(run_file, "training.train_iters=40", *kept).status == 0
+
+
 def test_fewer_steps_than_are_done_are_refused(workplace: Path, run_file: Path) -> None:
     values = ("training.train_iters=7", *FINISHED[1:])
     for done in (False, True):
@@ -244,7 +257,7 @@ def test_training_that_would_be_given_up_is_named_before_the_job_queues(
     assert (
         f"paths.run_dir = run would lose training: {workplace}/run/checkpoints holds no valid" in found.stderr
     )
-    assert "set checkpoint.discard_up_to: 10, or name another run_dir" in found.stderr
+    assert "set checkpoint.discard_up_to: 10, or use another paths.run_dir" in found.stderr
     assert validated(run_file, "checkpoint.discard_up_to=9").status == 2
     assert validated(run_file, "checkpoint.discard_up_to=10").status == 0
     # What this machine does not see, the trainer will.

@@ -68,8 +68,8 @@ def test_json_of_a_file_that_cannot_be_read(workplace):
         "key": None,
         "file": "run.yaml",
         "line": 2,
-        "reason": "duplicate key name",
-        "hint": "remove one of them",
+        "reason": "duplicate key name, first on line 1",
+        "hint": "remove one of the two lines",
     }
     [mistake] = json.loads(hpcgen("validate", "-c", "none.yaml", "--json").stdout)["mistakes"]
     assert (mistake["file"], mistake["reason"]) == (None, "none.yaml: no such file")

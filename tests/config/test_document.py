@@ -44,7 +44,7 @@ def test_values_mean_what_people_expect(text, value):
 
 
 MISTAKES = {
-    "a: 1\nb: 2\na: 3\n": "run.yaml:3: duplicate key a; remove one of them",
+    "a: 1\nb: 2\na: 3\n": "run.yaml:3: duplicate key a, first on line 1; remove one of the two lines",
     "a: [1\n": "run.yaml:2: not valid YAML: ",
     "a: 1\n  b: 2\n": "run.yaml:2: not valid YAML: mapping values are not allowed here",
     "a: 1\n\tb: 2\n": "run.yaml:2: not valid YAML: ",

@@ -206,6 +206,26 @@ def test_without_an_index_pip_is_quoted_and_nothing_stays(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("python_version", "megatron_core"), [("3.10", "0.16.1"), ("3.12", "0.19.2"), ("3.13", "0.19.2")]
+)
+def test_no_other_megatron_core_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python_version: str, megatron_core: str
+) -> None:
+    """pip does not fall back to an older version if it cannot install this one."""
+    calls: list[tuple[str, ...]] = []
+
+    def pip(*arguments: str) -> str:
+        calls.append(arguments)
+        return '{"install": []}'
+
+    monkeypatch.setattr(code_dir, "pip_install", pip)
+    phases: list[str] = []
+    code_dir.install_needs(tmp_path, python_version, phases.append)
+    assert f"megatron-core=={megatron_core}" in calls[-1]
+    assert len(phases) == len(calls) == 2
+
+
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HpcgenError, match=f"cannot install the code in {tmp_path}/file/nodes: "):

@@ -17,6 +17,7 @@ from hpcgen import api, load_run, plan
 from hpcgen.install.extras import missing_package, project_name, requirements
 from tests.cli.command import listing
 from tests.install.environment import link, size_in_bytes, with_needs
+from tests.recorded_run import write_checkpoint
 from tests.runs import big_run, minimal_run, write_yaml
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -30,6 +31,10 @@ WORKS = {
     "topology": ["topology", "draw", "ndv5"],
     "templates": ["templates", "list"],
     "data-help": ["data", "prepare", "--help"],
+    "render-planned": ["render", "train", "-c", "corpus.yaml"],
+    "validate-planned": ["validate", "-c", "corpus.yaml"],
+    "checkpoint-list": ["checkpoint", "list", "earlier"],
+    "checkpoint-inspect": ["checkpoint", "inspect", "earlier", "--verify"],
 }
 MISSING = {
     "data plan": (["-c", "corpus.yaml"], "data"),
@@ -65,7 +70,10 @@ def base_hpcgen(base_python: Path, tmp_path: Path) -> Command:
     write_yaml(work / "corpus.yaml", minimal_run(data={"corpus": corpus}))
     (work / "script.sh").write_text("#!/bin/bash\nsrun python pretrain_gpt.py\n")
     (work / "text.jsonl").write_text('{"text": "Hello world"}\n')
+    (work / "corpus").mkdir()
+    (work / "corpus/manifest.jsonl").write_text('{"hpcgen_manifest":1,"source":"text","files":0}\n')
     (work / "run").mkdir()
+    write_checkpoint(work / "earlier/checkpoints", 5)
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -162,6 +162,11 @@ EXAMPLES: dict[str, Example] = {
         at="--mail-tpye",
         passes=(_in("#SBATCH --mem=0", "#SBATCH --mail-ty=ALL --container-name=x --private-tmp"),),
     ),
+    "directive-value": Example(
+        fails=(("#SBATCH --time=1-00:00:00", "#SBATCH --time=24h"),),
+        at="--time=24h",
+        passes=(("#SBATCH --time=1-00:00:00", "#SBATCH --time=UNLIMITED"),),
+    ),
     "directive-cut": Example(
         fails=(_in("#SBATCH --mem=0", "#SBATCH --comment=nvcr.io#nvidia/pytorch"),),
         at="nvcr.io",
@@ -946,6 +951,34 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     ),
     "a tag is no command": ("directive-after-command", Message(script=TEMPLATE)),
     "a # within a place is no comment": ("directive-cut", Message(script=TEMPLATE)),
+    "a time with a unit as a second word": (
+        "directive-unknown",
+        Message(
+            script="#!/bin/bash\n#SBATCH --time=5 days\nsrun hostname\n",
+            why="'days' belongs to no option",
+            fix="--time=5-00:00:00",
+        ),
+    ),
+    "a time with a unit": (
+        "directive-value",
+        Message(
+            script="#!/bin/bash\n#SBATCH --time=12hours\nsrun hostname\n",
+            why="--time=12hours is not a time",
+            fix="--time=12:00:00",
+        ),
+    ),
+    "a number in words": (
+        "directive-value",
+        Message(
+            script="#!/bin/bash\n#SBATCH --nodes=two\n#SBATCH --time=60\nsrun hostname\n",
+            why="--nodes=two is not a number of nodes",
+            fix="write a number, or MIN-MAX",
+        ),
+    ),
+    "a place of a directive is a value of any kind": (
+        "directive-value",
+        Message(script="#!/bin/bash\n#SBATCH --nodes={{ nodes }}\n#SBATCH --time=60\nsrun hostname\n"),
+    ),
     "a place of a directive is no stray word": ("directive-unknown", Message(script=TEMPLATE)),
     "a log that a template names": (
         "log-shared",

@@ -101,7 +101,7 @@ def test_a_lead_of_ones_own(tmp_path):
     with pytest.raises(
         ConfigErrors,
         match=r"--set slurm.train.signal_lead_s: slurm.train.signal_lead_s = 400 is too short "
-        r"to save a checkpoint, which takes 60 s \+ 2 x \(a step of \d+ s \+ a save of 38 s\) "
+        r"to save a checkpoint, which takes 60 s \+ 2 x \(a step of \d+ s \+ a save of 39 s\) "
         r"\+ an evaluation of 0 s; use at least 410$",
     ):
         planned(tmp_path, run, overrides=["slurm.train.signal_lead_s=400"])

@@ -217,6 +217,18 @@ def test_a_rule_that_a_preset_breaks_says_so(tmp_path):
         planned(tmp_path, big_run(), overrides=["model.num_layers=64"])
 
 
+@pytest.mark.parametrize(("nodes", "use"), [(3, "1, 2 or 4"), (1000, "4, 8 or 16")])
+def test_nodes_that_the_batch_of_a_preset_does_not_fit_are_the_mistake(tmp_path, nodes, use):
+    run = {**big_run(), "preset": "1.3b", "parallelism": {}}
+    with pytest.raises(ConfigErrors) as error:
+        planned(tmp_path, run, overrides=[f"slurm.train.nodes={nodes}"])
+    [message] = error.value.messages
+    assert message.startswith(
+        f"--set slurm.train.nodes: slurm.train.nodes = {nodes} results in {nodes} x 8 = "
+    )
+    assert f"; use {use}, or set training.global_batch_size to a multiple of " in message
+
+
 def test_a_default_that_a_rule_objects_to_is_called_one(tmp_path):
     with pytest.raises(
         ConfigErrors, match=r"default: training\.eval_iters = 10 requires validation documents"

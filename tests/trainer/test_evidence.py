@@ -79,7 +79,7 @@ def test_each_trace_of_saved_training_is_evidence(
     lose(directory)
     reason = refusal(directory)
     assert named in reason
-    assert reason.endswith(f"set checkpoint.discard_up_to: {iteration}, or name another run_dir")
+    assert reason.endswith(f"set checkpoint.discard_up_to: {iteration}, or use another paths.run_dir")
     assert refusal(directory, discard_up_to=iteration) == ""
     too_late = refusal(directory, discard_up_to=iteration - 1)
     assert f"checkpoint.discard_up_to = {iteration - 1} does not allow that" in too_late

@@ -129,7 +129,7 @@ def test_a_finished_run_refuses_another_experiment(config: dict[str, Any], singl
     assert "is finished, but this configuration differs from it: optimizer.lr: 0.01 -> 0.05" in other.log
     assert "set a larger train_iters and checkpoint.changed: [optimizer.lr, optimizer.min_lr]" in other.log
     config["model"]["num_layers"] = 2
-    assert "Name another run_dir for another experiment\n" in run(config).log
+    assert "Use another paths.run_dir for another experiment\n" in run(config).log
     assert other.steps == single_gpt.steps
     assert (other.directory / "DONE").exists()
 
@@ -197,7 +197,7 @@ def test_a_run_that_saved_once_never_starts_from_zero(config: dict[str, Any], st
     second = run(config)
     assert second.statuses == (2,)
     assert "iter_0000001" in second.log
-    assert "set checkpoint.discard_up_to: 1, or name another run_dir" in second.log
+    assert "set checkpoint.discard_up_to: 1, or use another paths.run_dir" in second.log
     assert second.steps == first.steps
     assert not (second.directory / "DONE").exists()
 

@@ -187,7 +187,7 @@ def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> mega
 
 def _create_and_lock(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    busy = f"another process saves its checkpoints in {directory}. Wait for it to end, or name another checkpoint.save"
+    busy = f"another process saves its checkpoints in {directory}. Wait for it to end, or use another checkpoint.save"
     lock.hold(directory / lock.SAVING, busy)
 
 

@@ -65,7 +65,7 @@ def refusal(
         f"{checkpoints} holds no valid checkpoint, but {last.text}. The run would begin at iteration {begins_at} and "
         f"discard that training{allowed}",
         "mount or correct checkpoint.save, or restore a checkpoint; to start over, set "
-        f"{DISCARD_KEY}: {last.iteration}, or name another run_dir",
+        f"{DISCARD_KEY}: {last.iteration}, or use another paths.run_dir",
     )
 
 

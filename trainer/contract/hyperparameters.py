@@ -92,7 +92,7 @@ NAMES = tuple(
 """Hyperparameters: the keys that `checkpoint.changed` may name."""
 
 
-ANOTHER_RUN = "Name another run_dir for another experiment"
+ANOTHER_RUN = "Use another paths.run_dir for another experiment"
 """Hint for the case that a finished run already uses the run directory."""
 
 
@@ -179,8 +179,8 @@ def check_finished(
     if not any(change.name in _fixed(config) | FIXED_BY_OPTIMIZER_STATE for change in differing):
         changed = dict.fromkeys(change.name for change in differing)
         message += (
-            "; or, to continue training with this configuration, set a larger train_iters and checkpoint.changed: "
-            f"[{', '.join(changed)}]"
+            "; or, to continue training with this configuration, set a larger training.train_iters and "
+            f"checkpoint.changed: [{', '.join(changed)}]"
         )
     raise TrainerError(message)
 
@@ -195,7 +195,7 @@ def check_iteration(iteration: int, config: TrainerConfig) -> None:
     if iteration > last:
         raise TrainerError(
             f"it is at iteration {iteration}, but training.train_iters = {last} is smaller. Set train_iters to "
-            f"{iteration} or more; for a shorter run, name another run_dir"
+            f"{iteration} or more; for a shorter run, use another paths.run_dir"
         )
 
 

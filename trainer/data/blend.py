@@ -197,6 +197,9 @@ def _blend(
     if not datasets:
         log(f"data: {split}: none, since data.{split} is empty")
         return None
+    if source.share is None and split == "test":
+        log(f"data: test: none, since data.split = {config.data.split!r} gives it no weight")
+        return None
     documents = _documents_by_prefix(source, corpora)
     if not documents:
         reason = _empty_split_reason(source, corpora, config.data)

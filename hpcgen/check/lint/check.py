@@ -13,6 +13,7 @@ from hpcgen.check.lint.rules import (
     addresses,
     containers,
     data_files,
+    directive_values,
     directives,
     directories,
     environment,
@@ -36,8 +37,8 @@ from hpcgen.text import did_you_mean
 __all__ = ["RULES", "Finding", "apply", "lint", "release_of", "require_known", "selection"]
 
 GROUPS = (
-    addresses, containers, images, mounts, directives, logs, signals, directories, environment, failures, megatron,
-    saving, data_files, rendezvous, ports, shell, starts, steps,
+    addresses, containers, images, mounts, directives, directive_values, logs, signals, directories, environment,
+    failures, megatron, saving, data_files, rendezvous, ports, shell, starts, steps,
 )  # fmt: skip
 """The modules of rules. Importing them fills RULES in this order."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcgen.check.lint.template import BRACES, is_tag
+from hpcgen.config.fields import slurm_time
 
 # fmt: off
 SHORT_OPTIONS = {
@@ -136,15 +137,23 @@ def directives(lines: Sequence[str]) -> tuple[Directive, ...]:
     return tuple(found)
 
 
-def stray_words(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Line and text of the first word in each directive that belongs to no option."""
+def duration_as_time(text: str) -> str:
+    """A duration with a unit, such as "5 days" or 24h, in Slurm's format; "" for other texts."""
+    found = re.fullmatch(r"(\d{1,6})\s*(d|h|m)[a-z]*", text.strip().lower(), re.ASCII)
+    if not found:
+        return ""
+    return slurm_time(int(found[1]) * {"d": 86400, "h": 3600, "m": 60}[found[2]])
+
+
+def stray_words(lines: Sequence[str]) -> Iterator[tuple[int, str, Argument | None]]:
+    """Line and text of the first word in each directive that belongs to no option, and the option before it."""
     for number, line in enumerate(lines[: first_command(lines) - 1], start=1):
         if not re.match(r"#SBATCH\s", line):
             continue
         words, _ = _words(line.removeprefix("#SBATCH"))
-        rest = words[num_option_words(words) :]
+        rest, options = words[num_option_words(words) :], list(parse_options(words))
         if rest and rest[0] not in ("hetjob", "packjob") and not BRACES.search(rest[0]):
-            yield number, rest[0]
+            yield number, rest[0], options[-1] if options else None
 
 
 def first_command(lines: Sequence[str]) -> int:

@@ -16,9 +16,10 @@ SECTIONS = {
     }
 }
 """Heading of the help -> command -> module."""
+ELSEWHERE = {"verify": "hpcgen checkpoint inspect --verify"}
 
 
-@click.group("checkpoint", cls=LazyGroup, sections=SECTIONS)
+@click.group("checkpoint", cls=LazyGroup, sections=SECTIONS, elsewhere=ELSEWHERE)
 def command() -> None:
     """List, inspect, prune and pin checkpoints.
 

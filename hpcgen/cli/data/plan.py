@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.data.stage import corpus_options, read_job_to_plan
+from hpcgen.cli.options import program
 from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def command(
         return
     click.echo(f"wrote {path}" if written else f"{path} is up to date", err=True)
     downloads = not all(map(is_local, plan.manifest.files))
-    click.echo(f"next: hpcgen submit {'download ' if downloads else ''}prepare -c {config}", err=True)
+    click.echo(f"next: {program()} submit {'download ' if downloads else ''}prepare -c {config}", err=True)
 
 
 def _summary(plan: CorpusPlan, job: CorpusJob) -> dict[str, Any]:

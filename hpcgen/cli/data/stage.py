@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpcgen.cli.options import override_option
+from hpcgen.cli.options import run_options
 from hpcgen.errors import HpcgenError, JobFailed
 from hpcgen.stages import STAGES
 
@@ -25,16 +25,7 @@ _MOST_ERRORS_SHOWN = 20
 
 def corpus_options(command: Command) -> Command:
     """Adds --config and --set."""
-    return click.option(
-        "-c",
-        "--config",
-        "config",
-        type=click.Path(path_type=Path),
-        default="run.yaml",
-        show_default=True,
-        metavar="RUN.YAML",
-        help="The run file, or a job's corpus.json.",
-    )(override_option(command))
+    return run_options(command, help="The run file, or a job's corpus.json.")
 
 
 def task_options(command: Command) -> Command:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcgen.planning.layout import model_parallel_size
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
 from hpcgen.planning.rules.parallelism import PP, VPP
 from hpcgen.text import counted
@@ -22,7 +23,13 @@ def batch_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
         return
     training = facts.training
     unit = training.micro_batch_size * facts.data_parallel_size
-    if training.global_batch_size % unit:
+    if training.global_batch_size % unit == 0:
+        return
+    keys = (GLOBAL_BATCH, facts.world.path)
+    chosen = next((key for key in facts.set_by_user if key in keys), GLOBAL_BATCH)
+    if chosen == facts.world.path:
+        yield _nodes_for_batch(facts, unit)
+    else:
         yield Violation(
             path=GLOBAL_BATCH,
             depends_on=("parallelism",),
@@ -31,6 +38,23 @@ def batch_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
             candidates=multiples(unit, near=training.global_batch_size),
             offers=2,
         )
+
+
+def _nodes_for_batch(facts: Facts, unit: int) -> Violation:
+    """The same problem as one of the number of nodes, if the user set that and the preset set the batch."""
+    training = facts.training
+    ranks = training.global_batch_size // training.micro_batch_size * model_parallel_size(facts.parallelism)
+    counts = divisors(ranks // facts.world.ranks_each, near=facts.world.count)
+    return Violation(
+        path=facts.world.path,
+        depends_on=("parallelism", "training"),
+        reason=f"results in {facts.world} with DP = {facts.data_parallel_size}, but {GLOBAL_BATCH} = "
+        f"{training.global_batch_size} is not a multiple of micro_batch_size x DP = "
+        f"{training.micro_batch_size} x {facts.data_parallel_size} = {unit}",
+        candidates=counts,
+        offers=3,
+        advice=f"set {GLOBAL_BATCH} to a multiple of {unit}",
+    )
 
 
 def interleaving_fills_pipeline(facts: Facts) -> Iterator[Violation]:

@@ -60,6 +60,8 @@ class Facts:
     """Device of the ranks."""
     device_memory_gib: float | None = None
     """Memory of one device. None if unknown; the memory estimate is then not checked."""
+    set_by_user: tuple[str, ...] = ()
+    """Keys with a value from --set, then those with a value from the run file. Other values are from the preset."""
 
     @cached_property
     def resolved_model(self) -> ModelConfig:

@@ -13,6 +13,7 @@ from hpcgen.check.lint.sbatch import (
     SBATCH_OPTIONS_OF_SOME,
     SRUN_OPTIONS,
     Directive,
+    duration_as_time,
     first_command,
     matching_options,
     stray_words,
@@ -20,6 +21,7 @@ from hpcgen.check.lint.sbatch import (
 from hpcgen.check.lint.template import ANGLES
 from hpcgen.text import counted, nearest
 
+STRAY_FIX = "quote a value that contains blanks, and put # before a comment"
 MIN_CPUS_PER_GPU = 2
 GOOD_CPUS_PER_GPU = 4
 DEFAULT_MAX_ARRAY_INDEX = 1000
@@ -61,18 +63,16 @@ def directive_unknown(job: Job) -> Iterator[Hit]:
     sbatch accepts an abbreviation that matches one option only. For a word that belongs to no option, it fails with
     "Invalid directive found in batch script".
     """
-    for line, word in stray_words(job.script.lines):
+    for line, word, before in stray_words(job.script.lines):
         place = next(
             (name for name in ANGLES.findall(job.script.lines[line - 1]) if name.startswith(word)), ""
         )
-        yield Hit(
-            line,
-            f"`{place}` is a placeholder: sbatch refuses the directive"
-            if place
-            else f"{word!r} belongs to no option: sbatch refuses the directive",
-            "replace it" if place else "quote a value that contains blanks, and put # before a comment",
-            cause="stray word",
-        )
+        why, fix = f"{word!r} belongs to no option: sbatch refuses the directive", STRAY_FIX
+        if place:
+            why, fix = f"`{place}` is a placeholder: sbatch refuses the directive", "replace it"
+        elif before and before.name == "time" and (time := duration_as_time(f"{before.value} {word}")):
+            fix = f"--time={time}"
+        yield Hit(line, why, fix, cause="stray word")
     for directive in _unknown(job):
         name, matching = directive.name, matching_options(directive.name)
         written = f"--{name}" if len(name) > 1 else f"-{name}"

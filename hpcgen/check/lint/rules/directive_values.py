@@ -1,0 +1,49 @@
+"""Values of #SBATCH options that sbatch refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.rule import Hit, rule
+from hpcgen.check.lint.sbatch import duration_as_time
+from hpcgen.check.lint.template import ANGLES, BRACES
+
+_TIME = r"-1|infinite|unlimited|\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}"
+_NODES = r"-?\d+[km]?(-\d+[km]?)?(:\d+)?(,\d+[km]?(-\d+[km]?)?(:\d+)?)*"
+_POSITIVE = r"0*[1-9]\d*"
+_A_NUMBER = (_POSITIVE, "a positive number", "write a number")
+VALUES = {
+    "time": (_TIME, "a time", "write minutes, HH:MM:SS or D-HH:MM:SS, such as 1-00:00:00"),
+    "time-min": (_TIME, "a time", "write minutes, HH:MM:SS or D-HH:MM:SS, such as 1-00:00:00"),
+    "nodes": (_NODES, "a number of nodes", "write a number, or MIN-MAX"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "cpus-per-task"), _A_NUMBER),
+}
+"""Option -> the pattern of its values, what it must be, and the fix."""
+
+
+@rule(
+    "directive-value",
+    "error",
+    "sbatch refuses a value",
+    source="Slurm 22.05, sbatch --test-only; src/common/slurm_opt.c",
+)
+def directive_value(job: Job) -> Iterator[Hit]:
+    """sbatch refuses a time, a number of nodes or a count that it cannot parse, and submits no job.
+
+    Times are minutes, HH:MM:SS or D-HH:MM:SS. sbatch does not know units such as 24h or 5days.
+    """
+    for directive in job.script.directives:
+        value = directive.value or ""
+        if directive.name not in VALUES or not directive.effective or _is_filled_in_later(value):
+            continue
+        pattern, meaning, fix = VALUES[directive.name]
+        if not re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE):
+            if meaning == "a time" and (time := duration_as_time(value)):
+                fix = f"--{directive.name}={time}"
+            yield Hit(directive.line, f"--{directive.name}={value} is not {meaning}: sbatch refuses it", fix)
+
+
+def _is_filled_in_later(value: str) -> bool:
+    return "$" in value or bool(BRACES.search(value) or ANGLES.search(value))

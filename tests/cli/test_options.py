@@ -1,0 +1,29 @@
+"""How commands name themselves and paths in the next command that they print."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcgen.cli.options import program, short_path
+
+
+def test_the_command_is_named_as_the_user_can_call_it(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = workplace / ".venv/bin/hpcgen"
+    called.parent.mkdir(parents=True)
+    shutil.copy(sys.executable, called)
+    monkeypatch.setattr(sys, "argv", [".venv/bin/hpcgen"])
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert program() == ".venv/bin/hpcgen"
+    monkeypatch.setenv("PATH", str(called.parent))
+    assert program() == "hpcgen"
+
+
+def test_a_path_below_the_working_directory_is_relative(workplace: Path) -> None:
+    assert short_path(workplace / "examples/a b") == "'examples/a b'"
+    assert short_path(Path("/elsewhere/run")) == "/elsewhere/run"
