@@ -70,7 +70,10 @@ def setting_lost(both: Comparison) -> Iterator[Hit]:
 @site_rule("option-lost", "an array of options loses its words")
 def option_lost(both: Comparison) -> Iterator[Hit]:
     """Without these words, tasks run outside the container, on other CPUs, or without their environment."""
-    arrays = {item.name: item.words for item in _top_level(both.shipped) if item.words is not None}
+    arrays: dict[str, list[str]] = {}
+    for item in _top_level(both.shipped):
+        if item.words is not None:
+            arrays.setdefault(item.name, []).extend(item.words)
     for item in both.own(both.site.assigned):
         planned = arrays.get(item.name)
         if (

@@ -18,7 +18,12 @@ from hpcgen.slurm.rendering.blocks import require_known_blocks
 from hpcgen.slurm.rendering.environment import ShellEnvironment, make_environment, template_origins
 from hpcgen.slurm.rendering.inventory import TemplateFile, template_chain, template_file, unused_files
 from hpcgen.slurm.rendering.replaced import all_replaced
-from hpcgen.slurm.rendering.script import script_text, template_context, template_sources
+from hpcgen.slurm.rendering.script import (
+    defines_hooks,
+    script_text,
+    template_context,
+    template_sources,
+)
 from hpcgen.slurm.rendering.written import TemplateLines
 
 SHELLCHECK_WHY = "shellcheck finds mistakes that bash does not report."
@@ -185,7 +190,9 @@ def _checked(
         try:
             if isinstance(template, HpcgenError):
                 raise template
-            script = script_text(environment, name, template_context(run.plan, stage, template.sources))
+            hooks = defines_hooks(template.sources)
+            context = template_context(run.plan, stage, template.sources, hooks=hooks)
+            script = script_text(environment, name, context)
         except HpcgenError as error:
             file, line, what = _place(str(error))
             found = replace(
@@ -195,7 +202,8 @@ def _checked(
             continue
         shipped = make_environment()
         sources = template_sources(shipped, template_origins(shipped, name))
-        findings = compare(script, script_text(shipped, name, template_context(run.plan, stage, sources)))
+        context = template_context(run.plan, stage, sources, hooks=hooks)
+        findings = compare(script, script_text(shipped, name, context))
         reported = frozenset(finding.line for finding in findings if finding.line)
         one = _Rendered(script=script, stage=stage, of=run, template=template, reported=reported)
         for finding in findings:

@@ -8,13 +8,17 @@ from typing import Any
 
 
 def config_text(config: Any) -> str:
-    """JSON of a dataclass, with a line for each section and each dataset.
+    """JSON of a dataclass, with a line for its plain values, and a line for each section and each dataset.
 
     A null is omitted if the key's default is None, because the reader fills in the same value.
     """
     sections = _without_unset(config)
-    lines = ",\n".join(f" {json.dumps(name)}: {_section(value)}" for name, value in sections.items())
-    return f"{{\n{lines}\n}}\n"
+    plain = {name: value for name, value in sections.items() if not isinstance(value, dict | list)}
+    lines = [", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in plain.items())]
+    lines += [
+        f"{json.dumps(name)}: {_section(value)}" for name, value in sections.items() if name not in plain
+    ]
+    return "{\n " + ",\n ".join(line for line in lines if line) + "\n}\n"
 
 
 def _section(value: Any) -> str:

@@ -1,13 +1,9 @@
-# Jobs with ranks: the nodes of the job, and the rendezvous of the ranks.
-
-# job_nodes: all nodes of the job. step_nodes: those that the step runs on.
-job_nodes=() step_nodes=()
+# Jobs with ranks: the nodes of the job (job_nodes), those that the step runs on (step_nodes), and the ranks' rendezvous.
+job_nodes=() step_nodes=() num_rendezvous=0
 list_nodes() {
     mapfile -t job_nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     step_nodes=("${job_nodes[@]}")
 }
-
-num_rendezvous=0
 rendezvous() {
     ((${#step_nodes[@]})) || list_nodes
     # The address that Slurm knows: names need not resolve on compute nodes.
@@ -15,8 +11,8 @@ rendezvous() {
     [[ $MASTER_ADDR ]] || { say "ERROR: scontrol has no address for ${step_nodes[0]-}" >&2; rc=1; return 1; }
     [[ ! $MASTER_ADDR =~ ^(localhost|127\..*|::1)$ ]] || (($(num_hosts) < 2)) ||
         die "the address of ${step_nodes[0]} is $MASTER_ADDR, which several hosts cannot share; correct NodeAddr in slurm.conf"
-    # Derived from the job ID, its restarts and its steps, below the ephemeral range: jobs on one node rarely collide. If
-    # the port is taken, the ranks try later ports, and recognize each other by TRAINER_RENDEZVOUS_ID.
+    # Below the ephemeral range, and rarely the same for two jobs or steps on a node. If the port is taken, the ranks try
+    # later ones, and recognize each other by TRAINER_RENDEZVOUS_ID.
     MASTER_PORT=$((10000 + (SLURM_JOB_ID * 8 + restart + num_rendezvous++) % 20000))
     WORLD_SIZE=$((${#step_nodes[@]} * ntasks_per_node))
     TRAINER_RENDEZVOUS_ID=$(</proc/sys/kernel/random/uuid)

@@ -1,17 +1,9 @@
 # Each node's scratch directory. Caches and temporary files stay on the node.
-
 scratch=$scratch_root/hpcgen-${SLURM_CLUSTER_NAME:-slurm}-$SLURM_JOB_ID
 # Set only for the tasks: pyxis itself needs the real HOME.
-task_environment=(
-    "HOME=$scratch"
-    "TMPDIR=$scratch/tmp"
-    "XDG_CACHE_HOME=$scratch/cache"
-    "HF_HOME=$scratch/huggingface"
-    "TRITON_CACHE_DIR=$scratch/triton"
-    "TORCHINDUCTOR_CACHE_DIR=$scratch/inductor"
-)
-# srun's options for one task on each node.
-on_nodes=(--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1)
+task_environment=("HOME=$scratch" "TMPDIR=$scratch/tmp" "XDG_CACHE_HOME=$scratch/cache" "HF_HOME=$scratch/huggingface")
+task_environment+=("TRITON_CACHE_DIR=$scratch/triton" "TORCHINDUCTOR_CACHE_DIR=$scratch/inductor")
+on_nodes=(--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1) # srun's options for one task on each node
 # SECONDS COMMAND...: runs the command once on every node.
 each_node() {
     run_step timeout --kill-after=30 "$1" srun "${on_nodes[@]}" --export=ALL "${@:2}" || ((rc != 124)) || say "ERROR: a node took longer than $1 s" >&2
@@ -23,19 +15,16 @@ functions=''
 read_functions() { functions="$(unset -f main environment write_job_files; declare -f)"$'\n''"$0" "$@"'; }
 # MESSAGE: prints the message with the node's name and ends the shell. For functions that run on a node.
 node_fails() { echo "${SLURMD_NODENAME:-$HOSTNAME}: $*"; exit 1; }
-
 job_states=RUNNING,SUSPENDED,STOPPED,CONFIGURING,COMPLETING,RESIZING,SIGNALING,STAGE_OUT
+my_jobs() { squeue --noheader --user="$UID" --format=%A --states="$job_states" 2>/dev/null; }
 make_scratch() {
-    local jobs
-    jobs=$(squeue --noheader --user="$UID" --format=%A --states="$job_states" 2>/dev/null)
     read_functions
     srun "${on_nodes[@]}" --overlap --no-kill bash -c "$functions" guard_scratch "$scratch" >/dev/null 2>&1 &
-    each_node 300 bash -c "$functions" make_node_scratch "$scratch" "$jobs" "$check_memlock" "${required[@]}"
+    each_node 300 bash -c "$functions" make_node_scratch "$scratch" "$(my_jobs)" "$check_memlock" "${required[@]}"
 }
-# On a node, SCRATCH JOBS CHECK_MEMLOCK PATH...: makes the scratch directory, removes those of killed jobs, and checks that
-# each PATH is readable.
+# On a node, SCRATCH JOBS CHECK_MEMLOCK PATH...: makes SCRATCH, removes those of killed jobs, and checks that it can read PATHs.
 make_node_scratch() {
-    local scratch=$1 jobs=" ${2//[[:space:]]/ } " check_memlock=$3 node=${SLURMD_NODENAME:-$HOSTNAME} old path
+    local scratch=$1 jobs=" ${2//[[:space:]]/ } " node=${SLURMD_NODENAME:-$HOSTNAME} old path
     umask 077
     { mkdir -p -- "$scratch" && [[ -O $scratch && ! -L $scratch ]] && mkdir -p -- "$scratch/tmp"; } || node_fails "cannot make $scratch"
     # JOBS is used only if it contains this job, because squeue may have failed.
@@ -43,15 +32,14 @@ make_node_scratch() {
         [[ ! $old =~ ^"${scratch%-*}"-[0-9]+$ || $jobs == *" ${old##*-} "* ]] || rm -rf -- "$old"
     done
     for path in "${@:4}"; do [[ -r $path ]] || node_fails "$path is missing or not readable"; done
-    ((!check_memlock)) || [[ $(ulimit -l) == unlimited ]] || echo "$node: warning: memlock is $(ulimit -l) kB; InfiniBand needs unlimited"
+    ((!$3)) || [[ $(ulimit -l) == unlimited ]] || echo "$node: warning: memlock is $(ulimit -l) kB; InfiniBand needs unlimited"
     prepare_node || node_fails "the site's prepare_node failed with status $?"
 }
 # On a node, SCRATCH: removes the directory when Slurm ends the job. Slurm refuses new steps by then, so this step starts
 # early. It waits for the tasks to save, and ends before Slurm kills the remaining processes (KillWait, 30 s by default).
 guard_scratch() {
     local ended=''
-    trap 'ended=1' TERM
-    trap : INT USR1 USR2
+    trap 'ended=1' TERM; trap : INT USR1 USR2
     until [[ $ended ]]; do sleep infinity & wait; done
     trap '' TERM
     kill $!

@@ -1,15 +1,11 @@
 # Training: allows one job at a time in a run directory, and decides whether the job is requeued.
-
-tracker=$checkpoints/latest_checkpointed_iteration.txt
-before=0
-import_check=("${task[@]}" --versions)
+tracker=$checkpoints/latest_checkpointed_iteration.txt before=0
 claim_run_directory() {
     local other
     ! is_done || { say "done already: $run_dir/DONE says $train_iters iterations"; exit 0; }
     read_number other "$run_dir/RUNNING"
-    if ((other != 0 && other != SLURM_JOB_ID)) && is_running "$other"; then
+    ((other == 0 || other == SLURM_JOB_ID)) || ! is_running "$other" ||
         die "job $other is training in $run_dir: two jobs would overwrite each other's checkpoints"
-    fi
     write_file "$run_dir/RUNNING" <<<"$SLURM_JOB_ID"
     rm -f -- "$run_dir/STOPPED" "$run_dir/FAILED" "$job_dir/stop-$restart"
     read_number before "$tracker"
@@ -31,25 +27,20 @@ is_running() {
     local answer
     for _ in {1..10}; do
         answer=$(squeue --noheader --format=%A --jobs="$1,$SLURM_JOB_ID" --states="$job_states" 2>&1)
-        if grep -qx "$SLURM_JOB_ID" <<<"$answer"; then
-            grep -qx "$1" <<<"$answer"
-            return
-        fi
+        ! grep -qx "$SLURM_JOB_ID" <<<"$answer" || { grep -qx "$1" <<<"$answer"; return; }
         say "squeue cannot tell whether job $1 is still training in $run_dir; asking again in 30 s. Its answer: $answer"
-        run_step sleep 30
-        ((!terminated)) || exit 143
+        run_step sleep 30 || exit 143
     done
     die "squeue cannot tell whether job $1 is still training in $run_dir (above). Once it answers, submit this script again"
 }
-
 # After a failure without progress, checks that the trainer can be imported. A check before each launch would make pyxis
 # unpack the image once more. "started" distinguishes a missing trainer from a step that did not start.
+import_check=("${task[@]}" --versions)
 check_trainer() {
     local status=$rc after
     read_number after "$tracker"
     if ((rc == 0 || num_rendezvous == 0 || terminated || warned || after > before)) || [[ -e $run_dir/FAILED ]]; then return; fi
-    if run_step import_trainer || ((terminated)); then
-        :
+    if run_step import_trainer || ((terminated)); then :
     elif grep -qx started "$job_dir/versions" && ! grep -q '^trainer ' "$job_dir/versions"; then
         write_file "$run_dir/FAILED" <<<"${import_check[0]} cannot run the trainer (above): install it there${container[0]:+, in the image}, or set the cluster's code_dir (hpcgen install-code)"
     else
@@ -62,6 +53,27 @@ import_trainer() {
         sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$job_dir/versions"
 }
 
+conclude() {
+    local after stalled timed_out=0 invalid="not requeued, since it would fail again"
+    read_number after "$tracker"
+    # A canceled job and one that is out of time both get SIGTERM; only the second one is requeued.
+    ((!terminated)) || ! scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null || timed_out=1
+    if is_done; then say "done: $train_iters iterations"; exit 0; fi
+    if ((terminated && !timed_out)); then say "ended by Slurm (canceled or preempted); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"; exit 143; fi
+    # srun's status does not show this: when the first rank exits, srun ends the others and reports their status.
+    if [[ -r $run_dir/FAILED ]]; then die "$invalid: $(<"$run_dir/FAILED"); checkpoints up to iteration $after are valid"; fi
+    if ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then requeue "stopped at iteration $after of $train_iters"; fi
+    if ((timed_out)); then requeue "out of time at iteration $after of $train_iters"; fi
+    if ((rc == 0)); then die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug in the trainer"; fi
+    # Status 2 without FAILED: the trainer's view of the run directory may be read-only.
+    if ((rc == 2)); then die "$invalid (status 2, reason above); checkpoints up to iteration $after are valid"; fi
+    # Gives up after three failures in a row without progress. Attempts that the warning ended do not count.
+    read_number stalled "$job_dir/stalled"
+    stalled=$((after > before ? 0 : stalled + !warned))
+    write_file "$job_dir/stalled" <<<"$stalled"
+    ((stalled < 3)) || die "failed with status $rc: three attempts without progress beyond iteration $after; not requeued"
+    requeue "failed with status $rc at iteration $after (began at $before)"
+}
 # REASON: requeues the job unless max_restarts is reached. Restarts that exclude bad nodes are counted separately.
 requeue() {
     local exclusions restarts
@@ -80,36 +92,4 @@ requeue_job() {
         sleep 2
     done
     return 1
-}
-
-conclude() {
-    local after stalled timed_out=0
-    read_number after "$tracker"
-    # A canceled job and one that is out of time both get SIGTERM; only the second one is requeued.
-    if ((terminated)) && scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; then timed_out=1; fi
-    if is_done; then
-        say "done: $train_iters iterations"
-        exit 0
-    elif ((terminated && !timed_out)); then
-        say "ended by Slurm (canceled or preempted); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"
-        exit 143
-    elif [[ -r $run_dir/FAILED ]]; then
-        # The status would not show this: when the first rank exits, srun ends the others and reports their status.
-        die "not requeued, since it would fail again: $(<"$run_dir/FAILED"); checkpoints up to iteration $after are valid"
-    elif ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then
-        requeue "stopped at iteration $after of $train_iters"
-    elif ((timed_out)); then
-        requeue "out of time at iteration $after of $train_iters"
-    elif ((rc == 0)); then
-        die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug in the trainer"
-    elif ((rc == 2)); then
-        # The trainer could not write FAILED: its view of the run directory may be read-only.
-        die "not requeued, since it would fail again (status 2, reason above); checkpoints up to iteration $after are valid"
-    fi
-    # Gives up after three failures in a row without progress. Attempts that the warning ended do not count.
-    read_number stalled "$job_dir/stalled"
-    if ((after > before)); then stalled=0; elif ((!warned)); then stalled=$((stalled + 1)); fi
-    write_file "$job_dir/stalled" <<<"$stalled"
-    ((stalled < 3)) || die "failed with status $rc: three attempts without progress beyond iteration $after; not requeued"
-    requeue "failed with status $rc at iteration $after (began at $before)"
 }

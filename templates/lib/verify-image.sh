@@ -1,7 +1,5 @@
-# Checks the content of an image file against the record next to it.
-
-# The record has the image's SHA-256, and the size and time of the file that was hashed. While these match, the image is
-# not read again.
+# Checks an image file against the record next to it: its SHA-256, and the size and time of the file that was hashed. While
+# size and time match, the image is not read again.
 verify_image() {
     local record=$image.record sha256 now
     [[ -r $image ]] || die "$image is missing or not readable"
@@ -13,7 +11,7 @@ verify_image() {
     say "the size or time of $image differs from its record: hashing it"
     run_step hash_image || { ((!terminated)) || exit 143; die "cannot read $image (above)"; }
     [[ $(<"$job_dir/image.sha256") == "$sha256 "* ]] || die "$image is not the image that $record names (sha256 $sha256): build it again"
-    # The next job then need not read the image again.
+    # Then the next job need not read the image again:
     [[ ! -w ${record%/*} || ! -w $record ]] || sed -i "s/^mtime .*/${now%%$'\n'*}/; s/^size .*/${now##*$'\n'}/" -- "$record"
 }
 hash_image() { sha256sum <"$image" >"$job_dir/image.sha256"; }

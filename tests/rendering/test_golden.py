@@ -95,7 +95,7 @@ def test_a_script_defines_everything_and_then_calls_main(case: str, stage: str) 
     lines = rendered(case, stage).splitlines()
     assert lines[-1] == 'main "$@"'
     defined = {found[1] for line in lines if (found := re.match(r"([a-z_]+)\(\) [{(]", line))}
-    assert {"launch", "site_prologue", "site_epilogue", "prepare_node", "conclude"} <= defined
+    assert {"launch", "prepare_node", "conclude"} <= defined
     begin = lines.index("main() {")
     called = {line.split()[0] for line in lines[begin + 1 : lines.index("}", begin)]} - {"((terminated))"}
     assert called <= defined
@@ -120,9 +120,9 @@ def test_the_script_of_175b_is_read_in_five_minutes() -> None:
     """The launch, the settings and the job's story come before the job's files and the libraries."""
     lines = rendered("azure-ndv5-pyxis", "train").splitlines()
     assert max(map(len, lines)) < 2000
-    assert next(number for number, line in enumerate(lines, 1) if "&& launch" in line) <= 150
-    assert lines.index("# ==== the job's files ====") <= 170
-    assert sum('"prefix"' not in line for line in lines) <= 580
+    assert next(number for number, line in enumerate(lines, 1) if "&& launch" in line) <= 115
+    assert lines.index("# ==== the job's files ====") <= 130
+    assert sum('{"prefix"' not in line for line in lines) <= 420
 
 
 def test_nothing_is_taken_from_where_it_was_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

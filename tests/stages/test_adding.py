@@ -47,11 +47,15 @@ TEMPLATE = """\
 main() {
     begin
     set_environment
+{% if hooks %}
     run_prologue
+{% endif %}
     say "$greeting"
     prepare_nodes && launch "${task[@]}" --version || rc=$?
     remove_scratch
+{% if hooks %}
     run_epilogue
+{% endif %}
     conclude
 }
 conclude() { exit "$rc"; }

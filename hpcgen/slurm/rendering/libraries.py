@@ -30,17 +30,19 @@ class Library:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def stage_libraries(stage: StagePlan) -> tuple[Library, ...]:
-    """The libraries that the script of a stage includes, in order."""
+def stage_libraries(stage: StagePlan, *, hooks: bool) -> tuple[Library, ...]:
+    """The libraries that the script of a stage includes, in order. `hooks`: the site defines a prologue or epilogue."""
     directory = shipped("templates") / "lib"
     # a stage with few functions defines them in its template
-    paths = [path for name in _names(stage) if (path := directory / f"{name}.sh").exists()]
+    paths = [path for name in _names(stage, hooks) if (path := directory / f"{name}.sh").exists()]
     return tuple(Library(path, path.read_text(encoding="utf-8")) for path in paths)
 
 
-def _names(stage: StagePlan) -> Iterator[str]:
+def _names(stage: StagePlan, hooks: bool) -> Iterator[str]:
     container = stage.container
     yield "base"
+    if hooks:
+        yield "hooks"
     yield "scratch"
     if stage.kind.uses_gpus:
         yield "ranks"

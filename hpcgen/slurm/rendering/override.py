@@ -44,8 +44,9 @@ _ABOUT = (
 def _site_functions() -> list[str]:
     """The shipped definitions of functions that a site can replace."""
     base = (shipped("templates") / "slurm/base.sbatch.j2").read_text(encoding="utf-8")
-    _, _, functions = base.partition("# ==== functions of the site ====\n")
-    return functions.partition("{% block site %}")[0].strip().splitlines()
+    _, _, functions = base.partition("# ==== functions of the site")
+    lines = functions.partition("{% block site %}")[0].strip().splitlines()[1:]
+    return [line for line in lines if not line.startswith("{%")]
 
 
 def _described(block: str, doc: BlockDoc | None) -> str:

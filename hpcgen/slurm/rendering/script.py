@@ -21,6 +21,7 @@ from hpcgen.slurm.rendering.render import render_template
 from hpcgen.slurm.rendering.settings import has_preflight, stage_settings
 from hpcgen.version import __version__
 
+_HOOK = re.compile(r"\bsite_(?:prologue|epilogue)\b")
 CALL = 'main "$@"'
 """The last line of a script. All lines above it are definitions."""
 
@@ -59,10 +60,11 @@ def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) 
         require_known_blocks(environment, name)
     uses_site_templates = any(not origin.startswith(SHIPPED) for origin in origins)
     versions = _replaced_versions(environment, plan.stages[stage]) if uses_site_templates else ()
-    context = template_context(plan, stage, template_sources(environment, origins), versions)
+    sources = template_sources(environment, origins)
+    context = template_context(plan, stage, sources, versions, hooks=defines_hooks(sources))
     text = script_text(environment, name, context)
-    libraries = tuple(library.path for library in stage_libraries(plan.stages[stage]))
-    return Script(text, (*template_sources(environment, origins), *libraries), uses_site_templates)
+    libraries = tuple(library.path for library in context["libraries"])
+    return Script(text, (*sources, *libraries), uses_site_templates)
 
 
 def script_text(environment: ShellEnvironment, name: str, context: Mapping[str, Any]) -> str:
@@ -95,6 +97,15 @@ def template_sources(environment: ShellEnvironment, origins: Sequence[str]) -> t
     )
 
 
+def defines_hooks(sources: Sequence[Path]) -> bool:
+    """True if a site's template defines site_prologue or site_epilogue. Only then does a script call them."""
+    return any(
+        _HOOK.search(path.read_text(encoding="utf-8"))
+        for path in sources
+        if not path.is_relative_to(shipped("templates"))
+    )
+
+
 def _replaced_versions(environment: ShellEnvironment, stage: StagePlan) -> tuple[str, ...]:
     """The functions that the site replaces, each with the shipped version it was based on."""
     from hpcgen.slurm.rendering.replaced import replaced_functions
@@ -104,7 +115,7 @@ def _replaced_versions(environment: ShellEnvironment, stage: StagePlan) -> tuple
 
 
 def template_context(
-    plan: Plan, stage_name: str, sources: Sequence[Path], replaced: Sequence[str] = ()
+    plan: Plan, stage_name: str, sources: Sequence[Path], replaced: Sequence[str] = (), *, hooks: bool = False
 ) -> dict[str, Any]:
     """The plain values that a template can use. templates/README.md documents each."""
     stage = plan.stages[stage_name]
@@ -126,7 +137,8 @@ def template_context(
         "job_files": [{"name": name, "text": text} for name, text in stage.files.items()],
         # the image stage runs its job files, so no other user may have write access to their directory
         "job_files_directory": "scratch" if stage.kind.runs_own_files else "job_dir",
-        "libraries": stage_libraries(stage),
+        "hooks": hooks,
+        "libraries": stage_libraries(stage, hooks=hooks),
     }
     context["header"] = _header(plan, stage, context, sources, replaced)
     return context

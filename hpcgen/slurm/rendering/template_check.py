@@ -50,6 +50,9 @@ _BEFORE_WORD = re.compile(
 )
 """Text on a line before a value: part of an assignment, or of a word in an array with one word per line."""
 
+_IN_COMMENT = re.compile(r"#|[^'\"\\#]*\s#")
+"""Text on a line before a value in a comment. Nothing before the `#` is quoted."""
+
 
 class CheckingCodeGenerator(CodeGenerator):
     """Jinja's compiler with the check, through which every template passes once when it is loaded."""
@@ -140,7 +143,7 @@ class _TemplateCheck:
         if line.startswith("#SBATCH"):
             if filter_name != "directive":
                 self._refuse("write a value of a #SBATCH line as {{ value | directive }}", node)
-        elif line.startswith("#"):
+        elif _IN_COMMENT.match(line) and not self._quote:
             if filter_name != "comment":
                 self._refuse("write a value in a comment as {{ value | comment }}", node)
         elif block not in WITH_VALUES:
