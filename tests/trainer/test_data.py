@@ -103,7 +103,7 @@ def test_an_empty_test_split_is_left_out(config: dict[str, Any], corpus: str, tm
         ({"datasets": [{"prefix": "CORPUS.bin"}]}, "is not a file"),
         (
             {"datasets": [{"prefix": "CORPUS", "weight": 1.0}, {"prefix": "CORPUS"}]},
-            "Give all of them one, or none",
+            "Give a weight to all of them or to none",
         ),
         ({"datasets": [{"prefix": "CORPUS"}], "split": "99990,8,2"}, "no document .* for valid"),
     ],
