@@ -38,7 +38,7 @@ def test_help_says_what_it_does_and_needs_nothing() -> None:
     ("option", "said"),
     [
         ("--base=nvcr.io#nvidia/pytorch", "has no tag"),
-        ("--base=nvcr.io#nvidia/pytorch:latest", "latest is another image tomorrow"),
+        ("--base=nvcr.io#nvidia/pytorch:latest", "the tag latest can change"),
         ("--base=nvcr.io#NVIDIA/pytorch:1", "lower case"),
         ("--base=nvcr.io#nvidia/pytorch:1;rm", "is neither [REGISTRY#]NAME:TAG"),
         ("--base=nvcr.io#nvidia/pytorch:1@sha256:12", "is neither [REGISTRY#]NAME:TAG"),
@@ -48,7 +48,7 @@ def test_help_says_what_it_does_and_needs_nothing() -> None:
         ("--code=/nowhere", "no such file or directory"),
         ("--code=/usr", "neither a directory of 'hpcgen install-code', nor a wheel, nor a checkout"),
         ("--package=zstd;rm", "is not the name of a Debian package"),
-        ("--megatron-core=1.0", "brings its own"),
+        ("--megatron-core=1.0", "contains its own Megatron-Core"),
         ("--doca=newest", "is not a version"),
         ("--topology=/nowhere", "no such file"),
         ("--work=/nowhere", "is not a directory"),
@@ -147,7 +147,7 @@ def test_what_may_be_needed_is_what_the_image_can_be_checked_for() -> None:
     offered = done.stdout.partition("Possible names:")[2].partition("--work")[0].split()
     command = [sys.executable, ENROOT / "health_check.py", "--need=nothing"]
     refusal = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    assert offered == re.search(r"\(there are (.*)\)", refusal)[1].split(", ")
+    assert offered == re.search(r"\(known names: (.*)\)", refusal)[1].split(", ")
 
 
 def test_an_image_that_is_there_must_have_been_checked_for_what_is_needed(stand_in_build: ImageBuild) -> None:

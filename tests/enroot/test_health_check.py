@@ -78,7 +78,7 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
     assert "megatron-core" in health_check("--need=megatron").stderr
 
 
-def test_no_colour_in_a_pipe() -> None:
+def test_no_color_in_a_pipe() -> None:
     assert "\033" not in health_check("--only", "--need=zstd,ucx").stdout
 
 
