@@ -101,7 +101,7 @@ def copy_own_packages(tree: Path) -> None:
 
 
 def install_needs(tree: Path, python_version: str) -> None:
-    """Installs into `tree`, with pip, those dependencies of hpcgen and the trainer that an image may lack."""
+    """Installs the dependencies of hpcgen and the trainer that an image may lack into `tree`, with pip."""
     alone, together = (
         [],
         [f"{name}=={version}" for name in SAME_VERSION_AS_HERE if (version := version_here(name))],
@@ -120,7 +120,7 @@ def install_needs(tree: Path, python_version: str) -> None:
     kept = [one for one in found if project_name(one["name"]) not in LEFT_TO_IMAGE]
     pinned = [f"{one['name']}=={one['version']}" for one in kept]
     pip_install("--no-deps", "--no-compile", *target, *pinned, *alone)
-    # The scripts in bin/ would start this machine's Python. pip's records list them; the manifest replaces the records.
+    # Scripts in bin/ would start this machine's Python. The manifest replaces pip's records, which list the scripts.
     shutil.rmtree(tree / "bin", ignore_errors=True)
     for record in ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json"):
         for file in tree.glob(f"*.dist-info/{record}"):

@@ -299,7 +299,7 @@ def test_steps_that_a_later_attempt_did_again_count_once(tmp_path: Path) -> None
 def test_an_attempt_that_completed_its_plan_is_not_called_killed(tmp_path: Path) -> None:
     events = [start(train_iters=3), *steps(1, 3), start(3, START + 90, train_iters=6), *steps(4, 6)]
     text = report(write_run(tmp_path / "extended", events)).text
-    assert "completed the last iteration that was planned then" in text
+    assert "completed the last iteration planned at its start" in text
     assert "ended without a message" not in text
 
 
