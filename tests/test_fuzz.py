@@ -427,13 +427,13 @@ def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_corpus()
 
 
-def test_the_files_are_good_before_they_are_spoiled() -> None:
+def test_the_files_are_valid_before_they_are_corrupted() -> None:
     for stage in STAGES:
         assert render(Case(PLAIN.encode(), SITE.encode()), stage) is not None
 
 
 @pytest.mark.process
-def test_spoiled_run_files_end_in_a_script_or_one_clean_error() -> None:
+def test_corrupted_run_files_give_a_script_or_one_clean_error() -> None:
     count = go_through(seed=1, num_cases=CASES_IN_CI)
     assert count["scripts"] > 0.05 * CASES_IN_CI
     assert count["refused"] > 0.2 * CASES_IN_CI
@@ -441,7 +441,7 @@ def test_spoiled_run_files_end_in_a_script_or_one_clean_error() -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_ten_thousand_spoiled_run_files() -> None:
+def test_ten_thousand_corrupted_run_files() -> None:
     seeds = range(100, 100 + CASES_IN_FULL // CHUNK)
     with ProcessPoolExecutor() as processes:
         count = sum(processes.map(go_through, seeds, [CHUNK] * len(seeds)), Counter[str]())

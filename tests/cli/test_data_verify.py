@@ -147,7 +147,7 @@ def test_training_begins_with_the_pairs_of_the_corpus(made):
     assert hpcgen("render", "train", *changed).status == 0
 
 
-def test_files_that_nothing_measures_are_named(workplace):
+def test_files_without_size_and_hash_are_named(workplace):
     manifest = Path("data/manifest.jsonl")
     header, first, second = manifest.read_text().splitlines()
     listed = [json.loads(line) for line in (first, second)]

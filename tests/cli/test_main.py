@@ -134,7 +134,7 @@ def test_a_missing_run_file():
     assert (found.status, found.stdout, found.stderr) == (2, "", "nothing.yaml: no such file\n")
 
 
-def test_our_own_bug_keeps_its_traceback(run_file, monkeypatch):
+def test_a_bug_keeps_its_traceback(run_file, monkeypatch):
     def broken(*args, **kwargs):
         raise KeyError("ours")
 
@@ -164,7 +164,7 @@ def test_an_interrupt_is_status_130(run_file, monkeypatch):
 
 
 @pytest.mark.process
-def test_colours_are_for_terminals_only(run_file):
+def test_colors_are_for_terminals_only(run_file):
     command = [sys.executable, "-m", "hpcgen", "render", "train", "-c", run_file, "--set", "name=a b"]
     piped = subprocess.run(command, capture_output=True, check=False)
     assert piped.returncode == 2

@@ -60,7 +60,9 @@ def test_an_archive_needs_no_tracker(workplace: Path, run_file: Path) -> None:
         ("nowhere", "does not exist; use the directory that contains the iter_... directories"),
     ],
 )
-def test_what_holds_no_checkpoints_is_refused(workplace: Path, run_file: Path, load: str, hint: str) -> None:
+def test_a_directory_without_checkpoints_is_refused(
+    workplace: Path, run_file: Path, load: str, hint: str
+) -> None:
     found = validated(run_file, f"checkpoint.load={load}", "paths.run_dir=new")
     assert (found.status, found.stdout) == (2, "")
     begin = f"--set checkpoint.load: checkpoint.load = {load} has no checkpoint for stage train: {workplace}/{load}"
@@ -69,7 +71,7 @@ def test_what_holds_no_checkpoints_is_refused(workplace: Path, run_file: Path, l
 
 
 @pytest.mark.parametrize("command", [("validate",), ("render", "train"), ("submit", "train", "--dry-run")])
-def test_every_command_names_what_differs_from_the_checkpoint(
+def test_every_command_names_differences_from_the_checkpoint(
     workplace: Path, run_file: Path, command: tuple[str, ...]
 ) -> None:
     found = hpcgen(*command, "-c", run_file, "--set", "optimizer.lr=2e-3")
@@ -85,7 +87,7 @@ def test_every_command_names_what_differs_from_the_checkpoint(
     ]
 
 
-def test_what_is_named_or_free_may_change(run_file: Path) -> None:
+def test_named_and_unrestricted_keys_may_change(run_file: Path) -> None:
     named = "checkpoint.changed=[optimizer.lr, optimizer.min_lr]"
     assert validated(run_file, "optimizer.lr=2e-3", named).status == 0
     assert validated(run_file, "training.eval_iters=3").status == 0
@@ -101,7 +103,7 @@ def test_a_longer_run_names_the_schedule_that_it_moves(run_file: Path) -> None:
     assert validated(run_file, "training.train_iters=40", *kept).status == 0
 
 
-def test_another_model_is_said_before_all_else(run_file: Path) -> None:
+def test_a_different_model_is_reported_first(run_file: Path) -> None:
     values = ("model.ffn_hidden_size=128", "optimizer.lr=2e-3")
     found = validated(run_file, *values)
     assert found.status == 2
@@ -113,7 +115,7 @@ def test_another_model_is_said_before_all_else(run_file: Path) -> None:
     assert "or use another checkpoint.save\n" in elsewhere.stderr
 
 
-def test_weights_alone_have_no_hyperparameters(workplace: Path, run_file: Path) -> None:
+def test_loading_only_weights_compares_no_hyperparameters(workplace: Path, run_file: Path) -> None:
     load = (archived(workplace), "paths.run_dir=new", "optimizer.lr=2e-3")
     assert f"in the checkpoint {workplace}/archive/iter_0000005;" in validated(run_file, *load).stderr
     assert validated(run_file, *load, "checkpoint.finetune=true").status == 0
@@ -121,12 +123,12 @@ def test_weights_alone_have_no_hyperparameters(workplace: Path, run_file: Path) 
     assert "or use another checkpoint.load\n" in shaped.stderr
 
 
-def test_the_newest_whole_one_counts(workplace: Path, run_file: Path) -> None:
+def test_the_newest_complete_checkpoint_counts(workplace: Path, run_file: Path) -> None:
     (workplace / "run/checkpoints/iter_0000010/__0_0.distcp").write_bytes(b"cut")
     assert "run/checkpoints/iter_0000005;" in validated(run_file, "optimizer.lr=2e-3").stderr
 
 
-def test_what_cannot_be_compared_is_left_to_the_trainer(workplace: Path, run_file: Path) -> None:
+def test_a_checkpoint_that_cannot_be_compared_is_left_to_the_trainer(workplace: Path, run_file: Path) -> None:
     checkpoints = workplace / "run/checkpoints"
     for path in checkpoint_files.list_paths(checkpoints):
         (path / COMPLETE).unlink()
@@ -146,7 +148,7 @@ FINISHED = ("training.train_iters=10", "optimizer.lr_decay_iters=20", "optimizer
 @pytest.mark.parametrize(
     "command", [("validate",), ("render", "train"), ("submit", "train", "--launcher", "local")]
 )
-def test_a_finished_run_does_not_answer_for_another_experiment(
+def test_a_finished_run_does_not_count_for_another_configuration(
     workplace: Path, run_file: Path, command: tuple[str, ...]
 ) -> None:
     (workplace / "run/DONE").write_text("10\n")
@@ -233,7 +235,7 @@ def test_differences_are_in_the_json_too(workplace: Path, run_file: Path) -> Non
     assert mistake["hint"].endswith("otherwise set it to 0.001")
 
 
-def test_training_that_would_be_given_up_is_named_before_the_job_queues(
+def test_training_that_would_be_discarded_is_named_before_the_job_queues(
     workplace: Path, run_file: Path
 ) -> None:
     (workplace / "run/checkpoints").rename(workplace / "away")

@@ -96,7 +96,7 @@ def _with_preset(text: str, sections: dict):
     return merge(constant(sections, "preset"), parse(text, "mini.yaml"))
 
 
-def test_it_is_for_people():
+def test_it_is_readable():
     text = starter_text("175b")
     assert text.startswith("# yaml-language-server: $schema=./mini.schema.json\n")
     assert max(len(line) for line in text.splitlines()) <= 130
@@ -105,13 +105,13 @@ def test_it_is_for_people():
     assert "Megatron-LM" in text
 
 
-def test_it_says_what_to_type_next():
+def test_it_lists_the_next_commands():
     first, second = starter_text(None).splitlines()[1:3]
     assert first == "# hpcgen data plan -c run.yaml    hpcgen submit prepare index-cache train -c run.yaml"
     assert second == "# hpcgen validate -c run.yaml     hpcgen render train -c run.yaml | sbatch"
 
 
-def test_a_run_file_without_a_corpus_does_not_speak_of_planning_one():
+def test_a_run_file_without_a_corpus_does_not_mention_planning():
     text = run_file({"name": "a", "data": {"mock": True}}, "s.json")
     assert "hpcgen data plan" not in text
 
@@ -123,7 +123,7 @@ def test_every_field_is_explained():
             assert re.match(r" *# .*[.;:)\w]$", lines[index - 1]), line
 
 
-def test_awkward_names_come_back_as_they_were():
+def test_awkward_names_survive_the_round_trip():
     for name in ("no", "true", "1e5", "007", "1-2", "null"):
         text = starter(name, "local", "runs/x y", None, "s.json")
         values = parse(text, "f").values

@@ -71,7 +71,7 @@ def test_content_and_record(corpus, name, pack, last_newline):
 
 
 @pytest.mark.parametrize("suffix", ["zst", "gz"])
-def test_what_is_cut_or_changed_is_found(corpus, suffix):
+def test_truncated_and_changed_files_are_found(corpus, suffix):
     choose = random.Random(1)
     content = json_lines(documents(8, seed=3))
     pack = gzip.compress if suffix == "gz" else zstandard.ZstdCompressor(write_checksum=True).compress

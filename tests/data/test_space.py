@@ -68,7 +68,7 @@ def test_larger_ids_and_bytes_need_more(tmp_path: Path) -> None:
     assert estimates(of_bytes, manifest(TB, suffix=".jsonl"))["prepare"] == Need(1_600 * 10**9, 2_050 * 10**9)
 
 
-def test_what_surely_cannot_fit_is_refused_before_anything_is_written(tmp_path: Path, room: Any) -> None:
+def test_outputs_that_cannot_fit_are_refused_before_anything_is_written(tmp_path: Path, room: Any) -> None:
     room(3 * TB)
     job = corpus_job(tmp_path)
     assert check_space("download", job, manifest(TB, TB)) == []
@@ -111,7 +111,7 @@ def test_a_task_needs_room_for_its_own_share(tmp_path: Path, room: Any) -> None:
     assert check_space("download", job, files, task_id=3, num_tasks=4) == []
 
 
-def test_what_is_made_needs_nothing_more(tmp_path: Path, room: Any) -> None:
+def test_finished_outputs_need_no_more_space(tmp_path: Path, room: Any) -> None:
     room(TB)
     job, files = corpus_job(tmp_path), manifest(*[TB // 2] * 3)
     for unit in units("download", job, files)[:2]:
@@ -223,7 +223,7 @@ def test_a_quota_refuses_what_the_file_system_would_take(
 
 
 @pytest.mark.process
-def test_without_lustre_there_is_nothing_to_say(
+def test_without_lustre_no_quota_is_reported(
     tmp_path: Path, lfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lfs.write_text(

@@ -56,7 +56,7 @@ def one(job, manifest, stage):
     return status
 
 
-def test_nothing_is_begun(job, manifest):
+def test_status_before_any_task_started(job, manifest):
     [status] = corpus_status(job, manifest, [], NOW)  # no file needs to be downloaded
     assert (status.stage, status.units, status.missing, status.bytes_done) == ("prepare", 3, 3, 0)
     assert status.bytes == sum(file.size for file in manifest.files)
@@ -120,14 +120,14 @@ def test_a_task_that_went_silent_is_stalled(job, manifest):
     assert (task.state, task.host, task.silent_s) == ("stalled", "node-7", STALLED_S + 1)
 
 
-def test_a_task_that_ended_without_a_word(job, manifest):
+def test_a_task_that_ended_without_a_message(job, manifest):
     word(job, "extract", 0, 2, ended=True)
     status = one(job, manifest, "extract")
     assert (status.missing, status.tasks[0].state) == (6, "ended")
 
 
 @pytest.mark.process
-def test_the_last_word_counts_and_what_is_done_is_not_failed(job, manifest):
+def test_the_last_report_counts_and_finished_outputs_are_not_failed(job, manifest):
     word(
         job,
         "extract",
@@ -149,7 +149,7 @@ def test_the_last_word_counts_and_what_is_done_is_not_failed(job, manifest):
     assert [(task.num_tasks, task.state) for task in status.tasks] == [(1, "ended"), (6, "running")]
 
 
-def test_files_that_are_no_progress_are_passed_over(job, manifest):
+def test_unrelated_files_are_ignored(job, manifest):
     word(job, "extract", 0, 2)
     for name, text in (("a.json", "{"), ("b.json", '{"stage": "extract"}'), ("c.txt", "")):
         (job.directory / "progress" / name).write_text(text)

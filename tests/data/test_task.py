@@ -109,7 +109,7 @@ def test_progress_file(corpus):
 
 
 @pytest.mark.process
-def test_the_progress_directory_is_looked_through_once(corpus, monkeypatch):
+def test_the_progress_directory_is_scanned_once(corpus, monkeypatch):
     """It holds a file of every task, and every task writes one every five seconds."""
     looks, written, scandir, replace = [], [], os.scandir, Path.replace
     monkeypatch.setattr(os, "scandir", lambda path: (looks.append(Path(path).name), scandir(path))[1])
@@ -161,7 +161,7 @@ def test_a_unit_that_fails_does_not_stop_the_others(corpus):
     ],
     ids=["task-id", "order", "no-run-file", "no-job-file", "set-of-a-job"],
 )
-def test_mistakes_are_said_in_one_line(corpus, arguments, message, tmp_path):
+def test_mistakes_are_reported_in_one_line(corpus, arguments, message, tmp_path):
     job_file = write_job(corpus, tmp_path / "corpus.json")
     done = command(*arguments[:1], "-c", job_file, *arguments[1:], cwd=tmp_path)
     assert done.returncode == (1 if arguments[0] == "tokenize" else 2)
@@ -189,7 +189,7 @@ def test_the_run_file_of_the_folder_is_the_default(corpus, tmp_path):
 
 
 @pytest.mark.process
-def test_a_corpus_that_is_not_planned(corpus, tmp_path):
+def test_an_unplanned_corpus_is_an_error(corpus, tmp_path):
     manifest_path(corpus.directory).unlink()
     done = command("extract", "-c", write_job(corpus, tmp_path / "corpus.json"))
     assert done.returncode == 2
@@ -200,7 +200,7 @@ def test_a_corpus_that_is_not_planned(corpus, tmp_path):
 
 
 @pytest.mark.process
-def test_four_copies_at_once(corpus, tmp_path):
+def test_four_concurrent_copies_write_the_same_outputs(corpus, tmp_path):
     job_file = write_job(corpus, tmp_path / "corpus.json")
     arguments = [sys.executable, "-m", "hpcgen", "data", "prepare", "-c", str(job_file), "--workers", "1"]
     copies = [

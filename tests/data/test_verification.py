@@ -66,7 +66,7 @@ def patch(path, offset, data):
     path.write_bytes(content)
 
 
-def test_a_whole_pair_passes(tmp_path):
+def test_a_valid_pair_passes(tmp_path):
     prefix = write(tmp_path / "x", DOCUMENTS)
     record = record_of(prefix)
     known = Expected(record=record, needs_record=True, vocab_size=10, eod_id=9)
@@ -108,7 +108,7 @@ def test_every_flipped_bit_is_found(tmp_path):
         (".idx", 34 + 36, struct.pack("<q", 1), "x.idx: documents span the sequences 1 to 3"),
     ],
 )
-def test_what_is_wrong_in_the_index_is_named(tmp_path, suffix, offset, data, finding):
+def test_problems_in_the_index_are_named(tmp_path, suffix, offset, data, finding):
     prefix = write(tmp_path / "x", DOCUMENTS)
     patch(idx_path(prefix), offset, data)
     assert [found for found in findings(prefix) if found.startswith(finding)], findings(prefix)
@@ -121,7 +121,7 @@ def test_an_index_that_is_too_long_is_found(tmp_path):
     assert findings(prefix) == ["x.idx: the size is 118 bytes, but its header requires 110"]
 
 
-def test_an_id_outside_of_the_vocabulary_is_found_where_it_is(tmp_path):
+def test_an_id_outside_the_vocabulary_is_located(tmp_path):
     assert findings(write(tmp_path / "x", DOCUMENTS), vocab_size=6) == [
         "x.bin: id 9 at byte 4, in document 0; valid ids are 0 to 5"
     ]
@@ -167,7 +167,7 @@ def test_pairs_of_one_record_are_counted_together(tmp_path):
     assert findings(prefixes[0], record=unbalanced) == ["a: its record does not account for every document"]
 
 
-def test_the_side_file_of_rejects_is_held_to_its_record(tmp_path):
+def test_the_side_file_of_rejects_is_checked_against_its_record(tmp_path):
     prefix = write(tmp_path / "x", DOCUMENTS)
     rejects = tmp_path / "x.rejects.jsonl"
     rejects.write_text("{}\n")
@@ -187,7 +187,7 @@ def test_the_side_file_of_rejects_is_held_to_its_record(tmp_path):
     assert findings(prefix, record=record) == ["x.rejects.jsonl: No such file or directory"]
 
 
-def test_what_else_is_expected_of_a_pair(tmp_path):
+def test_other_expectations_of_a_pair(tmp_path):
     prefix = write(tmp_path / "x", DOCUMENTS)
     assert findings(prefix, record=record_of(prefix), stale="old") == ["x: old; run the stage again"]
     assert "has no record" in findings(prefix, needs_record=True)[0]
@@ -255,7 +255,7 @@ def test_megatron_core_reads_the_same(tmp_path):
 
 
 @pytest.mark.process
-def test_without_megatron_core_it_is_said(tmp_path, monkeypatch):
+def test_without_megatron_core_the_missing_check_is_reported(tmp_path, monkeypatch):
     prefix = write(tmp_path / "x", DOCUMENTS)
     monkeypatch.setattr(sys, "executable", _python_without(tmp_path, "torch"))
     report = verify({prefix: Expected()}, workers=1)

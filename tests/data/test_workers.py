@@ -84,7 +84,7 @@ def test_a_worker_that_is_killed_fails_its_item_only():
 
 
 @pytest.mark.process
-def test_when_one_after_the_other_is_killed_the_rest_is_left():
+def test_after_repeated_kills_the_remaining_items_are_not_started():
     made, failed, _ = finish([("kill", signal.SIGKILL)] * 50, 2)
     assert (len(made), len(failed)) == (0, 50)
     reasons = [reason.partition(",")[0] for reason in failed.values()]

@@ -100,7 +100,7 @@ def test_other_nodes_pass(node: Path) -> None:
     assert hook(node) == (0, [])
 
 
-def test_a_container_that_asks_for_nothing_passes(node: Path) -> None:
+def test_a_container_without_devices_passes(node: Path) -> None:
     shutil.rmtree(node / "sys")
     (node / "environment").write_text("")
     assert hook(node) == (0, [])
@@ -143,7 +143,7 @@ def test_installed_and_removed(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "etc").rglob("*") if path.is_file()]
 
 
-def test_user_is_enroots_own_directory(tmp_path: Path) -> None:
+def test_user_means_enroots_user_directory(tmp_path: Path) -> None:
     assert install("user", ENROOT_CONFIG_PATH=str(tmp_path / "enroot")).returncode == 0
     assert (tmp_path / "enroot/hooks.d/50-ndv5.sh").is_file()
 

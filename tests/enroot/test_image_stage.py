@@ -85,7 +85,7 @@ def test_need_is_what_the_recipe_can_check(tmp_path: Path) -> None:
         script(tmp_path, image={**IMAGE, "need": []})
 
 
-def test_no_packages_is_said(tmp_path: Path) -> None:
+def test_an_empty_package_list_is_passed_on(tmp_path: Path) -> None:
     assert "--package=none" in options(script(tmp_path, image={**IMAGE, "packages": []}))
 
 
@@ -112,7 +112,7 @@ def test_it_runs_on_one_node_without_container_and_devices(tmp_path: Path) -> No
         ({"image": {**IMAGE, "megatron_core": "0.16.1"}}, "contains its own Megatron-Core"),
     ],
 )
-def test_what_is_left_open_is_asked_for(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
+def test_missing_settings_are_reported(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigErrors, match=re.escape(said)):
         script(tmp_path, **sections)
 
@@ -132,7 +132,7 @@ def test_what_is_left_open_is_asked_for(tmp_path: Path, sections: dict[str, Any]
         {"base": "nvcr.io#NVIDIA/pytorch:1"},
     ],
 )
-def test_values_that_the_recipe_cannot_take_are_refused(tmp_path: Path, image: dict[str, Any]) -> None:
+def test_values_that_the_recipe_does_not_support_are_refused(tmp_path: Path, image: dict[str, Any]) -> None:
     with pytest.raises(ConfigErrors, match=f"image.{next(iter(image))}"):
         script(tmp_path, image={**IMAGE, **image})
 

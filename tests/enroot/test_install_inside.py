@@ -160,7 +160,7 @@ def pip_inside(image: Path, *words: str) -> tuple[subprocess.CompletedProcess[st
     return done, {one["name"]: one["version"] for one in json.loads(listed.stdout)}
 
 
-def test_pip_leaves_what_the_image_has(image_with_pip: Path) -> None:
+def test_pip_keeps_the_images_packages(image_with_pip: Path) -> None:
     """Megatron-Core declares a torch that the image does not have, and hpcgen one that it has."""
     for requires in ("torch>=2.8", "apex", "torch>=2.6"):
         extra = 'Provides-Extra: data\nRequires-Dist: zstandard; extra == "data"'
@@ -198,7 +198,7 @@ def apt_calls(image: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def test_what_is_there_is_not_asked_for(image_with_apt: Path) -> None:
+def test_installed_packages_are_not_requested(image_with_apt: Path) -> None:
     assert inside(image_with_apt, "packages", "none", "zstd", path="/opt/bin").returncode == 0
     assert apt_calls(image_with_apt) == []
 
@@ -218,7 +218,7 @@ def test_a_package_that_replaces_another_is_refused(image_with_apt: Path) -> Non
     assert [call for call in apt_calls(image_with_apt) if "-y" in call] == []
 
 
-def test_help_and_wrong_usage() -> None:
+def test_help_and_usage_errors() -> None:
     script = ENROOT / "install-inside.sh"
     done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
     assert "install-inside.sh packages DOCA|none NAME..." in done.stdout

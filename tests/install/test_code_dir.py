@@ -75,7 +75,7 @@ def run_isolated(code: str, *path: Path) -> str:
     return result.stdout
 
 
-def test_the_trainer_and_megatron_import_beside_nothing_but_torch(installed: Path, torch_image: Path) -> None:
+def test_the_trainer_and_megatron_import_with_only_torch(installed: Path, torch_image: Path) -> None:
     code = """
 import torch, numpy, jinja2
 import trainer, megatron.core, submitit, hpcgen, psutil
@@ -118,7 +118,7 @@ def test_a_data_stage_runs_from_it(installed: Path, torch_image: Path, tmp_path:
     assert tokens == b"".join(token.to_bytes(2, "little") for token in (15496, 995, 50256))
 
 
-def test_a_wheel_has_the_files_that_are_no_code(tmp_path: Path) -> None:
+def test_a_wheel_contains_the_data_files(tmp_path: Path) -> None:
     checkout = Path(code_dir.__file__).parents[2]
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, checkout],
@@ -142,7 +142,7 @@ def test_it_hides_nothing_of_the_image(installed: Path, torch_image: Path) -> No
     assert {name for name in hidden if not name.startswith("typing_extensions")} == set()
 
 
-def test_it_holds_all_that_hpcgen_declares_and_an_image_lacks(installed: Path) -> None:
+def test_it_contains_every_dependency_that_an_image_lacks(installed: Path) -> None:
     names = distribution_names(installed)
     declared = set(map(code_dir.project_name, code_dir.own_requirements()))
     assert {"megatron-core", "submitit", "torch"} <= declared
@@ -212,7 +212,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         code_dir.install_code(tmp_path / "file" / "nodes", RUNNING)
 
 
-def test_what_is_published_already_is_kept_and_checked(tmp_path: Path, tree: Path) -> None:
+def test_an_existing_directory_is_kept_and_verified(tmp_path: Path, tree: Path) -> None:
     copy = tmp_path / "copy"
     subprocess.run(("cp", "-a", tree, copy), check=True)
     first = code_dir.publish(tree, tmp_path, "3.12")

@@ -66,7 +66,7 @@ def offered(hint: str) -> list[object]:
 
 
 @given(RUNS)
-def test_there_are_errors_exactly_where_the_sizes_do_not_fit(facts):
+def test_errors_are_reported_exactly_for_sizes_that_do_not_fit(facts):
     found, _ = check(facts)
     assert (found == []) == fits(facts)
 

@@ -196,7 +196,7 @@ def test_the_cluster_of_a_killed_run_is_stopped_by_the_next(
     ("command", "status"),
     [("test -f $SLURM_CONF", 0), ("exit 7", 7), ("kill -TERM $PPID; exec sleep 60", 128 + signal.SIGTERM)],
 )
-def test_the_command_beside_a_cluster_gives_its_status(
+def test_the_command_run_with_a_cluster_returns_its_status(
     own_cluster: SlurmCluster, command: str, status: int
 ) -> None:
     ended = subprocess.run((*BESIDE_A_CLUSTER, "bash", "-c", command), cwd=CHECKOUT, timeout=50)

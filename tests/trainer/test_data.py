@@ -139,7 +139,7 @@ def test_missing_data_ends_the_run_in_one_line(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.process
-def test_made_up_samples_and_loader_processes(config: dict[str, Any]) -> None:
+def test_mock_samples_and_loader_processes(config: dict[str, Any]) -> None:
     config["data"] = {"mock": True, "num_workers": 1}
     config["training"] |= {"train_iters": 2, "eval_iters": 1}
     result = finished(config)
