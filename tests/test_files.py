@@ -1,4 +1,4 @@
-"""Where a user's output goes: replaced whole, through links, into devices; and nothing made that was not asked for."""
+"""Output files of users: replaced atomically, through links, into devices; no directory is made unasked."""
 
 from __future__ import annotations
 

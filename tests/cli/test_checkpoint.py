@@ -1,4 +1,4 @@
-"""What hpcgen says of checkpoints, and that it never removes one that a run still needs."""
+"""The `hpcgen checkpoint` commands. None of them removes a checkpoint that a run still needs."""
 
 from __future__ import annotations
 

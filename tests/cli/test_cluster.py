@@ -130,7 +130,7 @@ def test_check_continues_with_an_invalid_node_type(profiles):
     found = hpcgen("cluster", "check", "none").stderr
     assert "none.yaml: node_type is missing" in found
     assert "none.yaml:2: environment.RANK is set by the script" in found
-    assert "gres" not in found  # how many GPUs there are, nobody said
+    assert "gres" not in found  # the number of GPUs is not set
     (profiles / "none.yaml").write_text("node_type: mine\nslurm_version: '1.1'\n")
     write_yaml(profiles.parent / "topologies/mine.yaml", {"description": "x", "device": "gpu"})
     found = hpcgen("cluster", "check", "none").stderr

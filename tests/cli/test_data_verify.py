@@ -29,7 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def corpus(workplace: Path, made: Path) -> None:
-    """The same here, for each test to spoil."""
+    """A copy of the same corpus, which each test may damage."""
     shutil.copytree(made, workplace, dirs_exist_ok=True)
 
 

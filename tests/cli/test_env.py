@@ -29,7 +29,7 @@ def as_json(*arguments: object) -> dict:
 
 
 def sourced(text: str, directory: Path, how: str) -> tuple[dict[str, str], str]:
-    """What a shell exports that read the text, and its HPCGEN_CONTAINER_ENV."""
+    """Exports of a shell that has read the text, and its HPCGEN_CONTAINER_ENV."""
     (directory / "exports").write_text(text, encoding="utf-8")
     script = f'set -euo pipefail; {how}; printf "%s\\0" "$HPCGEN_CONTAINER_ENV"; env -0'
     done = subprocess.run(

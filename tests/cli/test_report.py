@@ -1,4 +1,4 @@
-"""What a reader of a report finds in it, be the run long, torn, young or odd."""
+"""The report's content for long, incomplete, new and unusual runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Page(HTMLParser):
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the script is given to show under the pointer."""
+        """The data that the script shows under the pointer."""
         [data] = re.findall(
             r'<script type="application/json" id="data">(.*?)</script>', self.source, re.DOTALL
         )
@@ -468,7 +468,7 @@ def test_a_run_that_died_shows_its_last_message(tmp_path: Path, ended_pid: int) 
 
 
 def write_stacks(run: Path, ranks: Iterable[int], at: str = "step.py:140 _agree") -> Path:
-    """Those of ranks on two hosts, as trainer.faults.hang writes them."""
+    """Stacks of ranks on two hosts, as trainer.faults.hang writes them."""
     (run / "stacks").mkdir(exist_ok=True)
     for rank in ranks:
         seen = {

@@ -1,4 +1,4 @@
-"""What a run goes on from, as the commands see it before anything waits in a queue."""
+"""The checks of a resumed run by the commands, before a job queues."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_that_cannot_be_compared_is_left_to_the_trainer(workplace: 
 
 
 FINISHED = ("training.train_iters=10", "optimizer.lr_decay_iters=20", "optimizer.lr_warmup_iters=2")
-"""The configuration that the run has finished, where DONE says so: its checkpoints are of one with 20 steps."""
+"""The configuration that the run has finished, according to DONE. Its checkpoints are of one with 20 steps."""
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_finished_run_does_not_count_for_another_configuration(
     options = [
         word for value in (*FINISHED, "optimizer.lr=5e-2", "training.seed=7") for word in ("--set", value)
     ]
-    # Naming them changes nothing: there is no step left to train with them.
+    # Naming them has no effect, because no step is left to train with them.
     named = "checkpoint.changed=[optimizer.lr, optimizer.min_lr]"
     found = hpcgen(*command, "-c", run_file, *options, "--set", named)
     assert (found.status, found.stdout) == (2, "")
@@ -214,7 +214,7 @@ def test_edited_code_is_refused_before_the_job_queues(workplace: Path, run_file:
     record = {**sections(trainer), "origins": provenance.examine(trainer).origins}
     write_checkpoint(workplace / "run/checkpoints", 15, **record)
     assert validated(run_file, schedule).status == 0
-    shutil.copy(mine, workplace / "moved.py")  # another file with the same content is no change
+    shutil.copy(mine, workplace / "moved.py")  # another file with the same content is not a change
     assert validated(run_file, "optimizer.lr_schedule=moved.py:rate").status == 0
     mine.write_text("def rate(iteration, optimizer):\n    return 5e-2\n")
     found = validated(run_file, schedule)
@@ -249,5 +249,5 @@ def test_training_that_would_be_discarded_is_named_before_the_job_queues(
     assert "set checkpoint.discard_up_to: 10, or name another run_dir" in found.stderr
     assert validated(run_file, "checkpoint.discard_up_to=9").status == 2
     assert validated(run_file, "checkpoint.discard_up_to=10").status == 0
-    # What this machine does not see, the trainer will.
+    # The trainer checks what this machine does not see.
     assert validated(run_file, "checkpoint.save=/not/mounted/here").status == 0

@@ -1,4 +1,4 @@
-"""Loading a run with all it refers to: what wins, where a mistake is said to be, which file is meant."""
+"""Loading a run with its files: precedence, the places of mistakes, and which file is found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def no_configuration_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def mistakes(directory: Path, text: str, overrides: tuple[str, ...] = ()) -> list[str]:
-    """What is wrong with a run file, the file's own path shortened to run.yaml."""
+    """The mistakes of a run file, with its path shortened to run.yaml."""
     path = directory / "run.yaml"
     path.write_text(text)
     try:

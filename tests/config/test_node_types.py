@@ -29,7 +29,7 @@ def write(path: Path | str, text: str) -> None:
 
 
 def mistakes(text: str) -> list[str]:
-    """What is said of a node type with that text."""
+    """The mistakes of a node type with this text."""
     write("topologies/mine.yaml", text)
     with pytest.raises(ConfigErrors) as raised:
         load_node_type("mine")

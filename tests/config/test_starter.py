@@ -1,4 +1,4 @@
-"""What `hpcgen init` writes: it loads, it plans, and each key in comments can be used as it stands."""
+"""The run file of `hpcgen init`: it loads, it can be planned, and each commented-out key can be used as written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def starter_text(preset: str | None, cluster: str = "azure-ndv5", gpus_per_node:
 
 
 def uncommented(text: str, chosen: int) -> str:
-    """The text with the comment mark of one key taken away, and of the section that the key stands in."""
+    """The text with one key and its section uncommented."""
     lines = text.splitlines()
     key = COMMENTED_KEY.fullmatch(lines[chosen])
     assert key

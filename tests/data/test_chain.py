@@ -29,7 +29,7 @@ from .data_runs import (
 
 
 def make_corpus(folder, texts: Sequence[Sequence[str]], suffixes="zst gz jsonl", junk=b"", **options):
-    """A corpus of one file for each list of texts; `junk` lines stand in every file after its first text."""
+    """A corpus of one file for each list of texts. `junk` lines follow the first text of every file."""
     kinds = suffixes.split()
     names = []
     for index, of_file in enumerate(texts):

@@ -1,4 +1,4 @@
-"""The stage download against a web server that misbehaves: whole and right, or one clear error and nothing."""
+"""The stage download against a web server that misbehaves: the complete file, or one clear error and no file."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ SHORTER = {
     "chunks that end": short_chunks(at_line(3000), ends=True),
 }
 UNDETECTABLE = {("in chunks", "another length"), ("in chunks", "chunks that end")}
-"""One whole answer is shorter than the file, and no other says how long that is."""
+"""One complete response is shorter than the file, and no other states its length."""
 
 
 @pytest.mark.parametrize("etag", ['"one"', None], ids=["etag", "no etag"])
@@ -307,7 +307,7 @@ def test_a_shorter_response_is_not_mistaken_for_the_complete_file(
     etag: str | None,
     is_resumed: bool,
 ) -> None:
-    """With neither size nor hash in the manifest, what the server said of the length before counts."""
+    """With neither size nor hash in the manifest, the length that the server stated before counts."""
     server.files["/a.jsonl"] = LINES
     server.etags["/a.jsonl"] = etag
     what = Wanted(name="a.jsonl", url=f"{server.url}/a.jsonl", size=None, sha256=None)
@@ -355,7 +355,7 @@ def test_content_that_became_shorter_is_taken_when_two_answers_agree(
 def test_a_body_without_an_end_leaves_room_on_the_disk(
     tmp_path: Path, server: Server, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk stands in as one of 4 MB, of which the body may take half."""
+    """Simulates a disk of 4 MB, of which the body may take half."""
     monkeypatch.setattr("hpcgen.data.download._SPACE_CHECK_BYTES", 1 << 16)
     most = 0
 
@@ -567,7 +567,7 @@ def test_a_token_is_needed_and_goes_encrypted(monkeypatch: pytest.MonkeyPatch) -
 def test_no_message_shows_a_signature(
     target: str, tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither ours nor those of the web client, which quotes the address that a server redirects to."""
+    """Neither hpcgen's messages nor those of the web client, which quotes the address of a redirect."""
     caplog.set_level("INFO")
     signed = PATH + "?sig=hf_x"
     server.behaviours[PATH] = server.behaviours[signed] = [redirect(target), *[status(403)] * 9]
@@ -779,7 +779,7 @@ def test_random_kills_and_copies_end_in_the_same_file(tmp_path: Path, server: Se
 
 
 def become_another_process() -> None:
-    """What a process found in a folder is forgotten: the next look is that of a new process."""
+    """Clears the cache of folder scans, so that the next scan is that of a new process."""
     part._leftover_parts.cache_clear()
 
 
@@ -817,7 +817,7 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
     to_go_on_with = [f".waiting.{host}00000000.part", f".waiting.{host}00000000.part.json"]
     assert names(tmp_path) == sorted([*of_another, *to_go_on_with, "done", "x"])
     for name in of_another:
-        os.utime(tmp_path / name, (0, 0))  # nobody wrote it for long
+        os.utime(tmp_path / name, (0, 0))  # not written to for a long time
     become_another_process()
     with part.partial_file(tmp_path / "x", "http://a"):
         pass

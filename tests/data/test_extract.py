@@ -1,4 +1,4 @@
-"""Extraction: the right bytes, every damage found, nothing published that is not whole."""
+"""Extraction: the right bytes, all damage found, nothing incomplete published."""
 
 from __future__ import annotations
 

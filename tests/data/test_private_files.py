@@ -1,4 +1,4 @@
-"""What killed runs leave behind is removed, and what others are writing is not."""
+"""Leftovers of killed runs are removed, and files that others are writing are kept."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ except OSError as error:
 
 @pytest.mark.process
 def test_a_file_that_cannot_be_written_on_close_is_removed(tmp_path):
-    """The last of it lies in a buffer; the limit stands for a full disk."""
+    """The end of the file is still in a buffer. The limit simulates a full disk."""
     command = [sys.executable, "-c", FILLS_THE_DISK, str(tmp_path / "a")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "File too large\n"

@@ -1,4 +1,4 @@
-"""Whether the stages' output fits: refused when it cannot, said when it may not."""
+"""Checks of free space for the output of the stages: refused if it cannot fit, a warning if it may not."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_bounds_for_people() -> None:
     assert bounds_text(Need(999_000, 2_000_000)) == "999.0 kB to 2.0 MB"
 
 
-# Lustre: a stand-in that prints what lfs of Lustre 2.12 to 2.15 prints; there is no Lustre here to ask
+# Lustre: a stand-in that prints the output of lfs of Lustre 2.12 to 2.15
 
 LFS = r"""#!{python}
 import sys
@@ -206,7 +206,7 @@ def test_quotas_of_user_group_and_project(tmp_path: Path, lfs: Path) -> None:
         FreeSpace(f"the quota of group {group}", None, None),
         FreeSpace("the quota of project 110255", 2_000_000 * 1024, 300),
     ]
-    assert list(quotas(tmp_path, 0)) == []  # root is not held to quotas
+    assert list(quotas(tmp_path, 0)) == []  # quotas do not apply to root
 
 
 @pytest.mark.process

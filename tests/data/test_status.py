@@ -42,7 +42,7 @@ def manifest(job):
 
 
 def word(job, stage, task_id, num_tasks, *, age=1.0, **values):
-    """What a task wrote of itself `age` seconds before NOW, 10 s after it began."""
+    """The progress that a task wrote `age` seconds before NOW, 10 s after it began."""
     progress = dataclasses.asdict(Progress(stage, task_id, num_tasks, started=NOW - age - 10))
     told = {"host": "node-7", "pid": 1, "updated": NOW - age, "errors": [], "ended": False}
     path = progress_path(job.directory, stage, task_id, num_tasks)
@@ -77,7 +77,7 @@ def test_the_three_stages_as_tasks_leave_them(job, manifest):
     [task] = extract.tasks
     assert (task.task_id, task.num_tasks, task.state, task.units_left) == (1, 2, "failed", 1)
     assert task.errors[0].startswith("extract/train/1.jsonl: ")
-    # sizes of what is extracted are known from its records, the compressed size stands for the rest
+    # records give the sizes of extracted files; compressed sizes are used for the rest
     sizes = sum(path.stat().st_size for path in job.directory.glob("extract/*/*.jsonl"))
     assert found["concat"].bytes == sizes + next(
         file.size for file in manifest.files if file.name == "train/1.jsonl.zst"
@@ -143,7 +143,7 @@ def test_the_last_report_counts_and_finished_outputs_are_not_failed(job, manifes
     status = one(job, manifest, "extract")
     assert (status.done, status.failed, status.missing) == (1, 1, 4)
     assert status.tasks[0].errors == ("extract/valid/0.jsonl: b",)
-    word(job, "extract", 5, 6, age=3)  # makes the file that failed anew
+    word(job, "extract", 5, 6, age=3)  # makes the failed file again
     status = one(job, manifest, "extract")
     assert (status.done, status.running, status.failed, status.missing) == (1, 1, 0, 4)
     assert [(task.num_tasks, task.state) for task in status.tasks] == [(1, "ended"), (6, "running")]

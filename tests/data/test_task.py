@@ -253,7 +253,7 @@ def test_no_space_left(corpus, tmp_path):
 
 @pytest.mark.process
 def test_a_file_that_may_not_grow(corpus, tmp_path):
-    """RLIMIT_FSIZE stands for quotas: the write fails at once, and an older output stays as it was."""
+    """RLIMIT_FSIZE simulates quotas: the write fails at once, and an older output is unchanged."""
     run_stages(corpus, "extract", "concat")
     before = {name: (corpus.directory / name).read_bytes() for name in published(corpus.directory)}
     for seed, name in enumerate(NAMES):
@@ -280,7 +280,7 @@ def hooked(counter: Path, at: int, how: str) -> dict[str, str]:
 
 @pytest.mark.process
 def test_a_worker_that_is_killed(corpus, tmp_path):
-    """As the kernel does when memory runs out: its unit fails and says so, the other one is made."""
+    """Like the kernel when memory runs out: the killed worker's unit fails with a message. The other one is made."""
     job_file = write_job(corpus, tmp_path / "corpus.json")
     done = command("extract", "-c", job_file, "--workers", 1, env=hooked(tmp_path / "counter", 8, "self"))
     assert done.returncode == 1
@@ -323,7 +323,7 @@ def test_a_task_that_is_ended_leaves_nothing_behind(corpus, tmp_path, name):
 
 
 def test_steps_are_gathered(monkeypatch):
-    """The parent is told twice a second, not at every block."""
+    """The parent gets progress twice a second, not for every block."""
     told: list[Step] = []
     meter = module._Meter(told.append)
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""What is done, and what is not done any more: the record must match settings, inputs and outputs."""
+"""Finished and unfinished work: the record must match settings, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_number_of_outputs(corpus):
         "tokenize": [f"tokens/corpus-{index:05d}-of-00003" for index in range(3)],
     }
     make_units(other, "concat", "tokenize")
-    # the outputs of the other number stay: both are whole, and the records tell them apart
+    # the outputs of the other number are kept: both are complete, and the records distinguish them
     assert all_to_do(corpus) == all_to_do(other) == NOTHING
 
 

@@ -38,7 +38,7 @@ DOCUMENTS = [[1, 2, 9], [], [3, 9], [4, 5, 6, 9]]
 
 
 def record_of(*prefixes, **counts):
-    """What a task that made these pairs would have left, and leaves it."""
+    """Leaves the record that a task would have left with these pairs, and returns it."""
     outputs = tuple(
         FileIdentity(
             f"tokens/{path.name}", path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
@@ -55,7 +55,7 @@ def record_of(*prefixes, **counts):
 
 
 def findings(prefix, *, megatron=False, **expected):
-    """What is wrong with one pair, its directory left out."""
+    """The findings about one pair, without its directory."""
     report = verify({prefix: Expected(**expected)}, workers=2, megatron=megatron)
     return [finding.replace(f"{prefix.parent}/", "") for finding in report.pairs[0].findings]
 
@@ -198,7 +198,7 @@ def test_other_expectations_of_a_pair(tmp_path):
 
 
 def test_records_that_do_not_cover_the_vocabulary_are_proven_by_encoding_again(tmp_path):
-    """Earlier versions took GPT-2's vocabulary from a package, and no record told of its content."""
+    """Earlier versions took GPT-2's vocabulary from a package, and no record had its content."""
     write_file(
         tmp_path / "source/a.jsonl", json_lines([*documents(300), "", "we were <|endoftext|> here \ud7ff"])
     )
@@ -219,7 +219,7 @@ def test_records_that_do_not_cover_the_vocabulary_are_proven_by_encoding_again(t
         write_record(dataclasses.replace(record, configuration=earlier), prefix)
         records = find_records([prefix])
         manifest = read_manifest(manifest_path(job.directory))
-        assert stale_pairs(job, manifest, records) == {}  # nobody makes a large corpus again for this
+        assert stale_pairs(job, manifest, records) == {}  # a large corpus is not made again for this
         [unit] = units("prepare", job, manifest)
         assert done_record(unit, job, configuration("prepare", job)) is not None
         assert pairs_without_vocabulary_hash(job, records) == {prefix}

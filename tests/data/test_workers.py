@@ -1,4 +1,4 @@
-"""Worker processes: each item once, a death harms one item only, and nobody outlives the parent."""
+"""Worker processes: each item runs once, a death fails only one item, and no worker outlives the parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcgen.errors import HpcgenError
 
 
 def act(item, tell):
-    """What the items below ask for."""
+    """The function of the workers. Does what its item says."""
     kind, value = item
     tell(os.getpid())
     if kind == "kill":
@@ -80,7 +80,7 @@ def test_a_worker_that_is_killed_fails_its_item_only():
     assert "killed (SIGKILL), probably because memory ran out" in failed[0]
     assert "fewer --workers or more memory" in failed[0]
     assert "signal SIGUSR1" in failed[7]
-    assert len(pids) == 3  # the first one was not replaced; the last one was, since nobody was left
+    assert len(pids) == 3  # the first worker was not replaced; the last one was, since none was left
 
 
 @pytest.mark.process

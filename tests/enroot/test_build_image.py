@@ -326,7 +326,7 @@ def test_a_link_in_the_place_of_the_work_directory_is_not_followed(stand_in_buil
 
 
 def kill_and_go_on(build: ImageBuild, *options: str, **kill: str) -> None:
-    """After a kill nothing but a whole image has the final name; the next build ends with a good one."""
+    """After a kill, only a complete image has the final name, and the next build ends with a valid one."""
     existed = build.output.exists()
     done = build.run(*options, **kill)
     assert done.returncode == -9, done.stderr

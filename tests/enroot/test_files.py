@@ -1,4 +1,4 @@
-"""The files of enroot/ as they lie there: clean shell, one set of pins, the topology that hpcgen generates."""
+"""The files in enroot/: clean shell code, one set of pins, and the topology that hpcgen generates."""
 
 from __future__ import annotations
 

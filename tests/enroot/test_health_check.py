@@ -132,7 +132,7 @@ def test_a_component_that_cannot_be_imported_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_failing_import_happens_once(tmp_path: Path) -> None:
-    """torch is asked for by five checks; each try would take its time and leave its traces."""
+    """Five checks need torch. Each import would take time and leave traces."""
     text = f"with open({str(tmp_path / 'tries')!r}, 'a') as file: file.write('x')\nraise OSError('broken')"
     path = package(tmp_path, {"torch/__init__.py": text})
     health_check("--need=torch,te,gpu,nccl", "--only", PYTHONPATH=path)

@@ -1,4 +1,4 @@
-"""The image stage: what its script carries and runs, and the whole way on a real Slurm."""
+"""The image stage: the content of its script, its options, and a build on a real Slurm."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_values_that_the_recipe_does_not_support_are_refused(tmp_path: Path, ima
 
 @pytest.mark.skipif(missing_slurm() is not None, reason=missing_slurm() or "")
 def test_rendered_and_submitted_it_makes_the_image(tmp_path: Path) -> None:
-    """The real Slurm and the real recipe, with the stand-in for enroot in the place of a container."""
+    """The real Slurm and the real recipe, with a stand-in for enroot instead of a container."""
     (tmp_path / "bin").mkdir()
     shutil.copy(STAND_IN, tmp_path / "bin/enroot")
     for name in ("run", "scratch"):

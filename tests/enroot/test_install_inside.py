@@ -70,7 +70,7 @@ def test_a_code_directory_comes_first_on_pythonpath(image: Path) -> None:
 
 
 def test_everyone_may_read_what_is_installed(image: Path) -> None:
-    """Those who run the image are neither root nor its builder."""
+    """Users of the image are neither root nor its builder."""
     code = code_directory(image / "mnt")
     assert inside(image, "code", "directory", f"/mnt/{code.name}", "0.16.1").returncode == 0
     for path in (image / "opt").rglob("*"):
@@ -148,7 +148,7 @@ def image_with_pip(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pip_inside(image: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
-    """What it said, and what the image's Python has then."""
+    """The script's output, and the packages of the image's Python afterwards."""
     done = inside(image, *words, path=str(image / "opt/venv/bin"))
     listed = subprocess.run(
         [image / "opt/venv/bin/python", "-m", "pip", "list", "--format=json"],

@@ -37,7 +37,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def torch_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an image has: torch, numpy and what they need, without anything else of this environment."""
+    """The packages of an image: torch, numpy and their dependencies, without the rest of this environment."""
     image = tmp_path_factory.mktemp("image")
     link(with_needs("torch", "numpy"), image)
     return image
@@ -67,7 +67,7 @@ def distribution_names(directory: Path) -> set[str]:
 
 
 def run_isolated(code: str, *path: Path) -> str:
-    """What Python prints that sees the standard library and `path`, in this order."""
+    """Output of a Python that sees the standard library and `path`, in this order."""
     start = f"import sys; sys.path[:0] = {[str(entry) for entry in path]}; "
     python = (sys.executable, "-I", "-S", "-B", "-W", "ignore", "-c", start + code)
     result = subprocess.run(python, capture_output=True, text=True, cwd="/")

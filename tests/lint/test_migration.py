@@ -22,7 +22,7 @@ TRAINING = (
     "--max-position-embeddings 1024 --micro-batch-size 1"
 )
 WHOLE = f"{TRAINING} --global-batch-size 256 --train-iters 1000 --lr 1e-4 --mock-data"
-"""A training that can be carried as it is."""
+"""A training that can be converted unchanged."""
 
 
 @pytest.fixture(autouse=True)
@@ -266,7 +266,7 @@ def test_options_that_do_not_exist_are_listed_or_refused() -> None:
         "--checkpoint-activations",
     }
     assert "--recompute" in reasons["--checkpoint-activations"]
-    # what breaks a rule is carried, and validate says so
+    # an invalid value is converted, and validate reports it
     assert written()["parallelism"]["pipeline_model_parallel_size"] == 3
     checked = hpcgen("validate", "-c", "run.yaml")
     assert checked.status == 2
@@ -367,7 +367,7 @@ def test_a_python_script_is_refused_as_one() -> None:
 
 
 def migrated(options: str, *more: str) -> tuple[dict, dict[str, str]]:
-    """The valid run file for a training with `options`, and what was not carried over."""
+    """The valid run file for a training with `options`, and the options that were not converted."""
     options += " --mock-data --global-batch-size 256"
     for name, value in {"lr": "1e-4", "train-iters": "1000"}.items():
         if f"--{name} " not in options and not (name == "train-iters" and "--train-samples " in options):

@@ -1,4 +1,4 @@
-"""What a stage asks of Slurm: who decides each setting, the options, and what Slurm would refuse or twist."""
+"""The Slurm request of a stage: the origin of each setting, the options, and settings that Slurm would refuse."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_task_of_an_array_takes_a_whole_node(tmp_path):
     ],
 )
 def test_an_array_task_with_cpus_per_task_shares_the_node(tmp_path, given):
-    """Wherever it is said. Memory is what Slurm gives, unless that is said too."""
+    """The CPUs may be set anywhere. Memory is Slurm's default unless it is also set."""
     assert shares(allocation(tmp_path, "tokenize", **given)) == ("24", None)
     given.setdefault("tokenize", {})["mem"] = "32G"
     assert shares(allocation(tmp_path, "tokenize", **given)) == ("24", "32G")

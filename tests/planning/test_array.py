@@ -1,4 +1,4 @@
-"""Job arrays: how many tasks, how many at once, and what sbatch is told."""
+"""Job arrays: number of tasks, parallelism, and sbatch's option."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def container(
 
 
 def mounts(found: Container) -> tuple[str, ...]:
-    """The mounts as pyxis is told them."""
+    """The mounts in pyxis's form."""
     option = found.words()[0]
     assert option.startswith("--container-mounts=")
     return tuple(option.partition("=")[2].split(","))
@@ -81,7 +81,7 @@ def test_pyxis_options():
 
 
 def test_writable_takes_the_place_of_readonly():
-    """pyxis refuses both together; CycleCloud's default is writable, so one is always said."""
+    """pyxis refuses both together. CycleCloud's default is writable, so one is always set."""
     words = example(writable=True).words()
     assert "--container-writable" in words
     assert "--container-readonly" not in words

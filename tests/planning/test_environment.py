@@ -1,4 +1,4 @@
-"""The environment of a stage: which layer wins, what each stage needs, and what a file may not set."""
+"""The environment of a stage: precedence of layers, variables of each stage, and variables that files may not set."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_secrets_go_by_name():
     "path", sorted(GOLDEN.glob("*/*.sbatch")), ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
 def test_no_file_can_set_a_variable_of_the_scripts_own(path):
-    """What the script assigns is either exported for the stage, or a name that `environment` is refused."""
+    """Variables that the script assigns are either exported for the stage, or refused in `environment`."""
     script = re.sub(r"^ *#.*", "", path.read_text(), flags=re.MULTILINE)
     exported = set(re.findall(r"^ *export ([A-Za-z_]+)='?", script, re.MULTILINE))
     assigned = set(re.findall(r"^ *(?:local |export )?([A-Za-z_]+)=", script, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Paths: where relative ones start, what the trainer reads, and which a job may not have."""
+"""Paths: the base of relative ones, the pairs that the trainer reads, and invalid run directories."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_absolute_paths_stay_and_nulls_stay(tmp_path):
 
 
 def test_a_folder_that_sbatch_would_read_as_a_pattern_is_refused(tmp_path):
-    """`%j` in --output is the job's number: the log would lie elsewhere, or the job would die without one."""
+    """`%j` in --output is the job's number, so the log would be elsewhere, or the job would die without one."""
     folder = tmp_path / "50%j"
     with pytest.raises(HpcgenError, match="50%j/runs/mini: the path contains %, which sbatch would expand"):
         absolute_paths(config(folder, paths={"run_dir": "runs/mini"}), folder)

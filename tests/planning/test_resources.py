@@ -1,4 +1,4 @@
-"""What is allowed but slow, or may not fit: warnings."""
+"""Layouts that are allowed but slow, or may not fit: warnings."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ RUNS = st.fixed_dictionaries(SIZES).map(lambda changes: valid_facts(**changes))
 
 
 def fits(facts: Facts) -> bool:
-    """The conditions of a layout, written out once more."""
+    """The conditions of a layout, written independently of the rules."""
     model, axes, training = facts.model, facts.parallelism, facts.training
     tp, pp, cp = (
         axes.tensor_model_parallel_size,

@@ -1,4 +1,4 @@
-"""What software the tasks find: the runtime, NVIDIA's release, PyTorch."""
+"""The software of the tasks: the runtime, NVIDIA's release, PyTorch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_release_is_read_from_nvidias_tags_alone(tmp_path, image, release):
 
 
 def test_an_unused_image_does_not_determine_the_software(tmp_path):
-    """The cluster's image stands in the profile while the run uses the host."""
+    """The profile has an image, but the run uses the host."""
     assert ngc_release(*of_container(tmp_path, runtime="none")) is None
 
 

@@ -1,4 +1,4 @@
-"""Where templates come from, whom they may belong to, and what is said when something is wrong."""
+"""Loading of templates: the search order, ownership and permissions, and the messages for mistakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def shipped_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small set of templates in the place of ours."""
+    """A small set of templates in place of the shipped ones."""
     directory = write_templates(
         tmp_path / "shipped",
         {

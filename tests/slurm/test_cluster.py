@@ -82,7 +82,7 @@ if [ -z "${SLURM_RESTART_COUNT:-}" ]; then scontrol requeue "$SLURM_JOB_ID"; sle
 def test_usr2_reaches_the_batch_shell_and_not_the_step(
     slurm_cluster: SlurmCluster, tmp_path: Path, sender: str
 ) -> None:
-    # slurmctld looks at the limits every 30 s; a lead of the whole minute brings the signal at its next look.
+    # slurmctld checks the limits every 30 s; a lead of a full minute brings the signal at its next check.
     directive = "--time=1 --signal=B:USR2@60" if sender == "time limit" else "--time=5"
     job_id = slurm_cluster.sbatch(SIGNAL_JOB.format(directive=directive), cwd=tmp_path)
     if sender == "scancel":

@@ -11,7 +11,7 @@ from tests.topology.nodes import azure_xml, shipped_node_type, write_sysfs
 
 
 def said_of_xml(*replacements: tuple[str, str]) -> list[str]:
-    """What differs when Azure's ndv5 file is changed."""
+    """The differences when Azure's ndv5 file is changed."""
     text = azure_xml("ndv5")
     for old, new in replacements:
         assert old in text

@@ -68,7 +68,7 @@ def test_another_number_of_ranks_than_planned_is_refused(config: dict[str, Any])
 
 @pytest.mark.process
 def test_a_restart_by_torchrun_does_not_see_messages_of_the_previous_attempt() -> None:
-    """The agent's store goes on: an address of a dead rank, or its answer to SIGTERM, is not this attempt's."""
+    """The agent's store survives: an address of a dead rank, or its answer to SIGTERM, is not this attempt's."""
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environ = {
         "MASTER_ADDR": "127.0.0.1",

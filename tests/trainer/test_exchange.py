@@ -165,7 +165,7 @@ def config_of(corpus: str = "/corpus", **training: Any) -> TrainerConfig:
     return resolve(configuration.from_dict(TrainerConfig, plain, "test"))
 
 
-# What is said in whose words.
+# The arguments that each program reads and writes.
 
 
 def test_a_checkpoint_has_every_argument_that_megatron_lm_reads() -> None:

@@ -186,7 +186,7 @@ def test_an_error_of_rank_0_is_reported_once(config: dict[str, Any]) -> None:
 def test_a_run_directory_that_cannot_be_written_is_refused_in_one_line(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
-    config["run_dir"] = "/sys/hpcgen/run"  # nobody can make a directory there
+    config["run_dir"] = "/sys/hpcgen/run"  # no directory can be made there
     (tmp_path / "config.json").write_text(json.dumps(config))
     done = trainer("--config", str(tmp_path / "config.json"))
     assert done.returncode == Exit.REFUSED

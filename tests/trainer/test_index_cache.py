@@ -91,7 +91,7 @@ def status_of(process: int) -> int:
 
 
 def killed_at(point: int, work: Callable[[], object]) -> bool:
-    """Whether `work`, done in another process, got to its fsync or rename number `point`: it is killed before that."""
+    """True if `work`, in another process, reached its fsync or rename number `point` and was killed before it."""
 
     def doomed() -> None:
         count = iter(range(1, point + 1))
@@ -277,7 +277,7 @@ def test_an_index_left_incomplete_by_megatron_is_not_used(wanted: TrainerConfig,
 def test_another_corpus_under_the_same_name_is_noticed(wanted: TrainerConfig, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     before = Start(wanted, cache)
-    os.utime(tmp_path / "b.idx")  # copied anew, the same content
+    os.utime(tmp_path / "b.idx")  # copied again with the same content
     assert not Start(wanted, cache).has_built
     write_corpus(tmp_path / "a", documents=40, first_token=500)
     start = Start(wanted, cache)

@@ -166,7 +166,7 @@ def test_hanging_storage_delays_no_step_and_the_end_only_briefly(
     assert complaints == [
         f"{tmp_path / 'lines'}: the last {left} lines may be missing: not written within 0.5 s"
     ]
-    with os.fdopen(reader) as file:  # it goes on
+    with os.fdopen(reader) as file:  # training continues
         assert [json.loads(line) for line in file] == entries
 
 
@@ -184,7 +184,7 @@ def test_hanging_storage_of_tensorboard_delays_no_step(
     call_with_timeout(10, board.close)
     assert "TensorBoard: the last points may be missing: not written within 0.5 s" in capsys.readouterr().out
     written, end = b"", time.monotonic() + 10
-    while written.count(b"train/loss") < 1000:  # it goes on
+    while written.count(b"train/loss") < 1000:  # training continues
         assert time.monotonic() < end
         written += os.read(reader, 4096)
     os.close(reader)
@@ -281,7 +281,7 @@ def test_a_fault_loses_no_line(config: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.fixture
 def metrics(tmp_path: Path) -> Iterator[Metrics]:
-    """Of a run of ten steps with a line each two."""
+    """Lines of a run of ten steps, one every two steps."""
     document = gpt_config("x", tmp_path)
     document["logging"] |= {"log_interval": 2}
     document["training"] |= {"train_iters": 10}
@@ -362,7 +362,7 @@ def test_a_line_shows_the_remaining_time(metrics: Metrics, capsys: pytest.Captur
 
 
 def read_tensorboard(directory: Path) -> dict[str, dict[int, float]]:
-    """What TensorBoard would draw: of each tag, its values by step."""
+    """The values that TensorBoard would draw, by tag and step."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

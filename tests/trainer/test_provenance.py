@@ -137,7 +137,7 @@ def test_a_copied_corpus_is_read_by_all_ranks_and_accepted(tmp_path: Path) -> No
     assert (third.to_hash, third.changes) == (
         {},
         [],
-    )  # the hash was carried over, and the time is the new one
+    )  # the hash was kept, with the new time
 
 
 def refused_by_all(config: dict[str, Any]) -> str:
@@ -174,7 +174,7 @@ def recorded(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def accepted(config: dict[str, Any], record: dict[str, Any]) -> bool:
-    """Whether a run may resume from such a checkpoint without reading a .bin."""
+    """True if a run may resume from such a checkpoint without reading a .bin."""
     trainer = trainer_config(config)
     files = provenance.examine(trainer, record)
     assert not files.to_hash

@@ -47,7 +47,7 @@ def test_the_documents_of_a_batch_hold_the_tokens_that_it_trains_on(
 
 
 def holds(prefix: str, documents: list[int], tokens: list[int]) -> bool:
-    """Whether the tokens lie in the documents, one after the other, and begin in the first and end in the last."""
+    """True if the tokens are in the documents in sequence, beginning in the first and ending in the last."""
     pair = IndexedDataset(prefix)
     texts = [pair[document].tolist() for document in documents]
     text = [token for each in texts for token in each]

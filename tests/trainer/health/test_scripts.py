@@ -129,7 +129,7 @@ def test_a_job_whose_python_cannot_run_the_check_blames_no_node(tmp_path: Path) 
 def test_nvidias_program_measures_where_the_tasks_have_it(
     program: str | None, given: bool, said: str, tmp_path: Path
 ) -> None:
-    """Its figures are read by other tests: /bin/echo stands for Python and shows what it is asked for."""
+    """Other tests read its figures: /bin/echo replaces Python and shows its arguments."""
     perf = tmp_path / "all_reduce_perf"
     if program is not None:
         perf.write_text(f"#!/bin/bash\n{program}\n")
