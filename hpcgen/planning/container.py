@@ -27,7 +27,7 @@ ENROOT_START = (
     "( (until [[ -e $STARTED ]] || ! kill -0 $$; do sleep 0.1; done) & ) >/dev/null 2>&1; "
     'exec enroot start "${names[@]}" "$@"'
 )
-"""Shell code of a task that calls enroot with the names of Slurm's variables, since enroot passes only named ones.
+"""Shell code of a task that calls enroot. It names Slurm's variables, which only the task knows. Others are not passed.
 
 The tasks of a node start one after another, as with enroot's own lock. That lock times out after 30 s, but the hooks
 may need longer for the GPUs of eight tasks. enroot closes all open files, so a background process holds this

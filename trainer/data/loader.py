@@ -132,7 +132,7 @@ def _check_ids(largest: int, rows: int) -> None:
         raise TrainerError(
             f"rank {torch.distributed.get_rank()} on {socket.gethostname()}: the data contains the token ID {largest}, "
             f"but the embedding has {rows} rows (model.padded_vocab_size). The data was made with another tokenizer or "
-            "is damaged; `hpcgen data verify -c RUN.yaml` locates it"
+            "is damaged; `hpcgen data verify -c RUN.yaml` names the place"
         )
 
 
