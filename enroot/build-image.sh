@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a container image for training: NVIDIA's PyTorch image, Megatron-Core, hpcgen and its trainer, a few
+# Builds a container image for training: NVIDIA's PyTorch image, Megatron-Core, hpcgen and its trainer, a few
 # tools for InfiniBand, and the NCCL topology file of Azure's NDv5. Requires enroot (3.4 or newer) and the files
 # next to this script, but no root, docker or hpcgen. `build-image.sh --help` lists the options.
 set -euo pipefail
@@ -18,16 +18,16 @@ usage() {
     cat <<END
 usage: build-image.sh --output FILE.sqsh [option]...
 
-Makes a container image for training, and FILE.sqsh.record (its hash, size, time and contents) next to it.
+Builds a container image for training, and writes FILE.sqsh.record (its hash, size, time and contents) next to it.
 The image appears complete or not at all. The next build removes the files of a build that was killed.
 
-  --output FILE.sqsh      the image to make, on storage that every node sees
+  --output FILE.sqsh      the image to build, on storage that every node sees
   --base IMAGE            [REGISTRY#]NAME:TAG, NAME:TAG@sha256:HEX, or an imported .sqsh
                           (default $default_base)
   --code PATH             hpcgen and its trainer: a directory made by "hpcgen install-code", a wheel, or a
                           checkout. Without it, the image only has Megatron-Core
   --megatron-core VERSION from the package index (default $default_megatron_core); a directory of install-code
-                          brings its own
+                          contains its own
   --package NAME          Debian package to install; can be repeated
                           (default: ${default_packages[*]}; "none" adds none)
   --doca VERSION          replaces the image's user-space network packages with those of NVIDIA DOCA VERSION
@@ -44,7 +44,7 @@ The image appears complete or not at all. The next build removes the files of a 
   -h, --help              this text
 
 enroot reads credentials for a registry from ~/.config/enroot/.credentials. No option takes them.
-Exit status: 0 made or already there, 1 failed, 2 wrong usage.
+Exit status: 0 built or already there, 1 failed, 2 usage error.
 END
 }
 
@@ -101,7 +101,7 @@ read_options() {
 
 check_options() {
     local name zstd=
-    [[ -n $output ]] || refuse "--output is missing: name the .sqsh to make"
+    [[ -n $output ]] || refuse "--output is missing: set it to the .sqsh file to build"
     [[ $output == *.sqsh ]] || refuse "--output '$output' must end in .sqsh"
     [[ -d $(dirname -- "$output") ]] || refuse "--output '$output': its directory does not exist"
     output=$(readlink -f -- "$(dirname -- "$output")")/$(basename -- "$output")
@@ -153,9 +153,9 @@ check_base() {
     case $reference in
     # enroot before 4.0 refuses NAME@sha256:HEX. Every version accepts the digest in place of the tag.
     *@*) source=docker://$registry${reference%%[:@]*}:${reference#*@} ;;
-    *:latest) refuse "--base '$base': latest is another image tomorrow; give a tag or, better, a digest" ;;
+    *:latest) refuse "--base '$base': the tag latest can change; use a version tag or, better, a digest" ;;
     *:*) source=docker://$registry$reference ;;
-    *) refuse "--base '$base' has no tag: give one or, better, a digest" ;;
+    *) refuse "--base '$base' has no tag: add one or, better, a digest" ;;
     esac
 }
 
@@ -169,7 +169,7 @@ check_code() {
         code_kind=directory
         code_hash=$(hash_of "$code/manifest.json")
         [[ -z $megatron_core ]] ||
-            refuse "--megatron-core: the directory $code brings its own; omit the option"
+            refuse "--megatron-core: the directory $code contains its own Megatron-Core; omit the option"
     elif [[ -f $code && $code == *.whl ]]; then
         code_kind=wheel
         code_hash=$(hash_of "$code")
@@ -210,7 +210,7 @@ megatron_core_version() {
 # ==== existing files ====
 
 # Other users can predict these names, and create them as links to this user's files.
-is_ours() { [[ -O $1 && ! -L $1 ]]; }
+is_owned_by_user() { [[ -O $1 && ! -L $1 ]]; }
 
 # Allows one build of an output at a time. The lock is held until this process and all processes that it started have
 # ended. On a file system without locks, a message warns the user.
@@ -218,13 +218,13 @@ take_lock() {
     local directory=$1 status
     while true; do
         mkdir -m 700 -- "$directory" 2>/dev/null || [[ -d $directory ]] || fail "cannot make $directory"
-        is_ours "$directory" || fail "$directory belongs to someone else"
+        is_owned_by_user "$directory" || fail "$directory belongs to another user"
         exec {lock}>"$directory/lock"
         status=0
         flock -n -E "$locked_by_another" "$lock" || status=$?
         ((status != locked_by_another)) ||
             fail "another build of $output is running, or a program that a killed build started; wait for it to end"
-        ((status == 0)) || say "no file locks in $directory: make sure that no one else builds $output now"
+        ((status == 0)) || say "no file locks in $directory: make sure that no other build of $output is running"
         # A build that has just ended may have removed the directory with this lock.
         [[ /proc/self/fd/$lock -ef $directory/lock ]] && return
         exec {lock}>&-
@@ -232,8 +232,8 @@ take_lock() {
 }
 
 # The image is published first, and then its record. If a build is killed in between, the image is complete, and the
-# next build publishes the record that waits.
-record_waits() {
+# next build publishes the pending record.
+record_is_pending() {
     [[ -f $building/record && -f $output ]] && grep -qx "inode $(stat -c %i -- "$output")" "$building/record"
 }
 
@@ -301,7 +301,7 @@ clean_environment() {
 
 remove_tree() {
     [[ -e $1 || -L $1 ]] || return 0
-    is_ours "$1" || return
+    is_owned_by_user "$1" || return
     # A container can have directories that their owner may not write to.
     rm -rf --one-file-system -- "$1" 2>/dev/null ||
         { chmod -R u+rwX -- "$1" 2>/dev/null || true; rm -rf --one-file-system -- "$1"; }
@@ -310,10 +310,10 @@ remove_tree() {
 clean_up() {
     local status=$?
     trap - EXIT
-    if is_ours "$scratch"; then
+    if is_owned_by_user "$scratch"; then
         remove_tree "$scratch" || say "cannot remove $scratch, which contains the container of this build"
     fi
-    if record_waits; then
+    if record_is_pending; then
         say "$output exists without its record: the next build writes the record from $building"
         exit "$status"
     fi
@@ -409,7 +409,7 @@ export_image() {
     say "hashing"
     write_record "$new"
     publish "$new" "$output"
-    record_waits || fail "another process replaced $output while it was being made"
+    record_is_pending || fail "another process replaced $output while it was being made"
     publish_record || fail "cannot write $output.record (above)"
     say "made $output (sha256 $(value_of sha256 "$output.record"))"
 }
@@ -425,14 +425,14 @@ main() {
     trap clean_up EXIT
     trap 'exit 143' TERM
     trap 'exit 130' INT
-    if record_waits; then
+    if record_is_pending; then
         publish_record || fail "cannot write $output.record (above)"
         say "published the record of a build that was killed"
     fi
     # Files of a build that was killed.
     find "$building" -mindepth 1 ! -name lock -delete
     look_for_image
-    remove_tree "$scratch" || fail "cannot remove $scratch: it belongs to someone else or is a link; choose another --work"
+    remove_tree "$scratch" || fail "cannot remove $scratch: it belongs to another user or is a link; choose another --work"
     mkdir -m 700 -- "$scratch" || fail "cannot make $scratch"
     mkdir -- "$scratch"/{data,run,tmp,cache,recipe}
     clean_environment

@@ -7,7 +7,7 @@ It only uses the standard library, and runs without hpcgen, with or without GPUs
     python3 health_check.py --need gpu,te,apex       exit status 1 if one of these is missing
     python3 health_check.py --json                   the results as JSON
 
-Exit status: 0 nothing needed is missing, 1 something is, 2 wrong usage.
+Exit status: 0 nothing needed is missing, 1 something is, 2 usage error.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def driver() -> str:
     if program is None:
         return "loaded; no nvidia-smi"
     asked = ("--query-gpu=driver_version", "--format=csv,noheader")
-    said = subprocess.run((program, *asked), capture_output=True, text=True, timeout=60, check=False)
-    if said.returncode != 0:
-        raise Missing(f"nvidia-smi: {_first_line(said.stdout + said.stderr)}")
-    return _first_line(said.stdout)
+    result = subprocess.run((program, *asked), capture_output=True, text=True, timeout=60, check=False)
+    if result.returncode != 0:
+        raise Missing(f"nvidia-smi: {_first_line(result.stdout + result.stderr)}")
+    return _first_line(result.stdout)
 
 
 def gpu() -> str:
@@ -297,7 +297,7 @@ def examine(name: str, needed: bool) -> Finding:
         return Finding(name, "missing", f"{type(error).__name__}: {_first_line(str(error))}", needed)
 
 
-def table(findings: list[Finding], colour: bool) -> str:
+def table(findings: list[Finding], color: bool) -> str:
     """The findings as text, one per line."""
     codes = {"ok": "32", "installed": "33", "missing": "2", "MISSING": "1;31"}
     width = max(len(finding.name) for finding in findings)
@@ -305,7 +305,7 @@ def table(findings: list[Finding], colour: bool) -> str:
     for finding in findings:
         state = "MISSING" if finding.fails else finding.state
         padded = f"{state:9}"
-        shown = f"\033[{codes[state]}m{padded}\033[0m" if colour else padded
+        shown = f"\033[{codes[state]}m{padded}\033[0m" if color else padded
         lines.append(f"{finding.name:{width}}  {shown}  {finding.detail}")
     return "\n".join(lines)
 
@@ -313,7 +313,7 @@ def table(findings: list[Finding], colour: bool) -> str:
 def _needed(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in CHECKS]:
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)} (there are {', '.join(CHECKS)})")
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)} (known names: {', '.join(CHECKS)})")
     return names
 
 
@@ -321,12 +321,12 @@ def main() -> int:
     """Checks everything, prints it and returns the exit status."""
     parser = argparse.ArgumentParser(
         description="Lists what this image or machine has for training.",
-        epilog=f"NAMES: {', '.join(CHECKS)}. Exit status 1 if something needed is missing, 2 for wrong usage.",
+        epilog=f"NAMES: {', '.join(CHECKS)}. Exit status 1 if something needed is missing, 2 for a usage error.",
     )
     parser.add_argument(
         "--need", metavar="NAMES", type=_needed, default=[], help="required components: gpu,te,..."
     )
-    parser.add_argument("--only", action="store_true", help="only check what --need names")
+    parser.add_argument("--only", action="store_true", help="check only the components in --need")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument(
         "--save",
@@ -344,7 +344,7 @@ def main() -> int:
         document = {finding.name: {**finding._asdict(), "fails": finding.fails} for finding in findings}
         print(json.dumps({"ok": not any(finding.fails for finding in findings), "found": document}, indent=1))
     else:
-        print(table(findings, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+        print(table(findings, color=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
     if arguments.save:
         there = [f"{one.name} {one.detail}\n" for one in findings if one.state == "ok"]
         arguments.save.write_text("".join(there), encoding="utf-8")

@@ -19,7 +19,7 @@ Installs ${files[*]}, or removes them.
   user        for your own containers: \${ENROOT_CONFIG_PATH:-~/.config/enroot}
   DIRECTORY   another such directory, for example while a node image is built (\$root/etc/enroot)
 
-Each file describes its purpose. Exit status: 0 done, 1 failed, 2 wrong usage.
+Each file describes its purpose. Exit status: 0 done, 1 failed, 2 usage error.
 END
 }
 

@@ -29,7 +29,7 @@ STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A slow example on a busy machine is no failure.
+# A slow example on a busy machine is not a failure.
 hypothesis.settings.register_profile(
     "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )

@@ -1,4 +1,4 @@
-"""Hostile strings, the fields they can stand in, and programs that only write down how they were called."""
+"""Hostile strings, the fields that can contain them, and programs that only record how they were called."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def nothing_read_twice() -> Iterator[None]:
 
 
 def text_at(config: Any, place: Place) -> str:
-    """What a loaded configuration holds at the place; for a key, the last key of the mapping there."""
+    """The value of a loaded configuration at the place; for a key, the last key of the mapping there."""
     for step in place:
         if step == KEY:
             return list(config)[-1]
@@ -143,7 +143,7 @@ REPLACED = ("srun", "scontrol", "squeue", "chmod", "mkdir", "mv", "rm", "timeout
 
 @dataclass(frozen=True)
 class Recording:
-    """What a script did: each call with its arguments, and the environment of its last task."""
+    """The calls of a script with their arguments, and the environment of its last task."""
 
     calls: tuple[tuple[str, ...], ...]
     environment: dict[str, str]

@@ -1,4 +1,4 @@
-"""A web server on this machine that misbehaves as it is told, and a hub that answers as Hugging Face's does."""
+"""A web server on this machine that misbehaves on request, and a hub that answers like Hugging Face's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Behaviour = Callable[["Handler", bytes], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked."""
+    """A request of a client."""
 
     method: str
     path: str
@@ -32,7 +32,7 @@ class Request:
 
 @dataclass
 class Server:
-    """What the server has and does; tests change it while it runs."""
+    """The server's files and behavior. Tests change them while it runs."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     """Path without a query -> content."""
@@ -73,7 +73,7 @@ class _WebServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away, as tests want it, are no error; anything else is."""
+        """Clients that disconnect, as tests require, are not an error; anything else is."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -149,7 +149,7 @@ def redirect(url: str) -> Behaviour:
 
 
 def cut(after: int) -> Behaviour:
-    """The body ends after so many bytes from where it was asked for, though its length said more."""
+    """The body ends after this many bytes from the requested start, although its length says more."""
     return stall(after, 0)
 
 
@@ -183,7 +183,7 @@ def trickle(pause_s: float) -> Behaviour:
 
 
 def no_ranges(handler: Handler, content: bytes) -> None:
-    """The whole file, whatever was asked for, and no ETag."""
+    """The complete file, whatever range was requested, and no ETag."""
     handler.answer(200, {}, content)
 
 
@@ -236,7 +236,7 @@ def other_length(length: int) -> Behaviour:
 
 
 def endless(handler: Handler, content: bytes) -> None:
-    """A body in chunks that goes on until the client has enough."""
+    """A body in chunks that continues until the client has enough."""
     handler.send_response(200)
     handler.send_header("Transfer-Encoding", "chunked")
     handler.end_headers()
@@ -254,7 +254,7 @@ def without_length(handler: Handler, content: bytes) -> None:
 
 
 def chunked(handler: Handler, content: bytes) -> None:
-    """A body in chunks, whose end is told without a length."""
+    """A body in chunks, which ends without a stated length."""
     handler.send_response(200)
     handler.send_header("Transfer-Encoding", "chunked")
     handler.end_headers()
@@ -274,14 +274,14 @@ class Hub:
 
     server: Server
     files: dict[str, bytes] = field(default_factory=dict)
-    """Of owner/corpus at the commit COMMIT."""
+    """Files of owner/corpus at the commit COMMIT."""
     refusal: tuple[int, str] | None = None
     """Status and X-Error-Code of every answer of the interface."""
     page_size: int = 1000
     token: str | None = None
-    """What requests must carry, when it is not None."""
+    """Token that requests must carry, unless it is None."""
     entries: list[dict[str, Any]] = field(default_factory=list)
-    """What the listing tells, made of `files` at the first question."""
+    """The listing, made from `files` at the first request."""
 
 
 COMMIT = "2d0accdd58c5c5a2b5c2b5a2c5d8e7f6a1b2c3d4"

@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Step:
-    """What srun's words ask for."""
+    """The tasks that srun's options request."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._options: dict[str, str] = {}

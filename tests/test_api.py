@@ -46,7 +46,7 @@ def test_the_stages_of_a_corpus(tmp_path: Path) -> None:
     ]
 
 
-def test_mistakes_name_what_there_is(run: hpcgen.api.Run, tmp_path: Path) -> None:
+def test_mistakes_name_the_valid_choices(run: hpcgen.api.Run, tmp_path: Path) -> None:
     planned = hpcgen.plan(run)
     with pytest.raises(hpcgen.HpcgenError, match="'tokenize' is not in the plan; planned stages: train"):
         hpcgen.render(planned, "tokenize")
@@ -56,7 +56,7 @@ def test_mistakes_name_what_there_is(run: hpcgen.api.Run, tmp_path: Path) -> Non
         hpcgen.render(planned, "train", [tmp_path])
 
 
-def test_a_secret_that_is_not_there_is_noticed_before_anything_is_queued(
+def test_a_missing_secret_is_noticed_before_anything_is_queued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -67,7 +67,7 @@ def test_a_secret_that_is_not_there_is_noticed_before_anything_is_queued(
     assert not (tmp_path / "run").exists()
 
 
-def test_mistakes_are_told_together(tmp_path: Path) -> None:
+def test_mistakes_are_reported_together(tmp_path: Path) -> None:
     values = minimal_run(share="everybody", parallelism={"tensor_model_parallel_size": 3})
     run = hpcgen.load_run(write_yaml(tmp_path / "run.yaml", values))
     with pytest.raises(hpcgen.ConfigErrors) as error:

@@ -59,7 +59,7 @@ class Block:
     status: int
 
     def commands(self) -> Iterator[str]:
-        """What a reader would type, comments and outputs aside."""
+        """The commands that a reader would type, without comments and output."""
         for line in self.text.splitlines():
             if self.language == "console":
                 if line.startswith("$ "):
@@ -93,7 +93,7 @@ def installed() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a reader has: a corpus in several forms, a line of it broken, a run file, and two runs of the past."""
+    """The files of a reader: a corpus in several forms, one with a bad line, a run file, and two earlier runs."""
     folder = tmp_path_factory.mktemp("folder")
     lines = [
         json.dumps({"text": f"document {number} " + "words and more words " * 40}) for number in range(3000)

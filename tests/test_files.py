@@ -1,4 +1,4 @@
-"""Where a user's output goes: replaced whole, through links, into devices; and nothing made that was not asked for."""
+"""Output files of users: replaced atomically, through links, into devices; no directory is made unasked."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_no_directory_is_made(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["link"]
 
 
-def test_what_cannot_be_a_file(tmp_path):
+def test_paths_that_cannot_be_files(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
     for name in ("loop", "file/x", "."):
@@ -74,6 +74,6 @@ def test_what_cannot_be_a_file(tmp_path):
     assert (tmp_path / "loop").is_symlink()
 
 
-def test_our_own_files_bring_their_directory(tmp_path):
+def test_hpcgens_own_files_create_their_directory(tmp_path):
     write_text(tmp_path / "jobs/1/trainer.json", "{}", 0o660)
     assert (tmp_path / "jobs/1/trainer.json").read_text() == "{}"

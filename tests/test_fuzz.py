@@ -1,4 +1,4 @@
-"""Run files that went wrong in transit, in an editor or in somebody's head: a script, or one clean error.
+"""Run files corrupted in transit, in an editor or by a mistake: a script, or one clean error.
 
 Each case spoils a good run file, its profile or the command line, and gives them to `hpcgen render`. It ends with
 status 0 and a script that bash can read, or with status 2 and a message of printable lines; never with a traceback,
@@ -96,7 +96,7 @@ VALUES = (
     "local", "ndv5", "cpu", "pyxis", "enroot", "none", "bf16", "full", "uniform", "rope", "group", "gpu:h100:8",
     "gpus-per-node", "gpu:4",
 )
-"""What YAML 1.1, people and other programs write where something else was meant."""
+"""Values that YAML 1.1, people and other programs write although they mean something else."""
 KEYS = (
     "name", "a", "", "<<", "nodes", "time", "'no'", "yes", "1", "null", "? [a]", "é", "a.b", "a[0]", "__class__",
     "x" * 300,
@@ -126,7 +126,7 @@ Spoil = Callable[[str, random.Random], str]
 
 @dataclass(frozen=True)
 class Case:
-    """What the command is given."""
+    """The files and arguments of the command."""
 
     run: bytes
     site: bytes
@@ -201,7 +201,7 @@ def nest(text: str, rng: random.Random) -> str:
 
 
 def multiply(text: str, rng: random.Random) -> str:
-    """Aliases of aliases: some lines that stand for billions of values."""
+    """Aliases of aliases: a few lines that expand to billions of values."""
     width, height = rng.choice(((2, 3), (10, 9), (9, 12)))
     lines = ["a0: &a0 [x, x]"]
     lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * width)}]" for level in range(1, height)]
@@ -231,7 +231,7 @@ def swell(text: str, rng: random.Random) -> str:
 
 
 def other_preset(text: str, rng: random.Random) -> str:
-    """A preset below what stands there, whose shape fights with it; another cluster."""
+    """A preset that contradicts the values of the file; another cluster."""
     preset = rng.choice((*PRESETS, "175B", "tiny ", "../tiny", "null"))
     clusters = ("azure-ndv5", "local", "./site.yaml", "./run.yaml", "site.yaml", "nowhere", "/", ".")
     return text.replace("cluster: ./site.yaml", f"cluster: {rng.choice(clusters)}\npreset: {preset}")
@@ -297,7 +297,7 @@ OVERRIDDEN = (
 
 
 def spoil_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Bytes that are no text, another encoding, line ends of another system."""
+    """Bytes that are not text, another encoding, line ends of another system."""
     at = rng.randrange(len(data) + 1)
     noise = bytes(rng.randrange(256) for _ in range(rng.randint(1, 40)))
     flipped = bytearray(data or b"x")
@@ -318,7 +318,7 @@ def spoil_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def make_case(rng: random.Random) -> Case:
-    """A good run file and profile, spoiled up to three times; some with values of the command line."""
+    """A valid run file and profile, corrupted up to three times; some with values of the command line."""
     run, site = PLAIN, SITE
     for before, after in rng.sample(SOUND, k=rng.randint(0, 4)):
         run = run.replace(before, after)
@@ -427,13 +427,13 @@ def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_corpus()
 
 
-def test_the_files_are_good_before_they_are_spoiled() -> None:
+def test_the_files_are_valid_before_they_are_corrupted() -> None:
     for stage in STAGES:
         assert render(Case(PLAIN.encode(), SITE.encode()), stage) is not None
 
 
 @pytest.mark.process
-def test_spoiled_run_files_end_in_a_script_or_one_clean_error() -> None:
+def test_corrupted_run_files_give_a_script_or_one_clean_error() -> None:
     count = go_through(seed=1, num_cases=CASES_IN_CI)
     assert count["scripts"] > 0.05 * CASES_IN_CI
     assert count["refused"] > 0.2 * CASES_IN_CI
@@ -441,7 +441,7 @@ def test_spoiled_run_files_end_in_a_script_or_one_clean_error() -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_ten_thousand_spoiled_run_files() -> None:
+def test_ten_thousand_corrupted_run_files() -> None:
     seeds = range(100, 100 + CASES_IN_FULL // CHUNK)
     with ProcessPoolExecutor() as processes:
         count = sum(processes.map(go_through, seeds, [CHUNK] * len(seeds)), Counter[str]())

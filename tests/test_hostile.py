@@ -1,4 +1,4 @@
-"""Hostile strings in every field of run file and profile: refused in plain words, or carried unchanged.
+"""Hostile strings in every field of run file and profile: refused in plain words, or passed on unchanged.
 
 Stand-ins for srun and its kind write down how they were called: what is tested is the quoting, all the way
 from YAML through bash to a program's arguments. No planted command may run.
@@ -88,7 +88,7 @@ RUNTIMES = ("pyxis", "enroot", "none")
 
 TextField = tuple[type, Place]
 FIELDS: list[TextField] = [(cls, place) for cls in (RunConfig, ClusterConfig) for place in text_places(cls)]
-"""Every field of run file and profile in which a text can stand."""
+"""Every field of run file and profile that accepts text."""
 
 
 def test_the_walk_finds_every_field() -> None:
@@ -171,7 +171,7 @@ def require_clean(messages: tuple[str, ...]) -> None:
 
 
 def refused_by_form(field: TextField, text: str) -> bool:
-    """Whether the field's own form refuses the text; in plain words."""
+    """True if the field's own type refuses the text, in plain words."""
     cls, place = field
     document = documents.constant(placed({}, place, text), "run.yaml:1")
     problems = list(constraint_problems(cls, document.values))
@@ -264,7 +264,7 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
 
 
 def holds(call: tuple[str, ...], words: tuple[str, ...]) -> bool:
-    """Whether a call has these words, side by side in this order."""
+    """True if a call has these words next to each other in this order."""
     return any(call[start : start + len(words)] == words for start in range(len(call)))
 
 

@@ -52,7 +52,7 @@ def imported_modules(program: str, cwd: Path) -> set[str]:
         "from hpcgen.cli.main import main; main(['init', 'new.yaml'])",
     ],
 )
-def test_what_is_typed_often_starts_fast(program: str, tmp_path: Path) -> None:
+def test_frequent_commands_start_fast(program: str, tmp_path: Path) -> None:
     write_yaml(tmp_path / "run.yaml", big_run())
     assert imported_modules(program, tmp_path) & HEAVY == set()
 
@@ -67,7 +67,7 @@ def test_a_first_job_imports_what_it_needs(command: str, tmp_path: Path) -> None
     assert modules & NOT_RENDERED == set()
 
 
-def test_the_contract_needs_the_standard_library_alone() -> None:
+def test_the_contract_needs_only_the_standard_library() -> None:
     modules = sorted(
         f"trainer.contract.{file.stem}" for file in (CHECKOUT / "trainer" / "contract").glob("[a-z]*.py")
     )

@@ -56,7 +56,7 @@ def test_many_texts_are_cut() -> None:
     assert few([str(number) for number in range(1003)]) == "0, 1, 2 and 1,000 more"
 
 
-def test_a_misspelled_name_brings_those_that_are_like_it() -> None:
+def test_a_misspelled_name_suggests_similar_names() -> None:
     known = ["train", "training", "tokenize"]
     assert did_you_mean("trian", known) == "did you mean train or training?"
     assert did_you_mean("trian", known, most=1) == "did you mean train?"

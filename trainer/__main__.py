@@ -22,7 +22,7 @@ def main() -> int:
     """Parse the arguments and train. Returns the exit status."""
     arguments = _parser().parse_args()
     quiet_libraries()
-    gc.disable()  # imported objects are never garbage; collecting among them takes a fifth of the import time
+    gc.disable()  # imported objects are never garbage, and scanning them takes a fifth of the import time
     if arguments.versions:
         return print_versions()
     config = None

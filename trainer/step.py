@@ -82,7 +82,7 @@ def train_step(
     groups: ProcessGroupCollection,
     vote: Callable[[], Vote],
 ) -> StepResult:
-    """Run the next step. It checks that loss and gradient norm are finite before it changes any weight.
+    """Run the next step. No weight changes until the loss and the gradient norm are known to be finite.
 
     Reading these two numbers, between the backward pass and the update, is the only time that a step waits for the GPU.
 
@@ -239,7 +239,7 @@ def seed_dropout(seed: int, iteration: int, groups: ProcessGroupCollection) -> N
     """Seed the random generators of a step from the run's seed, the iteration and this rank's position.
 
     A resumed run then draws the same numbers as an uninterrupted one, and checkpoints need no generator state.
-    Ranks of one tensor-parallel group must draw the same numbers outside tensor-parallel regions; inside of them, Core
+    Ranks of one tensor-parallel group must draw the same numbers outside tensor-parallel regions; inside them, Core
     adds an offset by rank.
     """
     position = f"{seed} {iteration} {groups.pp.rank()} {groups.dp_cp.rank()}"

@@ -55,7 +55,7 @@ PEERS_TIMEOUT = datetime.timedelta(minutes=5)
 def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool = False) -> None:
     """Train from the newest checkpoint, or from random weights, to train_iters or until asked to stop.
 
-    Writes DONE to the run directory when the last iteration is saved, and STOPPED when an earlier one is.
+    Writes DONE to the run directory if the last iteration is saved. Writes STOPPED if the run stops earlier.
 
     Raises:
         ConfigError: the configuration contradicts itself or the data.
@@ -134,7 +134,7 @@ def _train(
     instruments = Instruments(timers, Profiler(config, run, ranks.rank), graphs, stragglers)
     loop = TrainingLoop(state, datasets, config, groups, checkpoints, stop, watch, instruments, metrics, log)
     gc.collect()
-    gc.freeze()  # a collection over these permanent objects would take longer than launching a layer
+    gc.freeze()  # scanning these permanent objects would take longer than launching a layer
     try:
         loop.run()
     except TrainerError as error:
@@ -169,7 +169,7 @@ def _build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log
 def _open_datasets(
     config: TrainerConfig, run: RunDirectory, state: TrainingState, source: checkpoint.Source | None
 ) -> dict[str, torch.utils.data.Dataset | None]:
-    """Open the datasets of all splits. The training set covers the samples that are read and those still to read."""
+    """Open the datasets of all splits. The training set covers the samples already read and those still to be read."""
     training = covering(config.training, state.iteration, state.consumed_samples)
     resumes = source is not None and not source.weights_only
     return build_datasets(

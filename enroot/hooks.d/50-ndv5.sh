@@ -40,7 +40,7 @@ adapters=$(setting MELLANOX_VISIBLE_DEVICES)
 shopt -s nullglob
 found=("$infiniband"/*)
 if ((${#found[@]} == 0)); then
-    common::err "$HOSTNAME shows no InfiniBand device (/sys/class/infiniband is empty): drain the node; NDV5_HOOK=off starts anyway"
+    common::err "$HOSTNAME shows no InfiniBand device (/sys/class/infiniband is empty): drain the node; NDV5_HOOK=off starts the container anyway"
 elif [[ ${adapters:-void} == void || $adapters == none ]]; then
     common::log WARN "MELLANOX_VISIBLE_DEVICES is ${adapters:-unset}: this container sees no InfiniBand; export MELLANOX_VISIBLE_DEVICES=all for jobs on several nodes"
 fi
@@ -49,5 +49,5 @@ fi
 topology=$(setting NCCL_TOPO_FILE)
 topology=${topology:-/opt/microsoft/ndv5-topo.xml}
 if [[ ! -s $ENROOT_ROOTFS$topology && ! -s ${NDV5_HOOK_ROOT-}$topology ]]; then
-    common::err "the NCCL topology file $topology is neither in the image nor on $HOSTNAME: NCCL would pair GPUs with the wrong NICs; NDV5_HOOK=off starts anyway"
+    common::err "the NCCL topology file $topology is neither in the image nor on $HOSTNAME: NCCL would pair GPUs with the wrong NICs; NDV5_HOOK=off starts the container anyway"
 fi

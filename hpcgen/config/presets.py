@@ -25,7 +25,7 @@ class Preset:
 
     name: str
     description: str
-    """One line that also gives the actual shape if the name is misleading."""
+    """One-line description, with the actual shape if the name is misleading."""
     sections: dict[str, Section]
 
 
@@ -40,7 +40,7 @@ def _gpt3(
     init_method_std: float | None = None,
     parallelism: Section | None = None,
 ) -> Preset:
-    """`shape` is layers, hidden size, heads; `batch` is micro, global. The decay ends at `lr` / 10."""
+    """A GPT-3 preset. `shape` is layers, hidden size, heads; `batch` is micro, global. The decay ends at `lr` / 10."""
     num_layers, hidden_size, num_attention_heads = shape
     micro_batch_size, global_batch_size = batch
     model: Section = {
@@ -75,7 +75,7 @@ def _llama3(
     parallelism: Section,
     recompute: Section | None = None,
 ) -> Preset:
-    """`shape` is layers, hidden size, heads, MLP width. The decay ends at `lr` / 100."""
+    """A Llama 3 preset. `shape` is layers, hidden size, heads, MLP width. The decay ends at `lr` / 100."""
     num_layers, hidden_size, num_attention_heads, ffn_hidden_size = shape
     model = {
         "num_layers": num_layers,
@@ -222,4 +222,4 @@ _ALL = (
 )
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _ALL}
-"""By name, small to large in each family."""
+"""Presets by name, from small to large in each family."""

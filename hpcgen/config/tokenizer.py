@@ -23,7 +23,7 @@ _GPT2_SHA256 = {
     _GPT2_FOLDER / "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     _GPT2_FOLDER / "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
-"""OpenAI's two files from https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/."""
+"""SHA-256 of OpenAI's two files from https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/."""
 
 
 @config_section

@@ -112,7 +112,7 @@ def copy_own_packages(tree: Path) -> None:
 def install_needs(
     tree: Path, python_version: str, on_phase: Callable[[str], None] = lambda phase: None
 ) -> None:
-    """Installs into `tree`, with pip, those dependencies of hpcgen and the trainer that an image may lack."""
+    """Installs the dependencies of hpcgen and the trainer that an image may lack into `tree`, with pip."""
     alone, together = (
         [],
         [f"{name}=={version}" for name in SAME_VERSION_AS_HERE if (version := version_here(name))],
@@ -134,7 +134,7 @@ def install_needs(
     on_phase(f"pip downloads and installs {counted(len(pinned) + len(alone), 'package')} (about 40 MB)")
     # Old versions (23.2) compare Requires-Python with the Python that runs pip. The tags of the wheels must fit anyway.
     pip_install("--no-deps", "--no-compile", "--ignore-requires-python", *target, *pinned, *alone)
-    # The scripts in bin/ would start this machine's Python. pip's records list them; the manifest replaces the records.
+    # Scripts in bin/ would start this machine's Python. The manifest replaces pip's records, which list the scripts.
     shutil.rmtree(tree / "bin", ignore_errors=True)
     for record in ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json"):
         for file in tree.glob(f"*.dist-info/{record}"):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hpcgen.errors import HpcgenError
 
 _COLLECTIONS = ("all", "dev")
-"""Extras that combine other extras. Every other extra stands for one capability."""
+"""Extras that combine other extras. Every other extra adds one capability."""
 
 
 def missing_package(error: ModuleNotFoundError, command: str) -> HpcgenError | None:

@@ -9,7 +9,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.flops import flops_per_iteration
 
 ASSUMED_MFU = 0.2
-"""MFU of a slow step: half of what these layouts reach."""
+"""MFU of a slow step: half of what typical layouts reach."""
 ASSUMED_GPU_TFLOPS = 20.0
 """Throughput of a GPU whose peak is unknown, as for fp32."""
 ASSUMED_CPU_TFLOPS = 0.02
@@ -20,7 +20,7 @@ ASSUMED_WRITE_GB_S = 1.0
 ASSUMED_RANK_WRITE_GB_S = 1.0
 """Write bandwidth of one process."""
 LEAD_MARGIN_S = 60
-"""Slurm delivers the signal up to 10 s early, and kills the job 30 s after the limit."""
+"""Safety margin (seconds). Slurm delivers the signal up to 10 s early, and kills the job 30 s after the limit."""
 
 
 def save_time_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:

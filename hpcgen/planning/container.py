@@ -27,10 +27,10 @@ ENROOT_START = (
     "( (until [[ -e $STARTED ]] || ! kill -0 $$; do sleep 0.1; done) & ) >/dev/null 2>&1; "
     'exec enroot start "${names[@]}" "$@"'
 )
-"""enroot passes only variables that are named, and only the task knows which variables Slurm has set.
+"""Shell code of a task that calls enroot. It names Slurm's variables, which only the task knows. Others are not passed.
 
-The tasks of a node start one after another, as with enroot's own lock. But that lock times out after 30 s, and the
-hooks may need longer for the GPUs of eight tasks. enroot closes all open files, so a background process holds this
+The tasks of a node start one after another, as with enroot's own lock. That lock times out after 30 s, but the hooks
+may need longer for the GPUs of eight tasks. enroot closes all open files, so a background process holds this
 lock.
 """
 

@@ -21,7 +21,7 @@ class Curve:
 
 
 def read_curve(metrics: Path) -> Curve:
-    """Reads the curve from a metrics.jsonl and ignores a torn last line."""
+    """Reads the curve from a metrics.jsonl and ignores an incomplete last line."""
     train: dict[int, float] = {}
     evaluations: dict[str, dict[int, float]] = {}
     for line in metrics.read_text(encoding="utf-8").splitlines():

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from hpcgen.report.history import Column
 
 MAX_BUCKETS = 400
-"""About the width of a chart in pixels; finer details would be invisible."""
+"""Maximum number of buckets: about the width of a chart in pixels. Finer details would be invisible."""
 SMOOTHED_SHARE = 150
-"""The smoothed line is the median over 1/150 of the run."""
+"""Ratio of the number of steps to the window of the smoothed line, which is a running median."""
 MIN_SMOOTHED = 15
-"""Minimum number of steps in that median, limited to a quarter of the run."""
+"""Minimum number of steps in the window of the smoothed line, limited to a quarter of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -306,7 +306,7 @@ def _evaluation(run: NamedHistory, split: str, label: str, color: int, first: in
 
 
 def _points(events: Sequence[Event], name: str) -> tuple[Column, Column]:
-    """Iterations and values of the events with a value. Very many are reduced to the largest value of each bucket."""
+    """Iterations and values of the events with a value. If there are too many, each bucket keeps its largest value."""
     values = [(event["iteration"], number_or_none(event.get(name))) for event in events]
     found = np.array([(x, y) for x, y in values if y is not None], dtype=float).reshape(-1, 2)
     if len(found) > MAX_BUCKETS:

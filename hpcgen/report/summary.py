@@ -94,7 +94,7 @@ class Summary:
     """Number of lines with a skipped update; the number of such steps if each step has a line."""
     checkpoints: int
     checkpoint_stall_s: float | None
-    """Median pause of training over the checkpoints."""
+    """Median time that training paused for a checkpoint."""
     checkpoint_write_s: float | None
     attempts: tuple[AttemptSummary, ...]
     stragglers: tuple[StragglerSummary, ...]
@@ -192,7 +192,7 @@ def _end(run: Run, attempt: Attempt, *, is_last: bool) -> str:
     stopped = f"stopped: {attempt.stop_reason}" if attempt.stop_reason else ""
     if not is_last:
         if attempt.last_iteration == attempt.start.get("train_iters"):
-            return "completed the last iteration that was planned then"
+            return "completed the last iteration planned at its start"
         return stopped or "ended without a message: it was killed, crashed, or lost a node; see its log"
     return {
         "done": "completed the last iteration",

@@ -31,8 +31,8 @@ class CorpusStage(Stage):
     folder: str
     """Output directory, relative to the corpus's directory."""
     makes_output_files: bool = False
-    """The outputs are the few large `num_output_files` of the corpus. More tasks than files would be idle. The output
-    directory is striped. Other stages write one output per source file, for which striping would only cost objects."""
+    """The outputs are the corpus's `num_output_files`, which are few and large. Further tasks would be idle. The output
+    directory is striped. Other stages write an output per source file, and striping would only cost Lustre objects."""
     reads_source: bool = False
     """The tasks may read the corpus's source files, if these are in a directory."""
     asks_hub: bool = False

@@ -123,7 +123,7 @@ def test_a_good_site(site: Path, cluster: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_bash_and_shellcheck_have_nothing_against_a_good_site(site: Path) -> None:
+def test_bash_and_shellcheck_accept_a_good_site(site: Path) -> None:
     write_templates(site, GOOD)
     assert check_site([site], ["local"], reading("numactl"), named=True).findings == ()
 
@@ -169,7 +169,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("templates", "expected"), BAD.values(), ids=BAD)
-def test_a_bad_site_is_told_the_rule_the_file_and_the_line(
+def test_findings_of_a_bad_site_have_rule_file_and_line(
     site: Path, cluster: str, templates: dict[str, str], expected: tuple[str, int]
 ) -> None:
     rule, line = expected
@@ -179,13 +179,13 @@ def test_a_bad_site_is_told_the_rule_the_file_and_the_line(
     assert explanation(rule)
 
 
-def test_what_many_scripts_share_is_reported_once_with_all_of_them(site: Path, cluster: str) -> None:
+def test_a_finding_shared_by_many_scripts_is_reported_once(site: Path, cluster: str) -> None:
     finding = only(checked(site, cluster, one_block("base", "site", "set -e")))
     assert len(finding.scripts) == SCRIPTS * 3
     assert "train (" in " ".join(finding.scripts)
 
 
-def test_what_follows_from_a_lost_block_is_not_reported_as_well(site: Path) -> None:
+def test_consequences_of_a_lost_block_are_not_reported(site: Path) -> None:
     """shellcheck misses run_dir and more in shipped lines. Of the site's own lines it may speak."""
     templates = one_block("train", "settings", "run_dir=/elsewhere")
     copies = "site_epilogue() { cp $TRAINER_CONFIG /shared/kept; }"
@@ -255,7 +255,7 @@ def test_a_finding_of_shellcheck_has_the_template_line(site: Path) -> None:
     assert (finding.finding.rule, finding.where) == ("SC2086", f"{site}/slurm/train.sbatch.j2:3")
 
 
-def test_a_profile_that_is_wrong_is_a_finding_unless_it_was_named(tmp_path: Path) -> None:
+def test_an_invalid_profile_is_a_finding_unless_it_was_requested(tmp_path: Path) -> None:
     broken = str(write_yaml(tmp_path / "broken.yaml", {"extends": "local", "scrach": "/nvme"}))
     report = check_site([], [broken, "local"], nothing)
     assert (only(report).finding.rule, report.num_scripts) == ("profile", SCRIPTS)

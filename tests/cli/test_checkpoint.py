@@ -1,4 +1,4 @@
-"""What hpcgen says of checkpoints, and that it never removes one that a run still needs."""
+"""The `hpcgen checkpoint` commands. None of them removes a checkpoint that a run still needs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def damage(checkpoint: Path) -> None:
     file.write_bytes(bytes(len(file.read_bytes())))
 
 
-def test_list_says_what_stays_and_why(run: Path) -> None:
+def test_list_shows_which_checkpoints_are_kept_and_why(run: Path) -> None:
     hpcgen("checkpoint", "pin", run / "checkpoints/iter_0000100")
     assert states(run) == {
         800: ("complete", "the newest"),
@@ -63,7 +63,7 @@ def test_list_says_what_stays_and_why(run: Path) -> None:
     assert hpcgen("checkpoint", "list", run / "checkpoints") == ended
 
 
-def test_list_shows_what_is_not_whole(run: Path) -> None:
+def test_list_shows_incomplete_checkpoints(run: Path) -> None:
     checkpoints = run / "checkpoints"
     (checkpoints / "iter_0000900").mkdir()
     (checkpoints / "iter_0000900" / STARTED).write_text("2026-01-01 10:00:00+0000 on ndv5-001\n")
@@ -140,7 +140,7 @@ def test_inspect_one_that_was_set_aside(run: Path) -> None:
     assert ended.stdout.endswith("__0_0.distcp is missing\n")
 
 
-def test_a_later_format_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_later_format_is_reported(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, 100, format=checkpoint_files.FORMAT + 1, model=None, time=None)
     ended = hpcgen("checkpoint", "inspect", checkpoint)
     assert ended.status == 0
@@ -256,7 +256,7 @@ def test_prune_names_where_each_rule_is_from(run: Path) -> None:
     assert rule("--keep-last", 3) == "the newest 3, and pinned ones (--keep-last 3)"
 
 
-def test_prune_never_takes_the_newest_whole_one_nor_a_pinned_one(run: Path) -> None:
+def test_prune_never_removes_the_newest_complete_or_a_pinned_checkpoint(run: Path) -> None:
     checkpoints = run / "checkpoints"
     (checkpoints / "iter_0000800/__0_0.distcp").write_bytes(b"cut")
     (checkpoints / "iter_0000900").mkdir()
@@ -277,7 +277,7 @@ def test_prune_without_a_rule_removes_nothing(run: Path) -> None:
     assert len(names(run / "checkpoints")) == 6
 
 
-def test_prune_goes_by_no_other_runs_rule(run: Path, tmp_path: Path) -> None:
+def test_prune_ignores_the_rules_of_other_runs(run: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "run" / "archive"
     (run / "checkpoints").rename(elsewhere)
     ended = hpcgen("checkpoint", "prune", elsewhere)
@@ -315,7 +315,7 @@ def test_a_prune_that_is_killed_leaves_nothing_that_looks_like_a_checkpoint(
     assert all(state == "complete" for state, _ in states(run).values())
 
 
-def test_pin_is_for_whole_ones(run: Path) -> None:
+def test_only_complete_checkpoints_can_be_pinned(run: Path) -> None:
     checkpoint = run / "checkpoints/iter_0000800"
     assert hpcgen("checkpoint", "pin", checkpoint).stderr == f"pinned {checkpoint}\n"
     assert (checkpoint / PINNED).exists()
@@ -328,7 +328,7 @@ def test_pin_is_for_whole_ones(run: Path) -> None:
     assert f"{checkpoint} is not complete" in ended.stderr
 
 
-def test_checkpoints_that_lie_elsewhere_are_found(run: Path, tmp_path: Path) -> None:
+def test_checkpoints_elsewhere_are_found(run: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "lustre"
     (run / "checkpoints").rename(elsewhere)
     trainer_json = run / "jobs/4711/trainer.json"
@@ -391,7 +391,7 @@ HOSTILE = "\x1b]0;owned\x07\u2028\nsize        1 B\u202e"
 SPELLED = r"\x1b]0;owned\x07\u2028\nsize        1 B\u202e"
 
 
-def test_what_a_checkpoint_says_does_not_steer_the_terminal(tmp_path: Path) -> None:
+def test_text_from_a_checkpoint_cannot_control_the_terminal(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, 800, versions={HOSTILE: "1"}, precision=HOSTILE)
     started = write_checkpoint(tmp_path, 900)
     (started / STARTED).write_text(HOSTILE)

@@ -77,13 +77,13 @@ def test_show_as_json(profiles):
     assert shown["node_type"]["name"] == "ndv5"
 
 
-def test_check_of_a_right_one(profiles):
+def test_check_of_a_valid_profile(profiles):
     found = hpcgen("cluster", "check", "site")
     assert (found.status, found.stdout) == (0, "site is valid: clusters/site.yaml, node type ndv5\n")
 
 
 @pytest.mark.parametrize("name", ["azure-ndv5", "local"])
-def test_the_shipped_ones_are_right(name):
+def test_the_shipped_profiles_are_valid(name):
     assert hpcgen("cluster", "check", name).status == 0
 
 
@@ -102,7 +102,7 @@ def test_check_warns_as_render_would(workplace):
     assert found.stderr.count("does not set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME") == 1
 
 
-def test_check_says_everything_at_once(profiles):
+def test_check_reports_all_problems_at_once(profiles):
     (profiles / "wrong.yaml").write_text(WRONG)
     found = hpcgen("cluster", "check", "wrong")
     assert (found.status, found.stdout) == (2, "")
@@ -125,12 +125,12 @@ def test_check_says_everything_at_once(profiles):
     assert "hunter2" not in found.stderr
 
 
-def test_check_goes_on_where_the_node_type_is_wrong(profiles):
+def test_check_continues_with_an_invalid_node_type(profiles):
     (profiles / "none.yaml").write_text('gres: gpu:4\nenvironment: {RANK: "1"}\n')
     found = hpcgen("cluster", "check", "none").stderr
     assert "none.yaml: node_type is missing" in found
     assert "none.yaml:2: environment.RANK is set by the script" in found
-    assert "gres" not in found  # how many GPUs there are, nobody said
+    assert "gres" not in found  # the number of GPUs is not set
     (profiles / "none.yaml").write_text("node_type: mine\nslurm_version: '1.1'\n")
     write_yaml(profiles.parent / "topologies/mine.yaml", {"description": "x", "device": "gpu"})
     found = hpcgen("cluster", "check", "none").stderr
@@ -140,7 +140,7 @@ def test_check_goes_on_where_the_node_type_is_wrong(profiles):
 
 
 @pytest.mark.parametrize("verb", ["show", "check"])
-def test_a_name_that_there_is_not(verb):
+def test_an_unknown_profile_name(verb):
     found = hpcgen("cluster", verb, "lcal")
     assert (found.status, found.stderr) == (2, "lcal is not a known cluster profile; did you mean local?\n")
 
@@ -212,7 +212,7 @@ def test_an_image_and_a_code_directory_that_do_not_exist(workplace):
     assert hpcgen("cluster", "check", "orion").stderr == ""
 
 
-def test_code_that_is_not_there(workplace):
+def test_a_missing_code_directory(workplace):
     there = workplace / "code"
     found = hpcgen("render", "image", "-c", image_run(workplace, code=str(there)))
     assert f"{there}: no such file. Stage image needs it" in found.stderr
@@ -238,7 +238,7 @@ WITHOUT_OVERRIDE = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") 
         ("site/slurm", ["render", "nccl-test", "--cluster", "local", "--templates", "site"]),
     ],
 )
-def test_a_directory_that_cannot_be_read_is_not_taken_for_empty(tmp_path, folder, arguments):
+def test_an_unreadable_directory_is_not_treated_as_empty(tmp_path, folder, arguments):
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder).chmod(0)
     found = subprocess.run(

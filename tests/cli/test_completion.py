@@ -29,7 +29,7 @@ def test_bash_can_read_its_script():
 
 
 def completions(words: str) -> set[str]:
-    """What bash would offer for the last word, as click's protocol gives it."""
+    """Completions of the last word that bash would offer, through click's protocol."""
     environment = {**os.environ, "_HPCGEN_COMPLETE": "bash_complete", "COMP_WORDS": words}
     environment["COMP_CWORD"] = str(words.count(" "))
     program = "import sys; from hpcgen.cli.main import main; sys.argv = ['hpcgen']; main()"

@@ -71,7 +71,7 @@ def test_tokenize_forced_to_a_library(tmp_path, corpus):
         (("--tokenizer", "bytes", "--eod-token", "x"), "tokenizer.eod_token has no effect"),
     ],
 )
-def test_mistakes_are_told(tmp_path, corpus, options, message):
+def test_mistakes_are_reported(tmp_path, corpus, options, message):
     with pytest.raises(HpcgenError, match=message):
         run("tokenize", corpus, "--output-prefix", tmp_path / "x", *options)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
@@ -112,7 +112,7 @@ def test_a_corpus_by_hand(planned_corpus: Path) -> None:
 
 
 @pytest.mark.process
-def test_what_a_task_cannot_make_is_told_and_the_rest_is_made(planned_corpus: Path) -> None:
+def test_a_failed_output_is_reported_and_the_rest_is_made(planned_corpus: Path) -> None:
     (planned_corpus.parent / "text/a.jsonl").write_text('{"body": "other"}\n')
     assert hpcgen("data", "plan", "--replan").status == 0
     done = hpcgen("data", "prepare", "--workers", "1")
@@ -122,7 +122,7 @@ def test_what_a_task_cannot_make_is_told_and_the_rest_is_made(planned_corpus: Pa
 
 
 @pytest.mark.process
-def test_a_task_says_where_its_rejected_documents_stand(planned_corpus: Path) -> None:
+def test_a_task_names_the_file_of_its_rejected_documents(planned_corpus: Path) -> None:
     with (planned_corpus.parent / "text/b.jsonl").open("a") as file:
         file.write("no JSON\n")
     assert hpcgen("data", "plan", "--replan").status == 0
@@ -165,7 +165,7 @@ def test_another_selection_than_was_planned_stops_everything_that_reads_the_mani
     assert listing(planned_corpus.parent) == before
 
 
-def test_a_sample_that_is_taken_back_is_not_forgotten(planned_corpus: Path) -> None:
+def test_a_removed_sample_setting_is_noticed(planned_corpus: Path) -> None:
     sample = ("--set", "data.corpus.sample_files=1")
     assert hpcgen("data", "plan", "--replan", *sample).status == 0
     assert hpcgen("data", "status", *sample).status == 0
@@ -215,7 +215,7 @@ def test_a_password_in_an_address_is_refused_and_not_shown(workplace: Path) -> N
 
 @pytest.mark.process
 @pytest.mark.parametrize(("share", "modes"), [("private", (0o600, 0o700)), ("group", (0o660, 0o2770))])
-def test_who_may_read_what_is_made_by_hand(planned_corpus: Path, share: str, modes: tuple[int, int]) -> None:
+def test_permissions_of_files_made_by_hand(planned_corpus: Path, share: str, modes: tuple[int, int]) -> None:
     shutil.rmtree(planned_corpus)
     shared = ("--set", f"share={share}")
     assert hpcgen("data", "plan", *shared).status == 0
@@ -235,7 +235,7 @@ def test_a_dry_run_says_how_many_tasks_are_left(planned_corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [("--dry-run",), ("--launcher", "local")])
-def test_a_source_that_is_gone_is_told_before_anything_is_submitted(
+def test_a_missing_source_is_reported_before_anything_is_submitted(
     planned_corpus: Path, how: tuple[str, ...]
 ) -> None:
     (planned_corpus.parent / "text/b.jsonl").unlink()
@@ -288,14 +288,14 @@ def test_every_command_has_help(name: str) -> None:
     assert found.stdout.startswith(f"Usage: hpcgen data {name} ")
 
 
-def test_a_command_that_is_nearly_right() -> None:
+def test_a_misspelled_command_gets_a_suggestion() -> None:
     found = hpcgen("data", "plna")
     assert (found.status, found.stdout) == (2, "")
     assert "no such command 'plna'; did you mean plan?" in found.stderr
 
 
 @pytest.mark.process
-def test_help_and_completion_import_nothing_that_costs() -> None:
+def test_help_and_completion_import_nothing_slow() -> None:
     """Both ask every command for its first line: all of them are imported."""
     heavy = {
         "numpy",

@@ -19,7 +19,7 @@ def pair(workplace: Path) -> None:
     (workplace / "run.yaml").write_text(RUN)
 
 
-def test_what_a_pair_holds(monkeypatch):
+def test_the_contents_of_a_pair(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     told = hpcgen("data", "inspect", "x.bin")
     assert told.stdout == (
@@ -47,13 +47,13 @@ def test_what_a_pair_holds(monkeypatch):
 
 
 @pytest.mark.parametrize("tokenizer", [("--tokenizer", "bytes"), ("-c", "run.yaml")])
-def test_the_text_of_a_document_cannot_steer_the_terminal(tokenizer):
+def test_the_text_of_a_document_cannot_control_the_terminal(tokenizer):
     told = hpcgen("data", "inspect", "x", "--document", 2, *tokenizer)
     ids = " ".join(str(number) for number in (*b"hello \x1b[31mworld\n", EOD))
     assert told.stdout == f"document 2: 18 tokens\nids {ids}\nhello \\x1b[31mworld\n<eod>\n"
 
 
-def test_a_long_document_is_cut_and_whole_on_demand():
+def test_a_long_document_is_shortened_unless_requested_in_full():
     told = hpcgen("data", "inspect", "x", "--document", -1, "--tokenizer", "bytes").stdout
     assert "... and 2,901 more ids (--whole)" in told
     assert told.endswith(f"{'y' * 2000} ... and 1,005 more characters (--whole)\n")
@@ -90,7 +90,7 @@ def test_json_and_picture():
         (("x", "--png", "no/where/x.png"), "/no does not exist"),
     ],
 )
-def test_mistakes_are_told(arguments, message):
+def test_mistakes_are_reported(arguments, message):
     told = hpcgen("data", "inspect", *arguments)
     assert (told.status, told.stdout) == (2, "")
     assert message in told.stderr

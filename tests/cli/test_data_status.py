@@ -35,7 +35,7 @@ def corpus(workplace: Path) -> None:
 
 
 @pytest.mark.process
-def test_how_far_a_corpus_is():
+def test_the_progress_of_a_corpus():
     first = hpcgen("data", "prepare", "--task-id", 1, "--num-tasks", 4)
     assert first.status == 0
     failed = hpcgen("data", "prepare", "--task-id", 2, "--num-tasks", 4)
@@ -65,7 +65,7 @@ def test_how_far_a_corpus_is():
 
 
 @pytest.mark.process
-def test_the_advice_names_all_that_is_open_of_the_same_corpus():
+def test_the_advice_names_all_unfinished_stages_of_the_corpus():
     sets = ("--set", "data.corpus.directory=other dir", "--set", "data.corpus.bad_documents=skip")
     assert hpcgen("data", "plan", *sets).status == 0
     assert hpcgen("data", "concat", "--task-id", 0, "--num-tasks", 4, *sets).status == 0
@@ -78,7 +78,7 @@ def test_the_advice_names_all_that_is_open_of_the_same_corpus():
 
 
 @pytest.mark.process
-def test_what_was_made_on_the_way_to_whole_pairs_is_not_asked_for_again():
+def test_intermediate_files_of_complete_pairs_are_not_requested_again():
     Path("source/2.jsonl").write_text(Path("source/1.jsonl").read_text())
     assert hpcgen("data", "plan", "--replan").status == 0
     assert hpcgen("data", "concat", "--task-id", 0, "--num-tasks", 4).status == 0
@@ -89,7 +89,7 @@ def test_what_was_made_on_the_way_to_whole_pairs_is_not_asked_for_again():
 
 
 @pytest.mark.process
-def test_missing_tasks_as_sbatch_takes_them():
+def test_missing_tasks_in_the_form_of_sbatch():
     assert hpcgen("data", "status", "--missing", "prepare").stdout == "0-3%2\n"
     assert hpcgen("data", "prepare", "--task-id", 1, "--num-tasks", 4).status == 0
     told = hpcgen("data", "status", "--missing", "prepare")
@@ -123,7 +123,7 @@ def test_status_as_json():
 
 
 @pytest.mark.process
-def test_a_task_of_a_dead_host_is_said_to_be_stalled():
+def test_a_task_of_a_dead_host_is_stalled():
     assert hpcgen("data", "prepare", "--task-id", 2, "--num-tasks", 4).status == 1
     path = Path("data/progress/prepare-00002-of-00004.json")
     told = json.loads(path.read_text())
@@ -146,7 +146,7 @@ def test_a_task_of_a_dead_host_is_said_to_be_stalled():
         ),
     ],
 )
-def test_mistakes_are_told(arguments, message):
+def test_mistakes_are_reported(arguments, message):
     told = hpcgen("data", "status", *arguments)
     assert (told.status, told.stdout) == (2, "")
     assert message in told.stderr

@@ -29,7 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def corpus(workplace: Path, made: Path) -> None:
-    """The same here, for each test to spoil."""
+    """A copy of the same corpus, which each test may damage."""
     shutil.copytree(made, workplace, dirs_exist_ok=True)
 
 
@@ -159,7 +159,7 @@ def test_training_begins_with_the_pairs_of_the_corpus(made):
     assert hpcgen("render", "train", *changed).status == 0
 
 
-def test_files_that_nothing_measures_are_named(workplace):
+def test_files_without_size_and_hash_are_named(workplace):
     manifest = Path("data/manifest.jsonl")
     header, first, second = manifest.read_text().splitlines()
     listed = [json.loads(line) for line in (first, second)]

@@ -29,7 +29,7 @@ def as_json(*arguments: object) -> dict:
 
 
 def sourced(text: str, directory: Path, how: str) -> tuple[dict[str, str], str]:
-    """What a shell exports that read the text, and its HPCGEN_CONTAINER_ENV."""
+    """Exports of a shell that has read the text, and its HPCGEN_CONTAINER_ENV."""
     (directory / "exports").write_text(text, encoding="utf-8")
     script = f'set -euo pipefail; {how}; printf "%s\\0" "$HPCGEN_CONTAINER_ENV"; env -0'
     done = subprocess.run(
@@ -57,7 +57,7 @@ def test_a_shell_gets_exactly_the_values_of_the_json(workplace, how):
 
 
 @pytest.mark.parametrize("word", UNPRINTABLE)
-def test_what_has_no_form_in_a_shell_is_refused(workplace, word):
+def test_values_that_a_shell_cannot_represent_are_refused(workplace, word):
     run_file = write_yaml(workplace / "run.yaml", big_run(environment={"A": word}))
     found = hpcgen("env", "-c", run_file)
     assert (found.status, found.stdout) == (2, "")
@@ -87,7 +87,7 @@ def test_the_names_for_the_container_are_those_of_the_rendered_script(tmp_path, 
     assert set(as_json(stage, "-c", tmp_path / "run.yaml")["container_env"]) == rendered
 
 
-def test_each_export_stands_below_its_reason(run_file):
+def test_each_export_is_below_its_reason(run_file):
     lines = hpcgen("env", "-c", run_file).stdout.splitlines()
     exports = [number for number, line in enumerate(lines) if line.startswith("export ")]
     assert len(exports) > 20
@@ -100,7 +100,7 @@ def test_each_export_stands_below_its_reason(run_file):
     assert "# Export these yourself before srun: HF_TOKEN, MASTER_ADDR, MASTER_PORT, WORLD_SIZE" in lines
 
 
-def test_a_cluster_alone_says_what_a_run_would_add(workplace):
+def test_a_cluster_without_a_run_lists_what_a_run_would_add(workplace):
     lines = hpcgen("env", "--cluster", "azure-ndv5").stdout.splitlines()
     run_dir = f"{workplace}/runs/azure-ndv5"
     assert lines[1] == f"# Without a run file, the run directory is {run_dir} (change it with --run-dir)."
@@ -115,7 +115,7 @@ def test_a_cluster_alone_says_what_a_run_would_add(workplace):
     )
 
 
-def test_a_cluster_alone_gives_what_a_run_on_it_gives(workplace, run_file):
+def test_a_cluster_without_a_run_has_the_same_values(workplace, run_file):
     """As far as no run is asked."""
     alone = as_json("--cluster", "azure-ndv5", "--run-dir", "/shared/runs/big")["environment"]
     of_run = as_json("-c", run_file)["environment"]
@@ -162,14 +162,14 @@ def test_sharp_on_nodes_without_it_is_a_mistake(workplace):
     assert "node type cpu does not define SHARP" in found.stderr
 
 
-def test_a_file_read_as_it_is_planned(tmp_path, workplace):
+def test_relative_paths_start_at_the_run_file(tmp_path, workplace):
     """A relative run directory starts at the run file, not where the command runs."""
     run = loaded(tmp_path, big_run(paths={"run_dir": "runs/x"}))
     found = as_json("-c", run.directory / "run.yaml")["environment"]
     assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == f"{tmp_path}/runs/x/stacks/flight-record-"
 
 
-def test_a_folder_that_no_script_can_name_gives_no_half_of_the_exports(workplace, monkeypatch):
+def test_a_directory_that_no_script_can_name_prints_no_exports(workplace, monkeypatch):
     (workplace / "a\nb").mkdir()
     monkeypatch.chdir(workplace / "a\nb")
     found = hpcgen("env", "--cluster", "azure-ndv5")

@@ -39,7 +39,7 @@ def explained(*arguments: object) -> dict:
     return json.loads(found.stdout)
 
 
-def test_a_variable_with_all_that_it_won_over(workplace, run_file):
+def test_a_variable_with_all_its_overridden_values(workplace, run_file):
     write_yaml(workplace / "site.yaml", SITE)
     found = hpcgen("explain", "-c", run_file, "--set", "cluster=./site.yaml", "NCCL_DEBUG")
     run_line = line_of(run_file, "TRACE")
@@ -61,7 +61,7 @@ def test_values_from_facts_and_from_the_command_line(run_file):
     ]
 
 
-def test_the_picture_is_whole(run_file, monkeypatch):
+def test_the_explanation_is_complete(run_file, monkeypatch):
     """Every name that the script exports or takes, and what it unsets, is there."""
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("NCCL_SECRET", "hunter2")
@@ -80,7 +80,7 @@ def test_the_picture_is_whole(run_file, monkeypatch):
     assert "hunter2" not in found.stdout + found.stderr
 
 
-def test_what_is_not_set_comes_with_the_change_that_sets_it(run_file):
+def test_an_unset_variable_comes_with_the_change_that_sets_it(run_file):
     found = hpcgen("explain", "-c", run_file, "--set", "preset=125m", "CUDA_DEVICE_MAX_CONNECTIONS")
     assert found.stdout.splitlines() == [
         "# not set; these changes would set them",
@@ -194,7 +194,7 @@ def test_a_cluster_alone_serves_every_stage(workplace):
     assert listing(workplace) == before
 
 
-def test_data_need_not_be_there_but_mistakes_are_told(workplace):
+def test_data_need_not_exist_but_mistakes_are_reported(workplace):
     path = write_yaml(workplace / "run.yaml", minimal_run(data={"datasets": [{"prefix": "/none/x"}]}))
     assert hpcgen("explain", "-c", path).status == 0
     found = hpcgen("explain", "-c", path, "--set", "environment.HF_TOKEN=hunter2", "--set", "share=all")
@@ -271,12 +271,12 @@ def test_no_difference(run_file):
     assert hpcgen("explain", "-c", run_file, "--diff", run_file, "NCCL_DEBUGG").status == 2
 
 
-def test_no_colours_in_a_pipe(run_file):
+def test_no_colors_in_a_pipe(run_file):
     assert "\x1b" not in hpcgen("explain", "-c", run_file).stdout
 
 
 @pytest.mark.process
-def test_a_terminal_gets_colours_and_lines_of_its_width(run_file):
+def test_a_terminal_gets_colors_and_lines_of_its_width(run_file):
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     command = [sys.executable, "-m", "hpcgen", "explain", "-c", run_file, "NCCL_NET_PLUGIN"]

@@ -33,12 +33,12 @@ def test_the_time_limit_fits_the_partition(workplace):
     assert 'time: "4:00:00"' in (workplace / "run.yaml").read_text()
 
 
-def test_tiny_belongs_on_this_machine():
+def test_a_tiny_run_renders_for_the_local_cluster():
     assert hpcgen("init", "mini.yaml", "--preset", "tiny", "--cluster", "local", "--name", "t").status == 0
     assert hpcgen("render", "train", "-c", "mini.yaml").status == 0
 
 
-def test_a_file_that_is_there_stays(workplace):
+def test_an_existing_file_is_not_overwritten(workplace):
     (workplace / "run.yaml").write_text("mine")
     before = listing(workplace)
     found = hpcgen("init")

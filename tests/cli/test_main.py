@@ -150,7 +150,7 @@ def test_every_command_reads_run_yaml_by_default(command, workplace):
     assert found.stderr.startswith("run.yaml: no such file; write a run file with hpcgen init")
 
 
-def test_our_own_bug_keeps_its_traceback(run_file, monkeypatch):
+def test_a_bug_keeps_its_traceback(run_file, monkeypatch):
     def broken(*args, **kwargs):
         raise KeyError("ours")
 
@@ -180,7 +180,7 @@ def test_an_interrupt_is_status_130(run_file, monkeypatch):
 
 
 @pytest.mark.process
-def test_colours_are_for_terminals_only(run_file):
+def test_colors_are_for_terminals_only(run_file):
     command = [sys.executable, "-m", "hpcgen", "render", "train", "-c", run_file, "--set", "name=a b"]
     piped = subprocess.run(command, capture_output=True, check=False)
     assert piped.returncode == 2

@@ -56,7 +56,7 @@ def test_a_file_gets_the_same_script(workplace, run_file):
     assert sorted(listing(workplace)) == ["out", "out/job.sbatch", "run.yaml"]
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(workplace, run_file):
+def test_a_file_is_replaced_atomically(workplace, run_file):
     script = workplace / "job.sbatch"
     script.write_text("old")
     with script.open() as reader:
@@ -82,14 +82,14 @@ def test_a_dash_is_standard_output(workplace, run_file):
     assert sorted(listing(workplace)) == ["run.yaml"]
 
 
-def test_a_full_device_is_said_and_stays_a_device(run_file):
+def test_a_full_device_is_reported_and_kept(run_file):
     found = hpcgen("render", "train", "-c", run_file, "-o", "/dev/full")
     assert found.status == 2
     assert found.stderr.endswith("/dev/full: cannot be written (No space left on device)\n")
     assert Path("/dev/full").is_char_device()
 
 
-def test_a_stage_that_is_nearly_right(run_file):
+def test_a_misspelled_stage_gets_a_suggestion(run_file):
     found = hpcgen("render", "trian", "-c", run_file)
     assert (found.status, found.stdout) == (2, "")
     assert found.stderr.endswith("; did you mean train?\n")
@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_written(workplace, run_file):
     "mistake",
     ["name=a b", "model.num_layers=0", "nonsense=1", "slurm.train.nodes=3", "paths.run_dir=~/x", "nonsense"],
 )
-def test_a_mistake_ends_with_2_and_writes_nothing(workplace, run_file, mistake):
+def test_a_mistake_exits_with_2_and_writes_nothing(workplace, run_file, mistake):
     before = listing(workplace)
     found = hpcgen("render", "train", "-c", run_file, "-o", "job.sbatch", "--set", mistake)
     assert (found.status, found.stdout) == (2, "")
@@ -151,7 +151,7 @@ def test_a_template_that_bash_cannot_read_writes_nothing(workplace, run_file, co
 
 
 @pytest.mark.process
-def test_a_reader_that_goes_away_is_no_traceback(run_file):
+def test_a_closed_pipe_prints_no_traceback(run_file):
     """hpcgen render ... | head -1"""
     command = f"{sys.executable} -m hpcgen render train -c {run_file} | head -c 10"
     found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

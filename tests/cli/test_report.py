@@ -1,4 +1,4 @@
-"""What a reader of a report finds in it, be the run long, torn, young or odd."""
+"""The report's content for long, incomplete, new and unusual runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Page(HTMLParser):
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the script is given to show under the pointer."""
+        """The data that the script shows under the pointer."""
         [data] = re.findall(
             r'<script type="application/json" id="data">(.*?)</script>', self.source, re.DOTALL
         )
@@ -188,7 +188,7 @@ def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
     assert page.series("grad-norm")["low"][121] is None
 
 
-def test_a_report_asks_nobody_for_anything(eventful: Path) -> None:
+def test_a_report_makes_no_network_requests(eventful: Path) -> None:
     page = report(eventful)
     policy = [a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
     assert [str(each).partition(";")[0] for each in policy] == ["default-src 'none'"]
@@ -205,7 +205,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert [tag for tag, _ in page.tags if tag in ("script", "img")] == ["script", "script"]
 
 
-def test_what_a_run_says_does_not_steer_the_terminal(tmp_path: Path) -> None:
+def test_text_from_a_run_cannot_control_the_terminal(tmp_path: Path) -> None:
     hostile = "a\x1b]0;owned\x07\u202eb"
     evaluation = {"event": "evaluation", "iteration": 3, "time": 1.0, "split": hostile, "loss": 2.0}
     run = write_run(tmp_path / "run", [start(name=hostile), *steps(1, 3), evaluation], hostile)
@@ -246,11 +246,11 @@ def test_a_long_run(tmp_path: Path) -> None:
         (-1.5, 1.5, ["-1.5", "-1", "-0.5", "0", "0.5", "1", "1.5"]),
     ],
 )
-def test_ticks_are_round_and_told_apart(low: float, high: float, texts: list[str]) -> None:
+def test_ticks_are_round_and_distinct(low: float, high: float, texts: list[str]) -> None:
     assert tick_texts(Scale(low=low, high=high).ticks()) == texts
 
 
-def test_a_logarithmic_axis_is_for_what_spans_much() -> None:
+def test_a_logarithmic_axis_is_for_large_ranges() -> None:
     scale = scale_for(2.0, 11.0, log_from=2.5)
     assert scale.is_log
     assert tick_texts(scale.ticks()) == ["2", "3", "5", "10"]
@@ -267,7 +267,7 @@ def test_a_run_that_is_being_written(tmp_path: Path) -> None:
     assert "unreadable" not in page.text
 
 
-def test_what_is_no_number_is_a_gap(tmp_path: Path) -> None:
+def test_values_that_are_not_numbers_are_gaps(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run", [start(), *steps(1, 3), step(4, loss=math.nan), step(5, loss=None), *steps(6, 7)]
     )
@@ -278,7 +278,7 @@ def test_what_is_no_number_is_a_gap(tmp_path: Path) -> None:
     assert page.source.count("NaN") == 0
 
 
-def test_damaged_lines_are_said_and_unknown_events_are_not(tmp_path: Path) -> None:
+def test_damaged_lines_are_reported_and_unknown_events_are_not(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [start(), *steps(1, 3), {"event": "from-the-future", "iteration": 3}])
     metrics = run / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes() + b'\0\0\0\n[1, 2]\n{"event": "step"}\n\n')
@@ -287,7 +287,7 @@ def test_damaged_lines_are_said_and_unknown_events_are_not(tmp_path: Path) -> No
     assert page.series("loss")["x"] == [1, 2, 3]
 
 
-def test_steps_that_a_later_attempt_did_again_count_once(tmp_path: Path) -> None:
+def test_steps_repeated_by_a_later_attempt_count_once(tmp_path: Path) -> None:
     again = [step(iteration, loss=1.0) for iteration in (3, 4)]
     run = write_run(tmp_path / "run", [start(), *steps(1, 9), start(2, START + 100), *again])
     history = read_history(run / "metrics.jsonl")
@@ -299,7 +299,7 @@ def test_steps_that_a_later_attempt_did_again_count_once(tmp_path: Path) -> None
 def test_an_attempt_that_completed_its_plan_is_not_called_killed(tmp_path: Path) -> None:
     events = [start(train_iters=3), *steps(1, 3), start(3, START + 90, train_iters=6), *steps(4, 6)]
     text = report(write_run(tmp_path / "extended", events)).text
-    assert "completed the last iteration that was planned then" in text
+    assert "completed the last iteration planned at its start" in text
     assert "ended without a message" not in text
 
 
@@ -330,7 +330,7 @@ def test_nothing_to_show_ends_with_status_2(tmp_path: Path, events: list[dict[st
     assert not (run / "report.html").exists()
 
 
-def test_what_is_no_run_ends_with_status_2(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_run_exits_with_status_2(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, said in (
         (tmp_path, f"{tmp_path}/metrics.jsonl: no such file; the run has not started yet, or"),
@@ -372,7 +372,7 @@ def test_figures_as_json_and_in_the_terminal(eventful: Path) -> None:
     )
 
 
-def test_a_silent_run_says_what_its_heartbeat_said_last(tmp_path: Path) -> None:
+def test_a_silent_run_shows_its_last_heartbeat(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [start(), *steps(1, 3)])
     (run / "heartbeat").write_text(
         json.dumps({"time": START + 9, "iteration": 3, "phase": "save", "host": "ndv5-002"})
@@ -460,7 +460,7 @@ def test_a_run_whose_process_may_be_there_is_running(
 
 
 @pytest.mark.process
-def test_a_run_that_died_says_what_it_said_last(tmp_path: Path, ended_pid: int) -> None:
+def test_a_run_that_died_shows_its_last_message(tmp_path: Path, ended_pid: int) -> None:
     stop = {"event": "stop", "iteration": 3, "time": START + 7, "reason": "rank 1 on ndv5-002 is gone"}
     run = write_run(tmp_path / "run", [start(), *steps(1, 3), stop])
     write_heartbeat(run, ended_pid)
@@ -471,7 +471,7 @@ def test_a_run_that_died_says_what_it_said_last(tmp_path: Path, ended_pid: int) 
 
 
 def write_stacks(run: Path, ranks: Iterable[int], at: str = "step.py:140 _agree") -> Path:
-    """Those of ranks on two hosts, as trainer.faults.hang writes them."""
+    """Stacks of ranks on two hosts, as trainer.faults.hang writes them."""
     (run / "stacks").mkdir(exist_ok=True)
     for rank in ranks:
         seen = {
@@ -505,7 +505,7 @@ def test_a_run_that_hung_says_so_at_once_and_where(tmp_path: Path, eventful: Pat
     assert column(report(run, eventful), row="state", number=0) == f"hung: {said}"
 
 
-def test_stacks_of_before_the_last_step_are_no_hang_of_now(tmp_path: Path) -> None:
+def test_stacks_older_than_the_last_step_do_not_mean_a_hang(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [start(time=time.time()), step(1, time=time.time())])
     stacks = write_stacks(run, [0, 1])
     for path in stacks.iterdir():
@@ -519,7 +519,9 @@ def test_stacks_of_before_the_last_step_are_no_hang_of_now(tmp_path: Path) -> No
 
 
 @pytest.mark.process
-def test_a_failed_run_says_why_beside_others(tmp_path: Path, eventful: Path, ended_pid: int) -> None:
+def test_a_failed_run_shows_its_reason_in_a_comparison(
+    tmp_path: Path, eventful: Path, ended_pid: int
+) -> None:
     run = write_run(tmp_path / "run", [start(), *steps(1, 3)])
     write_heartbeat(run, ended_pid)
     write_stacks(run, [0])
@@ -531,7 +533,7 @@ def test_a_failed_run_says_why_beside_others(tmp_path: Path, eventful: Path, end
     )
 
 
-def test_rates_are_compared_as_they_were(tmp_path: Path) -> None:
+def test_rates_are_compared_as_recorded(tmp_path: Path) -> None:
     """Not as medians: a schedule has no noise."""
 
     def rates(count: int) -> list[dict[str, Any]]:
@@ -548,7 +550,7 @@ def test_rates_are_compared_as_they_were(tmp_path: Path) -> None:
         assert "middle_label" not in page.series("memory", 1)
 
 
-def test_runs_of_one_name_are_told_apart_by_their_directories(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished_by_their_directories(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"lr{n}" / "m", [start(name="m"), *steps(1, 3)], "m") for n in range(10)]
     page = report(*runs[:2])
     labels = ["lr0/m", "lr1/m"]
@@ -566,7 +568,7 @@ def test_runs_of_one_name_are_told_apart_by_their_directories(tmp_path: Path) ->
     assert len(set(legend)) == 10
 
 
-def test_a_label_is_no_other_run_s_name(tmp_path: Path) -> None:
+def test_a_label_never_equals_the_name_of_another_run(tmp_path: Path) -> None:
     named = {"one": "m", "two": "m", "three": "two"}
     runs = [write_run(tmp_path / where, [start(name=name), step(1)], name) for where, name in named.items()]
     labels = [f"{tmp_path.name}/one", f"{tmp_path.name}/two", "two"]
@@ -588,7 +590,7 @@ def test_a_label_is_no_other_run_s_name(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_of_something_else_is_told_as_such(tmp_path: Path, content: bytes, said: str) -> None:
+def test_an_unrelated_file_is_reported_as_such(tmp_path: Path, content: bytes, said: str) -> None:
     run = write_run(tmp_path / "run", [])
     (run / "metrics.jsonl").write_bytes(content)
     ended = hpcgen("report", run)

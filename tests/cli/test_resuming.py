@@ -1,4 +1,4 @@
-"""What a run goes on from, as the commands see it before anything waits in a queue."""
+"""The checks of a resumed run by the commands, before a job queues."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def test_an_archive_needs_no_tracker(workplace: Path, run_file: Path) -> None:
         ("nowhere", "does not exist; use the directory that contains the iter_... directories"),
     ],
 )
-def test_what_holds_no_checkpoints_is_refused(workplace: Path, run_file: Path, load: str, hint: str) -> None:
+def test_a_directory_without_checkpoints_is_refused(
+    workplace: Path, run_file: Path, load: str, hint: str
+) -> None:
     found = validated(run_file, f"checkpoint.load={load}", "paths.run_dir=new")
     assert (found.status, found.stdout) == (2, "")
     begin = f"--set checkpoint.load: checkpoint.load = {load} has no checkpoint for stage train: {workplace}/{load}"
@@ -70,7 +72,7 @@ def test_what_holds_no_checkpoints_is_refused(workplace: Path, run_file: Path, l
 
 
 @pytest.mark.parametrize("command", [("validate",), ("render", "train"), ("submit", "train", "--dry-run")])
-def test_every_command_names_what_differs_from_the_checkpoint(
+def test_every_command_names_differences_from_the_checkpoint(
     workplace: Path, run_file: Path, command: tuple[str, ...]
 ) -> None:
     found = hpcgen(*command, "-c", run_file, "--set", "optimizer.lr=2e-3")
@@ -86,7 +88,7 @@ def test_every_command_names_what_differs_from_the_checkpoint(
     ]
 
 
-def test_what_is_named_or_free_may_change(run_file: Path) -> None:
+def test_named_and_unrestricted_keys_may_change(run_file: Path) -> None:
     named = "checkpoint.changed=[optimizer.lr, optimizer.min_lr]"
     assert validated(run_file, "optimizer.lr=2e-3", named).status == 0
     assert validated(run_file, "training.eval_iters=3").status == 0
@@ -102,7 +104,7 @@ def test_a_longer_run_names_the_schedule_that_it_moves(run_file: Path) -> None:
     assert validated(run_file, "training.train_iters=40", *kept).status == 0
 
 
-def test_another_model_is_said_before_all_else(run_file: Path) -> None:
+def test_a_different_model_is_reported_first(run_file: Path) -> None:
     values = ("model.ffn_hidden_size=128", "optimizer.lr=2e-3")
     found = validated(run_file, *values)
     assert found.status == 2
@@ -114,7 +116,7 @@ def test_another_model_is_said_before_all_else(run_file: Path) -> None:
     assert "or use another checkpoint.save\n" in elsewhere.stderr
 
 
-def test_weights_alone_have_no_hyperparameters(workplace: Path, run_file: Path) -> None:
+def test_loading_only_weights_compares_no_hyperparameters(workplace: Path, run_file: Path) -> None:
     load = (archived(workplace), "paths.run_dir=new", "optimizer.lr=2e-3")
     assert f"in the checkpoint {workplace}/archive/iter_0000005;" in validated(run_file, *load).stderr
     assert validated(run_file, *load, "checkpoint.finetune=true").status == 0
@@ -122,12 +124,12 @@ def test_weights_alone_have_no_hyperparameters(workplace: Path, run_file: Path) 
     assert "or use another checkpoint.load\n" in shaped.stderr
 
 
-def test_the_newest_whole_one_counts(workplace: Path, run_file: Path) -> None:
+def test_the_newest_complete_checkpoint_counts(workplace: Path, run_file: Path) -> None:
     (workplace / "run/checkpoints/iter_0000010/__0_0.distcp").write_bytes(b"cut")
     assert "run/checkpoints/iter_0000005;" in validated(run_file, "optimizer.lr=2e-3").stderr
 
 
-def test_what_cannot_be_compared_is_left_to_the_trainer(workplace: Path, run_file: Path) -> None:
+def test_a_checkpoint_that_cannot_be_compared_is_left_to_the_trainer(workplace: Path, run_file: Path) -> None:
     checkpoints = workplace / "run/checkpoints"
     for path in checkpoint_files.list_paths(checkpoints):
         (path / COMPLETE).unlink()
@@ -141,20 +143,20 @@ def test_what_cannot_be_compared_is_left_to_the_trainer(workplace: Path, run_fil
 
 
 FINISHED = ("training.train_iters=10", "optimizer.lr_decay_iters=20", "optimizer.lr_warmup_iters=2")
-"""The configuration that the run has finished, where DONE says so: its checkpoints are of one with 20 steps."""
+"""The configuration that the run has finished, according to DONE. Its checkpoints are of one with 20 steps."""
 
 
 @pytest.mark.parametrize(
     "command", [("validate",), ("render", "train"), ("submit", "train", "--launcher", "local")]
 )
-def test_a_finished_run_does_not_answer_for_another_experiment(
+def test_a_finished_run_does_not_count_for_another_configuration(
     workplace: Path, run_file: Path, command: tuple[str, ...]
 ) -> None:
     (workplace / "run/DONE").write_text("10\n")
     options = [
         word for value in (*FINISHED, "optimizer.lr=5e-2", "training.seed=7") for word in ("--set", value)
     ]
-    # Naming them changes nothing: there is no step left to train with them.
+    # Naming them has no effect, because no step is left to train with them.
     named = "checkpoint.changed=[optimizer.lr, optimizer.min_lr]"
     found = hpcgen(*command, "-c", run_file, *options, "--set", named)
     assert (found.status, found.stdout) == (2, "")
@@ -225,7 +227,7 @@ def test_edited_code_is_refused_before_the_job_queues(workplace: Path, run_file:
     record = {**sections(trainer), "origins": provenance.examine(trainer).origins}
     write_checkpoint(workplace / "run/checkpoints", 15, **record)
     assert validated(run_file, schedule).status == 0
-    shutil.copy(mine, workplace / "moved.py")  # another file with the same content is no change
+    shutil.copy(mine, workplace / "moved.py")  # another file with the same content is not a change
     assert validated(run_file, "optimizer.lr_schedule=moved.py:rate").status == 0
     mine.write_text("def rate(iteration, optimizer):\n    return 5e-2\n")
     found = validated(run_file, schedule)
@@ -246,7 +248,7 @@ def test_differences_are_in_the_json_too(workplace: Path, run_file: Path) -> Non
     assert mistake["hint"].endswith("otherwise set it to 0.001")
 
 
-def test_training_that_would_be_given_up_is_named_before_the_job_queues(
+def test_training_that_would_be_discarded_is_named_before_the_job_queues(
     workplace: Path, run_file: Path
 ) -> None:
     (workplace / "run/checkpoints").rename(workplace / "away")
@@ -260,5 +262,5 @@ def test_training_that_would_be_given_up_is_named_before_the_job_queues(
     assert "set checkpoint.discard_up_to: 10, or use another paths.run_dir" in found.stderr
     assert validated(run_file, "checkpoint.discard_up_to=9").status == 2
     assert validated(run_file, "checkpoint.discard_up_to=10").status == 0
-    # What this machine does not see, the trainer will.
+    # The trainer checks what this machine does not see.
     assert validated(run_file, "checkpoint.save=/not/mounted/here").status == 0

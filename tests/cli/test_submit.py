@@ -63,7 +63,7 @@ def test_a_container_is_not_this_machine(workplace):
     )
 
 
-def test_without_slurm_it_says_so(workplace, run_file, monkeypatch):
+def test_without_slurm_the_command_fails_with_one_line(workplace, run_file, monkeypatch):
     monkeypatch.setenv("PATH", str(workplace))
     found = hpcgen("submit", "train", "-c", run_file)
     assert (found.status, found.stdout) == (2, "")

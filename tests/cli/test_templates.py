@@ -112,7 +112,7 @@ def test_what_a_template_includes_is_used(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["base", *STAGES])
-def test_a_started_template_is_right_and_changes_nothing(name: str, workplace: Path) -> None:
+def test_a_started_template_is_valid_and_changes_nothing(name: str, workplace: Path) -> None:
     site = workplace / "site"
     begun = hpcgen("templates", "override", name, "-o", site)
     target = site / f"slurm/{name}.sbatch.j2"
@@ -157,7 +157,7 @@ def test_the_users_directory_is_where_it_goes_unless_told(workplace: Path) -> No
     assert rows(hpcgen("templates", "list").stdout)["base"].endswith("settings + super")
 
 
-def test_others_cannot_write_what_was_started(workplace: Path) -> None:
+def test_others_cannot_write_a_started_template(workplace: Path) -> None:
     before = os.umask(0)
     try:
         assert hpcgen("templates", "override", "train", "-o", workplace / "a/site").status == 0
@@ -167,7 +167,7 @@ def test_others_cannot_write_what_was_started(workplace: Path) -> None:
         assert not stat.S_IMODE(path.stat().st_mode) & (stat.S_IWGRP | stat.S_IWOTH), path
 
 
-def test_a_file_that_is_there_is_left_as_it_is(workplace: Path) -> None:
+def test_an_existing_template_is_not_overwritten(workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/train.sbatch.j2": TRAIN})
     refused = hpcgen("templates", "override", "train", "-o", site)
     assert (refused.status, refused.stdout) == (2, "")
@@ -249,7 +249,7 @@ def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
     assert checked.stderr.startswith(f"no findings: {len(STAGES) + 1} scripts for here, with {site}\n")
 
 
-def test_check_says_what_why_and_what_to_do(cluster: str, workplace: Path) -> None:
+def test_check_reports_the_problem_its_reason_and_a_remedy(cluster: str, workplace: Path) -> None:
     text = BASE.replace("{% block site %}\nsite_epilogue() { true; }", "{% block settings %}\nstage=none")
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})
     checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)

@@ -13,7 +13,7 @@ def run_file(workplace):
     return write_yaml(workplace / "run.yaml", big_run())
 
 
-def test_it_tells_what_the_run_would_do(workplace, run_file):
+def test_it_prints_a_summary_of_the_run(workplace, run_file):
     before = listing(workplace)
     found = hpcgen("validate", "-c", run_file)
     assert found.status == 0
@@ -75,7 +75,7 @@ def test_json_of_a_file_that_cannot_be_read(workplace):
     assert (mistake["file"], mistake["reason"]) == (None, "none.yaml: no such file")
 
 
-def test_made_up_samples_need_no_tokenizer(workplace):
+def test_mock_samples_need_no_tokenizer(workplace):
     run_file = write_yaml(workplace / "run.yaml", minimal_run())
     small = ("--set", "model.vocab_size=1000")
     assert hpcgen("validate", "-c", run_file, *small).status == 0

@@ -45,11 +45,11 @@ def test_one_source_of_any_kind_is_right(source: dict[str, Any]) -> None:
     assert found(source=source) == []
 
 
-def test_a_corpus_comes_from_somewhere() -> None:
+def test_a_corpus_needs_a_source() -> None:
     assert found(source={}) == [("source", "has no source")]
 
 
-def test_a_corpus_comes_from_one_place() -> None:
+def test_a_corpus_has_only_one_source() -> None:
     assert found(source={**URL, **DIRECTORY, **MANIFEST}) == [
         ("source.directory", "is a second source in addition to url"),
         ("source.manifest", "is a second source in addition to url"),
@@ -64,7 +64,7 @@ def test_numbered_files_have_their_number_in_the_address() -> None:
     ]
 
 
-def test_an_address_holds_no_password() -> None:
+def test_a_password_in_an_address_is_refused() -> None:
     for address in ("https://me:hf_x@example.org/{index}", "https://me@example.org/a"):
         assert found(source={"url": {"template": address}}) == [
             ("source.url", "contains a user name or password in its template")
@@ -116,7 +116,7 @@ def test_a_corpus_with_splits_of_its_own_says_what_to_train_on() -> None:
     ]
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     assert len(found(source={}, sample_files=1, sample_fraction=0.5, splits={"valid": ["*"]})) == 3
 
 
@@ -192,7 +192,7 @@ def test_the_trainer_takes_the_blend(splits: dict[str, Any]) -> None:
     assert all(dataset.weight is None for dataset in (*made.datasets, *made.train))
 
 
-def test_a_task_reads_back_what_a_job_was_given() -> None:
+def test_a_task_reads_the_job_back_unchanged() -> None:
     job = CorpusJob(
         corpus=corpus(source={**HUB, "token_variable": "HF_TOKEN"}, splits=OWN_SPLITS, sample_fraction=0.5),
         tokenizer=TokenizerConfig(kind="bytes"),

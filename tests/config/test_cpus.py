@@ -29,6 +29,6 @@ def test_a_mask_comes_back_from_its_list_and_its_words(numbers):
 
 
 @pytest.mark.parametrize("text", ["", "xyz", "1_0", "0x1", "123456789", "1,,2", "ffffffff," * 1000 + "1"])
-def test_what_is_no_mask_in_words(text):
+def test_text_that_is_not_a_mask_is_refused(text):
     with pytest.raises(ValueError, match="not a mask"):
         cpus.from_words(text)

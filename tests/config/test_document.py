@@ -37,7 +37,7 @@ from hpcgen.errors import HpcgenError
         ("|\n  two\n  lines", "two\nlines\n"),
     ],
 )
-def test_values_mean_what_people_expect(text, value):
+def test_values_have_the_expected_types(text, value):
     found = parse(f"key: {text}\n", "f").values["key"]
     assert found == value
     assert type(found) is type(value)
@@ -86,13 +86,13 @@ def test_an_anchor_may_be_used_again():
     assert parse("a: &x 1\nb: &x 2\nc: *x\n", "run.yaml").values["c"] == 2
 
 
-def test_a_bomb_of_aliases_is_refused_before_it_goes_off():
+def test_nested_aliases_are_refused_before_they_are_expanded():
     levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 12)]
     with pytest.raises(HpcgenError, match="more than 20000 values after expanding aliases"):
         parse("\n".join(["l0: &l0 [x, x, x, x, x, x, x, x, x, x]", *levels]), "bomb.yaml")
 
 
-def test_a_bomb_of_merges_is_refused_before_it_goes_off():
+def test_nested_merges_are_refused_before_they_are_expanded():
     text = "{k: 1}"
     for level in range(8):  # 10 ** 8 keys
         text = f"{{<<: [&n{level} {text}{f', *n{level}' * 9}]}}"
@@ -101,7 +101,7 @@ def test_a_bomb_of_merges_is_refused_before_it_goes_off():
     assert parse("a: &a {b: 1, <<: *a}\n", "f").values == {"a": {"b": 1}}
 
 
-def test_the_version_of_yaml_may_be_named():
+def test_a_yaml_version_may_be_given():
     assert parse("%YAML 1.2\n---\na: yes\n", "f").values == {"a": "yes"}
     assert parse("%TAG !e! tag:yaml.org,2002:\n---\na: !e!int 5\n", "f").values == {"a": 5}
     for version in ("1.1", "1.3", "2.0"):
@@ -114,13 +114,13 @@ def test_the_version_of_yaml_may_be_named():
 
 
 @pytest.mark.parametrize("number", ["9" * 60_000, "0x" + "f" * 60_000, "0o" + "7" * 60_000, "1" + "0" * 400])
-def test_an_integer_that_nothing_can_hold_is_refused(number):
+def test_a_huge_integer_is_refused(number):
     with pytest.raises(HpcgenError, match=r"f:2: '.{,60}\.\.\. is not a value of type int"):
         parse(f"name: x\na: {number}\n", "f")
     assert parse(f"a: {2**1000}\n", "f").values == {"a": 2**1000}
 
 
-def test_an_alias_within_its_own_value_does_not_go_on_for_ever():
+def test_a_recursive_alias_is_refused():
     with pytest.raises(HpcgenError, match=r"run\.yaml:1: nested too deeply"):
         parse("a: &a [*a]\n", "run.yaml")
 
@@ -201,24 +201,24 @@ def test_a_file_without_permission(tmp_path: Path):
         ("a.time=12:00:00", "a.time", "12:00:00"),
     ],
 )
-def test_an_override_is_a_document_of_one_value(assignment, path, value):
+def test_an_override_is_a_document_with_one_value(assignment, path, value):
     found = override(assignment)
     assert found.get(path) == value
     assert found.origin(path) == f"--set {path}"
 
 
 @pytest.mark.parametrize("assignment", ["a", "=1", "a..b=1", "a.=1", "a b=1", "$(x)=1", "a\n=1"])
-def test_an_override_of_another_form_is_refused(assignment):
+def test_a_malformed_override_is_refused(assignment):
     with pytest.raises(HpcgenError, match=r"--set .*: expected KEY\.KEY=VALUE; for example"):
         override(assignment)
 
 
-def test_an_override_that_is_no_yaml_says_so():
+def test_an_override_that_is_not_yaml_is_reported():
     with pytest.raises(HpcgenError, match=r"--set a=\[1.*not valid YAML"):
         override("a=[1")
 
 
-def test_the_upper_document_wins_key_by_key_and_lists_whole():
+def test_merging_overrides_single_keys_and_complete_lists():
     lower = parse("a: {x: 1, y: 2}\nb: [1, 2, 3]\nc: 1\n", "low")
     upper = parse("a: {y: 3, z: 4}\nb: [9]\n", "up")
     merged = merge(lower, upper)
@@ -244,7 +244,7 @@ def test_a_value_over_a_section_and_a_section_over_a_value():
     assert merged.origin("a.b") is None
 
 
-def test_an_override_leaves_the_origins_beside_it():
+def test_an_override_keeps_the_origins_of_other_values():
     merged = merge(parse("a:\n  b: 1\n  c: 2\n", "f"), override("a.b=3"))
     assert (merged.origin("a.b"), merged.origin("a.c"), merged.origin("a")) == ("--set a.b", "f:3", "f:1")
 

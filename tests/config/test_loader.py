@@ -1,4 +1,4 @@
-"""Loading a run with all it refers to: what wins, where a mistake is said to be, which file is meant."""
+"""Loading a run with its files: precedence, the places of mistakes, and which file is found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def no_configuration_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def mistakes(directory: Path, text: str, overrides: tuple[str, ...] = ()) -> list[str]:
-    """What is wrong with a run file, the file's own path shortened to run.yaml."""
+    """The mistakes of a run file, with its path shortened to run.yaml."""
     path = directory / "run.yaml"
     path.write_text(text)
     try:
@@ -90,7 +90,7 @@ def test_a_text_in_place_of_a_section_is_shown_as_one(tmp_path):
     ]
 
 
-def test_what_is_missing_is_said_where_it_would_stand(tmp_path):
+def test_a_missing_key_is_reported_at_its_section(tmp_path):
     text = "name: a\ncluster: local\npaths:\n  run_dir: /r\nmodel:\n  num_layers: 2\n"
     assert mistakes(tmp_path, text) == [
         "run.yaml:5: model.hidden_size is missing",
@@ -108,7 +108,7 @@ def test_a_value_of_the_preset_that_an_override_breaks(tmp_path):
     assert run.config.model.num_layers == 2  # the file's, over the preset's
 
 
-def test_what_wins(tmp_path):
+def test_the_order_of_precedence(tmp_path):
     values = {**minimal_run(), "preset": "125m", "training": {"global_batch_size": 8}}
     run = loaded(
         tmp_path, values, ["training.train_iters=7", "training.train_iters=8", "logging.tensorboard=false"]
@@ -126,14 +126,14 @@ def test_an_unknown_preset_is_the_only_mistake(tmp_path):
     assert mistakes(tmp_path, text) == ["run.yaml:3: preset = 175B is not a known preset; did you mean 175b?"]
 
 
-def test_an_unknown_preset_beside_a_whole_shape(tmp_path):
+def test_an_unknown_preset_with_a_complete_shape(tmp_path):
     with pytest.raises(ConfigErrors) as error:
         loaded(tmp_path, minimal_run(preset="a b"))
     [message] = error.value.messages
     assert 'preset = "a b" is not a known preset; use one of tiny, ' in message
 
 
-def test_an_unknown_cluster_names_those_that_there_are(tmp_path):
+def test_an_unknown_cluster_lists_the_known_ones(tmp_path):
     text = "name: a\ncluster: orion\npreset: tiny\npaths: {run_dir: /r}\n"
     assert mistakes(tmp_path, text) == [
         "run.yaml:2: cluster = orion is not a known cluster profile; use the path of a .yaml file, "
@@ -191,7 +191,7 @@ def test_profiles_of_the_users_configuration(tmp_path):
     assert load_cluster("mine")[0] == load_cluster("./clusters/mine.yaml", tmp_path)[0]
 
 
-def test_profiles_that_extend_one_another_in_a_ring(tmp_path):
+def test_profiles_that_extend_each_other_in_a_cycle(tmp_path):
     write_yaml(tmp_path / "a.yaml", {"extends": "./b.yaml"})
     write_yaml(tmp_path / "b.yaml", {"extends": "./a.yaml"})
     ring = (
@@ -201,14 +201,14 @@ def test_profiles_that_extend_one_another_in_a_ring(tmp_path):
         load_cluster("./a.yaml", tmp_path)
 
 
-def test_a_ring_that_the_asked_profile_is_no_part_of(tmp_path):
+def test_a_cycle_without_the_requested_profile(tmp_path):
     for name, parent in (("site", "la"), ("la", "lb"), ("lb", "la")):
         write_yaml(tmp_path / f"clusters/{name}.yaml", {"extends": parent})
     with pytest.raises(ConfigErrors, match="extends = la forms a cycle: la extends lb extends la; remove"):
         load_cluster("site")
 
 
-def test_a_name_that_is_nearly_right(tmp_path):
+def test_a_misspelled_name_gets_a_suggestion(tmp_path):
     with pytest.raises(ConfigErrors) as error:
         load_cluster("azure-ndv55")
     assert error.value.messages == (
@@ -216,7 +216,7 @@ def test_a_name_that_is_nearly_right(tmp_path):
     )
 
 
-def test_options_are_named_as_they_were_typed(tmp_path):
+def test_options_are_reported_as_typed(tmp_path):
     with pytest.raises(ConfigErrors) as error:
         load_cluster_run("local", "a b")
     [message] = error.value.messages
@@ -248,7 +248,7 @@ def test_a_text_on_the_command_line_needs_no_quotes(tmp_path, assignment, value)
     assert (run.mistakes, run.config.environment) == ((), {"X": value})
 
 
-def test_what_the_command_line_says_of_other_types(tmp_path):
+def test_override_values_of_other_types(tmp_path):
     overrides = ("name=2024", "data.mock=true", "container.torch_version=2.10", "checkpoint.load=null")
     run = loaded(tmp_path, minimal_run(), overrides)
     assert run.mistakes == ()
@@ -258,13 +258,13 @@ def test_what_the_command_line_says_of_other_types(tmp_path):
         assert loaded(tmp_path, minimal_run(), [wrong]).mistakes, wrong
 
 
-def test_a_parent_that_is_missing_is_said_in_the_child(tmp_path):
+def test_a_missing_parent_is_reported_in_the_child(tmp_path):
     write_yaml(tmp_path / "a.yaml", {"description": "x", "extends": "nothing"})
     with pytest.raises(ConfigErrors, match=r"a\.yaml:3: extends = nothing is not a known cluster profile"):
         load_cluster("./a.yaml", tmp_path)
 
 
-def test_a_profile_that_is_no_yaml(tmp_path):
+def test_a_profile_that_is_not_yaml(tmp_path):
     (tmp_path / "bad.yaml").write_text("a: [\n")
     with pytest.raises(ConfigErrors, match=r"bad\.yaml:2: not valid YAML"):
         loaded(tmp_path, minimal_run(cluster="./bad.yaml"))

@@ -29,7 +29,7 @@ def write(path: Path | str, text: str) -> None:
 
 
 def mistakes(text: str) -> list[str]:
-    """What is said of a node type with that text."""
+    """The mistakes of a node type with this text."""
     write("topologies/mine.yaml", text)
     with pytest.raises(ConfigErrors) as raised:
         load_node_type("mine")
@@ -159,7 +159,7 @@ def test_types_of_the_users_configuration():
 
 
 @pytest.mark.parametrize("name", ["nope", "../topologies/cpu", "", "cpu.yaml", "x" * 300, "$(id)", "a\nb"])
-def test_a_name_that_means_nothing(name):
+def test_an_unknown_name(name):
     with pytest.raises(
         HpcgenError,
         match=r"is not a known node type; (use one of cpu, ndv4, ndv5, ndv5-h200|did you mean cpu\?)$",
@@ -168,13 +168,13 @@ def test_a_name_that_means_nothing(name):
     assert str(raised.value).isprintable()
 
 
-def test_a_parent_that_means_nothing_is_said_at_its_line():
+def test_an_unknown_parent_is_reported_at_its_line():
     assert mistakes("description: x\nextends: ndv9\n") == [
         "mine.yaml:2: extends = ndv9 is not a known node type; did you mean ndv5 or ndv4?"
     ]
 
 
-def test_types_that_extend_one_another_in_a_ring():
+def test_node_types_that_extend_each_other_in_a_cycle():
     write("topologies/a.yaml", "extends: b\n")
     write("topologies/b.yaml", "extends: a\n")
     write("topologies/c.yaml", "extends: a\n")
@@ -196,12 +196,12 @@ def test_a_contradiction_names_the_line_of_the_sites_file_too():
         assert "has 8 entries, but gpus_per_node (topologies/mine.yaml:3) is 4" in message
 
 
-def test_gpu_is_not_taken_for_cpu():
+def test_gpu_does_not_suggest_cpu():
     [message] = mistakes("description: x\ndevice: gpu\ngpus_per_node: 4\n")
     assert message == "mine.yaml:2: device = gpu must be cuda or cpu; did you mean cuda?"
 
 
-def test_every_mistake_is_said_at_once():
+def test_every_mistake_is_reported_at_once():
     text = "extends: cpu\ngpus_per_nod: 8\nprocessor: {arch: x86}\nnics: [{bus_id: 1}]\n"
     found = mistakes(text)
     assert any(message.startswith("mine.yaml:2: gpus_per_nod = 8 is not a known key") for message in found)
@@ -223,7 +223,7 @@ cpu_masks: ["0xf", "0xf0"]
 """
 
 
-def test_a_small_node_is_right():
+def test_a_small_node_is_valid():
     write("topologies/mine.yaml", NODE)
     assert dataclasses.is_dataclass(load_node_type("mine"))
 
@@ -267,7 +267,7 @@ def test_a_small_node_is_right():
         ('"0xf0"', '"0x0"', r"cpu_masks\[1\] = 0x0 contains no CPU"),
     ],
 )
-def test_facts_that_contradict_one_another(right, wrong, said):
+def test_contradictory_facts_are_reported(right, wrong, said):
     assert right in NODE
     assert re.search(said, "\n".join(mistakes(NODE.replace(right, wrong))))
 

@@ -72,7 +72,7 @@ def accepted(cls: type, values: Any) -> Any:
 
 
 @pytest.mark.parametrize("cls", RIGHT)
-def test_a_right_document_gives_the_same_both_ways(cls: type) -> None:
+def test_both_readers_agree_on_a_valid_document(cls: type) -> None:
     assert accepted(cls, RIGHT[cls]) == _validate(cls, RIGHT[cls])
     assert build(cls, constant(RIGHT[cls], "x")).config == _validate(cls, RIGHT[cls])
 
@@ -80,7 +80,7 @@ def test_a_right_document_gives_the_same_both_ways(cls: type) -> None:
 @pytest.mark.parametrize("cls", RIGHT)
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_both_take_and_refuse_the_same(cls: type, data: st.DataObject) -> None:
+def test_both_readers_accept_and_refuse_the_same_documents(cls: type, data: st.DataObject) -> None:
     values = copy.deepcopy(RIGHT[cls])
     *way, key = data.draw(st.sampled_from([place for place in places(values) if place]))
     section: Any = values

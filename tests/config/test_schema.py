@@ -66,7 +66,7 @@ def test_shipped_profiles_are_valid(cluster_schema, path):
     assert list(cluster_schema.iter_errors(document.read(path).values)) == []
 
 
-def test_a_profile_that_extends_another_says_only_what_differs(cluster_schema):
+def test_an_extending_profile_needs_no_required_keys(cluster_schema):
     assert list(cluster_schema.iter_errors({"extends": "azure-ndv5", "scratch": "/mnt"})) == []
 
 
@@ -104,7 +104,7 @@ def test_a_profile_that_extends_another_says_only_what_differs(cluster_schema):
         ("slurm.train.num_tasks", 2),
     ],
 )
-def test_what_the_loader_refuses_is_marked(run_schema, path, value):
+def test_values_that_the_loader_refuses_are_marked(run_schema, path, value):
     values = minimal_run(data={"mock": True, "corpus": CORPUS})
     *sections, key = path.split(".")
     section = values
@@ -116,7 +116,7 @@ def test_what_the_loader_refuses_is_marked(run_schema, path, value):
 
 
 @pytest.mark.parametrize("key", ["name", "cluster", "paths"])
-def test_what_nothing_else_can_give_is_missed(run_schema, key):
+def test_required_keys_are_reported_as_missing(run_schema, key):
     values = minimal_run()
     del values[key]
     assert list(run_schema.iter_errors(values))

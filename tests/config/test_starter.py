@@ -1,4 +1,4 @@
-"""What `hpcgen init` writes: it loads, it plans, and each key in comments can be used as it stands."""
+"""The run file of `hpcgen init`: it loads, it can be planned, and each commented-out key can be used as written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def starter_text(preset: str | None, cluster: str = "azure-ndv5", gpus_per_node:
 
 
 def uncommented(text: str, chosen: int) -> str:
-    """The text with the comment mark of one key taken away, and of the section that the key stands in."""
+    """The text with one key and its section uncommented."""
     lines = text.splitlines()
     key = COMMENTED_KEY.fullmatch(lines[chosen])
     assert key
@@ -96,7 +96,7 @@ def _with_preset(text: str, sections: dict):
     return merge(constant(sections, "preset"), parse(text, "mini.yaml"))
 
 
-def test_it_is_for_people():
+def test_it_is_readable():
     text = starter_text("175b")
     assert text.startswith("# yaml-language-server: $schema=./mini.schema.json\n")
     assert max(len(line) for line in text.splitlines()) <= 130
@@ -105,7 +105,7 @@ def test_it_is_for_people():
     assert "Megatron-LM" in text
 
 
-def test_it_says_what_to_type_next():
+def test_it_lists_the_next_commands():
     text = starter_text(None)
     assert (
         "#   hpcgen data plan -c run.yaml\n#   hpcgen submit prepare index-cache train -c run.yaml\n" in text
@@ -113,7 +113,7 @@ def test_it_says_what_to_type_next():
     assert "#   hpcgen validate -c run.yaml\n#   hpcgen render train -c run.yaml -o train.sh\n" in text
 
 
-def test_a_run_file_without_a_corpus_does_not_speak_of_planning_one():
+def test_a_run_file_without_a_corpus_does_not_mention_planning():
     text = run_file({"name": "a", "data": {"mock": True}}, "s.json")
     assert "hpcgen data plan" not in text
 
@@ -125,7 +125,7 @@ def test_every_field_is_explained():
             assert re.match(r" *# .*[.;:)\w]$", lines[index - 1]), line
 
 
-def test_awkward_names_come_back_as_they_were():
+def test_awkward_names_survive_the_round_trip():
     for name in ("no", "true", "1e5", "007", "1-2", "null"):
         text = starter(name, "local", "runs/x y", None, "s.json")
         values = parse(text, "f").values

@@ -94,7 +94,7 @@ def trained(library_texts: list[str]) -> dict[str, tokenizers.Tokenizer]:
     alone = tokenizers.Tokenizer.from_str(byte_level.to_str())
     alone.add_tokens([AddedToken("TOKEN", single_word=True)])
 
-    # What a model's own tokenizer.json often carries, none of which belongs in a corpus.
+    # Parts that a model's own tokenizer.json often has, none of which belongs in a corpus.
     dressed = tokenizers.Tokenizer.from_str(byte_level.to_str())
     dressed.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
@@ -149,7 +149,7 @@ def trained_config(
 
 @pytest.fixture(scope="session")
 def megatron() -> ModuleType:
-    """megatron.core.datasets.indexed_dataset, whose files ours must equal."""
+    """megatron.core.datasets.indexed_dataset, whose files hpcgen's must equal."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own and torch's imports
         return pytest.importorskip("megatron.core.datasets.indexed_dataset", exc_type=ImportError)

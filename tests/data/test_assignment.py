@@ -25,7 +25,7 @@ def test_every_input_and_every_output_once_in_order(sizes, num_outputs):
 
 
 @given(SIZES, COUNTS)
-def test_cuts_lie_as_near_to_equal_bytes_as_files_allow(sizes, num_outputs):
+def test_groups_are_as_equal_in_bytes_as_files_allow(sizes, num_outputs):
     shares = assign(sizes, num_outputs)
     if len(sizes) < num_outputs:
         return

@@ -29,7 +29,7 @@ from .data_runs import (
 
 
 def make_corpus(folder, texts: Sequence[Sequence[str]], suffixes="zst gz jsonl", junk=b"", **options):
-    """A corpus of one file for each list of texts; `junk` lines stand in every file after its first text."""
+    """A corpus of one file for each list of texts. `junk` lines follow the first text of every file."""
     kinds = suffixes.split()
     names = []
     for index, of_file in enumerate(texts):
@@ -111,7 +111,7 @@ def test_own_splits(tmp_path):
 
 
 @pytest.mark.parametrize(("sizes", "count"), [([20] * 4, 2), ([50], 4)], ids=["many-to-few", "one-to-many"])
-def test_bad_documents_are_left_out_alike(tmp_path, sizes, count):
+def test_bad_documents_are_left_out_in_both_ways(tmp_path, sizes, count):
     junk = b'{"text": 5}\n\n\xff\xfe\n{"text": "\\ud800"}\n[1]\n'
     texts = [documents(size, seed) for seed, size in enumerate(sizes)]
     job = make_corpus(

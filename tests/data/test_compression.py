@@ -57,7 +57,7 @@ def test_large_frames(name, compress):
 
 
 @BOTH
-def test_memory_does_not_follow_how_well_a_file_is_compressed(name, compress):
+def test_memory_does_not_depend_on_the_compression_ratio(name, compress):
     data = compress(b"x" * 200_000_000)
     tracemalloc.start()
     try:
@@ -83,7 +83,7 @@ def test_a_file_cut_at_a_thousand_offsets_is_refused_at_each(name, compress, lin
 
 
 @BOTH
-def test_a_thousand_flipped_bits_change_nothing_unnoticed(name, compress, lines):
+def test_a_thousand_flipped_bits_are_all_noticed(name, compress, lines):
     """All are noticed but those that change no byte of the content: in a file name or a time in gzip's header, say.
 
     Those are for the hash in the manifest (test_tokenize).
@@ -103,7 +103,7 @@ def test_a_thousand_flipped_bits_change_nothing_unnoticed(name, compress, lines)
 
 
 @pytest.mark.parametrize("before", [b"", zstd(b"{}\n")])
-def test_a_window_that_takes_too_much_memory_is_no_damage(before):
+def test_a_window_that_needs_too_much_memory_is_not_reported_as_damage(before):
     def long_frame(log: int) -> bytes:
         settings = zstandard.ZstdCompressionParameters(window_log=log, chain_log=6, hash_log=6)
         frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()
@@ -135,10 +135,10 @@ def test_a_window_that_takes_too_much_memory_is_no_damage(before):
         ("a.jsonl.gz", gz(b"{}") + b"\n", r"the \.gz data is truncated"),
     ],
 )
-def test_what_is_something_else_is_named(name, data, reason):
+def test_content_of_another_type_is_named(name, data, reason):
     with pytest.raises(HpcgenError, match=rf"{name}: {reason}"):
         read(name, data)
 
 
-def test_plain_content_is_as_it_is(lines):
+def test_plain_content_is_unchanged(lines):
     assert read("a.jsonl", lines) == lines

@@ -84,7 +84,7 @@ def test_record_of_one_to_many(tmp_path):
     ],
     ids=["empty-input", "empty-output"],
 )
-def test_nothing_is_published_of_what_cannot_be(tmp_path, contents, num_outputs, message):
+def test_nothing_is_published_after_an_error(tmp_path, contents, num_outputs, message):
     with pytest.raises(HpcgenError, match=message):
         joined(tmp_path, contents, num_outputs)
     assert published(tmp_path / "corpus") == []

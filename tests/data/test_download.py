@@ -1,4 +1,4 @@
-"""The stage download against a web server that misbehaves: whole and right, or one clear error and nothing."""
+"""The stage download against a web server that misbehaves: the complete file, or one clear error and no file."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def names(directory: Path) -> list[str]:
     ],
 )
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
-def test_the_file_arrives_whole(
+def test_the_complete_file_arrives(
     tmp_path: Path, server: Server, web: Web, behaviours: list[Behaviour], is_known: bool
 ) -> None:
     server.behaviours[PATH] = list(behaviours)
@@ -138,9 +138,7 @@ def test_the_file_arrives_whole(
 @pytest.mark.parametrize(
     "behaviour", [stall(70_000, 60), trickle(0.01)], ids=["stalled", "a byte now and then"]
 )
-def test_a_connection_that_is_as_good_as_dead_is_given_up(
-    tmp_path: Path, server: Server, behaviour: Behaviour
-) -> None:
+def test_a_stalled_connection_is_closed(tmp_path: Path, server: Server, behaviour: Behaviour) -> None:
     server.behaviours[PATH] = [behaviour]
     with Web(IMPATIENT) as web:
         fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
@@ -148,7 +146,7 @@ def test_a_connection_that_is_as_good_as_dead_is_given_up(
     assert len(server.asked(PATH)) >= 2
 
 
-def test_what_is_there_is_not_fetched_again(tmp_path: Path, server: Server, web: Web) -> None:
+def test_existing_files_are_not_fetched_again(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [cut(100_000), cut(100_000)]
     fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
     ranges = [request.headers.get("range") for request in server.asked(PATH)]
@@ -210,7 +208,7 @@ def test_a_weak_etag_does_not_resume(tmp_path: Path, server: Server, web: Web) -
         ([redirect(PATH)] * 12, r"[Rr]edirect"),
     ],
 )
-def test_what_cannot_be_had_is_one_error(
+def test_an_unavailable_file_is_one_error(
     tmp_path: Path, server: Server, web: Web, behaviours: list[Behaviour], message: str
 ) -> None:
     server.behaviours[PATH] = list(behaviours)
@@ -219,7 +217,7 @@ def test_what_cannot_be_had_is_one_error(
     assert names(tmp_path) == []
 
 
-def test_a_refusal_is_not_asked_twice(tmp_path: Path, server: Server, web: Web) -> None:
+def test_a_refused_request_is_not_repeated(tmp_path: Path, server: Server, web: Web) -> None:
     server.files.clear()
     with pytest.raises(HpcgenError, match="does not have this file"):
         fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
@@ -295,14 +293,14 @@ SHORTER = {
     "chunks that end": short_chunks(at_line(3000), ends=True),
 }
 UNDETECTABLE = {("in chunks", "another length"), ("in chunks", "chunks that end")}
-"""One whole answer is shorter than the file, and no other says how long that is."""
+"""One complete response is shorter than the file, and no other states its length."""
 
 
 @pytest.mark.parametrize("etag", ['"one"', None], ids=["etag", "no etag"])
 @pytest.mark.parametrize("shorter", SHORTER)
 @pytest.mark.parametrize("broken_off", BROKEN_OFF)
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["one task", "two tasks"])
-def test_a_shorter_answer_is_not_taken_for_the_whole_file(
+def test_a_shorter_response_is_not_mistaken_for_the_complete_file(
     tmp_path: Path,
     server: Server,
     web: Web,
@@ -311,7 +309,7 @@ def test_a_shorter_answer_is_not_taken_for_the_whole_file(
     etag: str | None,
     is_resumed: bool,
 ) -> None:
-    """With neither size nor hash in the manifest, what the server said of the length before counts."""
+    """With neither size nor hash in the manifest, the length that the server stated before counts."""
     server.files["/a.jsonl"] = LINES
     server.etags["/a.jsonl"] = etag
     what = Wanted(name="a.jsonl", url=f"{server.url}/a.jsonl", size=None, sha256=None)
@@ -334,7 +332,7 @@ def test_a_shorter_answer_is_not_taken_for_the_whole_file(
 @pytest.mark.parametrize(
     "shorter", [name for name in SHORTER if "range" in name and "empty" not in name] + ["another length"]
 )
-def test_a_server_that_always_sends_less_ends_in_the_whole_file_or_in_none(
+def test_a_server_that_sends_partial_responses_yields_the_complete_file_or_none(
     tmp_path: Path, server: Server, web: Web, shorter: str
 ) -> None:
     server.files["/a.jsonl"] = LINES
@@ -359,7 +357,7 @@ def test_content_that_became_shorter_is_taken_when_two_answers_agree(
 def test_a_body_without_an_end_leaves_room_on_the_disk(
     tmp_path: Path, server: Server, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk stands in as one of 4 MB, of which the body may take half."""
+    """Simulates a disk of 4 MB, of which the body may take half."""
     monkeypatch.setattr("hpcgen.data.download._SPACE_CHECK_BYTES", 1 << 16)
     most = 0
 
@@ -388,13 +386,13 @@ def test_a_body_without_an_end_leaves_room_on_the_disk(
     assert names(tmp_path) == []
 
 
-def test_a_byte_at_a_time_is_no_progress(tmp_path: Path, server: Server, web: Web) -> None:
+def test_one_byte_at_a_time_is_not_progress(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [cut(1)] * 20
     with pytest.raises(HpcgenError, match=r"the connection broke .*after 4 attempts"):
         fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
 
 
-def test_a_body_that_nobody_could_measure_is_refused(tmp_path: Path, server: Server, web: Web) -> None:
+def test_a_body_of_unknown_length_is_refused(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [without_length, without_length]
     fetch(wanted(server, size=None), tmp_path / "x.jsonl.zst", web, {})  # the hash tells
     with pytest.raises(HpcgenError, match="neither the server nor the manifest states its size"):
@@ -426,7 +424,7 @@ def test_a_time_of_change_resumes_when_it_is_old_enough(
     assert (tmp_path / "x.jsonl.zst").read_bytes() == CONTENT
 
 
-def test_progress_starts_the_count_of_attempts_anew(tmp_path: Path, server: Server, web: Web) -> None:
+def test_progress_resets_the_count_of_tries(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [cut(20_000)] * 12  # three times as many as the attempts in a row
     fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
     assert len(server.asked(PATH)) == 13
@@ -458,7 +456,7 @@ FIRST_BYTES: dict[str, tuple[str, bytes, str | None]] = {
 
 
 @pytest.mark.parametrize(("name", "content", "reason"), FIRST_BYTES.values(), ids=FIRST_BYTES)
-def test_what_the_first_bytes_tell(name: str, content: bytes, reason: str | None) -> None:
+def test_the_first_bytes_identify_the_content(name: str, content: bytes, reason: str | None) -> None:
     found = unexpected_content(name, content[:512])
     assert found == reason if reason is None else (found or "").startswith(reason)
 
@@ -503,9 +501,7 @@ def test_waits_are_random_below_a_bound_that_doubles() -> None:
     assert patience.wait_s(1, 1e6) <= patience.longest_retry_after_s + 1
 
 
-def test_a_server_that_asks_for_quiet_gets_it_from_every_thread(
-    tmp_path: Path, server: Server, web: Web
-) -> None:
+def test_a_requested_delay_applies_to_every_thread(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [status(429, {"Retry-After": "0.25"})]
     moments: list[float] = []
 
@@ -573,7 +569,7 @@ def test_a_token_is_needed_and_goes_encrypted(monkeypatch: pytest.MonkeyPatch) -
 def test_no_message_shows_a_signature(
     target: str, tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither ours nor those of the web client, which quotes the address that a server redirects to."""
+    """Neither hpcgen's messages nor those of the web client, which quotes the address of a redirect."""
     caplog.set_level("INFO")
     signed = PATH + "?sig=hf_x"
     server.behaviours[PATH] = server.behaviours[signed] = [redirect(target), *[status(403)] * 9]
@@ -668,7 +664,7 @@ def test_one_file_that_is_gone_does_not_keep_the_others_back(
 
 
 @pytest.mark.process
-def test_a_file_that_lies_there_with_the_right_hash_is_taken(tmp_path: Path, server: Server) -> None:
+def test_an_existing_file_with_the_right_hash_is_kept(tmp_path: Path, server: Server) -> None:
     job = corpus_job(tmp_path, server)
     manifest = manifest_of(server, {"a.jsonl": LINES, "b.jsonl": LINES})
     place = job.directory / "download"
@@ -725,7 +721,7 @@ def killed_after(num_bytes: int, server: Server, target: Path) -> int:
 
 
 @pytest.mark.process
-def test_after_a_kill_the_download_goes_on_where_it_was(tmp_path: Path, server: Server, web: Web) -> None:
+def test_after_a_kill_the_download_continues_where_it_was(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [stall(200_000, 20), stall(0, 20)]
     server.etags[PATH] = '"stalled"'
     target = tmp_path / "part.jsonl.zst"
@@ -752,7 +748,7 @@ def test_after_a_kill_the_download_goes_on_where_it_was(tmp_path: Path, server: 
 
 
 @pytest.mark.process
-def test_what_a_kill_left_of_other_content_is_thrown_away(tmp_path: Path, server: Server, web: Web) -> None:
+def test_leftovers_of_other_content_are_discarded(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [stall(200_000, 20)]
     target = tmp_path / "part.jsonl.zst"
     kept = killed_after(150_000, server, target)
@@ -785,7 +781,7 @@ def test_random_kills_and_copies_end_in_the_same_file(tmp_path: Path, server: Se
 
 
 def become_another_process() -> None:
-    """What a process found in a folder is forgotten: the next look is that of a new process."""
+    """Clears the cache of folder scans, so that the next scan is that of a new process."""
     part._leftover_parts.cache_clear()
 
 
@@ -809,7 +805,7 @@ def test_two_processes_never_write_one_file(tmp_path: Path, monkeypatch: pytest.
     assert names(tmp_path) == ["x"]
 
 
-def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
     host = host_tag()
     for name in ("x", "done", "waiting"):
         (tmp_path / f".{name}.{host}00000000.part").write_bytes(b"of this host")
@@ -823,14 +819,14 @@ def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
     to_go_on_with = [f".waiting.{host}00000000.part", f".waiting.{host}00000000.part.json"]
     assert names(tmp_path) == sorted([*of_another, *to_go_on_with, "done", "x"])
     for name in of_another:
-        os.utime(tmp_path / name, (0, 0))  # nobody wrote it for long
+        os.utime(tmp_path / name, (0, 0))  # not written to for a long time
     become_another_process()
     with part.partial_file(tmp_path / "x", "http://a"):
         pass
     assert names(tmp_path) == sorted([of_another[1], *to_go_on_with, "done", "x"])
 
 
-def test_a_folder_is_looked_through_once_however_many_files_come_into_it(
+def test_a_folder_is_scanned_once_for_any_number_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scandir, looks = os.scandir, list[object]()
@@ -898,7 +894,7 @@ def test_download_itself_says_what_could_not_be_written(tmp_path: Path, server: 
         download(unit, job, Context(configuration="c"))
 
 
-def test_steps_never_count_more_than_there_is(tmp_path: Path, server: Server) -> None:
+def test_progress_never_exceeds_the_total(tmp_path: Path, server: Server) -> None:
     job = corpus_job(tmp_path, server)
     manifest = manifest_of(server, {"a.jsonl": LINES})
     server.behaviours["/a.jsonl"] = [cut(100_000), no_ranges]

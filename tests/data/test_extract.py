@@ -1,4 +1,4 @@
-"""Extraction: the right bytes, every damage found, nothing published that is not whole."""
+"""Extraction: the right bytes, all damage found, nothing incomplete published."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_content_and_record(corpus, name, pack, last_newline):
 
 
 @pytest.mark.parametrize("suffix", ["zst", "gz"])
-def test_what_is_cut_or_changed_is_found(corpus, suffix):
+def test_truncated_and_changed_files_are_found(corpus, suffix):
     choose = random.Random(1)
     content = json_lines(documents(8, seed=3))
     pack = gzip.compress if suffix == "gz" else zstandard.ZstdCompressor(write_checksum=True).compress

@@ -61,7 +61,7 @@ def test_counts(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
-def test_counts_refuse_a_torn_pair(tmp_path, suffix):
+def test_counts_refuse_a_truncated_pair(tmp_path, suffix):
     write(tmp_path / "x", [[1, 2, 3], [], [4]], 70000)
     path = tmp_path / f"x{suffix}"
     content = path.read_bytes()

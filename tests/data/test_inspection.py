@@ -54,7 +54,7 @@ def text_comes_back(prefix, config, encode, end):
     return decoded == [text + end for text in HARD_TEXTS]
 
 
-def test_text_comes_back_whole(tmp_path, gpt2_reference, trained):
+def test_text_is_decoded_completely(tmp_path, gpt2_reference, trained):
     def by(library, eod):
         return lambda text: [*library.encode(text, add_special_tokens=False).ids, eod]
 
@@ -75,7 +75,7 @@ def test_special_tokens_are_shown_and_half_characters_marked(trained_config):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bytes"])
-def test_an_id_of_another_tokenizer_is_told(kind):
+def test_an_id_of_another_tokenizer_is_reported(kind):
     with pytest.raises(HpcgenError, match=r"id 70000 is outside the tokenizer's range 0 to \d+; give the"):
         decode([1, 70000], TokenizerConfig(kind=kind))
 

@@ -25,7 +25,7 @@ def block_of(data: bytes) -> Block:
 
 
 @pytest.mark.parametrize("piece", [100_000, 262_144, 5_000_000])
-def test_blocks_are_whole_lines_and_know_where_they_start(piece):
+def test_blocks_are_complete_lines_and_know_their_offsets(piece):
     # Lines around the size of a block, and one much longer.
     sizes = [10, 262_143, 262_144, 4_194_304, 1, 12_000_000, 100, 5_000_000, 7]
     data = b"".join(b"x" * (size - 1) + b"\n" for size in sizes) + b"no newline at the end"
@@ -37,7 +37,7 @@ def test_blocks_are_whole_lines_and_know_where_they_start(piece):
         assert following.first_line == block.first_line + block.data.count(b"\n")
 
 
-def test_nothing_at_all_is_refused():
+def test_an_empty_file_is_refused():
     with pytest.raises(HpcgenError, match=r"d/x\.jsonl: the file is empty"):
         blocks_of(b"")
 
@@ -167,7 +167,7 @@ lines = st.one_of(
 
 @given(st.lists(lines, min_size=1, max_size=6), st.sampled_from([b"\n", b"\r\n", b" \n"]))
 @settings(max_examples=300, deadline=None)
-def test_a_line_is_read_alike_alone_and_among_others(some_lines, end):
+def test_a_line_is_read_the_same_alone_and_among_others(some_lines, end):
     read = text_reader("text")
     together = read(block_of(b"".join(line + end for line in some_lines)))
     alone = [read(block_of(line + end)) for line in some_lines]

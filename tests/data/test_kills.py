@@ -1,4 +1,4 @@
-"""kill -9 at any time and place: what is published is always whole, and the same command makes the rest."""
+"""kill -9 at any time and place: published files are always complete, and the same command makes the rest."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Lives:
         return process.returncode == 0
 
     def check(self) -> None:
-        """Whatever is published is whole, of one version or the other, and as its record says."""
+        """Published files are complete, of one version or the other, and match their record."""
         for name, content in self.found().items():
             if not name.endswith(".record.json"):
                 assert content in (self.right[0][name], self.right[1][name]), f"{name} is torn"
@@ -192,7 +192,7 @@ def test_more_random_kills(lives):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_kill_at_every_write_fsync_and_rename(lives, stage):
-    """Of a run that replaces the outputs of another version; half of each write has happened."""
+    """A run that replaces the outputs of another version, killed after half of each write."""
     order = STAGES[: STAGES.index(stage)] if stage != "prepare" else ()
     assert all(lives.run(before) for before in (*order, stage))
     lives.plan(1)

@@ -136,7 +136,7 @@ def test_a_manifest_that_cannot_be_read_is_not_replaced_unasked(run: Path) -> No
     assert len(planned(run)) == 5
 
 
-def test_a_corpus_of_parquet_files_is_told_apart(run: Path) -> None:
+def test_a_corpus_of_parquet_files_is_recognized(run: Path) -> None:
     (run.parent / "pq").mkdir()
     (run.parent / "pq" / "a.parquet").write_text("PAR1")
     ended = plan(run, f"--set=data.corpus.source.directory={run.parent}/pq")
@@ -145,7 +145,7 @@ def test_a_corpus_of_parquet_files_is_told_apart(run: Path) -> None:
     )
 
 
-def test_what_differs_for_a_script(run: Path) -> None:
+def test_differences_in_the_manifest_for_a_script(run: Path) -> None:
     plan(run)
     summary = json.loads(plan(run, "--replan", "--hash", "--json").stdout)
     assert summary["difference"] == {
@@ -213,7 +213,7 @@ def test_a_manifest_that_somebody_edited_is_checked_as_if_it_were_planned(
         read_manifest(path)
 
 
-def test_a_manifest_with_signatures_is_for_few_eyes(run: Path) -> None:
+def test_a_manifest_with_signatures_is_readable_only_by_its_owner(run: Path) -> None:
     signed = run.parent / "list.jsonl"
     signed.write_text(json.dumps({"url": "https://store.example/a.jsonl?sig=hf_x", "size": 5}) + "\n")
     source = ("--set=data.corpus.source.directory=null", f"--set=data.corpus.source.manifest={signed}")
@@ -229,7 +229,7 @@ def test_a_manifest_with_signatures_is_for_few_eyes(run: Path) -> None:
 
 
 @pytest.mark.parametrize(("share", "modes"), [("private", (0o600, 0o700)), ("group", (0o660, 0o2770))])
-def test_who_may_read_the_plan_is_said_by_share(run: Path, share: str, modes: tuple[int, int]) -> None:
+def test_share_determines_who_can_read_the_manifest(run: Path, share: str, modes: tuple[int, int]) -> None:
     umask = os.umask(0o022)
     try:
         plan(run, f"--set=share={share}")
@@ -306,7 +306,7 @@ def test_a_sample_has_each_split(run: Path) -> None:
     assert "a sample of 1 file cannot have a file of each split (train, valid); set" in ended.stderr
 
 
-def test_a_source_that_is_gone_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_source_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with http_server() as server, fake_hub(server):
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         ended = hpcgen(
@@ -430,7 +430,7 @@ def test_names_that_are_not_safe(name: str) -> None:
     assert str(e.value).isprintable()
 
 
-def test_everything_wrong_is_said_at_once() -> None:
+def test_every_problem_is_reported_at_once() -> None:
     names = ["a.jsonl.zst", "a.jsonl.gz", "b.jsonl", "b.jsonl", "c.parquet", "d.jsonl", "../e.jsonl"]
     with pytest.raises(ConfigErrors) as error:
         chosen(names, [1, 1, 1, 1, 1, 0, None], include=("*",))
@@ -464,7 +464,7 @@ def test_json_lines_under_other_names_need_a_pattern() -> None:
     assert chosen(names, include=("en/*.json.gz",)) == names[:1]
 
 
-def test_what_no_split_names_is_not_looked_at() -> None:
+def test_files_in_no_split_are_ignored() -> None:
     corpus = {"splits": SplitPatterns(train=("train/*",))}
     assert chosen(["train/a.jsonl", "x/empty.jsonl"], [1, 0], **corpus) == ["train/a.jsonl"]
 

@@ -1,4 +1,4 @@
-"""What killed runs leave behind is removed, and what others are writing is not."""
+"""Leftovers of killed runs are removed, and files that others are writing are kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(folder) -> list[str]:
 
 
 @pytest.mark.process
-def test_leftovers_of_the_killed_go_and_files_of_the_living_stay(tmp_path):
+def test_leftovers_of_killed_processes_are_removed_and_files_of_running_ones_kept(tmp_path):
     target, other = tmp_path / "a.jsonl", tmp_path / "a.jsonl.record.json"
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
@@ -81,8 +81,8 @@ except OSError as error:
 
 
 @pytest.mark.process
-def test_what_cannot_be_written_when_it_is_closed_is_gone(tmp_path):
-    """The last of it lies in a buffer; the limit stands for a full disk."""
+def test_a_file_that_cannot_be_written_on_close_is_removed(tmp_path):
+    """The end of the file is still in a buffer. The limit simulates a full disk."""
     command = [sys.executable, "-c", FILLS_THE_DISK, str(tmp_path / "a")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "File too large\n"

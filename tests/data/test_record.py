@@ -95,7 +95,7 @@ def test_the_same_work_is_not_published_twice(tmp_path):
     assert (tmp_path / "a.bin").read_bytes() == b"same"
 
 
-def test_a_record_that_does_not_fit_leaves_the_old_unit(tmp_path, monkeypatch):
+def test_a_record_that_does_not_fit_on_the_disk_keeps_the_old_unit(tmp_path, monkeypatch):
     old = publish_pair(tmp_path, b"old")
     fsync, calls = os.fsync, []
 
@@ -113,7 +113,7 @@ def test_a_record_that_does_not_fit_leaves_the_old_unit(tmp_path, monkeypatch):
     assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "a.idx").read_bytes() == b"old"
 
 
-def test_a_damaged_output_is_put_right(tmp_path):
+def test_a_damaged_output_is_rebuilt(tmp_path):
     """Made again it is the same work, but what lies there is not."""
     publish_pair(tmp_path, b"same")
     (tmp_path / "a.bin").write_bytes(b"sAme")
@@ -142,7 +142,7 @@ def test_valid_outputs(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"old", b"new"], ids=["the-same", "another"])
-def test_what_an_older_version_left_goes(tmp_path, content):
+def test_leftovers_of_an_older_version_are_removed(tmp_path, content):
     publish_pair(tmp_path, b"old")
     stale = [tmp_path / "a.rejects.jsonl", tmp_path / "b.record.json"]
     for path in (*stale, tmp_path / "other"):
@@ -151,7 +151,7 @@ def test_what_an_older_version_left_goes(tmp_path, content):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "a.record.json", "other"]
 
 
-def test_what_an_older_version_left_stays_while_the_disk_is_full(tmp_path, monkeypatch):
+def test_leftovers_of_an_older_version_are_kept_while_the_disk_is_full(tmp_path, monkeypatch):
     publish_pair(tmp_path, b"old")
     rejects = tmp_path / "a.rejects.jsonl"
     rejects.touch()

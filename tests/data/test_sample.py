@@ -38,7 +38,7 @@ def test_sources_and_docstrings_in_order(tmp_path):
     assert modules == sorted(modules)
 
 
-def test_only_its_own_file_is_in_no_way(tmp_path):
+def test_a_file_with_other_content_is_not_overwritten(tmp_path):
     path = tmp_path / "a.jsonl"
     report = write_sample(path, max_mb=0.5)
     before = path.stat()

@@ -122,7 +122,7 @@ def test_a_repository_that_is_gone_is_one_error(hub: Hub, refusal: tuple[int, st
     assert "\n" not in str(error.value)
 
 
-def test_a_busy_hub_is_asked_again(hub: Hub, server: Server) -> None:
+def test_a_request_to_a_busy_hub_is_retried(hub: Hub, server: Server) -> None:
     path = f"/api/datasets/{REPOSITORY}/revision/main"
     server.behaviours[path] = [status(503), status(429, {"Retry-After": "0"})]
     assert len(list_repository(HubSource(repo_id=REPOSITORY), None, QUICK).files) == 4
@@ -207,7 +207,7 @@ def test_numbers_that_are_gone_are_named(tmp_path: Path, server: Server) -> None
         list_source(job(tmp_path, url=source))
 
 
-def test_a_server_that_refuses_ends_it(tmp_path: Path, server: Server) -> None:
+def test_a_refusing_server_ends_planning(tmp_path: Path, server: Server) -> None:
     server.behaviours["/0.jsonl"] = [status(401)]
     with pytest.raises(
         HpcgenError, match=r"/0\.jsonl: the server denies access \(HTTP 401 Unauthorized\); set data"
@@ -247,7 +247,7 @@ def test_a_directory_in_the_order_of_names(tmp_path: Path) -> None:
         with_hashes(listing.files)
 
 
-def test_what_the_stages_make_is_no_source(tmp_path: Path) -> None:
+def test_outputs_of_the_stages_are_not_a_source(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINE)
     (tmp_path / "corpus" / "concat").mkdir(parents=True)
     (tmp_path / "corpus" / "concat" / "out.jsonl").write_bytes(LINE)
@@ -259,7 +259,7 @@ def test_what_the_stages_make_is_no_source(tmp_path: Path) -> None:
         list_source(job(tmp_path, directory=str(tmp_path / "corpus")))
 
 
-def test_a_directory_that_is_none(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_directory(tmp_path: Path) -> None:
     with pytest.raises(
         HpcgenError,
         match=r"data\.corpus\.source\.directory = .*/none does not exist; set it to the directory",
@@ -297,7 +297,7 @@ def test_a_list_of_files(tmp_path: Path) -> None:
     assert listing.source.endswith("list.jsonl of files at store.example")
 
 
-def test_our_own_manifest_is_a_list(tmp_path: Path) -> None:
+def test_a_manifest_can_be_a_source(tmp_path: Path) -> None:
     files = [
         ManifestFile(name="t/a.jsonl", split="train", size=3, sha256="0" * 64, url="https://a.example/a"),
         ManifestFile(name="v/b.jsonl", split="valid", size=4, url="https://a.example/b"),
@@ -351,7 +351,7 @@ def test_every_wrong_line_is_named(tmp_path: Path) -> None:
         assert expected in reason
 
 
-def test_a_token_is_not_spread_over_servers(tmp_path: Path) -> None:
+def test_a_token_for_several_servers_is_refused(tmp_path: Path) -> None:
     corpus = write_list(tmp_path, {"url": "https://a.example/a.jsonl"}, {"url": "https://b.example/b.jsonl"})
     assert len(list_source(corpus).files) == 2
     source = SourceConfig(manifest=str(tmp_path / "list.jsonl"), token_variable="PLANTED")

@@ -1,4 +1,4 @@
-"""Whether the stages' output fits: refused when it cannot, said when it may not."""
+"""Checks of free space for the output of the stages: refused if it cannot fit, a warning if it may not."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_larger_ids_and_bytes_need_more(tmp_path: Path) -> None:
     assert estimates(of_bytes, manifest(TB, suffix=".jsonl"))["prepare"] == Need(1_600 * 10**9, 2_050 * 10**9)
 
 
-def test_what_surely_cannot_fit_is_refused_before_anything_is_written(tmp_path: Path, room: Any) -> None:
+def test_outputs_that_cannot_fit_are_refused_before_anything_is_written(tmp_path: Path, room: Any) -> None:
     room(3 * TB)
     job = corpus_job(tmp_path)
     assert check_space("download", job, manifest(TB, TB)) == []
@@ -112,7 +112,7 @@ def test_a_task_needs_room_for_its_own_share(tmp_path: Path, room: Any) -> None:
     assert check_space("download", job, files, task_id=3, num_tasks=4) == []
 
 
-def test_what_is_made_needs_nothing_more(tmp_path: Path, room: Any) -> None:
+def test_finished_outputs_need_no_more_space(tmp_path: Path, room: Any) -> None:
     room(TB)
     job, files = corpus_job(tmp_path), manifest(*[TB // 2] * 3)
     for unit in units("download", job, files)[:2]:
@@ -163,7 +163,7 @@ def test_bounds_for_people() -> None:
     assert bounds_text(Need(999_000, 2_000_000)) == "999.0 kB to 2.0 MB"
 
 
-# Lustre: a stand-in that prints what lfs of Lustre 2.12 to 2.15 prints; there is no Lustre here to ask
+# Lustre: a stand-in that prints the output of lfs of Lustre 2.12 to 2.15
 
 LFS = r"""#!{python}
 import sys
@@ -207,7 +207,7 @@ def test_quotas_of_user_group_and_project(tmp_path: Path, lfs: Path) -> None:
         FreeSpace(f"the quota of group {group}", None, None),
         FreeSpace("the quota of project 110255", 2_000_000 * 1024, 300),
     ]
-    assert list(quotas(tmp_path, 0)) == []  # root is not held to quotas
+    assert list(quotas(tmp_path, 0)) == []  # quotas do not apply to root
 
 
 @pytest.mark.process
@@ -224,7 +224,7 @@ def test_a_quota_refuses_what_the_file_system_would_take(
 
 
 @pytest.mark.process
-def test_without_lustre_there_is_nothing_to_say(
+def test_without_lustre_no_quota_is_reported(
     tmp_path: Path, lfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lfs.write_text(

@@ -43,7 +43,7 @@ def manifest(job):
 
 
 def word(job, stage, task_id, num_tasks, *, age=1.0, **values):
-    """What a task wrote of itself `age` seconds before NOW, 10 s after it began."""
+    """The progress that a task wrote `age` seconds before NOW, 10 s after it began."""
     progress = dataclasses.asdict(Progress(stage, task_id, num_tasks, started=NOW - age - 10))
     told = {"host": "node-7", "pid": 1, "updated": NOW - age, "errors": [], "ended": False}
     path = progress_path(job.directory, stage, task_id, num_tasks)
@@ -57,7 +57,7 @@ def one(job, manifest, stage):
     return status
 
 
-def test_nothing_is_begun(job, manifest):
+def test_status_before_any_task_started(job, manifest):
     [status] = corpus_status(job, manifest, [], NOW)  # no file needs to be downloaded
     assert (status.stage, status.units, status.missing, status.bytes_done) == ("prepare", 3, 3, 0)
     assert status.bytes == sum(file.size for file in manifest.files)
@@ -78,7 +78,7 @@ def test_the_three_stages_as_tasks_leave_them(job, manifest):
     [task] = extract.tasks
     assert (task.task_id, task.num_tasks, task.state, task.units_left) == (1, 2, "failed", 1)
     assert task.errors[0].startswith("extract/train/1.jsonl: ")
-    # sizes of what is extracted are known from its records, the compressed size stands for the rest
+    # records give the sizes of extracted files; compressed sizes are used for the rest
     sizes = sum(path.stat().st_size for path in job.directory.glob("extract/*/*.jsonl"))
     assert found["concat"].bytes == sizes + next(
         file.size for file in manifest.files if file.name == "train/1.jsonl.zst"
@@ -121,14 +121,14 @@ def test_a_task_that_went_silent_is_stalled(job, manifest):
     assert (task.state, task.host, task.silent_s) == ("stalled", "node-7", STALLED_S + 1)
 
 
-def test_a_task_that_ended_without_a_word(job, manifest):
+def test_a_task_that_ended_without_a_message(job, manifest):
     word(job, "extract", 0, 2, ended=True)
     status = one(job, manifest, "extract")
     assert (status.missing, status.tasks[0].state) == (6, "ended")
 
 
 @pytest.mark.process
-def test_the_last_word_counts_and_what_is_done_is_not_failed(job, manifest):
+def test_the_last_report_counts_and_finished_outputs_are_not_failed(job, manifest):
     word(
         job,
         "extract",
@@ -144,13 +144,13 @@ def test_the_last_word_counts_and_what_is_done_is_not_failed(job, manifest):
     status = one(job, manifest, "extract")
     assert (status.done, status.failed, status.missing) == (1, 1, 4)
     assert status.tasks[0].errors == ("extract/valid/0.jsonl: b",)
-    word(job, "extract", 5, 6, age=3)  # makes the file that failed anew
+    word(job, "extract", 5, 6, age=3)  # makes the failed file again
     status = one(job, manifest, "extract")
     assert (status.done, status.running, status.failed, status.missing) == (1, 1, 0, 4)
     assert [(task.num_tasks, task.state) for task in status.tasks] == [(1, "ended"), (6, "running")]
 
 
-def test_files_that_are_no_progress_are_passed_over(job, manifest):
+def test_unrelated_files_are_ignored(job, manifest):
     word(job, "extract", 0, 2)
     for name, text in (("a.json", "{"), ("b.json", '{"stage": "extract"}'), ("c.txt", "")):
         (job.directory / "progress" / name).write_text(text)

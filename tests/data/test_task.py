@@ -110,7 +110,7 @@ def test_progress_file(corpus):
 
 
 @pytest.mark.process
-def test_the_progress_directory_is_looked_through_once(corpus, monkeypatch):
+def test_the_progress_directory_is_scanned_once(corpus, monkeypatch):
     """It holds a file of every task, and every task writes one every five seconds."""
     looks, written, scandir, replace = [], [], os.scandir, Path.replace
     monkeypatch.setattr(os, "scandir", lambda path: (looks.append(Path(path).name), scandir(path))[1])
@@ -162,7 +162,7 @@ def test_a_unit_that_fails_does_not_stop_the_others(corpus):
     ],
     ids=["task-id", "order", "no-run-file", "no-job-file", "set-of-a-job"],
 )
-def test_mistakes_are_said_in_one_line(corpus, arguments, message, tmp_path):
+def test_mistakes_are_reported_in_one_line(corpus, arguments, message, tmp_path):
     job_file = write_job(corpus, tmp_path / "corpus.json")
     done = command(*arguments[:1], "-c", job_file, *arguments[1:], cwd=tmp_path)
     assert done.returncode == (1 if arguments[0] == "tokenize" else 2)
@@ -190,7 +190,7 @@ def test_the_run_file_of_the_folder_is_the_default(corpus, tmp_path):
 
 
 @pytest.mark.process
-def test_a_corpus_that_is_not_planned(corpus, tmp_path):
+def test_an_unplanned_corpus_is_an_error(corpus, tmp_path):
     manifest_path(corpus.directory).unlink()
     done = command("extract", "-c", write_job(corpus, tmp_path / "corpus.json"))
     assert done.returncode == 2
@@ -201,7 +201,7 @@ def test_a_corpus_that_is_not_planned(corpus, tmp_path):
 
 
 @pytest.mark.process
-def test_four_copies_at_once(corpus, tmp_path):
+def test_four_concurrent_copies_write_the_same_outputs(corpus, tmp_path):
     job_file = write_job(corpus, tmp_path / "corpus.json")
     arguments = [sys.executable, "-m", "hpcgen", "data", "prepare", "-c", str(job_file), "--workers", "1"]
     copies = [
@@ -254,7 +254,7 @@ def test_no_space_left(corpus, tmp_path):
 
 @pytest.mark.process
 def test_a_file_that_may_not_grow(corpus, tmp_path):
-    """RLIMIT_FSIZE stands for quotas: the write fails at once, and an older output stays as it was."""
+    """RLIMIT_FSIZE simulates quotas: the write fails at once, and an older output is unchanged."""
     run_stages(corpus, "extract", "concat")
     before = {name: (corpus.directory / name).read_bytes() for name in published(corpus.directory)}
     for seed, name in enumerate(NAMES):
@@ -281,7 +281,7 @@ def hooked(counter: Path, at: int, how: str) -> dict[str, str]:
 
 @pytest.mark.process
 def test_a_worker_that_is_killed(corpus, tmp_path):
-    """As the kernel does when memory runs out: its unit fails and says so, the other one is made."""
+    """Like the kernel when memory runs out: the killed worker's unit fails with a message. The other one is made."""
     job_file = write_job(corpus, tmp_path / "corpus.json")
     done = command("extract", "-c", job_file, "--workers", 1, env=hooked(tmp_path / "counter", 8, "self"))
     assert done.returncode == 1
@@ -324,7 +324,7 @@ def test_a_task_that_is_ended_leaves_nothing_behind(corpus, tmp_path, name):
 
 
 def test_steps_are_gathered(monkeypatch):
-    """The parent is told twice a second, not at every block."""
+    """The parent gets progress twice a second, not for every block."""
     told: list[Step] = []
     meter = module._Meter(told.append)
     for _ in range(1000):

@@ -214,7 +214,7 @@ def start(corpus: Path, prefix: Path, *limit: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.process
-def test_two_runs_at_once_give_the_same_bytes(tmp_path, write_jsonl):
+def test_two_concurrent_runs_write_the_same_bytes(tmp_path, write_jsonl):
     corpus, prefix = write_jsonl(["x" * 1_000_000] * 20), tmp_path / "out" / "x"
     runs = [start(corpus, prefix) for _ in range(3)]
     assert [run.communicate()[1] for run in runs] == [""] * 3
@@ -345,7 +345,7 @@ def test_a_line_that_is_too_long_is_a_bad_document_like_others(tmp_path, megatro
         assert "content" not in rejects[0]
 
 
-def test_rejects_of_an_older_run_go(tmp_path):
+def test_rejects_of_an_older_run_are_removed(tmp_path):
     settings = {"bad_documents": "skip", "max_bad_fraction": 0.5}
     prepare(job_of(tmp_path, {"a.jsonl": b'{"text": "a"}\n{"text": "b"}\n5\n'}, **settings))
     rejects = "tokens/corpus-00000-of-00001.rejects.jsonl"
@@ -369,7 +369,7 @@ def test_too_many_bad_documents_end_the_unit(tmp_path, num_bad):
     assert published(tmp_path / "corpus") == []
 
 
-def test_bad_documents_at_the_begin_of_a_good_file_do_not_end_the_unit(tmp_path):
+def test_bad_documents_at_the_beginning_of_a_valid_file_do_not_end_the_unit(tmp_path):
     """More than half of the first block is bad, and less than a tenth of the file."""
     long_text = b'{"text": "' + b"x" * 8_000 + b'"}\n'
     content = b"bad\n" * 600 + long_text * 550 + b'{"text": "a"}\n' * 6_000

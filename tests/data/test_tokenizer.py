@@ -158,7 +158,7 @@ def test_a_damaged_file_of_gpt2_is_refused(monkeypatch, tmp_path):
             use(GPT2)
 
 
-def test_the_name_of_a_model_is_no_tokenizer_file(tmp_path):
+def test_the_name_of_a_model_is_not_a_tokenizer_file(tmp_path):
     config = TokenizerConfig(
         kind="huggingface", tokenizer_file=str(tmp_path / "owner/model"), eod_token="</s>"
     )
@@ -186,7 +186,7 @@ def test_fields_that_do_not_fit_the_kind(config, paths):
     assert [problem.path for problem in problems(config, "t")] == [f"t.{path}" for path in paths]
 
 
-def test_loading_refuses_what_does_not_hold_together():
+def test_loading_refuses_inconsistent_files():
     with pytest.raises(
         HpcgenError, match=r"tokenizer\.merges_file is missing, but vocab_file is set; set both"
     ):
@@ -196,7 +196,7 @@ def test_loading_refuses_what_does_not_hold_together():
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": "b"}}}', "<html>"]
 )
-def test_a_file_that_is_no_tokenizer(tmp_path: Path, content: str):
+def test_a_file_that_is_not_a_tokenizer(tmp_path: Path, content: str):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     with pytest.raises(HpcgenError, match=r"tokenizer\.json"):
@@ -226,7 +226,7 @@ def test_random_merges_are_refused(trained, tmp_path):
         load_tokenizer(TokenizerConfig(kind="huggingface", tokenizer_file=str(path), eod_token="</s>"))
 
 
-def test_a_tokenizer_file_that_is_gone_is_named_before_a_stage_starts(tmp_path):
+def test_a_missing_tokenizer_file_is_named_before_a_stage_starts(tmp_path):
     vocab = str(gpt2_files(GPT2)[0])
     gone = TokenizerConfig(vocab_file=vocab, merges_file=str(tmp_path / "m.txt"))
     job = CorpusJob(corpus=CorpusConfig(directory=str(tmp_path)), tokenizer=gone)
@@ -234,7 +234,7 @@ def test_a_tokenizer_file_that_is_gone_is_named_before_a_stage_starts(tmp_path):
         configuration("prepare", job)
 
 
-def test_a_tokenizer_that_forgets_what_it_remembers_gives_the_same_ids(
+def test_a_tokenizer_with_a_cleared_cache_returns_the_same_ids(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     texts = [f"word{number} and {number * 7919}" for number in range(50)]

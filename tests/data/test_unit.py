@@ -1,4 +1,4 @@
-"""What is done, and what is not done any more: the record must match settings, inputs and outputs."""
+"""Finished and unfinished work: the record must match settings, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_everything_is_done(corpus):
     [{"json_key": "content"}, {"drop_empty": True}, {"bad_documents": "skip"}],
     ids=lambda changes: next(iter(changes)),
 )
-def test_settings_of_the_text(corpus, changes):
+def test_changed_text_settings_repeat_the_work(corpus, changes):
     assert all_to_do(with_settings(corpus, **changes)) == {**NOTHING, "tokenize": TOKENS}
 
 
@@ -160,7 +160,7 @@ def test_number_of_outputs(corpus):
         "tokenize": [f"tokens/corpus-{index:05d}-of-00003" for index in range(3)],
     }
     make_units(other, "concat", "tokenize")
-    # the outputs of the other number stay: both are whole, and the records tell them apart
+    # the outputs of the other number are kept: both are complete, and the records distinguish them
     assert all_to_do(corpus) == all_to_do(other) == NOTHING
 
 
@@ -195,7 +195,7 @@ def test_a_source_that_is_gone_was_used(corpus, tmp_path):
     assert all_to_do(corpus) == NOTHING
 
 
-def test_what_is_removed_to_make_room_was_used(corpus):
+def test_inputs_removed_to_free_space_still_count(corpus):
     for path in (corpus.directory / "extract").iterdir():
         path.unlink()
     assert all_to_do(corpus) == {**NOTHING, "extract": [f"extract/{x}.jsonl" for x in "abd"]}
@@ -211,7 +211,7 @@ def test_what_is_removed_to_make_room_was_used(corpus):
     ],
 )
 @pytest.mark.parametrize("how", ["removed", "cut", "record-removed", "record-torn"])
-def test_an_output_that_is_not_whole(corpus, output, unit, how):
+def test_an_incomplete_output_is_not_done(corpus, output, unit, how):
     path, record = corpus.directory / output, record_path(corpus.directory / unit)
     if how == "removed":
         path.unlink()
@@ -225,7 +225,7 @@ def test_an_output_that_is_not_whole(corpus, output, unit, how):
     assert all_to_do(corpus) == {**NOTHING, stage: [unit]}
 
 
-def test_other_shares_of_one_name_are_other_work(tmp_path):
+def test_other_shares_of_one_name_are_different_work(tmp_path):
     """One input to three outputs, then to two of the same names: line n goes elsewhere."""
     for name, lines in (("a.jsonl", 30), ("b.jsonl", 10)):
         write_file(tmp_path / "source" / name, json_lines(["x" * 50] * lines))
@@ -254,7 +254,7 @@ def test_a_byte_that_changed(corpus, stage):
     assert path.read_bytes() == whole
 
 
-def test_a_download_that_was_cut_is_its_own_affair(tmp_path):
+def test_an_interrupted_download_does_not_affect_other_stages(tmp_path):
     content = write_file(tmp_path / "corpus/download/a.jsonl.gz", json_lines(documents(20))).read_bytes()
     job = CorpusJob(
         corpus=CorpusConfig(directory=str(tmp_path / "corpus")), tokenizer=TokenizerConfig(kind="bytes")
@@ -379,7 +379,7 @@ def test_a_split_without_files(corpus):
         to_do(other, "prepare")
 
 
-def test_old_and_new_lie_side_by_side(corpus):
+def test_old_and_new_outputs_coexist(corpus):
     before = published(corpus.directory)
     make_units(with_settings(corpus, num_output_files=1), "concat")
     assert set(before) < set(published(corpus.directory))

@@ -35,7 +35,7 @@ DOCUMENTS = [[1, 2, 9], [], [3, 9], [4, 5, 6, 9]]
 
 
 def record_of(*prefixes, **counts):
-    """What a task that made these pairs would have left, and leaves it."""
+    """Leaves the record that a task would have left with these pairs, and returns it."""
     outputs = tuple(
         FileIdentity(
             f"tokens/{path.name}", path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
@@ -52,7 +52,7 @@ def record_of(*prefixes, **counts):
 
 
 def findings(prefix, *, megatron=False, **expected):
-    """What is wrong with one pair, its directory left out."""
+    """The findings about one pair, without its directory."""
     report = verify({prefix: Expected(**expected)}, workers=2, megatron=megatron)
     return [finding.replace(f"{prefix.parent}/", "") for finding in report.pairs[0].findings]
 
@@ -63,7 +63,7 @@ def patch(path, offset, data):
     path.write_bytes(content)
 
 
-def test_a_whole_pair_passes(tmp_path):
+def test_a_valid_pair_passes(tmp_path):
     prefix = write(tmp_path / "x", DOCUMENTS)
     record = record_of(prefix)
     known = Expected(record=record, needs_record=True, vocab_size=10, eod_id=9)
@@ -105,7 +105,7 @@ def test_every_flipped_bit_is_found(tmp_path):
         (".idx", 34 + 36, struct.pack("<q", 1), "x.idx: documents span the sequences 1 to 3"),
     ],
 )
-def test_what_is_wrong_in_the_index_is_named(tmp_path, suffix, offset, data, finding):
+def test_problems_in_the_index_are_named(tmp_path, suffix, offset, data, finding):
     prefix = write(tmp_path / "x", DOCUMENTS)
     patch(idx_path(prefix), offset, data)
     assert [found for found in findings(prefix) if found.startswith(finding)], findings(prefix)
@@ -118,7 +118,7 @@ def test_an_index_that_is_too_long_is_found(tmp_path):
     assert findings(prefix) == ["x.idx: the size is 118 bytes, but its header requires 110"]
 
 
-def test_an_id_outside_of_the_vocabulary_is_found_where_it_is(tmp_path):
+def test_an_id_outside_the_vocabulary_is_located(tmp_path):
     assert findings(write(tmp_path / "x", DOCUMENTS), vocab_size=6) == [
         "x.bin: id 9 at byte 4, in document 0; valid ids are 0 to 5"
     ]
@@ -164,7 +164,7 @@ def test_pairs_of_one_record_are_counted_together(tmp_path):
     assert findings(prefixes[0], record=unbalanced) == ["a: its record does not account for every document"]
 
 
-def test_the_side_file_of_rejects_is_held_to_its_record(tmp_path):
+def test_the_side_file_of_rejects_is_checked_against_its_record(tmp_path):
     prefix = write(tmp_path / "x", DOCUMENTS)
     rejects = tmp_path / "x.rejects.jsonl"
     rejects.write_text("{}\n")
@@ -184,7 +184,7 @@ def test_the_side_file_of_rejects_is_held_to_its_record(tmp_path):
     assert findings(prefix, record=record) == ["x.rejects.jsonl: No such file or directory"]
 
 
-def test_what_else_is_expected_of_a_pair(tmp_path):
+def test_other_expectations_of_a_pair(tmp_path):
     prefix = write(tmp_path / "x", DOCUMENTS)
     assert findings(prefix, record=record_of(prefix), stale="old") == ["x: old; run the stage again"]
     assert "has no record" in findings(prefix, needs_record=True)[0]
@@ -195,7 +195,7 @@ def test_what_else_is_expected_of_a_pair(tmp_path):
 
 
 def test_records_that_do_not_cover_the_vocabulary_are_proven_by_encoding_again(tmp_path):
-    """Earlier versions took GPT-2's vocabulary from a package, and no record told of its content."""
+    """Earlier versions took GPT-2's vocabulary from a package, and no record had its content."""
     write_file(
         tmp_path / "source/a.jsonl", json_lines([*documents(300), "", "we were <|endoftext|> here \ud7ff"])
     )
@@ -216,7 +216,7 @@ def test_records_that_do_not_cover_the_vocabulary_are_proven_by_encoding_again(t
         write_record(dataclasses.replace(record, configuration=earlier), prefix)
         records = find_records([prefix])
         manifest = read_manifest(manifest_path(job.directory))
-        assert stale_pairs(job, manifest, records) == {}  # nobody makes a large corpus again for this
+        assert stale_pairs(job, manifest, records) == {}  # a large corpus is not made again for this
         [unit] = units("prepare", job, manifest)
         assert done_record(unit, job, configuration("prepare", job)) is not None
         assert pairs_without_vocabulary_hash(job, records) == {prefix}
@@ -252,7 +252,7 @@ def test_megatron_core_reads_the_same(tmp_path):
 
 
 @pytest.mark.process
-def test_without_megatron_core_it_is_said(tmp_path, monkeypatch):
+def test_without_megatron_core_the_missing_check_is_reported(tmp_path, monkeypatch):
     prefix = write(tmp_path / "x", DOCUMENTS)
     monkeypatch.setattr(sys, "executable", _python_without(tmp_path, "torch"))
     report = verify({prefix: Expected()}, workers=1)

@@ -1,4 +1,4 @@
-"""Worker processes: each item once, a death harms one item only, and nobody outlives the parent."""
+"""Worker processes: each item runs once, a death fails only one item, and no worker outlives the parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcgen.errors import HpcgenError
 
 
 def act(item, tell):
-    """What the items below ask for."""
+    """The function of the workers. Does what its item says."""
     kind, value = item
     tell(os.getpid())
     if kind == "kill":
@@ -80,11 +80,11 @@ def test_a_worker_that_is_killed_fails_its_item_only():
     assert "killed (SIGKILL), probably because memory ran out" in failed[0]
     assert "fewer --workers or more memory" in failed[0]
     assert "signal SIGUSR1" in failed[7]
-    assert len(pids) == 3  # the first one was not replaced; the last one was, since nobody was left
+    assert len(pids) == 3  # the first worker was not replaced; the last one was, since none was left
 
 
 @pytest.mark.process
-def test_when_one_after_the_other_is_killed_the_rest_is_left():
+def test_after_repeated_kills_the_remaining_items_are_not_started():
     made, failed, _ = finish([("kill", signal.SIGKILL)] * 50, 2)
     assert (len(made), len(failed)) == (0, 50)
     reasons = [reason.partition(",")[0] for reason in failed.values()]

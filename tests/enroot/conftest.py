@@ -24,7 +24,7 @@ ENROOT = ROOT / "enroot"
 STAND_IN = Path(__file__).parent / "stand_in_enroot"
 MAGIC = b"hsqs"
 
-# Before one of its calls the whole build is killed, as by Slurm; or after it, with half of what it wrote.
+# Before one of its calls, the complete build is killed, as by Slurm; or after it, with half of its output.
 SHIM = """\
 #!/bin/bash
 echo "{name} $*" >>"$SHIM_LOG"
@@ -51,7 +51,7 @@ class ImageBuild:
 
     folder: Path
     enroot: str
-    """The program: a path of the real one or of the stand-in."""
+    """Path of the program, either the real one or the stand-in."""
     base: str
     options: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
@@ -95,11 +95,11 @@ class ImageBuild:
         )
 
     def calls(self) -> list[str]:
-        """What the last build called, of the programs that are watched."""
+        """The watched programs that the last build called."""
         return (self.folder / "calls").read_text().splitlines()
 
     def leftovers(self) -> list[str]:
-        """What lies about besides the image and its record."""
+        """Files other than the image and its record."""
         images = {path.name for path in (self.folder / "images").iterdir()} - {
             self.output.name,
             self.record.name,
@@ -107,7 +107,7 @@ class ImageBuild:
         return sorted(images | {path.name for path in (self.folder / "work").iterdir()})
 
     def is_whole(self) -> bool:
-        """Whether the file under the final name is an image from its beginning to its end."""
+        """True if the file under the final name is a complete image."""
         if not self.is_stand_in:
             done = subprocess.run(
                 ["unsquashfs", "-quiet", "-stat", self.output], capture_output=True, check=False
@@ -124,7 +124,7 @@ class ImageBuild:
         return dict(line.split(" ", 1) for line in self.record.read_text().splitlines())
 
     def fits_its_record(self) -> bool:
-        """What batch scripts compare before they start a job from the image."""
+        """The values that batch scripts compare before they start a job from the image."""
         found, status = self.recorded(), self.output.stat()
         return (found["sha256"], int(found["size"]), int(found["mtime"])) == (
             hashlib.sha256(self.output.read_bytes()).hexdigest(),
@@ -185,7 +185,7 @@ def base_image(folder: Path) -> Path:
 
 
 def code_directory(folder: Path) -> Path:
-    """What `hpcgen install-code` makes, in small; readable for its owner alone."""
+    """A small code directory like that of `hpcgen install-code`, readable only by its owner."""
     code = folder / "hpcgen-0.1.0-abc"
     (code / "hello").mkdir(parents=True)
     (code / "hello/__init__.py").write_text("GREETING = 'from the image'\n")

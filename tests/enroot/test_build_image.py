@@ -28,7 +28,7 @@ def refused(build: ImageBuild, *options: str) -> str:
 # ==== options ====
 
 
-def test_help_says_what_it_does_and_needs_nothing() -> None:
+def test_help_prints_the_usage_and_exits_with_0() -> None:
     done = subprocess.run([ENROOT / "build-image.sh", "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: build-image.sh --output FILE.sqsh")
     assert done.stderr == ""
@@ -38,7 +38,7 @@ def test_help_says_what_it_does_and_needs_nothing() -> None:
     ("option", "said"),
     [
         ("--base=nvcr.io#nvidia/pytorch", "has no tag"),
-        ("--base=nvcr.io#nvidia/pytorch:latest", "latest is another image tomorrow"),
+        ("--base=nvcr.io#nvidia/pytorch:latest", "the tag latest can change"),
         ("--base=nvcr.io#NVIDIA/pytorch:1", "lower case"),
         ("--base=nvcr.io#nvidia/pytorch:1;rm", "is neither [REGISTRY#]NAME:TAG"),
         ("--base=nvcr.io#nvidia/pytorch:1@sha256:12", "is neither [REGISTRY#]NAME:TAG"),
@@ -48,7 +48,7 @@ def test_help_says_what_it_does_and_needs_nothing() -> None:
         ("--code=/nowhere", "no such file or directory"),
         ("--code=/usr", "neither a directory of 'hpcgen install-code', nor a wheel, nor a checkout"),
         ("--package=zstd;rm", "is not the name of a Debian package"),
-        ("--megatron-core=1.0", "brings its own"),
+        ("--megatron-core=1.0", "contains its own Megatron-Core"),
         ("--doca=newest", "is not a version"),
         ("--topology=/nowhere", "no such file"),
         ("--work=/nowhere", "is not a directory"),
@@ -142,12 +142,12 @@ def test_the_same_again_is_already_there(stand_in_build: ImageBuild) -> None:
     assert stand_in_build.leftovers() == []
 
 
-def test_what_may_be_needed_is_what_the_image_can_be_checked_for() -> None:
+def test_need_accepts_exactly_the_checks_of_the_image() -> None:
     done = subprocess.run([ENROOT / "build-image.sh", "--help"], capture_output=True, text=True, check=True)
     offered = done.stdout.partition("Possible names:")[2].partition("--work")[0].split()
     command = [sys.executable, ENROOT / "health_check.py", "--need=nothing"]
     refusal = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    assert offered == re.search(r"\(there are (.*)\)", refusal)[1].split(", ")
+    assert offered == re.search(r"\(known names: (.*)\)", refusal)[1].split(", ")
 
 
 def test_an_image_that_is_there_must_have_been_checked_for_what_is_needed(stand_in_build: ImageBuild) -> None:
@@ -163,7 +163,7 @@ def test_an_image_that_is_there_must_have_been_checked_for_what_is_needed(stand_
     assert "already there" in stand_in_build.run("--need=apex").stderr
 
 
-def test_force_makes_it_anew(stand_in_build: ImageBuild) -> None:
+def test_force_rebuilds_the_image(stand_in_build: ImageBuild) -> None:
     stand_in_build.run()
     before = stand_in_build.output.stat().st_ino
     assert stand_in_build.run("--force").returncode == 0
@@ -182,7 +182,7 @@ def test_on_lustre_the_image_is_striped_and_nothing_else(stand_in_build: ImageBu
     )
 
 
-def test_where_lustre_is_not_it_goes_on(stand_in_build: ImageBuild) -> None:
+def test_without_lustre_the_build_continues(stand_in_build: ImageBuild) -> None:
     executable(stand_in_build.folder / "bin/lfs", "#!/bin/bash\nexit 1\n")
     assert stand_in_build.run().returncode == 0
 
@@ -289,7 +289,7 @@ def test_term_cleans_up(stand_in_build: ImageBuild) -> None:
     assert stand_in_build.leftovers() == []
 
 
-def test_a_record_that_cannot_be_written_is_no_success(stand_in_build: ImageBuild) -> None:
+def test_a_record_that_cannot_be_written_fails_the_build(stand_in_build: ImageBuild) -> None:
     """The image is in its place and its record is not: the build fails, and the next one ends it."""
     ending = stand_in_build.folder / "bin/mv"
     whole = ending.read_text()
@@ -326,7 +326,7 @@ def test_a_link_in_the_place_of_the_work_directory_is_not_followed(stand_in_buil
 
 
 def kill_and_go_on(build: ImageBuild, *options: str, **kill: str) -> None:
-    """After a kill nothing but a whole image has the final name; the next build ends with a good one."""
+    """After a kill, only a complete image has the final name, and the next build ends with a valid one."""
     existed = build.output.exists()
     done = build.run(*options, **kill)
     assert done.returncode == -9, done.stderr

@@ -1,4 +1,4 @@
-"""The files of enroot/ as they lie there: clean shell, one set of pins, the topology that hpcgen generates."""
+"""The files in enroot/: clean shell code, one set of pins, and the topology that hpcgen generates."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_dockers_user_is_not_root() -> None:
     assert users[-1] not in ("0", "root")
 
 
-def test_everything_the_dockerfile_mounts_is_let_through() -> None:
+def test_the_dockerignore_allows_everything_that_the_dockerfile_mounts() -> None:
     ignored = (ENROOT / "Dockerfile.dockerignore").read_text().splitlines()
     kept = {line[1:] for line in ignored if line.startswith("!")}
     root = ENROOT.parent

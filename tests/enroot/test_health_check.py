@@ -41,7 +41,7 @@ def package(folder: Path, files: dict[str, str]) -> str:
     return str(folder)
 
 
-def test_what_is_here_is_found() -> None:
+def test_installed_components_are_found() -> None:
     done = health_check("--only", "--need=torch,trainer,zstd", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -64,7 +64,7 @@ def test_without_packages_it_still_runs_and_fails_by_name() -> None:
     )
 
 
-def test_what_is_not_needed_may_be_missing() -> None:
+def test_components_that_are_not_needed_may_be_missing() -> None:
     assert health_check(python=(sys.executable, "-S", "-I")).returncode == 0
 
 
@@ -78,11 +78,11 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
     assert "megatron-core" in health_check("--need=megatron").stderr
 
 
-def test_no_colour_in_a_pipe() -> None:
+def test_no_color_in_a_pipe() -> None:
     assert "\033" not in health_check("--only", "--need=zstd,ucx").stdout
 
 
-def test_save_names_what_is_there(tmp_path: Path) -> None:
+def test_save_lists_the_installed_components(tmp_path: Path) -> None:
     health_check("--only", "--need=zstd,infiniband", f"--save={tmp_path / 'found'}")
     assert (tmp_path / "found").read_text().startswith("zstd ")
 
@@ -119,27 +119,27 @@ def te(folder: Path, text: str) -> str:
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has a GPU driver")
-def test_what_only_lacks_the_driver_is_installed(tmp_path: Path) -> None:
+def test_a_component_that_only_lacks_the_driver_is_installed(tmp_path: Path) -> None:
     path = te(tmp_path, 'raise ImportError("libcuda.so.1: cannot open shared object file")')
     found = finding("te", PYTHONPATH=path)
     assert (found["state"], found["fails"]) == ("installed", False)
 
 
-def test_what_cannot_be_imported_is_missing(tmp_path: Path) -> None:
+def test_a_component_that_cannot_be_imported_is_missing(tmp_path: Path) -> None:
     found = finding("te", PYTHONPATH=te(tmp_path, 'raise OSError("undefined symbol: x")'))
     assert found["state"] == "missing"
     assert "OSError: undefined symbol: x" in found["detail"]
 
 
 def test_a_failing_import_happens_once(tmp_path: Path) -> None:
-    """torch is asked for by five checks; each try would take its time and leave its traces."""
+    """Five checks need torch. Each import would take time and leave traces."""
     text = f"with open({str(tmp_path / 'tries')!r}, 'a') as file: file.write('x')\nraise OSError('broken')"
     path = package(tmp_path, {"torch/__init__.py": text})
     health_check("--need=torch,te,gpu,nccl", "--only", PYTHONPATH=path)
     assert (tmp_path / "tries").read_text() == "x"
 
 
-def test_what_a_module_prints_is_not_in_the_document(tmp_path: Path) -> None:
+def test_output_of_a_module_is_not_in_the_document(tmp_path: Path) -> None:
     path = te(tmp_path, "print('hello from an import')")
     assert finding("te", PYTHONPATH=path)["state"] == "ok"
 
@@ -154,7 +154,7 @@ def test_the_shipped_topology() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "<system", "<system version='1'/>", "<html/>"])
-def test_a_file_that_is_no_topology(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_topology(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.xml").write_text(text)
     assert finding("topology", NCCL_TOPO_FILE=str(tmp_path / "x.xml"))["state"] == "missing"
 

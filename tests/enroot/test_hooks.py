@@ -1,4 +1,4 @@
-"""What an admin installs: the hook as enroot runs it, the files it reads, and install-hooks.sh."""
+"""The files that an admin installs: the hook as enroot runs it, the files it reads, and install-hooks.sh."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ common::err() { common::log ERROR "$1"; exit 1; }
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """The files of an NDv5 node in good order, and a container that wants all of its GPUs."""
+    """The files of a healthy NDv5 node, and a container that requests all of its GPUs."""
     for domain in DOMAINS:
         (tmp_path / f"proc/driver/nvidia/gpus/{domain}:00:00.0").mkdir(parents=True)
     for number in range(8):
@@ -100,7 +100,7 @@ def test_other_nodes_pass(node: Path) -> None:
     assert hook(node) == (0, [])
 
 
-def test_a_container_that_asks_for_nothing_passes(node: Path) -> None:
+def test_a_container_without_devices_passes(node: Path) -> None:
     shutil.rmtree(node / "sys")
     (node / "environment").write_text("")
     assert hook(node) == (0, [])
@@ -143,7 +143,7 @@ def test_installed_and_removed(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "etc").rglob("*") if path.is_file()]
 
 
-def test_user_is_enroots_own_directory(tmp_path: Path) -> None:
+def test_user_means_enroots_user_directory(tmp_path: Path) -> None:
     assert install("user", ENROOT_CONFIG_PATH=str(tmp_path / "enroot")).returncode == 0
     assert (tmp_path / "enroot/hooks.d/50-ndv5.sh").is_file()
 
@@ -163,7 +163,7 @@ def test_the_real_enroot_runs_the_hook(node: Path) -> None:
         (rootfs / name).mkdir(parents=True)
     (rootfs / "etc/environment").write_text("NVIDIA_VISIBLE_DEVICES=void\nMELLANOX_VISIBLE_DEVICES=void\n")
     assert install("user", ENROOT_CONFIG_PATH=str(node / "config")).returncode == 0
-    # enroot's own hooks run first and would look for devices: they are told void, and ours is told all.
+    # enroot's own hooks run first and would look for devices: they get void, and this hook gets all.
     executable(node / "config/hooks.d/40-all.sh", '#!/bin/bash\nsed -i s/=void/=all/ "$ENROOT_ENVIRON"\n')
     shutil.rmtree(node / "sys")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The image stage: what its script carries and runs, and the whole way on a real Slurm."""
+"""The image stage: the content of its script, its options, and a build on a real Slurm."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_need_is_what_the_recipe_can_check(tmp_path: Path) -> None:
         script(tmp_path, image={**IMAGE, "need": []})
 
 
-def test_no_packages_is_said(tmp_path: Path) -> None:
+def test_an_empty_package_list_is_passed_on(tmp_path: Path) -> None:
     assert "--package=none" in options(script(tmp_path, image={**IMAGE, "packages": []}))
 
 
@@ -112,7 +112,7 @@ def test_it_runs_on_one_node_without_container_and_devices(tmp_path: Path) -> No
         ({"image": {**IMAGE, "megatron_core": "0.16.1"}}, "contains its own Megatron-Core"),
     ],
 )
-def test_what_is_left_open_is_asked_for(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
+def test_missing_settings_are_reported(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigErrors, match=re.escape(said)):
         script(tmp_path, **sections)
 
@@ -132,14 +132,14 @@ def test_what_is_left_open_is_asked_for(tmp_path: Path, sections: dict[str, Any]
         {"base": "nvcr.io#NVIDIA/pytorch:1"},
     ],
 )
-def test_values_that_the_recipe_cannot_take_are_refused(tmp_path: Path, image: dict[str, Any]) -> None:
+def test_values_that_the_recipe_does_not_support_are_refused(tmp_path: Path, image: dict[str, Any]) -> None:
     with pytest.raises(ConfigErrors, match=f"image.{next(iter(image))}"):
         script(tmp_path, image={**IMAGE, **image})
 
 
 @pytest.mark.skipif(missing_slurm() is not None, reason=missing_slurm() or "")
 def test_rendered_and_submitted_it_makes_the_image(tmp_path: Path) -> None:
-    """The real Slurm and the real recipe, with the stand-in for enroot in the place of a container."""
+    """The real Slurm and the real recipe, with a stand-in for enroot instead of a container."""
     (tmp_path / "bin").mkdir()
     shutil.copy(STAND_IN, tmp_path / "bin/enroot")
     for name in ("run", "scratch"):

@@ -70,7 +70,7 @@ def test_a_code_directory_comes_first_on_pythonpath(image: Path) -> None:
 
 
 def test_everyone_may_read_what_is_installed(image: Path) -> None:
-    """Those who run the image are neither root nor its builder."""
+    """Users of the image are neither root nor its builder."""
     code = code_directory(image / "mnt")
     assert inside(image, "code", "directory", f"/mnt/{code.name}", "0.16.1").returncode == 0
     for path in (image / "opt").rglob("*"):
@@ -148,7 +148,7 @@ def image_with_pip(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pip_inside(image: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
-    """What it said, and what the image's Python has then."""
+    """The script's output, and the packages of the image's Python afterwards."""
     done = inside(image, *words, path=str(image / "opt/venv/bin"))
     listed = subprocess.run(
         [image / "opt/venv/bin/python", "-m", "pip", "list", "--format=json"],
@@ -160,7 +160,7 @@ def pip_inside(image: Path, *words: str) -> tuple[subprocess.CompletedProcess[st
     return done, {one["name"]: one["version"] for one in json.loads(listed.stdout)}
 
 
-def test_pip_leaves_what_the_image_has(image_with_pip: Path) -> None:
+def test_pip_keeps_the_images_packages(image_with_pip: Path) -> None:
     """Megatron-Core declares a torch that the image does not have, and hpcgen one that it has."""
     for requires in ("torch>=2.8", "apex", "torch>=2.6"):
         extra = 'Provides-Extra: data\nRequires-Dist: zstandard; extra == "data"'
@@ -198,7 +198,7 @@ def apt_calls(image: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def test_what_is_there_is_not_asked_for(image_with_apt: Path) -> None:
+def test_installed_packages_are_not_requested(image_with_apt: Path) -> None:
     assert inside(image_with_apt, "packages", "none", "zstd", path="/opt/bin").returncode == 0
     assert apt_calls(image_with_apt) == []
 
@@ -218,7 +218,7 @@ def test_a_package_that_replaces_another_is_refused(image_with_apt: Path) -> Non
     assert [call for call in apt_calls(image_with_apt) if "-y" in call] == []
 
 
-def test_help_and_wrong_usage() -> None:
+def test_help_and_usage_errors() -> None:
     script = ENROOT / "install-inside.sh"
     done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
     assert "install-inside.sh packages DOCA|none NAME..." in done.stdout

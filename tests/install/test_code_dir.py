@@ -37,7 +37,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def torch_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an image has: torch, numpy and what they need, without anything else of this environment."""
+    """The packages of an image: torch, numpy and their dependencies, without the rest of this environment."""
     image = tmp_path_factory.mktemp("image")
     link(with_needs("torch", "numpy"), image)
     return image
@@ -67,7 +67,7 @@ def distribution_names(directory: Path) -> set[str]:
 
 
 def run_isolated(code: str, *path: Path) -> str:
-    """What Python prints that sees the standard library and `path`, in this order."""
+    """Output of a Python that sees the standard library and `path`, in this order."""
     start = f"import sys; sys.path[:0] = {[str(entry) for entry in path]}; "
     python = (sys.executable, "-I", "-S", "-B", "-W", "ignore", "-c", start + code)
     result = subprocess.run(python, capture_output=True, text=True, cwd="/")
@@ -75,7 +75,7 @@ def run_isolated(code: str, *path: Path) -> str:
     return result.stdout
 
 
-def test_the_trainer_and_megatron_import_beside_nothing_but_torch(installed: Path, torch_image: Path) -> None:
+def test_the_trainer_and_megatron_import_with_only_torch(installed: Path, torch_image: Path) -> None:
     code = """
 import torch, numpy, jinja2
 import trainer, megatron.core, submitit, hpcgen, psutil
@@ -118,7 +118,7 @@ def test_a_data_stage_runs_from_it(installed: Path, torch_image: Path, tmp_path:
     assert tokens == b"".join(token.to_bytes(2, "little") for token in (15496, 995, 50256))
 
 
-def test_a_wheel_has_the_files_that_are_no_code(tmp_path: Path) -> None:
+def test_a_wheel_contains_the_data_files(tmp_path: Path) -> None:
     checkout = Path(code_dir.__file__).parents[2]
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, checkout],
@@ -142,7 +142,7 @@ def test_it_hides_nothing_of_the_image(installed: Path, torch_image: Path) -> No
     assert {name for name in hidden if not name.startswith("typing_extensions")} == set()
 
 
-def test_it_holds_all_that_hpcgen_declares_and_an_image_lacks(installed: Path) -> None:
+def test_it_contains_every_dependency_that_an_image_lacks(installed: Path) -> None:
     names = distribution_names(installed)
     declared = set(map(code_dir.project_name, code_dir.own_requirements()))
     assert {"megatron-core", "submitit", "torch"} <= declared
@@ -232,7 +232,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         code_dir.install_code(tmp_path / "file" / "nodes", RUNNING)
 
 
-def test_what_is_published_already_is_kept_and_checked(tmp_path: Path, tree: Path) -> None:
+def test_an_existing_directory_is_kept_and_verified(tmp_path: Path, tree: Path) -> None:
     copy = tmp_path / "copy"
     subprocess.run(("cp", "-a", tree, copy), check=True)
     first = code_dir.publish(tree, tmp_path, "3.12")

@@ -117,7 +117,7 @@ def test_the_base_installation_is_small() -> None:
     [WORKS[name] for name in ("render", "validate", "init", "cluster", "topology")],
     ids=lambda arguments: arguments[0],
 )
-def test_what_a_login_node_runs_imports_the_base_packages_alone(tmp_path: Path, arguments: list[str]) -> None:
+def test_commands_of_a_login_node_import_only_base_packages(tmp_path: Path, arguments: list[str]) -> None:
     """The import graph, in this environment: an import that is guarded or optional counts as well."""
     write_yaml(tmp_path / "run.yaml", big_run())
     program = (
@@ -169,7 +169,7 @@ def test_training_here_needs_the_trainer(tmp_path: Path, monkeypatch: pytest.Mon
     assert str(message) == "hpcgen submit needs megatron-core. Install it with: pip install 'hpcgen[train]'"
 
 
-def test_an_import_that_no_extra_helps_keeps_its_traceback() -> None:
+def test_an_import_that_no_extra_provides_keeps_its_traceback() -> None:
     program = (
         "import sys; from hpcgen.cli.main import main; sys.modules['rich.table'] = None; main(['presets'])"
     )
@@ -179,7 +179,7 @@ def test_an_import_that_no_extra_helps_keeps_its_traceback() -> None:
     assert "ModuleNotFoundError: import of rich.table halted" in found.stderr
 
 
-def test_all_holds_every_capability() -> None:
+def test_the_extra_all_has_every_capability() -> None:
     capabilities = ("data", "submit", "lint", "report", "train")
     declared = list(requirements())
     every = {requirement for extra, requirement in declared if extra == "all"}

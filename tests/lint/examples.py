@@ -226,7 +226,7 @@ EXAMPLES: dict[str, Example] = {
     "foreground-step": Example(
         fails=((f"{SRUN} &\n{AFTER_SRUN}", f"trap 'touch stop' USR2\n{SRUN}\n"),),
         at="srun",
-        passes=((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN}\n"),),  # there is no trap to wait for
+        passes=((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN}\n"),),  # without a trap there is nothing to wait for
     ),
     "log-truncated": Example(
         fails=(("#SBATCH --open-mode=append\n", ""),),

@@ -22,7 +22,7 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-def test_a_sound_script_ends_with_0(script) -> None:
+def test_a_correct_script_exits_with_0(script) -> None:
     found = hpcgen("lint", script(SOUND))
     assert (found.status, found.stdout, found.stderr) == (0, "", "no findings\n")
 
@@ -37,7 +37,7 @@ def test_a_finding_says_where_why_and_what_to_do(script) -> None:
     assert found.stderr == "1 warning\n"
 
 
-def test_notes_alone_end_with_0(script) -> None:
+def test_only_notes_exit_with_0(script) -> None:
     found = hpcgen("lint", script(edited((("    --exit-signal-handler\n", ""),))))
     assert found.status == 0
     assert "note:" in found.stdout
@@ -159,7 +159,7 @@ def test_a_comment_for_another_rule_or_line_does_not(script, edits) -> None:
         (("--slurm-version", "22", "job.sh"), "'22' is not a Slurm version; give one such as 22.05"),
     ],
 )
-def test_a_mistake_ends_with_2(script, arguments, message) -> None:
+def test_a_mistake_exits_with_2(script, arguments, message) -> None:
     script(SOUND)
     script("\0\0", "binary")
     found = hpcgen("lint", *arguments)
@@ -177,7 +177,7 @@ def test_a_mistake_ends_with_2(script, arguments, message) -> None:
         (("--slurm-version", "21.08.5"), None),
     ],
 )
-def test_what_some_slurm_versions_do_is_a_warning_for_these(script, options, severity) -> None:
+def test_a_finding_for_some_slurm_versions_is_a_warning_only_for_them(script, options, severity) -> None:
     text = edited((("    --cpus-per-task=12\n", "    --cpu-bind=cores\n"),))
     found = json.loads(hpcgen("lint", "--json", *options, script(text)).stdout)
     assert [finding["severity"] for finding in found] == ([severity] if severity else [])
@@ -213,7 +213,7 @@ def test_all_rules_are_listed_and_explained() -> None:
         assert f"ignore={id}" in explained.stdout
 
 
-def test_nothing_in_a_script_reaches_the_terminal_as_it_is(script) -> None:
+def test_control_characters_of_a_script_are_escaped(script) -> None:
     text = edited((("--save /shared/checkpoints/gpt3-13b", "--save $'/x\\e[31m\\n'"),))
     found = hpcgen("lint", script(text))
     assert found.status == 1

@@ -279,7 +279,7 @@ def test_text_without_variables_keeps_its_lines() -> None:
 @pytest.mark.parametrize(
     "first", ["#!/usr/bin/env python3", "#!/usr/bin/python3 -u", "#!/usr/bin/env -S A=b perl -w"]
 )
-def test_of_another_interpreters_script_only_the_directives_are_read(first: str) -> None:
+def test_only_the_directives_of_a_script_for_another_interpreter_are_read(first: str) -> None:
     found = lint(f"{first}\n#SBATCH --nodes=2\nfoo(1, (2))\nif x:\n    pass\n")
     assert {finding.rule for finding in found} >= {"not-a-shell-script", "no-time-limit"}
     assert "syntax" not in {finding.rule for finding in found}

@@ -99,7 +99,7 @@ def _outcome(action):
     ],
     ids=lambda text: text[:20].encode("unicode_escape").decode(),
 )
-def test_strange_scripts(text: str) -> None:
+def test_unusual_scripts_do_not_break_lint(text: str) -> None:
     _outcome(lambda: lint(text))
 
 
@@ -124,7 +124,7 @@ def test_a_script_of_growing_variables_is_bounded_work(text: str) -> None:
     assert len(words) < len(text) + MAX_EXPANDED // PIECE_COST
 
 
-def test_the_limit_is_far_from_what_people_write() -> None:
+def test_the_limit_is_far_above_real_scripts() -> None:
     text = SOUND + "x=(" + "--option value " * 100 + ")\n" + 'y=("${x[@]}")\necho "${y[*]}"\n' * 50
     [*_, last] = read(text).commands
     assert last.words[1].known

@@ -22,7 +22,7 @@ TRAINING = (
     "--max-position-embeddings 1024 --micro-batch-size 1"
 )
 WHOLE = f"{TRAINING} --global-batch-size 256 --train-iters 1000 --lr 1e-4 --mock-data"
-"""A training that can be carried as it is."""
+"""A training that can be converted unchanged."""
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ def test_a_pyxis_script_for_175b() -> None:
     assert "NCCL_MIN_NCHANNELS" in left(ended)["NCCL_MIN_CHANNELS"]
 
 
-def test_what_was_carried_can_be_validated_and_rendered() -> None:
+def test_a_converted_run_file_validates_and_renders() -> None:
     assert hpcgen("init", "run.yaml", "--from", AZURE, "--cluster", "azure-ndv5").status == 0
     checked = hpcgen("validate", "-c", "run.yaml")
     assert checked.status == 0, checked.stderr
@@ -161,13 +161,13 @@ def test_what_was_carried_can_be_validated_and_rendered() -> None:
     assert hpcgen("lint", "train.sh").stdout == ""
 
 
-def test_secrets_are_carried_by_name_alone() -> None:
+def test_secrets_are_converted_only_by_name() -> None:
     ended = hpcgen("init", "run.yaml", "--from", AZURE, "--cluster", "azure-ndv5")
     assert "0123456789abcdef" not in ended.stderr + Path("run.yaml").read_text()
     assert written()["secrets"] == ["WANDB_API_KEY"]
 
 
-def test_a_secret_is_known_by_its_look_as_well() -> None:
+def test_a_secret_is_recognized_by_its_value_too() -> None:
     token = "hf_" + "Zq7" * 12
     ended = init(f"export HUB={token} MIRROR=https://me:pass4word@host/x\n{WHOLE} --wandb-api-key {token}\n")
     assert ended.status == 0, ended.stderr
@@ -225,7 +225,7 @@ def test_a_torchrun_script_without_slurm() -> None:
     assert hpcgen("validate", "-c", "run.yaml").status == 0
 
 
-def test_where_megatrons_defaults_are_others_they_are_written_out() -> None:
+def test_defaults_of_megatron_that_differ_are_written_out() -> None:
     assert init(TORCHRUN, *ANSWERS).status == 0
     values = written()
     assert values["optimizer"] == {
@@ -266,7 +266,7 @@ def test_options_that_do_not_exist_are_listed_or_refused() -> None:
         "--checkpoint-activations",
     }
     assert "--recompute" in reasons["--checkpoint-activations"]
-    # what breaks a rule is carried, and validate says so
+    # an invalid value is converted, and validate reports it
     assert written()["parallelism"]["pipeline_model_parallel_size"] == 3
     checked = hpcgen("validate", "-c", "run.yaml")
     assert checked.status == 2
@@ -280,7 +280,7 @@ def test_options_that_do_not_exist_are_listed_or_refused() -> None:
     assert "--set 'training.micro_batch_size=...'" in found["--batch-size 4"]
 
 
-def test_what_the_script_does_not_say_is_refused_where_results_depend_on_it() -> None:
+def test_missing_values_that_affect_results_are_refused() -> None:
     found = refused(init("python pretrain_gpt.py --data-path a b c 1\n"))
     assert found.keys() == {
         "--data-path a b",
@@ -316,7 +316,7 @@ def test_mistakes_write_nothing(workplace, text, options, message) -> None:
     assert listing(workplace).keys() == {"job.sh"}
 
 
-def test_a_script_that_is_not_there(workplace) -> None:
+def test_a_missing_script(workplace) -> None:
     ended = hpcgen("init", "run.yaml", "--from", "nowhere.sh", "--cluster", "local")
     assert ended.status == 2
     assert "nowhere.sh: cannot be read" in ended.stderr
@@ -353,7 +353,7 @@ def test_collnet_becomes_use_sharp_where_the_nodes_have_it() -> None:
     assert found["environment"] == {"SHARP_COLL_LOG_LEVEL": "5"}  # the others are the node type's
 
 
-def test_a_run_that_would_write_to_the_old_checkpoints_is_told() -> None:
+def test_a_run_that_would_write_to_the_old_checkpoints_is_reported() -> None:
     ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{WHOLE} --save /shared/old\n")
     assert written()["checkpoint"]["save"] == "/shared/old"
     assert "saves there" in left(ended)["the run's own checkpoint directory"]
@@ -367,7 +367,7 @@ def test_a_python_script_is_refused_as_one() -> None:
 
 
 def migrated(options: str, *more: str) -> tuple[dict, dict[str, str]]:
-    """The valid run file for a training with `options`, and what was not carried over."""
+    """The valid run file for a training with `options`, and the options that were not converted."""
     options += " --mock-data --global-batch-size 256"
     for name, value in {"lr": "1e-4", "train-iters": "1000"}.items():
         if f"--{name} " not in options and not (name == "train-iters" and "--train-samples " in options):
@@ -381,7 +381,7 @@ def migrated(options: str, *more: str) -> tuple[dict, dict[str, str]]:
     return written(), left(ended)
 
 
-def test_schedules_loss_scales_and_ways_to_watch_are_carried() -> None:
+def test_schedules_loss_scales_and_logging_are_converted() -> None:
     found, _ = migrated(
         "--train-iters 5000 --lr 1e-4 --lr-decay-style WSD --lr-wsd-decay-style linear --lr-wsd-decay-iters 500 "
         "--lr-warmup-iters 10 --lr-warmup-init 1e-6 --fp16 --initial-loss-scale 65536 --hysteresis 4 "
@@ -421,7 +421,7 @@ def test_schedules_loss_scales_and_ways_to_watch_are_carried() -> None:
     }
 
 
-def test_fp8_is_carried_with_its_recipe() -> None:
+def test_fp8_is_converted_with_its_recipe() -> None:
     found, _ = migrated("--bf16 --fp8-format e4m3 --fp8-recipe delayed --fp8-amax-history-len 16")
     assert found["training"] == found["training"] | {
         "fp8": "e4m3",
@@ -452,7 +452,7 @@ def test_a_growing_batch_counts_its_steps() -> None:
     )
 
 
-def test_what_nothing_would_read_is_left_with_its_reason() -> None:
+def test_options_without_effect_are_omitted_with_the_reason() -> None:
     found, leftovers = migrated(
         "--bf16 --loss-scale 1024 --fp8-recipe delayed --lr-wsd-decay-iters 5 --wandb-exp-name first "
         "--profile-ranks 0 1 --finetune"
@@ -469,7 +469,7 @@ def test_what_nothing_would_read_is_left_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("rampup", ["0 0 0", "64 64 0", "64", "64 64 $N", "999999999999999 1 1"])
-def test_a_ramp_that_is_none_is_no_reason_to_fail(rampup: str) -> None:
+def test_a_ramp_up_without_effect_must_be_set_to_null(rampup: str) -> None:
     options = (
         f"--lr 1e-4 --mock-data --global-batch-size 256 --train-samples 2560 --rampup-batch-size {rampup}"
     )
@@ -480,7 +480,7 @@ def test_a_ramp_that_is_none_is_no_reason_to_fail(rampup: str) -> None:
     assert written()["training"]["train_iters"] == 10
 
 
-def test_a_branch_that_does_not_run_gives_nothing() -> None:
+def test_a_branch_that_does_not_run_contributes_nothing() -> None:
     ended = init(
         """\
         #!/bin/bash
@@ -533,7 +533,7 @@ def test_a_branch_that_does_not_run_gives_nothing() -> None:
     }
 
 
-def test_what_only_holds_in_a_branch_is_a_question_and_the_rest_is_carried() -> None:
+def test_values_of_an_uncertain_branch_are_refused_and_the_rest_is_converted() -> None:
     text = f"""\
         if [ "$1" = big ]; then HIDDEN=8192 LAYERS=40; elif [ "$1" = huge ]; then HIDDEN=16384; else HIDDEN=5120; fi
         args=(--hidden-size $HIDDEN --num-layers 32 --num-attention-heads 64)
@@ -583,7 +583,7 @@ OPTIONS = """\
 """
 
 
-def test_every_option_is_carried_listed_or_refused() -> None:
+def test_every_option_is_converted_listed_or_refused() -> None:
     """No option may be silently dropped."""
     cluster = load_cluster("local")
     without = migrate(f"{WHOLE} --save /y\n", "job.sh", *cluster)
@@ -622,12 +622,12 @@ def test_every_option_is_carried_listed_or_refused() -> None:
         ("--no-position-embedding", "learned_absolute and rope"),
     ],
 )
-def test_what_would_train_something_else_is_refused(option: str, why: str) -> None:
+def test_scripts_that_would_train_something_else_are_refused(option: str, why: str) -> None:
     found = refused(init(f"VP=$(( $1 ))\n{WHOLE} {option}\n"))
     assert any(why in reason for reason in found.values()), found
 
 
-def test_what_megatron_derives_is_derived() -> None:
+def test_values_that_megatron_derives_are_derived() -> None:
     found, leftovers = migrated(
         "--swiglu --group-query-attention --sequence-parallel --normalization rmsnorm --optimizer adam "
         "--lr-decay-style WSD --lr-wsd-decay-style 1-sqrt --lr-wsd-decay-iters 10 --save /shared/a/../b"
@@ -660,7 +660,7 @@ def test_a_batch_that_is_left_out_follows_from_the_ranks() -> None:
     assert written()["model"]["padded_vocab_size"] == 50432
 
 
-def test_more_steps_than_anybody_counts_one_by_one() -> None:
+def test_a_huge_number_of_steps_is_computed_quickly() -> None:
     samples = 15 * 10**12 // 4096
     ended = init(
         f"{TRAINING} --mock-data --lr 1e-4 --global-batch-size 2048 --train-samples {samples} "

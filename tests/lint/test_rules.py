@@ -26,7 +26,7 @@ def test_every_rule_has_its_examples() -> None:
     assert set(EXAMPLES) == set(RULES)
 
 
-def test_nothing_is_wrong_with_the_sound_script() -> None:
+def test_the_correct_script_has_no_findings() -> None:
     assert lint(SOUND) == []
 
 
@@ -63,7 +63,7 @@ def test_a_script_that_submits_itself_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("example", [example for rule, example in ALL if rule != "syntax"])
-def test_bash_takes_the_examples(example: Example) -> None:
+def test_bash_accepts_the_examples(example: Example) -> None:
     """A syntax error would hide the mistake that an example shows."""
     for edits in (example.fails, example.passes):
         done = subprocess.run(
@@ -73,7 +73,7 @@ def test_bash_takes_the_examples(example: Example) -> None:
 
 
 @pytest.mark.parametrize("matter", MESSAGES)
-def test_a_rule_says_this_of_a_script(matter: str) -> None:
+def test_the_message_of_a_rule(matter: str) -> None:
     rule, message = MESSAGES[matter]
     found = lint(message.script, rules=[rule], slurm_version=message.slurm)
     assert len(found) == bool(message.why), found
@@ -84,14 +84,14 @@ def test_a_rule_says_this_of_a_script(matter: str) -> None:
 
 
 @pytest.mark.parametrize("path", GOLDEN)
-def test_our_own_scripts_are_sound(path: str) -> None:
+def test_rendered_scripts_have_no_findings(path: str) -> None:
     assert lint((ROOT / path).read_text(encoding="utf-8"), path) == []
 
 
 @pytest.mark.parametrize(
     "path", [path for path in GOLDEN if re.search(r"/azure.*-(pyxis|enroot|none)/train\.", path)]
 )
-def test_the_training_step_of_our_own_scripts_is_found(path: str) -> None:
+def test_the_training_step_of_rendered_scripts_is_found(path: str) -> None:
     """Through functions, arrays, and the `bash -c` that starts enroot."""
     text = (ROOT / path).read_text(encoding="utf-8")
     assert names(lint(edited(((" --kill-on-bad-exit=1\n", "\n"),), text))) == {"no-kill-on-bad-exit"}

@@ -75,7 +75,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("text", SCRIPTS)
-def test_what_is_known_is_what_bash_does(text: str, tmp_path: Path) -> None:
+def test_known_words_are_those_that_bash_computes(text: str, tmp_path: Path) -> None:
     given_ = arguments(text, tmp_path)
     commands = shown(read(text))
     if any(command.in_loop or command.function for command in commands):
@@ -136,7 +136,7 @@ def test_quoted_words_come_back_through_arrays_and_variables(words: list[str]) -
     assert all(word.known and word.certain for word in command.words)
 
 
-def test_what_a_run_decides_stays_unknown() -> None:
+def test_values_known_only_at_run_time_stay_unknown() -> None:
     text = 'x=$(date); show "$x" "$HOME/a" $1 "$RANDOM"; if a; then y=1; else y=2; fi; show "$y"'
     first, second = shown(read(text))
     assert [word.known for word in first.words[1:]] == [False] * 4
@@ -168,7 +168,7 @@ def test_a_branch_that_certainly_does_not_run_is_dead() -> None:
     assert [command.dead for command in shown(read(text, trusts_defaults=True))] == [True, False, True, False]
 
 
-def test_what_slurm_sets_follows_from_the_directives() -> None:
+def test_slurms_variables_follow_from_the_directives() -> None:
     text = (
         "#!/bin/bash\n#SBATCH -N4 --ntasks-per-node 8\nshow $SLURM_NNODES $SLURM_NTASKS $((SLURM_NNODES * 8))"
     )
@@ -203,7 +203,7 @@ def test_directives_in_a_here_document_are_those_of_another_script() -> None:
     assert [directive.value for directive in script.directives] == ["1"]
 
 
-def test_what_bash_does_not_take_is_said_with_its_line() -> None:
+def test_a_syntax_error_is_reported_with_its_line() -> None:
     error = read("#!/bin/bash\necho\nif x; then\n").error
     assert error is not None
     assert error.line >= 3
@@ -211,6 +211,6 @@ def test_what_bash_does_not_take_is_said_with_its_line() -> None:
 
 
 @pytest.mark.parametrize("text", ["a\0b", "x" * 300_000])
-def test_what_is_no_script_is_refused(text: str) -> None:
+def test_files_that_are_not_scripts_are_refused(text: str) -> None:
     with pytest.raises(HpcgenError):
         read(text)

@@ -44,7 +44,7 @@ def found(text: str, rule: str) -> list[Finding]:
         ("trap '' USR1\n", False),
     ],
 )
-def test_a_trap_that_sends_nothing_on(handler: str, is_lost: bool) -> None:
+def test_a_trap_that_does_not_forward_the_signal(handler: str, is_lost: bool) -> None:
     assert bool(found(f"{WARNED}{handler}{BACKGROUND}", "signal-not-forwarded")) == is_lost
 
 

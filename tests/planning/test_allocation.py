@@ -1,4 +1,4 @@
-"""What a stage asks of Slurm: who decides each setting, the options, and what Slurm would refuse or twist."""
+"""The Slurm request of a stage: the origin of each setting, the options, and settings that Slurm would refuse."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_a_task_of_an_array_takes_a_whole_node(tmp_path):
         {"slurm": {"partition": "hpc", "cpus_per_task": 24}},
     ],
 )
-def test_a_task_of_an_array_that_says_its_cpus_shares_the_node(tmp_path, given):
-    """Wherever it is said. Memory is what Slurm gives, unless that is said too."""
+def test_an_array_task_with_cpus_per_task_shares_the_node(tmp_path, given):
+    """The CPUs may be set anywhere. Memory is Slurm's default unless it is also set."""
     assert shares(allocation(tmp_path, "tokenize", **given)) == ("24", None)
     given.setdefault("tokenize", {})["mem"] = "32G"
     assert shares(allocation(tmp_path, "tokenize", **given)) == ("24", "32G")
@@ -159,7 +159,7 @@ def test_a_setting_comes_from_the_stage_then_the_defaults_then_the_cluster(tmp_p
     assert stage_settings(STAGES["tokenize"], run.config, run.cluster).account == "ours"
 
 
-def test_extra_directives_of_site_and_user_add_up(tmp_path):
+def test_extra_directives_of_site_and_user_are_combined(tmp_path):
     """A user's --mail-type does not take the site's --switches away; of the same option, the user's holds."""
     site = {"extra_directives": ["--switches=1", "--nice=10"]}
     run = run_of(tmp_path, train={"extra_directives": ["--mail-type=FAIL", "--nice=5"]}, slurm=site)
@@ -180,7 +180,7 @@ def test_an_empty_list_is_a_choice_of_the_stage_against_the_defaults(tmp_path):
     assert stage_settings(STAGES["train"], run.config, run.cluster).extra_directives == ("--no-kill",)
 
 
-def test_an_option_that_is_given_twice(tmp_path):
+def test_a_duplicate_option_is_reported(tmp_path):
     run = run_of(tmp_path, train={"time": "1:00", "extra_directives": ["--nice=5", "--nice=6"]})
     [problem] = allocation_problems(STAGES["train"], run.config, run.cluster, run.node_type)
     assert (problem.path, problem.file) == ("slurm.train.extra_directives[1]", "run")
@@ -274,7 +274,7 @@ def test_options_that_hpcgen_writes_itself_also_abbreviated(tmp_path, directive,
 @pytest.mark.parametrize(
     "directive", ["--mem-per-cpu=2G", "--nodelist=n1", "--comment=x", "--switches=1", "--no-kill"]
 )
-def test_other_options_are_the_users(tmp_path, directive):
+def test_other_options_are_accepted(tmp_path, directive):
     assert problems(tmp_path, train={"extra_directives": [directive]}) == []
 
 

@@ -1,4 +1,4 @@
-"""Job arrays: how many tasks, how many at once, and what sbatch is told."""
+"""Job arrays: number of tasks, parallelism, and sbatch's option."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_outputs_of_all_splits_count(tmp_path):
     assert array_of(run, "prepare").num_tasks == 14
 
 
-def test_few_outputs_need_no_warning_where_nobody_asked_for_tasks(tmp_path):
+def test_few_outputs_need_no_warning_with_the_default_number_of_tasks(tmp_path):
     run = run_of(tmp_path, corpus={**CORPUS, "num_output_files": 2})
     assert array_of(run, "concat").num_tasks == 2
     assert list(array_warnings(STAGES["concat"], run.config, run.cluster)) == []
 
 
-def test_more_tasks_than_slurm_takes_become_fewer_with_more_files_each(tmp_path):
+def test_tasks_beyond_the_limit_of_slurm_are_merged(tmp_path):
     run = run_of(tmp_path, max_array_size=50, extract={"num_tasks": 59_166})
     assert array_of(run, "extract").option() == "0-49"
     [warning] = array_warnings(STAGES["extract"], run.config, run.cluster)

@@ -56,7 +56,7 @@ def test_the_lead_is_a_margin_and_twice_the_slowest_step_and_save(step_s, save_s
     assert checkpointing.signal_lead_s(step_s, save_s, evaluation_s) == lead_s
 
 
-def test_an_evaluation_is_forward_passes_alone_and_counts_where_a_warning_may_meet_it(trainer):
+def test_an_evaluation_is_forward_passes_only_and_counts_if_the_signal_may_arrive_in_it(trainer):
     assert checkpointing.evaluation_s(trainer, step_s=3) == 0
     training = dataclasses.replace(trainer.training, eval_interval=100)
     assert checkpointing.evaluation_s(
@@ -64,14 +64,14 @@ def test_an_evaluation_is_forward_passes_alone_and_counts_where_a_warning_may_me
     ) == pytest.approx(10)
 
 
-def test_checkpoints_are_half_an_hour_apart_where_nobody_says(trainer):
+def test_checkpoints_are_half_an_hour_apart_by_default(trainer):
     assert (trainer.checkpoint.save_interval, trainer.checkpoint.save_interval_minutes) == (None, 30)
 
 
 @pytest.mark.parametrize(
     ("steps", "minutes", "saves"), [(1000, None, 95), (None, 30, 3500), (1000, 30, 3500), (10**9, None, 1)]
 )
-def test_the_checkpoints_of_a_run_come_by_steps_and_by_the_clock(trainer, steps, minutes, saves):
+def test_checkpoints_are_saved_by_steps_and_by_the_clock(trainer, steps, minutes, saves):
     """95367 steps of about 66 s: half of what slow ones take."""
     checkpoint = dataclasses.replace(trainer.checkpoint, save_interval=steps, save_interval_minutes=minutes)
     found = checkpointing.num_saves(dataclasses.replace(trainer, checkpoint=checkpoint))
@@ -88,13 +88,13 @@ def directive(plan, name):
     return [word for word in plan.stages["train"].directives if word.startswith(f"--{name}=")]
 
 
-def test_the_warning_reaches_the_batch_shell_alone(tmp_path):
+def test_the_signal_reaches_only_the_batch_shell(tmp_path):
     """Without B: USR2 would kill torchrun's agent, data loaders and any wrapper shell."""
     [signal] = directive(planned(tmp_path, big_run()), "signal")
     assert signal == "--signal=B:USR2@410"
 
 
-def test_a_lead_of_ones_own(tmp_path):
+def test_a_configured_lead_replaces_the_computed_one(tmp_path):
     run = big_run()
     [signal] = directive(planned(tmp_path, run, overrides=["slurm.train.signal_lead_s=900"]), "signal")
     assert signal == "--signal=B:USR2@900"

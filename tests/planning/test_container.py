@@ -39,7 +39,7 @@ def container(
 
 
 def mounts(found: Container) -> tuple[str, ...]:
-    """The mounts as pyxis is told them."""
+    """The mounts in pyxis's form."""
     option = found.words()[0]
     assert option.startswith("--container-mounts=")
     return tuple(option.partition("=")[2].split(","))
@@ -81,7 +81,7 @@ def test_pyxis_options():
 
 
 def test_writable_takes_the_place_of_readonly():
-    """pyxis refuses both together; CycleCloud's default is writable, so one is always said."""
+    """pyxis refuses both together. CycleCloud's default is writable, so one is always set."""
     words = example(writable=True).words()
     assert "--container-writable" in words
     assert "--container-readonly" not in words
@@ -120,7 +120,7 @@ exec "$@"
 
 @pytest.mark.process
 @pytest.mark.parametrize("writable", [False, True])
-def test_enroot_is_called_in_the_task_with_what_slurm_set_there(tmp_path, enroot_task, writable):
+def test_the_task_passes_its_slurm_variables_to_enroot(tmp_path, enroot_task, writable):
     """enroot passes no variable that is not named, and which ones Slurm set is known in the task alone."""
     found = example(runtime="enroot", writable=writable, workdir=str(tmp_path))
     with enroot_task(found, 3, "pwd") as task:
@@ -163,7 +163,7 @@ def test_the_tasks_of_a_node_start_one_after_another(tmp_path, enroot_task):
         ("registry:5000#a/b", "registry:5000#a/b"),
     ],
 )
-def test_a_digest_stands_where_every_enroot_takes_it(given, rendered):
+def test_a_digest_is_written_in_the_form_that_every_enroot_accepts(given, rendered):
     assert image_reference(given) == rendered
     # the form that enroot 3.4 knows (src/docker.sh); 4.0 and newer take it as well
     user, tag = r"[A-Za-z0-9_.!~*'()%;:&=+$,-@]+", r"[A-Za-z0-9._:-]+"
@@ -188,13 +188,13 @@ def test_every_variable_that_the_script_sets_is_named(tmp_path):
     assert list(stage.container.environment) == sorted(names)
 
 
-def test_what_a_stage_reads_and_writes_is_mounted(tmp_path):
+def test_paths_that_a_stage_reads_or_writes_are_mounted(tmp_path):
     found = container(tmp_path, reads=["/data/a", "/code"], writes=["/runs/x", "/nvme"])
     assert mounts(found) == ("/code:/code:ro", "/data/a:/data/a:ro", "/nvme:/nvme", "/runs/x:/runs/x")
     assert found.workdir == "/shared/runs/big"
 
 
-def test_a_directory_comes_before_what_lies_in_it(tmp_path):
+def test_a_directory_is_mounted_before_its_contents(tmp_path):
     """Mounts are made in order: /shared read-only after /shared/runs/x would hide it."""
     found = container(tmp_path, reads=["/shared"], writes=["/shared/runs/x"])
     assert mounts(found) == ("/shared:/shared:ro", "/shared/runs/x:/shared/runs/x")
@@ -225,7 +225,7 @@ def test_a_mount_elsewhere_does_not_show_the_path(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/a b", "/a,b", "/a:b", "/a$b", "/"])
-def test_what_pyxis_cannot_mount_is_refused(tmp_path, path):
+def test_paths_that_pyxis_cannot_mount_are_refused(tmp_path, path):
     with pytest.raises(HpcgenError, match="cannot be mounted"):
         container(tmp_path, reads=[path])
 
@@ -272,7 +272,7 @@ def test_a_container_needs_an_image(tmp_path, asked):
     assert problems(tmp_path, {"runtime": asked, "image": "/x.sqsh"}, {"image": None}) == []
 
 
-def test_enroot_starts_files_alone(tmp_path):
+def test_enroot_starts_only_files(tmp_path):
     [(path, reason)] = problems(tmp_path, {"runtime": "enroot"})
     assert path == "container.image"
     assert "registry" in reason
@@ -287,7 +287,7 @@ def test_only_a_file_can_be_copied_to_the_nodes(tmp_path):
     assert container(tmp_path, {"image": "/x.sqsh"}, container={"copy_image": True}).copy_image is True
 
 
-def test_an_image_that_lacks_the_trainer_is_worth_a_warning(tmp_path):
+def test_an_image_without_the_trainer_is_a_warning(tmp_path):
     [(path, reason)] = warnings(tmp_path, {})
     assert path == "container.image"
     assert reason.startswith("contains neither Megatron-Core nor hpcgen")
@@ -295,7 +295,7 @@ def test_an_image_that_lacks_the_trainer_is_worth_a_warning(tmp_path):
     assert warnings(tmp_path, {"image": "/images/gpt.sqsh"}) == []
 
 
-def test_a_tag_may_name_another_image_tomorrow(tmp_path):
+def test_an_image_tag_without_digest_is_a_warning(tmp_path):
     reason = "uses a tag, which can refer to another image later"
     assert warnings(tmp_path, {"image": "reg.io#a/b:1"}) == [("container.image", reason)]
     assert warnings(tmp_path, {"image": f"reg.io#a/b:1@{DIGEST}"}) == []

@@ -1,4 +1,4 @@
-"""The environment of a stage: which layer wins, what each stage needs, and what a file may not set."""
+"""The environment of a stage: precedence of layers, variables of each stage, and variables that files may not set."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_origins_are_files_options_and_public_sources(tmp_path):
     assert found["PYTHONUNBUFFERED"].origin == "hpcgen"
 
 
-def test_higher_layers_win_and_remember_what_they_hide(tmp_path):
+def test_higher_layers_override_and_keep_the_overridden_values(tmp_path):
     environment = {"NCCL_DEBUG": "INFO", "UCX_TLS": "ud", "OMP_NUM_THREADS": "2"}
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "environment": environment})
     values = big_run(cluster="./site.yaml", environment={"NCCL_DEBUG": "TRACE", "PYTHONUNBUFFERED": "0"})
@@ -306,7 +306,7 @@ def test_what_a_file_may_not_set(name, reason):
     ("name", "value"),
     [("https_proxy", "http://user:hunter2@proxy:3128"), ("SETTING", "hf_" + "a" * 34)],
 )
-def test_a_value_that_is_a_secret_whatever_its_name(name, value):
+def test_a_secret_value_is_refused_whatever_its_name(name, value):
     [problem] = environment_problems({name: value}, ())
     assert "looks like a secret" in problem.reason
     assert list(environment_problems({}, (name,))) == []
@@ -339,7 +339,7 @@ def test_secrets_go_by_name():
     "path", sorted(GOLDEN.glob("*/*.sbatch")), ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
 def test_no_file_can_set_a_variable_of_the_scripts_own(path):
-    """What the script assigns is either exported for the stage, or a name that `environment` is refused."""
+    """Variables that the script assigns are either exported for the stage, or refused in `environment`."""
     script = re.sub(r"^ *#.*", "", path.read_text(), flags=re.MULTILINE)
     exported = set(re.findall(r"^ *export ([A-Za-z_]+)='?", script, re.MULTILINE))
     assigned = set(re.findall(r"^ *(?:local |export )?([A-Za-z_]+)=", script, re.MULTILINE))
@@ -379,7 +379,7 @@ def test_a_secret_with_a_value_is_a_mistake():
     assert "is also set under environment" in problem.reason
 
 
-def test_all_problems_name_the_file_they_stand_in(tmp_path):
+def test_all_problems_name_their_file(tmp_path):
     site = {"extends": "azure-ndv5", "node_type": "ndv4", "environment": {"PATH": "/x"}}
     write_yaml(tmp_path / "site.yaml", site)
     run = loaded(tmp_path, big_run(cluster="./site.yaml", environment={"HF_TOKEN": "x"}), [SHARP])
@@ -390,13 +390,13 @@ def test_all_problems_name_the_file_they_stand_in(tmp_path):
     ]
 
 
-def test_what_is_unset_is_what_the_template_unsets():
+def test_the_listed_leaks_are_those_that_the_template_unsets():
     template = (shipped("templates") / "lib/base.sh").read_text()
     [cases] = re.findall(r"^ +(NCCL_\* \|.*?)\)\n +leaked\+=", template, re.MULTILINE | re.DOTALL)
     assert tuple(re.split(r"[\s|\\]+", cases)) == LEAKED
 
 
-def test_undoing_what_tensor_parallelism_needs_is_a_warning(tmp_path):
+def test_overriding_a_variable_of_tensor_parallelism_is_a_warning(tmp_path):
     undone = planned(tmp_path, big_run(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}))
     assert any("environment.CUDA_DEVICE_MAX_CONNECTIONS is not 1" in warning for warning in undone.warnings)
     kept = planned(tmp_path, big_run(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}))
@@ -416,9 +416,7 @@ def test_undoing_what_tensor_parallelism_needs_is_a_warning(tmp_path):
         ("NCCL_DEBUG", "INFOO", "is INFOO, which is not a level"),
     ],
 )
-def test_a_variable_that_nothing_reads_is_a_warning_wherever_it_stands(
-    tmp_path, monkeypatch, name, value, said
-):
+def test_an_unread_variable_is_a_warning_in_any_file(tmp_path, monkeypatch, name, value, said):
     monkeypatch.chdir(tmp_path)
     of_run = planned(tmp_path, big_run(environment={name: value}))
     [warning] = [text for text in of_run.warnings if said in text]
@@ -442,11 +440,11 @@ def test_a_variable_that_nothing_reads_is_a_warning_wherever_it_stands(
     ("name", "value"),
     [("NCCL_OFI_NRAILS", "2"), ("NCCL_DEBUG", "info"), ("SITE_RACK", "7"), ("NCCL_NEWER", "1")],
 )
-def test_what_a_plugin_or_a_newer_release_may_read_is_no_mistake(tmp_path, name, value):
+def test_variables_of_plugins_and_newer_releases_are_accepted(tmp_path, name, value):
     assert warnings(loaded(tmp_path, big_run(environment={name: value}))) == []
 
 
-def test_the_list_of_names_is_read_for_names_that_are_not_ours_alone(tmp_path):
+def test_the_list_of_known_names_is_read_only_for_unknown_names(tmp_path):
     known_variables.known.cache_clear()
     assert warnings(loaded(tmp_path, big_run(environment={"NCCL_MIN_NCHANNELS": "16", "SITE": "x"}))) == []
     assert known_variables.known.cache_info().currsize == 0
@@ -489,7 +487,7 @@ def test_sharp_warns_of_images_and_drivers_known_to_fail(tmp_path, container, na
     assert warnings(run, "tokenize") == []
 
 
-def test_a_download_that_may_not_ask_its_hub_is_a_warning(tmp_path):
+def test_a_download_without_access_to_its_hub_is_a_warning(tmp_path):
     run = loaded(tmp_path, big_run(environment={"HF_HUB_OFFLINE": "1"}))
     [warning] = warnings(run, "download")
     assert warning.startswith("environment.HF_HUB_OFFLINE prevents downloads from the hub")

@@ -56,5 +56,5 @@ def test_without_pipeline_there_is_no_bubble():
         {"world_size": 128, "vpp": 5},
     ],
 )
-def test_what_cannot_be_shared_out_has_no_layout(impossible):
+def test_sizes_that_do_not_divide_have_no_layout(impossible):
     assert layout(**impossible) is None

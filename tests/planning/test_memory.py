@@ -50,7 +50,7 @@ def estimate(
         *("TP2 x PP2", "DP4, graphs", "TP2 x PP2, graphs"),
     ],
 )
-def test_the_estimate_is_near_what_gpus_showed(model, run, peak_gib):
+def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib):
     assert estimate(model, **run).total_gib == pytest.approx(peak_gib, rel=0.06)
 
 
@@ -75,7 +75,7 @@ def test_fp8_keeps_its_weights_and_their_transposes():
     assert fp8.activation_bytes == half.activation_bytes
 
 
-def test_activations_are_those_of_the_paper():
+def test_activations_match_the_paper():
     """arXiv 2205.05198, with fused attention: 34 bytes, 10 + 24 / TP, and 34 / TP with sequence parallel."""
     model = dataclasses.replace(GPT, hidden_dropout=0.1)
     tokens_by_layers = 2048 * 2048 * 24

@@ -1,4 +1,4 @@
-"""Paths: where relative ones start, what the trainer reads, and which a job may not have."""
+"""Paths: the base of relative ones, the pairs that the trainer reads, and invalid run directories."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_absolute_paths_stay_and_nulls_stay(tmp_path):
 
 
 def test_a_folder_that_sbatch_would_read_as_a_pattern_is_refused(tmp_path):
-    """`%j` in --output is the job's number: the log would lie elsewhere, or the job would die without one."""
+    """`%j` in --output is the job's number, so the log would be elsewhere, or the job would die without one."""
     folder = tmp_path / "50%j"
     with pytest.raises(HpcgenError, match="50%j/runs/mini: the path contains %, which sbatch would expand"):
         absolute_paths(config(folder, paths={"run_dir": "runs/mini"}), folder)
     absolute_paths(config(folder), folder)
 
 
-def test_the_trainer_reads_what_is_made_of_the_corpus(tmp_path):
+def test_the_trainer_reads_the_pairs_of_the_corpus(tmp_path):
     given = absolute_paths(config(tmp_path, data={"corpus": CORPUS}), tmp_path)
     assert [dataset.prefix for dataset in trainer_data(given).datasets] == [
         f"{tmp_path}/out/corpus/tokens/corpus-0000{index}-of-00002" for index in (0, 1)
@@ -72,7 +72,7 @@ def test_a_corpus_with_splits_of_its_own_gives_a_blend_for_each(tmp_path):
 @pytest.mark.parametrize(
     "blend", [{"datasets": [{"prefix": "/d"}]}, {"train": [{"prefix": "/d"}]}, {"mock": True}]
 )
-def test_a_blend_that_is_given_wins_over_the_corpus(tmp_path, blend):
+def test_a_given_blend_overrides_the_corpus(tmp_path, blend):
     data = trainer_data(config(tmp_path, data={"corpus": CORPUS, **blend}))
     assert [dataset.prefix for dataset in data.datasets] == [d["prefix"] for d in blend.get("datasets", [])]
     assert (bool(data.train), data.mock) == ("train" in blend, "mock" in blend)
@@ -95,23 +95,23 @@ def test_paths_of_the_trainers_sections(tmp_path, path):
     assert all(problem.reason.startswith("must be a path without '..'") for problem in found)
 
 
-def test_an_empty_path_is_no_path(tmp_path):
+def test_an_empty_path_is_refused(tmp_path):
     [problem] = plain_path_problems(config(tmp_path, checkpoint={"save": ""}))
     assert (problem.path, problem.reason) == ("checkpoint.save", "is empty")
 
 
 @pytest.mark.parametrize("path", ["/a..b/c", "a b", "./x", "/x/~y"])
-def test_paths_that_are_fine(tmp_path, path):
+def test_valid_paths_have_no_problems(tmp_path, path):
     assert list(plain_path_problems(config(tmp_path, checkpoint={"save": path}))) == []
 
 
 @pytest.mark.parametrize("path", ["/", "//", "/./"])
-def test_the_run_is_not_the_owner_of_the_whole_file_system(tmp_path, path):
+def test_the_run_directory_must_not_be_the_root_directory(tmp_path, path):
     [problem] = plain_path_problems(config(tmp_path, paths={"run_dir": path}))
     assert (problem.path, problem.reason) == ("paths.run_dir", "is the root directory")
 
 
-def test_a_job_knows_no_address_and_planning_knows_all(tmp_path):
+def test_a_job_omits_the_urls_that_planning_uses(tmp_path):
     source = {"url": {"template": "https://h/{index}.jsonl?sig=hf_x"}, "token_variable": "TOKEN"}
     given = config(tmp_path, data={"corpus": {**CORPUS, "source": source}}, share="group")
     job, planning = corpus_job(given), planning_job(given)

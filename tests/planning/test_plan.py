@@ -46,7 +46,7 @@ def test_the_plan_of_175b(tmp_path):
     assert stage.arguments == ("-m", "trainer")
 
 
-def test_nothing_is_left_for_the_trainer_to_work_out(tmp_path):
+def test_the_trainers_configuration_is_fully_resolved(tmp_path):
     trainer = planned(tmp_path, big_run()).trainer
     assert (trainer.world_size, trainer.device, trainer.peak_tflops) == (128, "cuda", 989.0)
     assert (trainer.model.vocab_size, trainer.model.padded_vocab_size) == (50257, 50304)
@@ -58,7 +58,7 @@ def test_nothing_is_left_for_the_trainer_to_work_out(tmp_path):
     assert trainer.optimizer.lr_warmup_iters == 119
 
 
-def test_stages_come_in_their_order_and_the_last_reads_what_the_first_makes(tmp_path):
+def test_stages_come_in_order_and_later_ones_read_the_output_of_earlier_ones(tmp_path):
     slurm = {"train": {"nodes": 16, "time": "1-00:00:00"}, "prepare": {"num_tasks": 4, "mem": "64G"}}
     run = loaded(tmp_path, big_run(data={"corpus": CORPUS}, slurm=slurm))
     found = plan(run, ["train", "index-cache", "prepare"], exists=lambda path: path == MANIFEST)
@@ -136,7 +136,7 @@ def test_the_data_stages_need_a_corpus(tmp_path):
         planned(tmp_path, minimal_run(data=empty), ["extract"])
 
 
-def test_a_corpus_that_is_not_planned(tmp_path):
+def test_an_unplanned_corpus_is_an_error(tmp_path):
     """An error once for all stages where this machine can tell, else a warning."""
     run = loaded(tmp_path, minimal_run(data={"corpus": {**CORPUS, "directory": f"{tmp_path}/c"}}))
     with pytest.raises(ConfigErrors) as error:
@@ -152,7 +152,7 @@ def test_a_corpus_that_is_not_planned(tmp_path):
     )
 
 
-def test_everything_that_is_wrong_comes_at_once(tmp_path):
+def test_all_mistakes_are_reported_at_once(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("""\
 name: a
@@ -186,7 +186,7 @@ logging: {log_interval: 0}
     assert "x" not in error.value.messages[2].split()
 
 
-def test_what_follows_from_a_section_with_a_mistake_is_not_reported(tmp_path):
+def test_consequences_of_a_mistake_in_a_section_are_not_reported(tmp_path):
     """The batch may be right once the misspelled tensor parallelism is."""
     document = minimal_run(
         slurm={"train": {"nodes": 3}},
@@ -201,7 +201,7 @@ def test_what_follows_from_a_section_with_a_mistake_is_not_reported(tmp_path):
     ]
 
 
-def test_a_rule_names_both_values_and_what_works(tmp_path):
+def test_a_rule_names_both_values_and_values_that_work(tmp_path):
     run = minimal_run(slurm={"train": {"ntasks_per_node": 3}})
     with pytest.raises(ConfigErrors) as error:
         planned(tmp_path, run, overrides=["parallelism.tensor_model_parallel_size=3"])
@@ -212,7 +212,7 @@ def test_a_rule_names_both_values_and_what_works(tmp_path):
     assert "model.num_attention_heads = 4" in message
 
 
-def test_a_rule_that_a_preset_breaks_says_so(tmp_path):
+def test_a_value_from_a_preset_that_breaks_a_rule_names_the_preset(tmp_path):
     with pytest.raises(ConfigErrors, match=r"preset 175b: parallelism\.\w+ = 6 "):
         planned(tmp_path, big_run(), overrides=["model.num_layers=64"])
 
@@ -229,7 +229,7 @@ def test_nodes_that_the_batch_of_a_preset_does_not_fit_are_the_mistake(tmp_path,
     assert f"; use {use}, or set training.global_batch_size to a multiple of " in message
 
 
-def test_a_default_that_a_rule_objects_to_is_called_one(tmp_path):
+def test_a_default_that_breaks_a_rule_is_reported_as_a_default(tmp_path):
     with pytest.raises(
         ConfigErrors, match=r"default: training\.eval_iters = 10 requires validation documents"
     ):
@@ -237,7 +237,7 @@ def test_a_default_that_a_rule_objects_to_is_called_one(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
-def test_a_prefix_with_a_suffix_is_told_to_be_one(tmp_path, suffix):
+def test_a_prefix_with_a_suffix_is_reported(tmp_path, suffix):
     for extension in (".idx", ".bin"):
         (tmp_path / f"corpus{extension}").touch()
     named = [{"prefix": str(tmp_path / f"corpus{suffix}")}]
@@ -249,7 +249,7 @@ def test_a_prefix_with_a_suffix_is_told_to_be_one(tmp_path, suffix):
     assert mistake.endswith(f"corpus{suffix}.idx, which does not exist; remove {suffix} from it")
 
 
-def test_missing_data_is_an_error_where_this_machine_can_tell(tmp_path):
+def test_missing_data_is_an_error_if_this_machine_sees_the_storage(tmp_path):
     run = loaded(tmp_path, minimal_run(data={"datasets": [{"prefix": str(tmp_path / "corpus")}]}))
     with pytest.raises(
         ConfigErrors, match=r"Stage train needs \S+corpus\.idx, which does not exist"
@@ -283,7 +283,7 @@ def test_a_tokenizer_whose_files_are_missing(tmp_path):
     assert known.trainer.model.padded_vocab_size == 1024
 
 
-def test_a_tokenizer_that_is_not_whole_is_one_message(tmp_path):
+def test_an_incomplete_tokenizer_is_one_message(tmp_path):
     run = minimal_run(data={"mock": True, "tokenizer": {"kind": "huggingface"}})
     with pytest.raises(ConfigErrors, match=r"tokenizer_file is required with data\.tokenizer\.kind") as error:
         planned(tmp_path, run)
@@ -332,7 +332,7 @@ def test_the_same_run_gives_the_same_plan(tmp_path):
     assert parse("a: 1", "f") == parse("a: 1", "f")
 
 
-def test_a_bandwidth_that_nobody_measured_is_a_warning_for_large_checkpoints(tmp_path):
+def test_an_unmeasured_bandwidth_is_a_warning_for_large_checkpoints(tmp_path):
     [warning] = [w for w in planned(tmp_path, big_run()).warnings if "storage_write_gb_s" in w]
     assert "azure-ndv5.yaml:" in warning
     assert "storage_write_gb_s = 64 was not measured on your storage" in warning

@@ -1,4 +1,4 @@
-"""What is allowed but slow, or may not fit: warnings."""
+"""Layouts that are allowed but slow, or may not fit: warnings."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ BATCH = "training__global_batch_size"
         ),
     ],
 )
-def test_what_is_slow_is_a_warning(changes, message):
+def test_slow_layouts_are_warnings(changes, message):
     assert warnings(**changes) == [message]
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {TP: 8}, {TP: 4, CP: 2}, {PP: 4, BATCH: 240}, {PP: 4, VPP: 3, BATCH: 96}]
 )
-def test_what_is_not_slow_gets_no_warning(changes):
+def test_fast_layouts_get_no_warning(changes):
     assert warnings(**changes) == []
 
 

@@ -472,7 +472,7 @@ def test_a_problem_depends_on_every_section_that_its_reason_names(changes):
 
 
 @pytest.mark.parametrize("changes", ACCEPTED.values(), ids=ACCEPTED)
-def test_what_obeys_the_rules_passes(changes):
+def test_valid_values_pass(changes):
     assert errors(**changes) == []
 
 
@@ -496,7 +496,7 @@ def test_each_mistake_is_reported_once():
     ]
 
 
-def test_hints_take_each_other_into_account():
+def test_hints_are_consistent_with_each_other():
     """TP is taken to be 4, the nearest to 6, when PP is looked at: TP x PP must divide 16 ranks."""
     found = errors(**{TP: 6, PP: 5})
     assert [message.partition("; ")[2] for message in found] == ["use 1, 2, 4, 8 or 16", "use 1, 2 or 4"]
@@ -586,7 +586,7 @@ def test_published_layouts_pass(heads, hidden, layers, tensor, pipeline, gpus, b
     assert facts.layout.data_parallel_size == gpus // (tensor * pipeline)
 
 
-def test_what_needs_gpus_is_refused_without():
+def test_settings_that_need_gpus_are_refused_without_gpus():
     facts = dataclasses.replace(valid_facts(training__fp8="hybrid", **{TP: 2, SP: True}), device="cpu")
     facts = facts.with_value("parallelism.tp_comm_overlap", True)
     facts = facts.with_value("training.cuda_graph_impl", "transformer_engine")

@@ -31,7 +31,7 @@ RUNS = st.fixed_dictionaries(SIZES).map(lambda changes: valid_facts(**changes))
 
 
 def fits(facts: Facts) -> bool:
-    """The conditions of a layout, written out once more."""
+    """The conditions of a layout, written independently of the rules."""
     model, axes, training = facts.model, facts.parallelism, facts.training
     tp, pp, cp = (
         axes.tensor_model_parallel_size,
@@ -66,7 +66,7 @@ def offered(hint: str) -> list[object]:
 
 
 @given(RUNS)
-def test_there_are_errors_exactly_where_the_sizes_do_not_fit(facts):
+def test_errors_are_reported_exactly_for_sizes_that_do_not_fit(facts):
     found, _ = check(facts)
     assert (found == []) == fits(facts)
 

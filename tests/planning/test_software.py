@@ -1,4 +1,4 @@
-"""What software the tasks find: the runtime, NVIDIA's release, PyTorch."""
+"""The software of the tasks: the runtime, NVIDIA's release, PyTorch."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_the_release_is_read_from_nvidias_tags_alone(tmp_path, image, release):
     assert ngc_release(*of_container(tmp_path, image=image)) == release
 
 
-def test_an_image_that_is_not_used_says_nothing(tmp_path):
-    """The cluster's image stands in the profile while the run uses the host."""
+def test_an_unused_image_does_not_determine_the_software(tmp_path):
+    """The profile has an image, but the run uses the host."""
     assert ngc_release(*of_container(tmp_path, runtime="none")) is None
 
 
@@ -56,12 +56,12 @@ def test_an_image_that_is_not_used_says_nothing(tmp_path):
         ("26.06", None),
     ],
 )
-def test_pytorch_is_told_by_the_tag_where_the_release_is_known(tmp_path, tag, version):
+def test_the_image_tag_determines_the_pytorch_version_of_known_releases(tmp_path, tag, version):
     image = f"nvcr.io#nvidia/pytorch:{tag}-py3"
     assert torch_version(*of_container(tmp_path, image=image)) == version
 
 
-def test_what_is_said_wins_over_the_tag(tmp_path):
+def test_an_explicit_version_overrides_the_tag(tmp_path):
     image = "nvcr.io#nvidia/pytorch:25.03-py3"
     assert torch_version(*of_container(tmp_path, image=image, torch_version="2.10")) == (2, 10)
     assert torch_version(*of_container(tmp_path, {"torch_version": "2.6"}, image="/x.sqsh")) == (2, 6)

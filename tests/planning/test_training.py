@@ -56,7 +56,7 @@ def test_fp8_on_gpus_that_name_no_peak_for_it_is_a_warning(tmp_path):
     assert "peak_tflops of node type ndv4 has no fp8" in warning
 
 
-def test_weights_and_biases_wants_its_key(tmp_path):
+def test_weights_and_biases_without_its_key_is_a_warning(tmp_path):
     overrides = ["logging.wandb_project=gpt"]
     [warning] = [w for w in planned(tmp_path, minimal_run(), overrides=overrides).warnings if "wandb" in w]
     assert warning == (
@@ -97,7 +97,7 @@ def test_deterministic_kernels_need_their_environment(tmp_path):
         ),
     ],
 )
-def test_when_and_how_checkpoints_are_written_is_said(tmp_path, overrides, line):
+def test_the_summary_tells_when_and_how_checkpoints_are_written(tmp_path, overrides, line):
     assert line in lines(planned(tmp_path, big_run(), overrides=overrides))["checkpoint"]
 
 
@@ -143,7 +143,7 @@ def test_a_function_that_its_file_does_not_define_is_an_error(tmp_path, key):
     assert f"names rate, which {tmp_path}/mine.py does not define; did you mean rates?" in found
 
 
-def test_what_a_file_defines_in_other_ways_is_found(tmp_path):
+def test_functions_defined_in_unusual_ways_are_found(tmp_path):
     text = "try:\n    from a.b import c as rate\nexcept ImportError:\n    rate = None\nif True:\n    spec: int = 1\n"
     (tmp_path / "mine.py").write_text(text)
     planned(

@@ -56,7 +56,7 @@ def test_a_block_of_earlier_versions_names_its_replacement(
         require_known_blocks(make_environment([directory]), NAME)
 
 
-def test_no_block_is_also_one_of_earlier_versions() -> None:
+def test_current_and_earlier_block_names_are_distinct() -> None:
     chain = template_chain(make_environment([]), "train")
     assert set(block_names(chain)) == {"directives", "settings", "environment", "main", "site"}
     assert not REPLACED.keys() & set(block_names(chain))

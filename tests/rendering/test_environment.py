@@ -1,4 +1,4 @@
-"""Where templates come from, whom they may belong to, and what is said when something is wrong."""
+"""Loading of templates: the search order, ownership and permissions, and the messages for mistakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def shipped_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small set of templates in the place of ours."""
+    """A small set of templates in place of the shipped ones."""
     directory = write_templates(
         tmp_path / "shipped",
         {
@@ -75,7 +75,7 @@ def test_origins_list_what_is_included(site: Path) -> None:
 
 
 @pytest.mark.usefixtures("shipped_templates")
-def test_a_site_that_extends_itself_is_told_how(site: Path) -> None:
+def test_a_site_template_that_extends_itself_gets_a_hint(site: Path) -> None:
     write_templates(site, {"slurm/train.j2": '{% extends "slurm/train.j2" %}\n'})
     with pytest.raises(HpcgenError, match=r'extend "hpcgen/slurm/train\.j2"'):
         render_template(make_environment([site]), "slurm/train.j2", {})
@@ -98,7 +98,7 @@ def test_a_template_directory_must_be_one(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "slurm", "slurm/train.j2"])
-def test_what_everybody_can_write_is_refused(name: str, site: Path) -> None:
+def test_world_writable_templates_are_refused(name: str, site: Path) -> None:
     path = site / name
     path.chmod(path.stat().st_mode | 0o002)
     with pytest.raises(HpcgenError) as error:
@@ -143,7 +143,7 @@ def test_a_strangers_group_writable_template_needs_a_trusted_group(site: Path) -
 
 
 @pytest.mark.usefixtures("shipped_templates")
-def test_an_unreadable_template_is_not_passed_over(site: Path) -> None:
+def test_an_unreadable_template_is_not_skipped(site: Path) -> None:
     path = site / "slurm/train.j2"
     path.unlink()
     path.symlink_to("nowhere")
@@ -160,7 +160,7 @@ def test_an_unreadable_template_is_not_passed_over(site: Path) -> None:
 
 
 @pytest.mark.skipif(AS_ROOT, reason="root reads everything")
-def test_a_template_without_permission_is_not_passed_over(site: Path) -> None:
+def test_a_template_without_read_permission_is_not_skipped(site: Path) -> None:
     (site / "slurm").chmod(0)
     with pytest.raises(HpcgenError, match="cannot read the template: Permission denied"):
         render_template(make_environment([site]), "slurm/train.j2", {})

@@ -83,7 +83,7 @@ def test_bash_can_read_it(case: str, stage: str, said_by_bash: dict[tuple[str, s
 
 @pytest.mark.process
 @ALL
-def test_shellcheck_has_nothing_to_say(
+def test_shellcheck_reports_nothing(
     case: str, stage: str, said_by_shellcheck: dict[tuple[str, str], str]
 ) -> None:
     assert said_by_shellcheck[case, stage] == ""
@@ -125,7 +125,9 @@ def test_the_script_of_175b_is_read_in_five_minutes() -> None:
     assert sum('{"prefix"' not in line for line in lines) <= 420
 
 
-def test_nothing_is_taken_from_where_it_was_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_does_not_depend_on_where_it_was_rendered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("USER", "somebody")

@@ -23,7 +23,7 @@ OF_THE_SCRIPT = "SC2034,SC2154,SC2317"
 
 @pytest.mark.process
 @pytest.mark.parametrize("path", LIBRARIES, ids=NAMES)
-def test_bash_and_shellcheck_have_nothing_to_say(path: Path) -> None:
+def test_bash_and_shellcheck_report_nothing(path: Path) -> None:
     commands = [["bash", "-n", path]]
     if shutil.which("shellcheck"):
         commands.append(["shellcheck", "--norc", "--shell=bash", f"--exclude={OF_THE_SCRIPT}", path])
@@ -120,7 +120,7 @@ def test_only_a_trainer_that_was_started_can_be_found_missing(
 
 
 @pytest.mark.process
-def test_a_controller_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
+def test_a_query_that_the_controller_does_not_answer_is_retried(tmp_path: Path) -> None:
     """The nodes that the user excluded are known once it answers, and not taken for none."""
     then = """
 run_step() { :; }

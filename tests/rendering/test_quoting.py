@@ -42,7 +42,7 @@ def test_every_hostile_value_is_one_unchanged_argument(construct: str, tmp_path:
 
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)
-def test_a_value_without_a_form_is_refused_where_it_stands(construct: str, tmp_path: Path) -> None:
+def test_a_value_that_cannot_be_quoted_is_refused_at_its_place(construct: str, tmp_path: Path) -> None:
     others = [] if construct == "if" else [None, True, [], {}, b"x", object(), float("nan")]
     for value in (*UNPRINTABLE, *others):
         with pytest.raises(HpcgenError, match=r"\.j2:\d+: "):
@@ -136,7 +136,7 @@ def test_only_names_pass_as_variables(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("filter_name", ["comment", "directive", "heredoc", "variable"])
 @pytest.mark.parametrize("value", ["a\0b", "a\x1bb", "a\rb", "a\u2028b", None, True, ["x"]], ids=ascii)
-def test_every_filter_refuses_what_has_no_form(filter_name: str, value: object, tmp_path: Path) -> None:
+def test_every_filter_refuses_invalid_values(filter_name: str, value: object, tmp_path: Path) -> None:
     before = {"comment": "# ", "directive": "#SBATCH --x=", "variable": "export "}.get(filter_name, "cat ")
     with pytest.raises(HpcgenError, match=r"it\.j2:2: "):
         in_settings(tmp_path, f"{before}{{{{ value | {filter_name} }}}}\n", value=value)

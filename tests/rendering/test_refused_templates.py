@@ -89,6 +89,6 @@ def test_text_outside_the_blocks_of_a_child_is_refused(text: str, tmp_path: Path
         rendered(tmp_path, '{% extends "base.j2" %}\n' + text, {"base.j2": "show base\n"}, v="v")
 
 
-def test_logic_may_stand_anywhere(tmp_path: Path) -> None:
+def test_logic_is_allowed_anywhere(tmp_path: Path) -> None:
     text = "{% block main %}\nmain() {\n{% if n > 0 and v is defined %}\n    begin\n{% endif %}\n}\n{% endblock %}\n"
     assert rendered(tmp_path, text, n=1, v="v") == "main() {\n    begin\n}\n"

@@ -36,7 +36,7 @@ PREFIX = "hpcgen-slurm-"
 PORTS = range(16_000, 20_000)
 START_ATTEMPTS = 3
 
-# Daemons live in sbin, which an ordinary user's PATH lacks.
+# Daemons are in sbin, which an ordinary user's PATH lacks.
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 DAEMONS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
@@ -80,7 +80,7 @@ SlurmdTimeout={slurmd_timeout_s}
 HARDWARE = f"Sockets=2 CoresPerSocket=48 ThreadsPerCore=1 RealMemory=1900000 Gres=gpu:h100:{GPUS_PER_NODE}"
 NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} {hardware} State=UNKNOWN\n"
 PARTITION = "PartitionName={name} Nodes=ALL Default={default} MaxTime=INFINITE State=UP\n"
-# Nodes that only Slurm knows: cloud nodes that nobody has started yet count as available, and need no slurmd.
+# Nodes that only Slurm knows: cloud nodes that were never started count as available, and need no slurmd.
 CLOUD_NODES = """\
 ResumeProgram=/bin/true
 SuspendProgram=/bin/true
@@ -279,7 +279,7 @@ class SlurmCluster:
 def create_directory(configuration: Callable[[Path], Mapping[str, str]]) -> Path:
     """A new cluster's directory: its configuration, munge key, fake GPUs, and the process it belongs to."""
     directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=BASE_DIR))
-    directory.chmod(0o711)  # munged wants its socket within everyone's reach
+    directory.chmod(0o711)  # munged requires that everyone can reach its socket
     (directory / "owner").write_text(_process_identity(os.getpid()))
     (directory / "state").mkdir()
     key = directory / "munge.key"

@@ -154,7 +154,7 @@ def slow_requeue(cluster: SlurmCluster, directory: Path) -> str:
 
 
 def failing_requeue(cluster: SlurmCluster, directory: Path) -> str:
-    """As `program_first`: a scontrol that cannot requeue a job until the third time that it is asked."""
+    """Like `program_first`: a scontrol that cannot requeue a job until the third call."""
     scontrol = shutil.which("scontrol", path=cluster.env["PATH"])
     text = f"""\
 #!/bin/bash

@@ -82,7 +82,7 @@ if [ -z "${SLURM_RESTART_COUNT:-}" ]; then scontrol requeue "$SLURM_JOB_ID"; sle
 def test_usr2_reaches_the_batch_shell_and_not_the_step(
     slurm_cluster: SlurmCluster, tmp_path: Path, sender: str
 ) -> None:
-    # slurmctld looks at the limits every 30 s; a lead of the whole minute brings the signal at its next look.
+    # slurmctld checks the limits every 30 s; a lead of a full minute brings the signal at its next check.
     directive = "--time=1 --signal=B:USR2@60" if sender == "time limit" else "--time=5"
     job_id = slurm_cluster.sbatch(SIGNAL_JOB.format(directive=directive), cwd=tmp_path)
     if sender == "scancel":
@@ -196,7 +196,7 @@ def test_the_cluster_of_a_killed_run_is_stopped_by_the_next(
     ("command", "status"),
     [("test -f $SLURM_CONF", 0), ("exit 7", 7), ("kill -TERM $PPID; exec sleep 60", 128 + signal.SIGTERM)],
 )
-def test_the_command_beside_a_cluster_gives_its_status(
+def test_the_command_run_with_a_cluster_returns_its_status(
     own_cluster: SlurmCluster, command: str, status: int
 ) -> None:
     ended = subprocess.run((*BESIDE_A_CLUSTER, "bash", "-c", command), cwd=CHECKOUT, timeout=50)

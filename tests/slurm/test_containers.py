@@ -216,7 +216,7 @@ def own_image(run: Path, node: Node) -> Path:
     return image
 
 
-def test_without_our_options_home_shows_and_image_and_hooks_win(
+def test_without_hpcgens_options_home_is_mounted_and_image_and_hooks_override(
     container_cluster: SlurmCluster, node: Node
 ) -> None:
     """The premise of the other tests: on this node, a plain srun gets none of it right."""
@@ -262,7 +262,7 @@ def test_the_jobs_variables_win_over_the_images_and_over_the_hooks(trained: Trai
         assert found == (*rendezvous, "1")
 
 
-def test_home_and_temporary_files_lie_on_the_nodes_scratch(trained: Trained) -> None:
+def test_home_and_temporary_files_are_on_the_nodes_scratch(trained: Trained) -> None:
     scratch = str(trained.run.parent / "scratch")
     for task in trained.tasks:
         assert task.environment["HOME"].startswith(f"{scratch}/hpcgen-")
@@ -271,7 +271,7 @@ def test_home_and_temporary_files_lie_on_the_nodes_scratch(trained: Trained) -> 
     assert list((trained.run.parent / "scratch").iterdir()) == []
 
 
-def test_only_what_is_to_be_written_can_be(trained: Trained) -> None:
+def test_only_output_directories_are_writable(trained: Trained) -> None:
     for task in trained.tasks:
         assert task.said["workdir"] == str(trained.run.parent / "run")
         assert task.said["home_is_mounted"] == "no"
@@ -292,11 +292,11 @@ def test_a_writable_container_leaves_the_image_as_it_is(
     assert node.image.read_bytes() == before
 
 
-def test_no_container_stays_behind(trained: Trained, container_cluster: SlurmCluster) -> None:
+def test_no_container_is_left_behind(trained: Trained, container_cluster: SlurmCluster) -> None:
     assert container_cluster.run("enroot", "list").stdout == ""
 
 
-def test_a_warned_job_goes_on_from_its_checkpoint_on_the_identical_curve(
+def test_a_warned_job_resumes_from_its_checkpoint_on_the_identical_curve(
     container_cluster: SlurmCluster, run: Path, undisturbed: dict[int, tuple[float, float]]
 ) -> None:
     job_id = submit(container_cluster, run, "train", *LONG)

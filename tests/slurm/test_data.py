@@ -41,7 +41,7 @@ ARRAY_S = 60
 
 
 HELD = "/part-1.jsonl.zst"
-"""The file that the server keeps back when it is told to; one task downloads it, another one the others."""
+"""The file that the server holds back on request. One task downloads it, another one the others."""
 
 
 class BadDay:
@@ -98,7 +98,7 @@ def made_here(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
 
 
 def submit(run: Path, cluster: SlurmCluster, *stages: str) -> tuple[dict[str, str], str]:
-    """Stage -> its job, and what was said."""
+    """Stage -> its job, and the output of the command."""
     done = subprocess.run(
         [*HPCGEN, "submit", *stages, "-c", run],
         cwd=run.parent,

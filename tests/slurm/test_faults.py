@@ -235,7 +235,7 @@ def stop_often(run: LongRun, stops: int, choose: random.Random) -> None:
     ("count", "inside", "overrides"),
     [(5, 2, SUBMITTED_EACH_TIME), pytest.param(50, 15, TWO_RANKS, marks=pytest.mark.slow)],
 )
-def test_kills_and_stops_leave_every_step_as_it_was(
+def test_kills_and_stops_change_no_step(
     slurm_cluster: SlurmCluster,
     tmp_path: Path,
     byte_corpus: Path,

@@ -36,7 +36,7 @@ def test_a_trainer_that_cannot_be_imported_ends_the_job_with_one_clear_line(
     assert "hpcgen install-code" in last
 
 
-def test_three_lives_without_progress_end_the_job(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
+def test_three_attempts_without_progress_end_the_job(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
     end_training_with(7, tiny_run)
     job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
@@ -45,7 +45,9 @@ def test_three_lives_without_progress_end_the_job(slurm_cluster: SlurmCluster, t
     assert "failed with status 7: three attempts without progress beyond iteration 0; not requeued" in log
 
 
-def test_a_controller_that_cannot_requeue_is_asked_again(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
+def test_a_requeue_that_the_controller_refuses_is_retried(
+    slurm_cluster: SlurmCluster, tiny_run: Path
+) -> None:
     end_training_with(7, tiny_run)
     option = failing_requeue(slurm_cluster, tiny_run.parent / "failing")
     job_id = slurm_cluster.sbatch(render(tiny_run), option, cwd=tiny_run.parent)
@@ -78,7 +80,7 @@ def end_training_with(status: int, run: Path) -> None:
     profile.write_text(f"extends: local\npython: {python}\nstartup_time_s: 1\n")
 
 
-def test_a_loss_that_is_not_a_number_ends_the_job_in_its_first_life(
+def test_a_loss_that_is_not_a_number_ends_the_job_in_its_first_attempt(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
     """Four ranks: the first that leaves has srun end the others, so the exit status tells nothing."""
@@ -111,7 +113,7 @@ def test_a_second_job_in_the_same_run_directory_ends_at_once(
         (99, "squeue cannot tell whether job 424242 is still training in"),
     ],
 )
-def test_a_squeue_that_fails_is_asked_again_and_never_taken_for_a_no(
+def test_a_failing_squeue_is_retried_and_never_counts_as_no_other_job(
     slurm_cluster: SlurmCluster, tiny_run: Path, failures: int, last: str
 ) -> None:
     """RUNNING names a job that Slurm does not know, as after a restart of the controller."""
@@ -173,7 +175,7 @@ def test_cancelling_saves_and_leaves_the_decision_to_slurm(
     assert list(scratch.iterdir()) == []
 
 
-def test_what_the_submitting_shell_leaks_is_unset_and_secrets_go_by_name(
+def test_variables_leaked_by_the_submitting_shell_are_unset_and_secrets_are_inherited(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
     leaky = {"NCCL_IB_HCA": "mlx5_0:1", "PYTHONPATH": "/nowhere", "PYXIS_CONTAINER_NAME": "other"}
@@ -205,7 +207,7 @@ def test_a_missing_secret_ends_the_job_before_it_trains(slurm_cluster: SlurmClus
     ("share", "file_mode", "directory_mode"),
     [pytest.param("private", 0o600, 0o700, marks=pytest.mark.slow), ("group", 0o660, 0o770)],
 )
-def test_what_the_run_writes_is_as_open_as_share_says(
+def test_share_determines_the_permissions_of_the_runs_files(
     slurm_cluster: SlurmCluster, tiny_run: Path, share: str, file_mode: int, directory_mode: int
 ) -> None:
     run_job(slurm_cluster, tiny_run, f"share={share}", "training.train_iters=1", "optimizer.lr_decay_iters=3")

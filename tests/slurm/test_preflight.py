@@ -59,7 +59,7 @@ def trained_on(log: str) -> list[set[str]]:
     return [set(found.split()) for found in re.findall(r"(?:training on|in this job, on) (.*)", log)]
 
 
-def test_a_node_that_fails_its_check_is_excluded_and_the_job_goes_on_without_it(
+def test_a_node_that_fails_its_check_is_excluded_and_the_job_continues(
     three_nodes: SlurmCluster,
     checked_run: Path,
     single_process_curve: dict[int, tuple[float, float]],
@@ -96,7 +96,7 @@ def test_a_spare_takes_the_place_of_a_node_that_fails_its_check(
     assert three_nodes.show(job_id)["Restarts"] == "0"
 
 
-def test_a_dataset_that_is_gone_ends_the_job_before_its_nodes_are_judged(
+def test_a_missing_dataset_ends_the_job_before_its_nodes_are_checked(
     three_nodes: SlurmCluster, checked_run: Path, tmp_path: Path, byte_corpus: Path
 ) -> None:
     for suffix in (".bin", ".idx"):

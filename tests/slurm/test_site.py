@@ -71,7 +71,7 @@ def site(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(not MODULES.exists(), reason="environment-modules is not installed")
 @pytest.mark.parametrize("way", ["render", "submit"])
-def test_a_sites_functions_change_the_job_whichever_way_it_is_queued(
+def test_a_sites_functions_apply_to_sbatch_and_to_submit(
     slurm_cluster: SlurmCluster,
     tiny_run: Path,
     site: Path,
@@ -108,7 +108,7 @@ prepare_node() { [[ -e @SITE@/fit ]] || { : >@SITE@/fit; echo "the disk of $node
 """
 
 
-def test_a_node_that_cannot_be_prepared_costs_an_attempt_and_not_the_run(
+def test_a_node_that_cannot_be_prepared_fails_only_the_attempt(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
     templates = tiny_run.parent / "site" / "slurm"
@@ -137,7 +137,7 @@ site_epilogue() {
 """
 
 
-def test_broken_hooks_cost_neither_the_requeue_nor_the_conclusion(
+def test_broken_hooks_prevent_neither_the_requeue_nor_the_conclusion(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
     """A step that fails, then an epilogue with an unset variable: the job still requeues itself."""

@@ -51,7 +51,7 @@ def test_submitting_from_python_trains_on_both_nodes_on_the_same_curve(
         assert found[iteration] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-def test_a_warned_job_of_submitit_requeues_itself_and_goes_on(
+def test_a_warned_job_of_submitit_requeues_itself_and_resumes(
     on_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
     run = interface.load_run(tiny_run, ["training.train_iters=60", "optimizer.lr_decay_iters=60"])
@@ -63,7 +63,7 @@ def test_a_warned_job_of_submitit_requeues_itself_and_goes_on(
     assert len(curve(tiny_run)) == 60
 
 
-def test_a_mistake_found_by_the_trainer_is_not_tried_again_through_submitit(
+def test_a_mistake_found_by_the_trainer_is_not_retried_through_submitit(
     on_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
     """Two ranks on two nodes, so that srun reports another status than the trainer's."""
@@ -107,7 +107,7 @@ def test_training_waits_for_its_corpus_and_the_index_cache(on_cluster: SlurmClus
     assert len(curve(tiny_run)) == 2
 
 
-def test_pickles_are_nobody_elses_to_read_or_write(on_cluster: SlurmCluster, tiny_run: Path) -> None:
+def test_only_the_owner_can_read_or_write_pickles(on_cluster: SlurmCluster, tiny_run: Path) -> None:
     run = interface.load_run(tiny_run, ["training.train_iters=1", "optimizer.lr_decay_iters=3"])
     [job] = interface.submit(interface.plan(run))
     assert on_cluster.wait(job.job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job.job_id)
@@ -134,7 +134,7 @@ def directives(text: str) -> set[str]:
     }
 
 
-def test_submitit_and_the_rendered_script_ask_slurm_for_the_same(tmp_path: Path) -> None:
+def test_submitit_and_the_rendered_script_request_the_same_resources(tmp_path: Path) -> None:
     """Resources, environment, container flags and signals, for pyxis on 16 nodes."""
     run = tmp_path / "big.yaml"
     run.write_text(AZURE)
@@ -155,7 +155,7 @@ CORPUS_ON_AZURE = """
 @pytest.mark.parametrize(
     ("tasks", "array"), [(tuple(range(12)), "--array=0-11%3"), ((2, 5, 7), "--array=0-2%3"), ((5,), None)]
 )
-def test_an_array_asks_for_the_same_whole_or_in_part(
+def test_a_complete_and_a_partial_array_request_the_same_resources(
     tmp_path: Path, stage_name: str, tasks: tuple[int, ...], array: str | None
 ) -> None:
     """submitit counts the tasks that it is given from 0, and makes no array of a single one; nothing else differs."""

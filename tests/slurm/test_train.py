@@ -44,7 +44,7 @@ def test_the_piped_script_trains_on_both_nodes_and_computes_what_one_process_doe
         assert found[iteration] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-def test_a_checkpoint_of_one_layout_goes_on_at_another_on_the_same_curve(
+def test_a_checkpoint_resumes_at_another_layout_on_the_same_curve(
     slurm_cluster: SlurmCluster, tiny_run: Path, single_process_curve: dict[int, tuple[float, float]]
 ) -> None:
     one_node = ("slurm.train.ntasks_per_node=2",)
@@ -110,7 +110,7 @@ def test_a_done_run_is_not_trained_again(slurm_cluster: SlurmCluster, single_pro
     assert "iteration 1/8" not in log
 
 
-def test_a_done_run_does_not_answer_for_a_script_of_another_experiment(
+def test_a_done_run_does_not_count_for_another_configuration(
     slurm_cluster: SlurmCluster, single_process_run: Path, tmp_path: Path
 ) -> None:
     """The script was rendered before the run in its directory was finished."""

@@ -11,7 +11,7 @@ from tests.topology.nodes import azure_xml, shipped_node_type, write_sysfs
 
 
 def said_of_xml(*replacements: tuple[str, str]) -> list[str]:
-    """What differs when Azure's ndv5 file is changed."""
+    """The differences when Azure's ndv5 file is changed."""
     text = azure_xml("ndv5")
     for old, new in replacements:
         assert old in text
@@ -61,7 +61,7 @@ def test_a_slow_link_is_named():
     ]
 
 
-def test_a_slow_bridge_is_named_for_what_is_below():
+def test_a_slow_bridge_is_reported_for_its_devices():
     bridge = 'busid="ffff:ff:02.0" class="0x060400" link_speed="'
     assert said_of_xml((f"{bridge}32.0", f"{bridge}16.0")) == [
         "GPU 1 (0002:00:00.0): PCIe speed of its bridge: expected 32 GT/s, found 16 GT/s",
@@ -85,7 +85,7 @@ def test_numa_nodes_that_are_missing_or_too_many():
     assert "GPU 4 (0009:00:00.0): NUMA node: expected 1, found 2" in found
 
 
-def test_the_addresses_of_bridges_and_what_is_not_said_do_not_count():
+def test_bridge_addresses_and_unknown_attributes_are_not_compared():
     assert (
         said_of_xml(("ffff:ff:0", "ffff:fe:0"), (' link_speed="32.0 GT/s PCIe"', ""), (' arch="x86_64"', ""))
         == []
@@ -111,7 +111,7 @@ PORT = "0103:00:00.0/infiniband/mlx5_ib2/ports/1"
         ("0103:00:00.0/class", "0x010802", f"{NIC_2}: missing"),
     ],
 )
-def test_what_is_wrong_with_a_live_node_is_named(tmp_path, path, value, said):
+def test_problems_of_a_live_node_are_named(tmp_path, path, value, said):
     node_type = shipped_node_type("ndv5")
     write_sysfs(tmp_path, node_type)
     target = tmp_path / "bus/pci/devices" / path
@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_live_node_is_named(tmp_path, path, value, said):
     assert [str(difference) for difference in found] == [said]
 
 
-def test_nics_that_the_driver_has_named_otherwise_or_not_at_all(tmp_path):
+def test_nics_with_another_name_or_without_a_driver(tmp_path):
     node_type = shipped_node_type("ndv5")
     pci = write_sysfs(tmp_path, node_type) / "bus/pci/devices"
     (pci / "0101:00:00.0/infiniband/mlx5_ib0").rename(pci / "0101:00:00.0/infiniband/mlx5_0")

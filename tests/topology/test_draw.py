@@ -45,7 +45,7 @@ def test_pairs_share_a_branch_of_the_tree():
 
 
 @pytest.mark.parametrize("name", ["ndv4", "ndv5"])
-def test_nothing_lies_outside_the_picture_or_on_another_card(name):
+def test_nothing_is_outside_the_picture_or_overlaps_another_card(name):
     root = ElementTree.fromstring(svg.draw(name, shipped_node_type(name)))
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     cards = []
@@ -81,7 +81,7 @@ def test_a_long_name_is_cut_and_kept_as_a_hint():
 
 
 @pytest.mark.parametrize("without", ["nics", "nvlink", "cpu_masks", "bridges"])
-def test_less_is_drawn_where_less_is_known(without):
+def test_unknown_facts_are_not_drawn(without):
     node_type = shipped_node_type("ndv5")
     if without == "bridges":
         node_type = replace(
@@ -98,7 +98,7 @@ def test_less_is_drawn_where_less_is_known(without):
     assert "GPU 7" in plain
 
 
-def test_a_nic_on_another_socket_is_said():
+def test_a_nic_on_another_socket_is_labeled():
     node_type = shipped_node_type("ndv5")
     nics = (replace(node_type.nics[0], numa=1), *node_type.nics[1:])
     crossed = replace(node_type, nics=nics)

@@ -55,7 +55,7 @@ CPU = '<system version="1">\n<cpu numaid="0" affinity="ff">{}</cpu></system>'
         ),
     ],
 )
-def test_what_is_no_topology_file(tmp_path, content, said):
+def test_a_file_that_is_not_a_topology_file(tmp_path, content, said):
     path = tmp_path / "t.xml"
     path.write_text(content)
     with pytest.raises(HpcgenError, match=said) as raised:
@@ -71,7 +71,7 @@ def test_a_huge_file_is_not_read(tmp_path):
         markup.read(path)
 
 
-def test_a_mask_without_end_costs_nothing(tmp_path):
+def test_a_huge_mask_is_refused_quickly(tmp_path):
     path = tmp_path / "t.xml"
     path.write_text(f'<system version="1"><cpu numaid="0" affinity="{"ffffffff," * 100_000}f"/></system>')
     with pytest.raises(HpcgenError, match="is not a CPU mask") as raised:

@@ -30,21 +30,21 @@ def test_ndv5_is_azures_file_attribute_by_attribute(name):
 
 
 @pytest.mark.parametrize("name", ["ndv4", "ndv5", "ndv5-h200"])
-def test_azures_file_is_what_the_facts_say(name):
+def test_azures_file_matches_the_facts(name):
     """ndv4's file writes "16 GT/s" and gives its bridges no maker: the same to NCCL, though not the same text."""
     azure = topology(azure_xml(name.removesuffix("-h200")))
     assert differences(expected(name, shipped_node_type(name)), azure) == ()
 
 
 @pytest.mark.parametrize("name", ["ndv4", "ndv5", "ndv5-h200"])
-def test_what_is_written_reads_as_the_facts(name):
+def test_a_written_file_reads_back_as_the_facts(name):
     node_type = shipped_node_type(name)
     read = topology(nccl_xml.write(name, node_type))
     assert differences(expected(name, node_type), read) == ()
     assert (len(read.of_kind("GPU")), len(read.of_kind("NIC"))) == (8, 8)
 
 
-def test_the_text_is_what_nccls_own_parser_takes():
+def test_nccls_own_parser_accepts_the_text():
     """Its src/graph/xml.cc knows no declaration and no entity, and at most 255 characters of a value."""
     text = nccl_xml.write("ndv5", shipped_node_type("ndv5"))
     assert text.startswith("<!-- Azure ND96isr_H100_v5")
@@ -62,7 +62,7 @@ def test_a_description_cannot_end_the_comment():
     assert ElementTree.fromstring(nccl_xml.write("ndv5", node_type)).tag == "system"
 
 
-def test_a_node_whose_devices_hang_from_the_cpu():
+def test_a_node_whose_devices_are_attached_to_the_cpu():
     from dataclasses import replace
 
     node_type = shipped_node_type("ndv5")

@@ -17,7 +17,7 @@ def test_a_healthy_node(tmp_path, name):
     assert (len(found.of_kind("GPU")), len(found.of_kind("NIC"))) == (8, 8)
 
 
-def test_what_the_hypervisor_does_not_say(tmp_path):
+def test_facts_hidden_by_the_hypervisor_stay_unknown(tmp_path):
     """As measured in a virtual machine with one H200: NUMA node -1; a device without a link has no files."""
     node_type = shipped_node_type("ndv5")
     write_sysfs(tmp_path, node_type)
@@ -31,7 +31,7 @@ def test_what_the_hypervisor_does_not_say(tmp_path):
     assert differences(expected("ndv5", node_type), found) == ()
 
 
-def test_memory_without_cpus_is_no_difference(tmp_path):
+def test_memory_without_cpus_is_not_a_difference(tmp_path):
     """As accelerators have it that show their memory as a NUMA node."""
     node_type = shipped_node_type("ndv5")
     write_sysfs(tmp_path, node_type)

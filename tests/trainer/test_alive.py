@@ -88,7 +88,7 @@ with Watch(RunDirectory(directory, directory, directory), Ranks(1, 1, 2, "a test
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_store_that_is_silent_for_ever_keeps_no_watch_from_its_end(tmp_path: Path) -> None:
+def test_a_silent_store_does_not_keep_the_watch_from_ending(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SILENT_STORE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )
@@ -98,7 +98,7 @@ def test_a_store_that_is_silent_for_ever_keeps_no_watch_from_its_end(tmp_path: P
 
 
 @pytest.mark.process
-def test_storage_that_hangs_in_a_save_ends_the_run_at_the_next(
+def test_hanging_storage_in_a_save_ends_the_run_at_the_next_save(
     two_ranks: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training continues during a background save of any length. Waiting for a save is limited by the timeout."""
@@ -164,7 +164,7 @@ def assert_nothing_saved(result: Run) -> None:
 
 
 @pytest.mark.process
-def test_the_heartbeat_of_a_run_that_ended_says_so(single_gpt: Run) -> None:
+def test_the_heartbeat_shows_that_a_run_has_ended(single_gpt: Run) -> None:
     heartbeat = json.loads((single_gpt.directory / "heartbeat").read_text())
     assert (heartbeat["iteration"], heartbeat["phase"]) == (6, "end")
     assert heartbeat.keys() == {"time", "iteration", "phase", "host", "pid"}
@@ -211,7 +211,7 @@ def place(rank: int, world_size: int = 3) -> Place:
     return Place(rank, rank, world_size, "a test")
 
 
-def test_a_roll_has_the_answers_of_those_that_gave_one() -> None:
+def test_a_roll_call_has_the_answers_of_the_ranks_that_answered() -> None:
     store = HashStore()
     first, second, third = (Peers(place(rank), store) for rank in range(3))
     assert first.call_roll("roll", "yes", 0) == {0: "yes"}
@@ -240,7 +240,7 @@ class SlowStore:
         return call
 
 
-def test_a_store_that_does_not_answer_holds_nobody_up_and_is_asked_again(
+def test_a_store_that_does_not_answer_blocks_no_rank_and_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("trainer.distributed.peers.ANSWER_S", 0.05)

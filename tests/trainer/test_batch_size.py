@@ -33,7 +33,7 @@ def ramp(*rampup: int, last: int = 256, train_iters: int = 400) -> TrainingConfi
 @pytest.mark.parametrize(
     "rampup", [(16, 16, 10_000), (32, 32, 977), (64, 96, 5), (16, 48, 30_000), (248, 8, 1)]
 )
-def test_every_batch_of_a_run_is_megatron_lms(rampup: tuple[int, int, int]) -> None:
+def test_every_batch_size_is_that_of_megatron_lm(rampup: tuple[int, int, int]) -> None:
     training = ramp(*rampup)
     theirs = num_microbatches_calculator.RampupBatchsizeNumMicroBatchesCalculator(
         global_batch_size=256,
@@ -54,19 +54,19 @@ def test_every_batch_of_a_run_is_megatron_lms(rampup: tuple[int, int, int]) -> N
     assert total_samples(training) == consumed
 
 
-def test_a_ramp_that_starts_at_its_end_is_none() -> None:
+def test_a_ramp_that_starts_at_its_end_is_ignored() -> None:
     """Megatron-LM's calculator divides by zero here."""
     assert {batch.size for batch in Batches(ramp(256, 8, 1000))} == {256}
 
 
-def test_a_resumed_run_reads_what_the_undisturbed_one_would() -> None:
+def test_a_resumed_run_reads_the_samples_of_an_uninterrupted_one() -> None:
     training = ramp(16, 16, 10_000)
     undisturbed = list(Batches(training))
     for done in (1, 57, 399):
         assert list(Batches(training, done, undisturbed[done].first)) == undisturbed[done:]
 
 
-def test_another_batch_size_goes_on_at_the_next_sample() -> None:
+def test_another_batch_size_continues_at_the_next_sample() -> None:
     *_, last = islice(Batches(ramp(last=128)), 10)
     consumed = last.first + last.size
     after = dataclasses.replace(ramp(last=256), train_iters=12)
@@ -87,7 +87,7 @@ def test_a_ramp_must_reach_the_batch(rampup: tuple[int, ...], problem: str | Non
     assert rampup_problem(ramp(*rampup)) == problem
 
 
-def test_the_steps_that_samples_are_enough_for() -> None:
+def test_samples_determine_the_number_of_steps() -> None:
     assert steps_within(ramp(), 1000, limit=40) == 3
     assert steps_within(ramp(), 10**9, limit=40) == 40
     growing = ramp(64, 64, 192)  # 64, 128, 256, ...
@@ -118,7 +118,7 @@ def test_steps_are_counted_as_they_are_taken(rampup: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("rampup", [(), (16, 16, 10_000)])
-def test_a_resumed_run_asks_for_the_samples_of_the_undisturbed_one(rampup: tuple[int, ...]) -> None:
+def test_a_resumed_run_requests_the_samples_of_an_uninterrupted_one(rampup: tuple[int, ...]) -> None:
     training = ramp(*rampup)
     for done, batch in enumerate(Batches(training)):
         if done % 50 == 0:
@@ -126,7 +126,9 @@ def test_a_resumed_run_asks_for_the_samples_of_the_undisturbed_one(rampup: tuple
 
 
 @pytest.mark.parametrize(("consumed", "train_iters"), [(1000 * 8, 232), (10, 201), (0, 200)])
-def test_after_other_batches_a_run_asks_for_what_it_still_reads(consumed: int, train_iters: int) -> None:
+def test_after_a_changed_batch_size_a_run_requests_the_samples_still_to_be_read(
+    consumed: int, train_iters: int
+) -> None:
     """200 of 400 steps are left, with 256 samples each. The plan counts samples from the first one."""
     training = ramp()
     asked = total_samples(covering(training, 200, consumed))

@@ -128,7 +128,7 @@ DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (flip, cut, zero, l
 
 @pytest.mark.process
 @pytest.mark.parametrize("times", [50, pytest.param(500, marks=pytest.mark.slow)])
-def test_damage_is_never_loaded(times: int, saved: Saved, tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_never_loaded(times: int, saved: Saved, tmp_path: Path) -> None:
     rng = random.Random(times)
     for _ in range(times):
         directory = saved.copy(tmp_path / "checkpoints")
@@ -177,7 +177,7 @@ def test_a_run_that_ever_saved_does_not_start_from_the_beginning(saved: Saved, t
 
 
 @pytest.mark.process
-def test_a_second_broken_one_of_the_same_name_is_kept_too(saved: Saved, tmp_path: Path) -> None:
+def test_a_second_broken_checkpoint_of_the_same_name_is_also_kept(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
     for suffix in ("", "-2", "-3"):
         shutil.rmtree(directory / "iter_0000006", ignore_errors=True)
@@ -214,7 +214,7 @@ def test_the_directory_to_start_from_is_left_as_it_is(saved: Saved, tmp_path: Pa
 
 
 @pytest.mark.process
-def test_what_cannot_be_read_is_not_called_broken(saved: Saved, tmp_path: Path) -> None:
+def test_an_unreadable_checkpoint_is_not_called_broken(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
     file = directory / "iter_0000006" / "common.pt"
     file.unlink()
@@ -234,7 +234,7 @@ def test_another_model_is_refused_not_called_broken(saved: Saved, tmp_path: Path
 
 
 @pytest.mark.process
-def test_a_kill_at_any_operation_leaves_the_newest_whole_one(
+def test_a_kill_at_any_operation_leaves_the_newest_complete_checkpoint(
     corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(corpus, tmp_path / "run", keep_last=1)
@@ -258,7 +258,7 @@ def test_a_kill_at_any_operation_leaves_the_newest_whole_one(
 
 @pytest.mark.process
 @pytest.mark.parametrize("kills", [2, pytest.param(15, marks=pytest.mark.slow)])
-def test_a_run_killed_inside_saves_trains_as_if_undisturbed(
+def test_a_run_killed_inside_saves_trains_like_an_uninterrupted_one(
     kills: int, corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(kills)
@@ -295,7 +295,7 @@ def going_on(corpus: str, saved: Saved, directory: Path, **keys: Any) -> dict[st
 
 
 @pytest.mark.process
-def test_a_rank_that_dies_during_a_load_is_no_fault_of_the_checkpoint(
+def test_a_rank_that_dies_during_a_load_does_not_mark_the_checkpoint_as_broken(
     corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", HOOK)
@@ -316,14 +316,14 @@ def test_a_rank_that_dies_during_a_load_is_no_fault_of_the_checkpoint(
         RuntimeError("[/gloo/transport/tcp/pair.cc:537] Connection closed by peer"),
     ],
 )
-def test_what_torch_wraps_while_it_loads_stays_what_it_is(cause: RuntimeError, tmp_path: Path) -> None:
+def test_an_error_wrapped_by_torch_during_a_load_keeps_its_cause(cause: RuntimeError, tmp_path: Path) -> None:
     with pytest.raises(type(cause), match=re.escape(str(cause))):
         raise_environment_fault(CheckpointException("load", {3: (cause, None)}), tmp_path)
     raise_environment_fault(CheckpointException("load", {3: (KeyError("a tensor"), None)}), tmp_path)
 
 
 @pytest.mark.process
-def test_storage_that_fails_during_a_load_is_no_fault_of_the_checkpoint(
+def test_failing_storage_during_a_load_does_not_mark_the_checkpoint_as_broken(
     corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", HOOK)
@@ -339,7 +339,7 @@ def test_storage_that_fails_during_a_load_is_no_fault_of_the_checkpoint(
 
 
 @pytest.mark.process
-def test_training_goes_on_while_a_checkpoint_is_written(corpus: str, saved: Saved, tmp_path: Path) -> None:
+def test_training_continues_while_a_checkpoint_is_written(corpus: str, saved: Saved, tmp_path: Path) -> None:
     """The bytes are the same as when training waits, so the saved state is that of the step, not of a later one."""
     waiting = finished(small_config(corpus, tmp_path / "waiting", async_save=False))
     assert waiting.steps == saved.run.steps
@@ -371,7 +371,7 @@ def test_slow_storage_makes_saves_wait_for_each_other(
 
 @pytest.mark.process
 @pytest.mark.parametrize("failures", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_save_that_fails_for_a_moment_is_tried_once_more(
+def test_a_save_that_fails_temporarily_is_retried_once(
     failures: int, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A background save fails on one of two ranks. The GPUs still have a valid state, so no step is lost."""
@@ -455,7 +455,7 @@ def test_a_full_disk_that_holds_the_run_directory_too_is_marked_as_final(corpus:
 
 
 @pytest.mark.process
-def test_an_index_that_finds_no_room_says_so_in_a_line(corpus: str, tmp_path: Path) -> None:
+def test_an_index_that_does_not_fit_on_the_disk_is_reported_in_one_line(corpus: str, tmp_path: Path) -> None:
     config = gpt_config(corpus, tmp_path / "disk" / "run")
     config["training"]["train_iters"] = 200_000
     statuses, log = on_a_small_disk("1m", config, tmp_path)
@@ -469,7 +469,7 @@ def test_an_index_that_finds_no_room_says_so_in_a_line(corpus: str, tmp_path: Pa
 
 @pytest.mark.process
 @pytest.mark.parametrize(("minutes", "is_time"), [(1e-9, True), (1e9, False)])
-def test_a_save_is_asked_for_when_its_minutes_are_over(
+def test_a_save_is_due_when_its_interval_is_over(
     minutes: float, is_time: bool, saved: Saved, tmp_path: Path
 ) -> None:
     keys = dataclasses.replace(saved.config.checkpoint, save_interval_minutes=minutes)
@@ -530,7 +530,7 @@ def test_retention(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_damaged_newer_ones_do_not_count_as_kept(saved: Saved, tmp_path: Path) -> None:
+def test_damaged_newer_checkpoints_do_not_count_toward_keep_last(saved: Saved, tmp_path: Path) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
     cut(directory / "iter_0000006" / "__0_0.distcp", random.Random(0))
     lose(directory / "iter_0000004" / "common.pt", random.Random(0))
@@ -541,7 +541,9 @@ def test_damaged_newer_ones_do_not_count_as_kept(saved: Saved, tmp_path: Path) -
 
 
 @pytest.mark.process
-def test_one_of_ours_without_its_record_is_not_taken_for_megatron_lms(saved: Saved, tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_not_mistaken_for_one_of_megatron_lm(
+    saved: Saved, tmp_path: Path
+) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
     for name in (COMPLETE, STARTED):
         (directory / "iter_0000006" / name).unlink()
@@ -552,7 +554,7 @@ def test_one_of_ours_without_its_record_is_not_taken_for_megatron_lms(saved: Sav
 
 
 @pytest.mark.process
-def test_the_tracker_is_not_what_a_run_depends_on(
+def test_a_run_does_not_depend_on_the_tracker(
     saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = saved.copy(tmp_path / "checkpoints")
@@ -565,7 +567,7 @@ def test_the_tracker_is_not_what_a_run_depends_on(
 
 
 @pytest.mark.process
-def test_a_large_checkpoint_is_read_with_signs_of_attempt(
+def test_reading_a_large_checkpoint_reports_progress(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is a beat for each turn with progress in reading, so there is none if the storage hangs."""
@@ -578,7 +580,7 @@ def test_a_large_checkpoint_is_read_with_signs_of_attempt(
     assert len(beats) >= 5  # two candidates, two looks at sizes, and at least one while bytes were read
 
 
-def test_megatron_lms_are_listed_by_its_tracker_and_never_removed(tmp_path: Path) -> None:
+def test_checkpoints_of_megatron_lm_are_listed_by_its_tracker_and_never_removed(tmp_path: Path) -> None:
     make(tmp_path, 10, 20, 30, torn=(10, 20, 30))
     for iteration in (10, 20, 30):
         (checkpoint_files.iteration_directory(tmp_path, iteration) / "metadata.json").touch()
@@ -593,7 +595,7 @@ def test_megatron_lms_are_listed_by_its_tracker_and_never_removed(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["", "12x", "release", "\0\0", "9" * 40])
-def test_a_torn_tracker_names_nothing(text: str, tmp_path: Path) -> None:
+def test_a_truncated_tracker_is_ignored(text: str, tmp_path: Path) -> None:
     make(tmp_path, 12)
     (tmp_path / TRACKER).write_text(text)
     assert [c.iteration for c in list_checkpoints(tmp_path)] == [12]
@@ -615,7 +617,7 @@ def test_boxes_cover_a_range_once_and_in_order() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("prepared", [0, 2000, 100_000])
-def test_what_is_copied_from_a_gpu_is_not_changed_by_training(prepared: int) -> None:
+def test_training_does_not_change_a_copy_from_a_gpu(prepared: int) -> None:
     buffer = HostBuffer()
     if prepared:
         buffer.prepare(prepared, torch.cuda.current_device())

@@ -36,7 +36,7 @@ def custom(corpus: str, run_dir: Path, mine: Path) -> dict[str, Any]:
     return config
 
 
-def test_the_examples_go_on_alike_at_another_layout(
+def test_the_examples_resume_at_another_layout(
     corpus: str, mine: Path, single_llama: Run, tmp_path: Path
 ) -> None:
     first = custom(corpus, tmp_path / "first", mine)
@@ -58,7 +58,7 @@ def test_the_examples_go_on_alike_at_another_layout(
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-def test_a_function_that_is_not_there_is_one_line(config: dict[str, Any], mine: Path) -> None:
+def test_a_missing_function_is_reported_in_one_line(config: dict[str, Any], mine: Path) -> None:
     config["model"]["layer_spec"] = f"{mine}/custom_layers.py:parallel_layer"
     ended = run(config)
     assert ended.statuses == (2,)

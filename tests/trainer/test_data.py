@@ -103,7 +103,7 @@ def test_an_empty_test_split_is_left_out(config: dict[str, Any], corpus: str, tm
         ({"datasets": [{"prefix": "CORPUS.bin"}]}, "is not a file"),
         (
             {"datasets": [{"prefix": "CORPUS", "weight": 1.0}, {"prefix": "CORPUS"}]},
-            "Give all of them one, or none",
+            "Give a weight to all of them or to none",
         ),
         ({"datasets": [{"prefix": "CORPUS"}], "split": "99990,8,2"}, "no document .* for valid"),
     ],
@@ -139,7 +139,7 @@ def test_missing_data_ends_the_run_in_one_line(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.process
-def test_made_up_samples_and_loader_processes(config: dict[str, Any]) -> None:
+def test_mock_samples_and_loader_processes(config: dict[str, Any]) -> None:
     config["data"] = {"mock": True, "num_workers": 1}
     config["training"] |= {"train_iters": 2, "eval_iters": 1}
     result = finished(config)

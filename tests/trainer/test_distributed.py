@@ -52,7 +52,7 @@ def test_ranks_come_from_the_launcher(environ: dict[str, str], expected: tuple[i
     assert (ranks.rank, ranks.local_rank, ranks.world_size) == expected
 
 
-def test_a_launcher_that_sets_nonsense_is_named() -> None:
+def test_a_launcher_that_sets_invalid_ranks_is_named() -> None:
     with pytest.raises(TrainerError, match=r"srun must set .*SLURM_PROCID=x"):
         find_ranks(STEP | {"SLURM_PROCID": "x"})
 
@@ -67,8 +67,8 @@ def test_another_number_of_ranks_than_planned_is_refused(config: dict[str, Any])
 
 
 @pytest.mark.process
-def test_an_attempt_that_torchrun_starts_again_hears_nothing_of_the_one_before() -> None:
-    """The agent's store goes on: an address of a dead rank, or its answer to SIGTERM, is not this attempt's."""
+def test_a_restart_by_torchrun_does_not_see_messages_of_the_previous_attempt() -> None:
+    """The agent's store survives: an address of a dead rank, or its answer to SIGTERM, is not this attempt's."""
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environ = {
         "MASTER_ADDR": "127.0.0.1",
@@ -100,7 +100,7 @@ def taken(port: int, *, hangs_up: bool) -> Iterator[None]:
 
 
 @pytest.mark.process
-def test_ranks_pass_over_the_ports_of_others(config: dict[str, Any]) -> None:
+def test_ranks_skip_ports_of_other_programs(config: dict[str, Any]) -> None:
     """Another job with the same number of ranks and the same first port uses two of the ports."""
     ports = candidate_ports(int(runs.free_port()))
     first = ports[0]
@@ -119,7 +119,7 @@ def test_ranks_pass_over_the_ports_of_others(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.process
-def test_a_rank_that_does_not_come_is_named_in_time() -> None:
+def test_a_missing_rank_is_named_in_time() -> None:
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": runs.free_port(), "TRAINER_RENDEZVOUS_ID": "one"}
     with pytest.raises(
         DistStoreError, match="1 of 2 ranks did not connect within 0:00:01, rank 1 among them"

@@ -87,7 +87,7 @@ def test_each_trace_of_saved_training_is_evidence(
     assert "begin at iteration 1 " in refusal(directory, load="/archive", begins_at=1)
 
 
-def test_a_run_that_never_completed_a_save_begins_again(saved: Run, tmp_path: Path) -> None:
+def test_a_run_that_never_completed_a_save_may_start_over(saved: Run, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     shutil.copytree(saved.checkpoints / "iter_0000002", directory / "checkpoints/iter_0000002.broken")
     (directory / "checkpoints/iter_0000002.broken" / COMPLETE).unlink()
@@ -96,7 +96,7 @@ def test_a_run_that_never_completed_a_save_begins_again(saved: Run, tmp_path: Pa
     assert refusal(directory) == ""
 
 
-def test_training_is_given_up_only_by_name(corpus: str, saved: Run, tmp_path: Path) -> None:
+def test_training_is_discarded_only_by_name(corpus: str, saved: Run, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     shutil.copytree(saved.directory, directory)
     shutil.rmtree(directory / "checkpoints")

@@ -165,10 +165,10 @@ def config_of(corpus: str = "/corpus", **training: Any) -> TrainerConfig:
     return resolve(configuration.from_dict(TrainerConfig, plain, "test"))
 
 
-# What is said in whose words.
+# The arguments that each program reads and writes.
 
 
-def test_what_megatron_lm_compares_and_takes_over_is_there() -> None:
+def test_a_checkpoint_has_every_argument_that_megatron_lm_reads() -> None:
     config = config_of()
     args = vars(megatron_lm.common_state(config, 5, 20)["args"])
     assert {*COMPARED, *COMPARED_WITH_VOCAB_FILE, *TAKEN_OVER, *COUNTED} <= args.keys()
@@ -194,7 +194,7 @@ def test_the_schedule_counts_samples() -> None:
     assert schedule == SCHEDULE
 
 
-def test_what_we_write_is_what_we_read() -> None:
+def test_the_written_common_state_reads_back_unchanged() -> None:
     config = config_of()
     saved = {**common_state(), **megatron_lm.common_state(config, 5, 20)}
     saved["iteration"] = 5
@@ -203,7 +203,7 @@ def test_what_we_write_is_what_we_read() -> None:
     assert hyperparameters.check_changes({"model": there.sections["model"]}, config) == ()
 
 
-def test_their_hyperparameters_are_compared_as_ours_are() -> None:
+def test_hyperparameters_of_megatron_lm_are_compared_like_the_trainers() -> None:
     config = config_of()
     there = megatron_lm.resumed(common_state(), config.parallelism)
     assert hyperparameters.check_changes(there.sections, config) == ()
@@ -222,7 +222,7 @@ def test_their_hyperparameters_are_compared_as_ours_are() -> None:
         assert line in str(refused.value)
 
 
-def test_a_blend_of_theirs_is_read() -> None:
+def test_a_blend_of_megatron_lm_is_read() -> None:
     common = common_state(data_path=["0.7", "/a", "0.3", "/b"])
     assert megatron_lm.resumed(common, ParallelismConfig()).sections["data"]["datasets"] == [
         {"prefix": "/a", "weight": 0.7},
@@ -252,14 +252,14 @@ def test_a_blend_of_theirs_is_read() -> None:
         ),
     ],
 )
-def test_what_we_cannot_go_on_from_is_refused_by_name(
+def test_unsupported_checkpoints_of_megatron_lm_are_refused_by_name(
     args: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(TrainerError, match=re.escape(message)):
         megatron_lm.resumed(common_state(**args) | changes, ParallelismConfig())
 
 
-def test_weights_alone_need_neither_their_optimizer_nor_their_arguments() -> None:
+def test_loading_only_weights_needs_neither_optimizer_nor_arguments() -> None:
     common = common_state(use_distributed_optimizer=False, eod_mask_loss=True) | {"optimizer": None}
     there = megatron_lm.resumed(common, ParallelismConfig(), weights_only=True)
     assert there.sections.keys() == {"model"}
@@ -278,7 +278,7 @@ class OneGroup:
 
 
 @pytest.mark.process
-def test_after_their_ramp_up_the_rates_are_theirs() -> None:
+def test_after_a_ramp_up_the_rates_are_those_of_megatron_lm() -> None:
     """Megatron-LM's schedule follows samples, the trainer's iterations: 8 steps of a smaller batch have 20 samples."""
     theirs = OptimizerParamScheduler(
         OneGroup(),
@@ -310,7 +310,7 @@ def test_after_their_ramp_up_the_rates_are_theirs() -> None:
         theirs.step(4)
 
 
-def test_a_schedule_of_ones_own_is_nothing_that_megatron_lm_takes_for_its_own(corpus: str) -> None:
+def test_a_custom_schedule_is_stored_by_its_import_path(corpus: str) -> None:
     plain = gpt_config(corpus, Path("/run"))
     plain["optimizer"]["lr_schedule"] = "rates.py:decay"
     config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
@@ -351,7 +351,7 @@ def as_megatron_lm_writes(ours: Run, corpus: str, target: Path) -> Path:
 
 
 @pytest.mark.process
-def test_a_run_of_megatron_lms_goes_on_as_if_it_were_ours(ours: Run, corpus: str, tmp_path: Path) -> None:
+def test_a_run_of_megatron_lm_resumes_like_one_of_the_trainer(ours: Run, corpus: str, tmp_path: Path) -> None:
     theirs = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs")
     config = gpt_config(corpus, tmp_path / "run") | {"checkpoint": {"load": str(theirs)}}
     theirs_goes_on = finished(config)
@@ -369,7 +369,7 @@ def one_rank() -> Iterator[None]:
 
 
 @pytest.mark.process
-def test_what_cannot_be_read_is_said_with_what_to_do(
+def test_an_unreadable_checkpoint_is_reported_with_a_remedy(
     ours: Run, corpus: str, tmp_path: Path, one_rank: None
 ) -> None:
     plain = gpt_config(corpus, tmp_path / "run") | {"checkpoint": {"load": str(tmp_path / "theirs")}}
@@ -390,7 +390,7 @@ def test_what_cannot_be_read_is_said_with_what_to_do(
 
 
 @pytest.mark.process
-def test_without_the_optimizers_state_only_the_weights_are_taken(
+def test_without_optimizer_state_only_the_weights_are_loaded(
     ours: Run, corpus: str, tmp_path: Path, one_rank: None
 ) -> None:
     theirs = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs")
@@ -503,7 +503,9 @@ CASES = {
 @pytest.mark.slow
 @needs_megatron_lm
 @pytest.mark.parametrize("name", CASES)
-def test_pretrain_gpt_goes_on_from_ours_and_we_from_its(name: str, corpus: str, tmp_path: Path) -> None:
+def test_pretrain_gpt_and_the_trainer_resume_each_others_checkpoints(
+    name: str, corpus: str, tmp_path: Path
+) -> None:
     """The trainer saves at step 3, Megatron-LM resumes from that and saves at 5, and the trainer resumes from that."""
     case = CASES[name]
     config = gpt_config(corpus, tmp_path / "ours")
@@ -535,7 +537,7 @@ def test_pretrain_gpt_goes_on_from_ours_and_we_from_its(name: str, corpus: str, 
 @pytest.mark.process
 @pytest.mark.slow
 @needs_megatron_lm
-def test_we_go_on_from_a_batch_that_pretrain_gpt_ramped_up(corpus: str, tmp_path: Path) -> None:
+def test_the_trainer_resumes_after_a_batch_ramp_up_of_pretrain_gpt(corpus: str, tmp_path: Path) -> None:
     """Four steps of two samples, then of four; its schedule ends with its 24 samples, ours with our 8 steps."""
     samples = ("--train-samples", "24", "--rampup-batch-size", "2", "2", "8", "--lr-warmup-samples", "0")
     theirs = dict(pretrain_gpt(corpus, tmp_path / "theirs", *samples, *MODEL, RESHARDABLE))

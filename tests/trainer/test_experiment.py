@@ -62,7 +62,7 @@ def attempt(config: TrainerConfig, **environ: str) -> str:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_the_attempts_of_a_run_are_one_run_offline_and_the_way_to_upload_it_is_told(
+def test_all_attempts_share_one_offline_run_with_its_upload_command(
     config: TrainerConfig, tmp_path: Path
 ) -> None:
     pytest.importorskip("wandb")
@@ -77,7 +77,7 @@ def test_the_attempts_of_a_run_are_one_run_offline_and_the_way_to_upload_it_is_t
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_service_out_of_reach_costs_a_line_and_the_key_is_not_written_down(
+def test_an_unreachable_service_costs_one_line_and_the_key_is_not_written(
     config: TrainerConfig, tmp_path: Path
 ) -> None:
     pytest.importorskip("wandb")
@@ -90,7 +90,7 @@ def test_a_service_out_of_reach_costs_a_line_and_the_key_is_not_written_down(
     assert KEY not in shown
 
 
-def test_without_the_library_a_line_says_how_to_get_it(
+def test_without_the_library_a_line_tells_how_to_install_it(
     config: TrainerConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -115,7 +115,7 @@ class LostRun:
     finish = log
 
 
-def test_a_lost_connection_is_told_once_without_the_key(
+def test_a_lost_connection_is_logged_once_without_the_key(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEY)

@@ -72,7 +72,7 @@ def init(**arguments): return Run()
 
 
 @pytest.mark.process
-def test_a_run_that_fails_says_so_before_its_numbers_are_handed_over_and_whatever_srun_sends(
+def test_a_failing_run_is_reported_before_its_last_numbers_are_written(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "wandb.py").write_text(WANDB)
@@ -172,7 +172,7 @@ def test_one_process_holds_a_directory_where_the_file_system_has_no_locks(tmp_pa
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_what_rank_0_meets_for_all_is_reported_once(config: dict[str, Any]) -> None:
+def test_an_error_of_rank_0_is_reported_once(config: dict[str, Any]) -> None:
     config["world_size"] = 2
     directory = Path(config["run_dir"])
     directory.mkdir()
@@ -186,7 +186,7 @@ def test_what_rank_0_meets_for_all_is_reported_once(config: dict[str, Any]) -> N
 def test_a_run_directory_that_cannot_be_written_is_refused_in_one_line(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
-    config["run_dir"] = "/sys/hpcgen/run"  # nobody can make a directory there
+    config["run_dir"] = "/sys/hpcgen/run"  # no directory can be made there
     (tmp_path / "config.json").write_text(json.dumps(config))
     done = trainer("--config", str(tmp_path / "config.json"))
     assert done.returncode == Exit.REFUSED
@@ -194,7 +194,7 @@ def test_a_run_directory_that_cannot_be_written_is_refused_in_one_line(
 
 
 @pytest.mark.process
-def test_links_that_others_have_put_in_place_of_files_are_not_followed(tmp_path: Path) -> None:
+def test_links_planted_by_others_are_not_followed(tmp_path: Path) -> None:
     """In a group's directory, its members can create links under every predictable name."""
     precious = tmp_path / "precious"
     precious.write_text("data")
@@ -217,7 +217,7 @@ def test_links_that_others_have_put_in_place_of_files_are_not_followed(tmp_path:
 
 
 @pytest.mark.process
-def test_ranks_that_make_no_sense_are_named_in_one_line(config: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_ranks_are_reported_in_one_line(config: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     result = trainer("--config", str(path), WORLD_SIZE="many")
@@ -237,7 +237,7 @@ def test_the_versions_are_one_line() -> None:
 
 
 @pytest.mark.process
-def test_what_cannot_be_imported_is_named_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_module_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
     result = trainer("--versions", PYTHONPATH=str(tmp_path))
     assert result.returncode == 1

@@ -47,7 +47,7 @@ def test_the_scale_halves_until_gradients_fit_and_then_grows(undisturbed: Run) -
     assert [has_norm for *_, has_norm in found] == [not skipped for skipped in left_out]
 
 
-def test_a_stop_amid_overflows_and_another_layout_change_nothing(
+def test_a_stop_during_overflows_and_another_layout_change_nothing(
     undisturbed: Run, corpus: str, tmp_path: Path
 ) -> None:
     """The first attempt has no update, but its checkpoint still contains an optimizer state."""
@@ -72,7 +72,9 @@ def test_an_overflow_at_the_fixed_scale_ends_the_run(corpus: str, tmp_path: Path
     )
 
 
-def test_an_overflow_is_no_spike_and_uses_up_no_allowance(corpus: str, tmp_path: Path) -> None:
+def test_an_overflow_is_not_a_spike_and_does_not_count_against_the_allowance(
+    corpus: str, tmp_path: Path
+) -> None:
     """Every loss is a spike once 20 are known, and every second step or so overflows."""
     allowance = 4
     every = {"loss_spike_factor": 0.01, "skip_loss_spikes": allowance}

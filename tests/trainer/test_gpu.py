@@ -130,7 +130,7 @@ def test_several_gpus_train_what_one_does(
         pytest.param(4, TP2_PP2_SP, 2, PP2, id="TP2xPP2-to-PP2", marks=needs_gpus(4)),
     ],
 )
-def test_a_checkpoint_goes_on_at_another_layout(
+def test_a_checkpoint_resumes_at_another_layout(
     gpus: int,
     layout: dict[str, Any],
     gpus_then: int,
@@ -197,7 +197,7 @@ def test_deterministic_runs_are_equal_to_the_last_bit_through_a_background_save(
 
 
 @with_engine
-def test_graphs_live_with_evaluations_saves_and_profiles(corpus: str, tmp_path: Path) -> None:
+def test_graphs_work_with_evaluations_saves_and_profiles(corpus: str, tmp_path: Path) -> None:
     config = on_gpus(corpus, tmp_path / "plain", 1, {}, LLAMA)
     config["training"] |= {"eval_interval": 5, "eval_iters": 2}
     config["checkpoint"] = {"save_interval": 4}
@@ -214,7 +214,7 @@ def test_graphs_live_with_evaluations_saves_and_profiles(corpus: str, tmp_path: 
 
 
 @with_engine
-def test_a_run_in_fp8_goes_on_where_it_was(corpus: str, tmp_path: Path) -> None:
+def test_a_run_in_fp8_resumes_exactly(corpus: str, tmp_path: Path) -> None:
     config = on_gpus(corpus, tmp_path / "run", 1, {}, LLAMA)
     config["training"] |= {"fp8": "hybrid", "fp8_recipe": "delayed"}
     undisturbed = finished(copy.deepcopy(config) | {"run_dir": str(tmp_path / "undisturbed")})

@@ -58,7 +58,7 @@ def test_the_same_configuration_changes_nothing() -> None:
     assert check_changes(SAVED, run()) == ()
 
 
-def test_what_only_decides_speed_or_reports_may_change() -> None:
+def test_keys_that_affect_only_speed_or_reports_may_change() -> None:
     free = run(training__micro_batch_size=2, training__eval_interval=7, data__num_workers=0)
     assert check_changes(SAVED, free) == ()
 
@@ -145,7 +145,7 @@ def test_keys_that_one_side_does_not_know_are_not_compared() -> None:
         ("zzz", "is not a hyperparameter; write section and key, such as optimizer.lr"),
     ],
 )
-def test_names_that_are_no_hyperparameters(name: str, reason: str) -> None:
+def test_names_that_are_not_hyperparameters_are_refused(name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint.changed: ") as error:
         check_changes(SAVED, run((name,)))
     assert reason in str(error.value)
@@ -157,7 +157,7 @@ def test_every_hyperparameter_may_be_named() -> None:
     assert all(hasattr(getattr(plain, section), key) for section, _, key in (n.partition(".") for n in NAMES))
 
 
-def test_what_an_attempt_read_is_known_from_its_checkpoint() -> None:
+def test_planned_samples_follow_from_a_checkpoint() -> None:
     """The total is consumed samples plus remaining steps, so smaller batches before mean a smaller total."""
     record = {**SAVED, "iteration": 40, "consumed_samples": 160}
     reading = planned_training(record)

@@ -34,7 +34,7 @@ def test_a_module_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert imports.load("my_package.parts:layers", "model.layer_spec")() == 7
 
 
-def test_a_file_and_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_can_import_its_neighbors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "my_constants.py", "NUMBER = 7\n")
     write(tmp_path / "my_layers.py", "import my_constants\n\ndef layers():\n    return my_constants.NUMBER\n")
     monkeypatch.chdir(tmp_path)
@@ -57,7 +57,7 @@ def test_a_file_and_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.Monk
         ("os.path:sep", "sep is a str, not a function"),
     ],
 )
-def test_what_cannot_be_found(path: str, reason: str) -> None:
+def test_missing_functions_are_errors(path: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"^model.layer_spec = {path!r}.*{reason}"):
         imports.load(path, "model.layer_spec")
 

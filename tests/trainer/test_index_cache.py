@@ -91,7 +91,7 @@ def status_of(process: int) -> int:
 
 
 def killed_at(point: int, work: Callable[[], object]) -> bool:
-    """Whether `work`, done in another process, got to its fsync or rename number `point`: it is killed before that."""
+    """True if `work`, in another process, reached its fsync or rename number `point` and was killed before it."""
 
     def doomed() -> None:
         count = iter(range(1, point + 1))
@@ -109,7 +109,7 @@ def killed_at(point: int, work: Callable[[], object]) -> bool:
 
 
 @pytest.mark.process
-def test_training_finds_all_that_the_command_built(document: dict[str, Any], tmp_path: Path) -> None:
+def test_training_finds_every_index_that_the_command_built(document: dict[str, Any], tmp_path: Path) -> None:
     document |= {"device": "cuda", "world_size": 512}
     file = tmp_path / "trainer.json"
     file.write_text(json.dumps(document))
@@ -147,7 +147,7 @@ def test_a_mistake_ends_the_command_in_one_line(document: dict[str, Any], tmp_pa
 
 
 @pytest.mark.process
-def test_killed_at_any_point_it_leaves_what_the_next_run_completes(
+def test_after_a_kill_at_any_point_the_next_run_completes_the_index(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
     document["training"]["eval_iters"] = 0
@@ -167,7 +167,7 @@ def test_killed_at_any_point_it_leaves_what_the_next_run_completes(
 
 @pytest.mark.process
 @pytest.mark.parametrize("point", [6, 9, 11])
-def test_killed_while_it_mends_an_index_it_leaves_what_the_next_run_completes(
+def test_after_a_kill_during_a_rebuild_the_next_run_completes_the_index(
     point: int, wanted: TrainerConfig, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -181,7 +181,7 @@ def test_killed_while_it_mends_an_index_it_leaves_what_the_next_run_completes(
 
 
 @pytest.mark.process
-def test_builds_at_once_make_the_same_files(wanted: TrainerConfig, tmp_path: Path) -> None:
+def test_concurrent_builds_make_the_same_files(wanted: TrainerConfig, tmp_path: Path) -> None:
     Start(wanted, tmp_path / "alone")
     cache = tmp_path / "shared"
     builds = [child(lambda: build_index(wanted, cache, 1000, lambda line: None)) for _ in range(4)]
@@ -259,7 +259,7 @@ def test_an_index_with_code_in_it_is_never_loaded(
     assert not planted.directory.exists()
 
 
-def test_what_megatron_left_half_written_is_not_believed(wanted: TrainerConfig, tmp_path: Path) -> None:
+def test_an_index_left_incomplete_by_megatron_is_not_used(wanted: TrainerConfig, tmp_path: Path) -> None:
     """Core writes files in place, and later only checks that they exist."""
     undisturbed = Start(wanted, tmp_path / "undisturbed")
     expected = contents(tmp_path / "undisturbed")
@@ -277,7 +277,7 @@ def test_what_megatron_left_half_written_is_not_believed(wanted: TrainerConfig, 
 def test_another_corpus_under_the_same_name_is_noticed(wanted: TrainerConfig, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     before = Start(wanted, cache)
-    os.utime(tmp_path / "b.idx")  # copied anew, the same content
+    os.utime(tmp_path / "b.idx")  # copied again with the same content
     assert not Start(wanted, cache).has_built
     write_corpus(tmp_path / "a", documents=40, first_token=500)
     start = Start(wanted, cache)

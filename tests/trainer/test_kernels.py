@@ -29,7 +29,7 @@ def on_a_gpu(tmp_path: Path, section: str, values: dict[str, Any], **training: A
 
 
 @pytest.mark.parametrize(("section", "values"), NEEDS_ITS_LAYERS)
-def test_what_other_layers_pass_over_is_refused(
+def test_settings_that_other_layers_ignore_are_refused(
     section: str, values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = on_a_gpu(tmp_path, section, values, transformer_impl="torch")

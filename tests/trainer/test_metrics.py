@@ -57,7 +57,7 @@ LLAMA_8_LAYERS = {
 
 
 @pytest.mark.process
-def test_the_first_line_says_what_the_attempt_is_and_each_step_has_its_numbers(single_gpt: Run) -> None:
+def test_the_first_line_describes_the_attempt_and_each_step_has_its_numbers(single_gpt: Run) -> None:
     start, *steps = [event for event in single_gpt.events if event["event"] in ("start", "step")]
     assert start["event"] == "start"
     assert "megatron-lm" in start["flop_formula"]
@@ -102,7 +102,7 @@ def test_flops_agree_with_megatron_lm(model: dict[str, Any], expected: float, tm
     assert per_token == pytest.approx(expected, rel=0.005)
 
 
-def test_what_is_computed_again_is_dropped_and_so_are_torn_lines(tmp_path: Path) -> None:
+def test_repeated_and_incomplete_lines_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"event": "step", "iteration": i}) + "\n" for i in range(1, 6)]
     first, evaluation, stop, second = (
@@ -150,7 +150,7 @@ def hanging_file(path: Path) -> int:
     return reader
 
 
-def test_storage_that_hangs_holds_up_no_step_and_the_end_only_for_a_moment(
+def test_hanging_storage_delays_no_step_and_the_end_only_briefly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_lines, "CLOSE_S", 0.5)
@@ -166,11 +166,11 @@ def test_storage_that_hangs_holds_up_no_step_and_the_end_only_for_a_moment(
     assert complaints == [
         f"{tmp_path / 'lines'}: the last {left} lines may be missing: not written within 0.5 s"
     ]
-    with os.fdopen(reader) as file:  # it goes on
+    with os.fdopen(reader) as file:  # training continues
         assert [json.loads(line) for line in file] == entries
 
 
-def test_tensorboard_s_files_on_storage_that_hangs_hold_up_no_step_either(
+def test_hanging_storage_of_tensorboard_delays_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tensorboard, "CLOSE_S", 0.5)
@@ -184,7 +184,7 @@ def test_tensorboard_s_files_on_storage_that_hangs_hold_up_no_step_either(
     call_with_timeout(10, board.close)
     assert "TensorBoard: the last points may be missing: not written within 0.5 s" in capsys.readouterr().out
     written, end = b"", time.monotonic() + 10
-    while written.count(b"train/loss") < 1000:  # it goes on
+    while written.count(b"train/loss") < 1000:  # training continues
         assert time.monotonic() < end
         written += os.read(reader, 4096)
     os.close(reader)
@@ -228,14 +228,16 @@ def test_each_step_is_in_a_line_whatever_the_interval(config: dict[str, Any], tm
     assert lines[0]["loss"] == pytest.approx(statistics.fmean(step[1] for step in each.steps[:3]))
 
 
-def test_no_room_for_tensorboard_ends_no_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_for_tensorboard_does_not_end_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "tensorboard").touch()
     log = Log(is_rank_0=True, progress=False)
     assert open_tensorboard(tmp_path / "tensorboard", 0, log) is None
     assert "no TensorBoard files; training continues: " in capsys.readouterr().out
 
 
-def test_tensorboard_forgets_the_steps_that_an_attempt_walks_back_over(tmp_path: Path) -> None:
+def test_tensorboard_hides_steps_that_an_attempt_repeats(tmp_path: Path) -> None:
     log = Log(is_rank_0=True, progress=False)
     for attempt, (begins_after, ends) in enumerate([(0, 6), (3, 5)]):
         board = open_tensorboard(tmp_path, begins_after, log)
@@ -279,7 +281,7 @@ def test_a_fault_loses_no_line(config: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.fixture
 def metrics(tmp_path: Path) -> Iterator[Metrics]:
-    """Of a run of ten steps with a line each two."""
+    """Lines of a run of ten steps, one every two steps."""
     document = gpt_config("x", tmp_path)
     document["logging"] |= {"log_interval": 2}
     document["training"] |= {"train_iters": 10}
@@ -316,7 +318,7 @@ def read_events(tmp_path: Path, count: int) -> list[dict[str, Any]]:
         time.sleep(0.01)
 
 
-def test_a_spike_is_told_at_once_with_its_samples(
+def test_a_spike_is_logged_at_once_with_its_samples(
     metrics: Metrics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics.step(1, step_result(0, 9.0, spike=3.0, skipped=True))
@@ -351,7 +353,7 @@ def test_an_overflow_has_no_norm(
     assert "grad norm overflow" in shown
 
 
-def test_a_line_says_how_long_the_rest_takes(metrics: Metrics, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_shows_the_remaining_time(metrics: Metrics, capsys: pytest.CaptureFixture[str]) -> None:
     for iteration in range(1, 11):
         metrics.step(iteration, step_result(4 * iteration, 5.0))
     *lines, last = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration")]
@@ -360,7 +362,7 @@ def test_a_line_says_how_long_the_rest_takes(metrics: Metrics, capsys: pytest.Ca
 
 
 def read_tensorboard(directory: Path) -> dict[str, dict[int, float]]:
-    """What TensorBoard would draw: of each tag, its values by step."""
+    """The values that TensorBoard would draw, by tag and step."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -62,14 +62,14 @@ def multipliers(*groups: dict[str, Any], chunk: Chunk = LAST) -> dict[str, dict[
     }
 
 
-def test_names_are_those_of_the_whole_model() -> None:
+def test_names_are_those_of_the_complete_model() -> None:
     names = [name for name, _ in global_names(LAST)]
     assert names[0] == "decoder.layers.2.linear_fc1.weight"
     assert names[-2:] == ["decoder.layers.3.norm.bias", "embedding.word_embeddings.weight"]
     assert next(global_names(FIRST))[0] == "embedding.word_embeddings.weight"
 
 
-def test_biases_and_norms_alone_do_not_decay() -> None:
+def test_only_biases_and_norms_do_not_decay() -> None:
     found = multipliers()
     assert set(found) == {name for name, p in global_names(LAST) if p.dim() == 1}
     assert {tuple(override.items()) for override in found.values()} == {(("wd_mult", 0.0),)}

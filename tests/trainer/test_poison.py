@@ -59,7 +59,7 @@ def layers(core, vp_stage, usual):
         pytest.param(2, {}, "fp16", id="fp16", marks=pytest.mark.slow),
     ],
 )
-def test_poison_in_20_steps_on_random_ranks_changes_no_weight(
+def test_nan_in_20_steps_on_random_ranks_changes_no_weight(
     world_size: int, parallelism: dict[str, Any], precision: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
     config["world_size"], config["parallelism"] = world_size, parallelism
@@ -212,12 +212,12 @@ def test_a_spike_is_measured_against_the_median_of_enough_steps() -> None:
     assert watch(*[2.0] * MIN_LOSSES, factor=None).spike_ratio(1000) is None
 
 
-def test_a_loss_that_stays_where_it_went_is_no_spike_any_more() -> None:
+def test_a_loss_that_stays_high_is_no_longer_a_spike() -> None:
     assert watch(*[2.0] * WINDOW, *[6.0] * (WINDOW // 2 - 1)).spike_ratio(6.0) is not None
     assert watch(*[2.0] * WINDOW, *[6.0] * (WINDOW // 2 + 1)).spike_ratio(6.0) is None
 
 
-def test_a_resumed_watch_judges_and_skips_as_the_undisturbed_one() -> None:
+def test_a_resumed_spike_watch_decides_like_an_uninterrupted_one() -> None:
     undisturbed = watch(*[2.0] * MIN_LOSSES, allowance=2)
     assert undisturbed.skip()
     resumed = watch(allowance=2)

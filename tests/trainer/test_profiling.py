@@ -24,7 +24,7 @@ def profiler(config: TrainerConfig, rank: int = 0, **logging: object) -> Profile
     return Profiler(config, RunDirectory.of(config), rank)
 
 
-def test_the_steps_asked_for_are_recorded_and_a_run_that_ends_early_keeps_what_there_was(
+def test_requested_steps_are_recorded_even_if_the_run_ends_early(
     config: TrainerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorder = profiler(config, rank=3, profile_step_start=4, profile_step_end=9, profile_ranks=(1, 3))

@@ -109,7 +109,7 @@ def describe_as_hpcgen_does(prefix: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_copied_corpus_is_read_by_all_ranks_and_goes_on(tmp_path: Path) -> None:
+def test_a_copied_corpus_is_read_by_all_ranks_and_accepted(tmp_path: Path) -> None:
     prefix = tmp_path / "own"
     write_corpus(prefix, documents=60)
     describe_as_hpcgen_does(prefix)
@@ -137,7 +137,7 @@ def test_a_copied_corpus_is_read_by_all_ranks_and_goes_on(tmp_path: Path) -> Non
     assert (third.to_hash, third.changes) == (
         {},
         [],
-    )  # the hash was carried over, and the time is the new one
+    )  # the hash was kept, with the new time
 
 
 def refused_by_all(config: dict[str, Any]) -> str:
@@ -174,7 +174,7 @@ def recorded(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def accepted(config: dict[str, Any], record: dict[str, Any]) -> bool:
-    """Whether a run may resume from such a checkpoint without reading a .bin."""
+    """True if a run may resume from such a checkpoint without reading a .bin."""
     trainer = trainer_config(config)
     files = provenance.examine(trainer, record)
     assert not files.to_hash
@@ -192,7 +192,7 @@ def move(config: dict[str, Any], directory: Path) -> None:
     config["optimizer"]["lr_schedule"] = f"{directory}/rates.py:rate"
 
 
-def test_what_is_moved_or_left_alone_goes_on(own: dict[str, Any], tmp_path: Path) -> None:
+def test_moved_or_unchanged_files_are_accepted(own: dict[str, Any], tmp_path: Path) -> None:
     record = recorded(own)
     assert accepted(own, record)
     move(own, tmp_path / "elsewhere")
@@ -210,7 +210,7 @@ def test_what_is_moved_or_left_alone_goes_on(own: dict[str, Any], tmp_path: Path
         pytest.param(lambda path: (path / "rates.py").write_text("def rate(*_): return 1\n"), id="edited"),
     ],
 )
-def test_what_is_moved_and_changed_is_refused(
+def test_moved_and_changed_files_are_refused(
     change: Callable[[Path], object], own: dict[str, Any], tmp_path: Path
 ) -> None:
     record = recorded(own)
@@ -233,9 +233,7 @@ def test_a_module_is_compared_by_its_file(
     assert not accepted(own, record)
 
 
-def test_a_record_of_hpcgens_that_is_older_than_the_pair_says_nothing(
-    own: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_record_older_than_its_pair_is_ignored(own: dict[str, Any], tmp_path: Path) -> None:
     describe_as_hpcgen_does(tmp_path / "own")
     [pair] = recorded(own)["origins"]["pairs"]["data.datasets"]
     assert pair["bin"]["sha256"] == hashlib.sha256((tmp_path / "own.bin").read_bytes()).hexdigest()
@@ -245,7 +243,7 @@ def test_a_record_of_hpcgens_that_is_older_than_the_pair_says_nothing(
 
 
 @pytest.mark.process
-def test_a_checkpoint_without_a_record_of_files_goes_on(stopped: dict[str, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_record_of_files_is_accepted(stopped: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "run" / "checkpoints" / "iter_0000001"
     record = checkpoint_files.read_record(path)
     del record["origins"]

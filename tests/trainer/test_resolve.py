@@ -42,7 +42,7 @@ def test_sizes_follow_from_the_shape():
     assert model.padded_vocab_size == 50304
 
 
-def test_what_is_given_stays():
+def test_given_values_are_kept():
     given = {
         "ffn_hidden_size": 3000,
         "num_query_groups": 4,
@@ -55,7 +55,7 @@ def test_what_is_given_stays():
     assert resolve_model(model) == model
 
 
-def test_without_a_vocabulary_the_padded_size_stays_open():
+def test_without_a_vocabulary_the_padded_size_stays_null():
     assert resolve_model(ModelConfig(**SHAPE)).padded_vocab_size is None
 
 
@@ -66,7 +66,7 @@ def test_padding_goes_to_the_next_multiple_of_128(vocab_size, rows):
     assert pad_vocab_size(vocab_size) == rows
 
 
-def test_a_virtual_pipeline_of_one_is_none():
+def test_a_virtual_pipeline_of_one_becomes_null():
     assert (
         resolve_parallelism(ParallelismConfig(virtual_pipeline_model_parallel_size=1)) == ParallelismConfig()
     )
@@ -105,7 +105,7 @@ def test_the_tail_of_wsd_is_a_tenth_of_the_decay():
     assert resolved(train_iters=1000).lr_wsd_decay_iters is None
 
 
-def test_checkpoints_are_saved_by_the_clock_unless_it_is_said_when():
+def test_checkpoints_are_saved_by_the_clock_by_default():
     assert resolve_checkpoint(CheckpointConfig()).save_interval_minutes == 30
     for given in (CheckpointConfig(save_interval=5), CheckpointConfig(save_interval_minutes=5.0)):
         assert resolve_checkpoint(given) is given
@@ -147,7 +147,7 @@ def test_every_batch_of_a_ramp_up_must_fit(
         ("training", {"rampup_batch_size": [2, 2, 8]}, "rampup_batch_size in a pipeline"),
     ],
 )
-def test_what_a_graph_would_get_wrong_is_refused(
+def test_settings_that_do_not_work_with_cuda_graphs_are_refused(
     section: str, values: dict[str, Any], message: str, config: dict[str, Any]
 ):
     document = config | {"parallelism": {"pipeline_model_parallel_size": 2}}
@@ -174,7 +174,7 @@ def test_zero_is_not_null():
     assert (optimizer.min_lr, optimizer.lr_warmup_iters) == (0.0, 0)
 
 
-def test_what_is_resolved_stays(config: dict[str, Any]):
+def test_a_resolved_configuration_stays_unchanged(config: dict[str, Any]):
     once = resolve(configuration.from_dict(TrainerConfig, config, "test"))
     assert once.model.padded_vocab_size == 1024
     assert once.optimizer.lr_decay_iters == 6
@@ -197,7 +197,9 @@ def test_what_is_resolved_stays(config: dict[str, Any]):
         ("optimizer", {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 6}, r"= 6 is more than the 5 steps"),
     ],
 )
-def test_what_cannot_be_resolved(section: str, values: dict[str, Any], message: str, config: dict[str, Any]):
+def test_configurations_that_cannot_be_resolved(
+    section: str, values: dict[str, Any], message: str, config: dict[str, Any]
+):
     document = config | {section: config[section] | values}
     with pytest.raises(ConfigError, match=message):
         resolve(configuration.from_dict(TrainerConfig, document, "test"))

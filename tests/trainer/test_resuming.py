@@ -39,7 +39,7 @@ def stopped_at_once(tmp_path: Path) -> str:
     return str(tmp_path / "stop")
 
 
-def test_a_stopped_run_goes_on_as_if_undisturbed(
+def test_a_stopped_run_resumes_like_an_uninterrupted_one(
     dropout_config: dict[str, Any], undisturbed: Run, tmp_path: Path, stopped_at_once: str
 ) -> None:
     config = dropout_config | {"run_dir": str(tmp_path / "run")}
@@ -82,7 +82,7 @@ def test_a_stopped_run_goes_on_as_if_undisturbed(
         ),
     ],
 )
-def test_a_checkpoint_goes_on_at_another_layout(
+def test_a_checkpoint_resumes_at_another_layout(
     saving: tuple[int, dict[str, Any]],
     loading: tuple[int, dict[str, Any]],
     config: dict[str, Any],
@@ -120,7 +120,7 @@ def test_ctrl_c_saves_and_leaves(config: dict[str, Any]) -> None:
     assert (result.directory / "STOPPED").read_text() == result.saved_iteration + "\n"
 
 
-def test_a_finished_run_refuses_another_experiment(config: dict[str, Any], single_gpt: Run) -> None:
+def test_a_finished_run_refuses_another_configuration(config: dict[str, Any], single_gpt: Run) -> None:
     shutil.copytree(single_gpt.directory, config["run_dir"])
     config["optimizer"]["lr"] = 5e-2
     config["checkpoint"] = {"changed": ["optimizer.lr"]}
@@ -166,9 +166,7 @@ def test_load_is_where_a_run_without_checkpoints_starts(
     assert second.saved_iteration == "6"
 
 
-def test_a_save_that_was_cut_off_is_not_loaded_and_is_made_again(
-    config: dict[str, Any], single_gpt: Run
-) -> None:
+def test_an_interrupted_save_is_not_loaded_and_is_repeated(config: dict[str, Any], single_gpt: Run) -> None:
     torn = Path(config["run_dir"]) / "checkpoints" / "iter_0000006"
     torn.mkdir(parents=True)
     (torn / "STARTED").touch()
@@ -179,7 +177,7 @@ def test_a_save_that_was_cut_off_is_not_loaded_and_is_made_again(
     assert_same_checkpoint(torn, single_gpt.checkpoints / "iter_0000006")
 
 
-def test_a_broken_checkpoint_is_passed_over(config: dict[str, Any], single_gpt: Run) -> None:
+def test_a_broken_checkpoint_is_skipped(config: dict[str, Any], single_gpt: Run) -> None:
     config["checkpoint"] = {"save_interval": 2}
     first = finished(config)
     (first.directory / "DONE").unlink()
@@ -236,7 +234,7 @@ def test_a_changed_batch_would_read_other_samples_and_is_refused(
     assert "training.global_batch_size: 4 -> 8" in (result.directory / "FAILED").read_text()
 
 
-def test_finetuning_takes_the_weights_and_begins_at_the_beginning(
+def test_finetuning_loads_the_weights_and_starts_at_iteration_0(
     config: dict[str, Any], single_gpt: Run
 ) -> None:
     config["checkpoint"] = {"load": str(single_gpt.checkpoints), "finetune": True}
@@ -287,7 +285,7 @@ def test_two_runs_that_save_into_one_directory_are_refused(config: dict[str, Any
     assert not (second.directory / "FAILED").exists()
 
 
-def test_a_longer_run_that_shuffles_anew_says_so(
+def test_a_longer_run_that_reshuffles_is_logged(
     config: dict[str, Any], tmp_path: Path, stopped_at_once: str
 ) -> None:
     config["data"]["datasets"] = [{"prefix": write_corpus(tmp_path / "small", documents=10)}]

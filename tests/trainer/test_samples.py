@@ -47,7 +47,7 @@ def test_the_documents_of_a_batch_hold_the_tokens_that_it_trains_on(
 
 
 def holds(prefix: str, documents: list[int], tokens: list[int]) -> bool:
-    """Whether the tokens lie in the documents, one after the other, and begin in the first and end in the last."""
+    """True if the tokens are in the documents in sequence, beginning in the first and ending in the last."""
     pair = IndexedDataset(prefix)
     texts = [pair[document].tolist() for document in documents]
     text = [token for each in texts for token in each]
@@ -79,7 +79,7 @@ def test_samples_that_the_run_does_not_read_are_refused(config: dict[str, Any], 
     assert "3 to 24 is outside of the run's samples, 0 to 23" in found.stderr
 
 
-def test_a_run_that_changed_its_batch_is_asked_as_it_reads(config: dict[str, Any], tmp_path: Path) -> None:
+def test_samples_are_found_after_a_changed_batch_size(config: dict[str, Any], tmp_path: Path) -> None:
     """Three of six steps had 8 samples, the others have the configuration's 4: 36 samples, not 24."""
     write_checkpoint(tmp_path / "run/checkpoints", 3, consumed_samples=24)
     assert "35: " in samples(config, tmp_path / "config.json", "35").stdout
@@ -90,9 +90,7 @@ def test_a_run_that_changed_its_batch_is_asked_as_it_reads(config: dict[str, Any
     )
 
 
-def test_where_only_megatron_lm_knows_the_samples_none_is_named(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
+def test_samples_of_a_megatron_lm_checkpoint_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "theirs/iter_0000003"
     path.mkdir(parents=True)
     (path / METADATA).write_text("{}")

@@ -84,7 +84,7 @@ def test_the_warmup_may_start_above_zero() -> None:
     assert rates(3, lr_warmup_init=5e-4, lr_warmup_iters=2) == pytest.approx([5e-4, 7.5e-4, 1e-3])
 
 
-def test_a_schedule_that_goes_on_has_the_rate_it_would_have_had() -> None:
+def test_a_resumed_schedule_has_the_same_rate() -> None:
     resumed = schedule()
     resumed.step(57)
     assert resumed.rate() == rates(58)[57]
@@ -109,7 +109,7 @@ def test_the_example_restarts_its_cosine() -> None:
 
 
 @pytest.mark.parametrize("returned", ["-1e-3", "float('nan')", "float('inf')", "None", "'0.1'"])
-def test_what_is_no_rate_is_refused_before_the_first_step(returned: str, tmp_path: Path) -> None:
+def test_an_invalid_rate_is_refused_before_the_first_step(returned: str, tmp_path: Path) -> None:
     file = tmp_path / f"wrong_rate_{abs(hash(returned))}.py"
     file.write_text(f"def rate(iteration, optimizer):\n    return {returned} if iteration == 12 else 1e-3\n")
     with pytest.raises(
@@ -127,7 +127,7 @@ def test_a_schedule_that_fails_after_the_warm_up_is_refused_before_the_first_ste
 
 @pytest.mark.parametrize("warmup", [0, WARMUP])
 @pytest.mark.parametrize("train_iters", [60, 20_000])
-def test_a_schedule_need_not_know_a_step_that_does_not_come(
+def test_a_schedule_need_not_support_steps_beyond_the_last(
     train_iters: int, warmup: int, tmp_path: Path
 ) -> None:
     """Core asks for the rate after the last one."""

@@ -86,7 +86,7 @@ def test_pairs_are_cut_and_read_as_megatrons_builder_does_it(config: dict[str, A
             assert all(torch.equal(dataset[i]["tokens"], ours[split][i]["tokens"]) for i in range(4))
 
 
-def test_a_document_of_several_sequences_is_not_torn(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_document_of_several_sequences_is_not_divided(config: dict[str, Any], tmp_path: Path) -> None:
     builder = IndexedDatasetBuilder(f"{tmp_path}/sentences.bin", dtype=numpy.uint16)
     for sentences in itertools.islice(itertools.cycle((3, 1, 7, 2)), 60):
         builder.add_document(numpy.arange(10 * sentences), [10] * sentences)
@@ -134,7 +134,7 @@ def test_a_split_without_any_document_is_an_error_that_says_what_to_do(
     assert planned(trainer_config(config, {"datasets": small}, eval_iters=0)).keys() == {"train"}
 
 
-def test_an_empty_test_split_is_said(config: dict[str, Any], tmp_path: Path) -> None:
+def test_an_empty_test_split_is_logged(config: dict[str, Any], tmp_path: Path) -> None:
     said: list[str] = []
     wanted = trainer_config(config, {"datasets": pairs(tmp_path, 40, 30), "split": "95,5,0.01"})
     assert planned(wanted, said).keys() == {"train", "valid"}
@@ -153,7 +153,9 @@ def test_a_test_split_without_weight_is_no_warning(config: dict[str, Any], tmp_p
     assert not [line for line in said if "warning" in line]
 
 
-def test_own_pairs_for_a_split_may_be_left_out_which_is_said(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_split_without_pairs_of_its_own_is_skipped_and_logged(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     said: list[str] = []
     train, valid = pairs(tmp_path, 40, 30)
     blends = planned(trainer_config(config, {"train": [train], "valid": [valid]}), said)
@@ -195,7 +197,7 @@ def test_weights_default_to_the_tokens_that_each_pair_has_in_the_split(
         assert numpy.abs(counts - expected).max() <= 1
 
 
-def test_no_blend_draws_more_from_a_pair_than_was_asked_of_it() -> None:
+def test_no_blend_draws_more_from_a_pair_than_requested() -> None:
     random = numpy.random.default_rng(0)
     for _ in range(200):
         weights = random.pareto(0.5, int(random.integers(2, 100))) + 1e-9
@@ -207,7 +209,7 @@ def test_no_blend_draws_more_from_a_pair_than_was_asked_of_it() -> None:
         assert (drawn <= draws(weights, size)).all()
 
 
-def test_many_small_pairs_beside_a_large_one_make_a_blend(config: dict[str, Any], tmp_path: Path) -> None:
+def test_many_small_pairs_and_a_large_one_make_a_blend(config: dict[str, Any], tmp_path: Path) -> None:
     """Megatron's builder gives up here: "The train blend oversamples the contributing datasets"."""
     datasets = pairs(tmp_path, 41, *[3] * 12)
     config["training"]["global_batch_size"] = 115
@@ -255,7 +257,7 @@ def num_tokens(prefix: str) -> int:
     return int(pair.sequence_lengths.sum())  # of a map that ends with the pair
 
 
-def test_a_longer_run_keeps_the_order_where_it_is_said_to(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_longer_run_keeps_the_order_exactly_as_predicted(config: dict[str, Any], tmp_path: Path) -> None:
     """The first samples of Core's own datasets, for every length up to three epochs."""
     [pair] = pairs(tmp_path, 24)
     data = {"train": [pair]}
@@ -275,7 +277,7 @@ def test_a_longer_run_keeps_the_order_where_it_is_said_to(config: dict[str, Any]
         assert (order == next_order) == (first == next_first)
 
 
-def test_another_order_is_said_of_the_corpora_that_have_one(config: dict[str, Any], tmp_path: Path) -> None:
+def test_the_log_names_the_corpora_with_a_new_order(config: dict[str, Any], tmp_path: Path) -> None:
     data = {"train": [pair | {"weight": 1.0} for pair in pairs(tmp_path, 24, 400)]}
     said: list[str] = []
 

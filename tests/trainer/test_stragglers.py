@@ -48,14 +48,14 @@ def test_a_rank_is_compared_with_those_of_its_pipeline_stage() -> None:
     )
 
 
-def test_of_two_the_slower_one_is_named_slowest_first_and_not_all_of_a_crowd() -> None:
+def test_the_slower_of_two_ranks_is_named_and_long_lists_are_cut() -> None:
     assert [s.ranks for s in find_stragglers([1.0, 3.0, 1.0, 2.0], places(0, 0, 1, 1))] == [(1,), (3,)]
     crowd = find_stragglers([1.0] * 40 + [1.2] * 30, places(*[0] * 70))
     assert len(crowd) == MAX_REPORTED
 
 
 @pytest.mark.parametrize("seconds", [[1.0, 1.0], [0.0, 0.0], [1.0, 1.09]])
-def test_ranks_alike_are_no_stragglers(seconds: list[float]) -> None:
+def test_equal_ranks_are_not_stragglers(seconds: list[float]) -> None:
     assert find_stragglers(seconds, places(0, 0)) == []
 
 

@@ -15,7 +15,7 @@ from tests.trainer.runs import ROOT
 from trainer.metrics.timers import Timers, Times
 
 
-def test_what_core_times_is_counted_by_kind_and_other_names_are_ignored() -> None:
+def test_cores_timers_are_summed_by_kind_and_other_names_are_ignored() -> None:
     timers = Timers("cpu")
     for name in (
         "forward-compute",
@@ -32,7 +32,7 @@ def test_what_core_times_is_counted_by_kind_and_other_names_are_ignored() -> Non
     assert timers.totals() - times == Times()
 
 
-def test_waiting_for_a_batch_is_no_computing() -> None:
+def test_waiting_for_a_batch_is_not_compute_time() -> None:
     timers = Timers("cpu")
     ready: list[str] = []
 
@@ -53,7 +53,7 @@ def test_waiting_for_a_batch_is_no_computing() -> None:
     assert times.compute_s < times.batch_s
 
 
-def test_an_evaluation_is_no_part_of_a_step() -> None:
+def test_an_evaluation_is_not_part_of_a_step() -> None:
     timers = Timers("cpu")
     with timers.paused():
         timers("forward-compute").start()

@@ -70,7 +70,7 @@ def in_an_object(path: Path, planted: Planted) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("is_foreign", [False, True], ids=["own", "foreign"])
 @pytest.mark.parametrize("plant", [in_the_index, in_the_common_state, in_an_object])
-def test_a_checkpoint_runs_nothing_where_it_is_loaded(
+def test_loading_a_checkpoint_runs_no_code(
     plant: Callable[[Path, Planted], None], is_foreign: bool, corpus: str, saved: Run, tmp_path: Path
 ) -> None:
     there = tmp_path / "there"
@@ -97,7 +97,7 @@ def test_a_checkpoint_runs_nothing_where_it_is_loaded(
     assert "posix.mkdir" in (result.directory / "FAILED").read_text()
 
 
-def test_an_extra_state_holds_data_alone(tmp_path: Path) -> None:
+def test_an_extra_state_contains_only_data(tmp_path: Path) -> None:
     """Transformer Engine unpickles it."""
     planted = Planted(tmp_path / "planted")
     storage = io.BytesIO()
@@ -132,7 +132,7 @@ def test_the_index_names_files_of_its_own_directory(saved: Run) -> None:
 
 
 @pytest.mark.process
-def test_the_name_of_a_tensor_does_not_steer_the_terminal(saved: Run, tmp_path: Path) -> None:
+def test_the_name_of_a_tensor_cannot_control_the_terminal(saved: Run, tmp_path: Path) -> None:
     path = tmp_path / "iter_0000002"
     shutil.copytree(saved.checkpoints / path.name, path)
     metadata = pickle.loads((path / ".metadata").read_bytes())
@@ -145,7 +145,7 @@ def test_the_name_of_a_tensor_does_not_steer_the_terminal(saved: Run, tmp_path: 
 
 
 @pytest.mark.process
-def test_what_is_read_of_the_index_is_what_torch_reads(saved: Run) -> None:
+def test_the_index_reads_the_same_as_with_torch(saved: Run) -> None:
     data = (saved.checkpoints / "iter_0000002/.metadata").read_bytes()
     theirs, ours = pickle.loads(data), unpickling._metadata(checkpoint_index.parse(data))
     assert ours.state_dict_metadata == theirs.state_dict_metadata

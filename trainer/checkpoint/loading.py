@@ -88,8 +88,8 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
     found, passed_over = _newest_valid(Path(config.checkpoint.load), log, beat, is_own=False)
     if found is None:
         raise TrainerError(
-            f"checkpoint.load = {config.checkpoint.load!r} holds no valid checkpoint. Name a directory of "
-            "checkpoints, or leave it out to start from random weights",
+            f"checkpoint.load = {config.checkpoint.load!r} holds no valid checkpoint. Set it to a "
+            "directory of checkpoints, or remove the key to start from random weights",
             scope=Scope.ALL_RANKS,
         )
     weights_only = config.checkpoint.finetune

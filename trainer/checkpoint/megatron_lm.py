@@ -311,9 +311,9 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
 def _schedule(config: TrainerConfig, iteration: int) -> dict[str, Any]:
     """State of Core's OptimizerParamScheduler, which counts samples as steps.
 
-    `num_steps` is the iteration times the full batch size, not the number of consumed samples, so that the rate fits
-    the iteration also after a batch-size ramp-up. Megatron-LM refuses the name of a decay that it does not have, unless
-    its flags override it.
+    `num_steps` is the iteration times the full batch size, not the number of consumed samples, so that the rate
+    also fits the iteration after a batch-size ramp-up. Megatron-LM refuses the name of a decay that it does not have,
+    unless its flags override it.
     """
     optimizer, training = config.optimizer, config.training
     assert optimizer.lr_warmup_iters is not None

@@ -1,6 +1,6 @@
-"""Plans the blends: the documents of each corpus in training, validation and test data, and their weights.
+"""Plans the blends: which documents of each corpus each split reads, and with which weights.
 
-The plan only needs the .idx files and comes before any index is built. data.split divides each corpus into contiguous
+Planning only needs the .idx files and happens before any index is built. data.split divides each corpus into contiguous
 ranges of documents: with n documents, a split with the share [a, b) gets documents round(a x n) to round(b x n), as in
 Megatron-Core. A corpus without documents in a split is left out of that split's blend, since Core would count its
 epochs in an endless loop.
@@ -33,7 +33,7 @@ CHECKED_TOKENS = 2**20
 """Number of tokens of each corpus that are compared with the size of the vocabulary."""
 
 MAX_EPOCHS = 1_000_000
-"""Maximum number of epochs of a corpus. Core counts them one by one, and lists all documents once for each."""
+"""Maximum number of epochs of a corpus. Core counts them one by one and lists all documents once per epoch."""
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -269,9 +269,8 @@ def _empty_split_reason(source: _Source, corpora: Mapping[str, IndexedDataset], 
 
 def _documents(corpus: IndexedDataset, share: Share) -> Documents:
     """The documents of a share. Documents with several sequences, such as Megatron-LM's sentences, are not divided."""
-    starts = (
-        corpus.document_indices
-    )  # unaligned, so numpy would copy all of it; bisect only reads a few elements
+    # The array is unaligned, so numpy would copy all of it. bisect reads only a few elements.
+    starts = corpus.document_indices
     first, end = (int(starts[bisect.bisect_right(starts, bound) - 1]) for bound in cut(len(corpus), share))
     return Documents(first, end, _tokens(corpus, first, end))
 
@@ -320,7 +319,7 @@ def _open_corpora(where: str, datasets: Sequence[Dataset], rows: int) -> dict[st
     weights = sum(dataset.weight is not None for dataset in datasets)
     if weights not in (0, len(datasets)):
         raise ConfigError(
-            f"{where}: {weights} of {len(datasets)} datasets have a weight. Give all of them one, or none"
+            f"{where}: {weights} of {len(datasets)} datasets have a weight. Give a weight to all of them or to none"
         )
     return {dataset.prefix: _open_corpus(where, dataset.prefix, rows) for dataset in datasets}
 

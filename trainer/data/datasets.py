@@ -1,8 +1,8 @@
 """Megatron-Core's GPT datasets for training, validation and test, opened from index files that rank 0 has checked.
 
 This uses Core's dataset classes, so the samples and the names of the index files are Core's. It does not use Core's
-builder, whose ranks wait in barriers forever if rank 0 fails, which writes its files in place, and which gives each
-split of a blend the same corpora.
+builder, whose ranks wait in barriers forever if rank 0 fails, which writes its files in place, and which uses the
+same corpora for every split of a blend.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from trainer.metrics.console import quiet_libraries
 
 
 def main() -> int:
-    """Parse the arguments and build. Returns the exit status: 2 for mistakes, 1 for storage errors."""
+    """Parse the arguments and build. Returns the exit status: 2 for invalid input, 1 for storage errors."""
     parser = config_parser("trainer.data.index_cache", "Builds the index files of a training run, on a CPU.")
     arguments = parser.parse_args()
     quiet_libraries()

@@ -2,7 +2,7 @@
 
 Core itself only checks that the files exist, so a half-written file of a killed job would break every later one. Here
 an index is built in a private directory, synced and renamed into place; the record of its hashes is written last. An
-index that does not match its record is built again and replaced. That does not disturb other jobs that use it.
+index that does not match its record is rebuilt and replaced, without disturbing other jobs that use it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def complete(indices: Sequence[Index], directory: Path, log: LogLine) -> None:
 def fault(index: Index, directory: Path) -> str | None:
     """Reason why the index in `directory` cannot be used, phrased to follow its name. None if it is valid.
 
-    Reads all of its files, and also the .idx file if the size or time of that has changed.
+    Reads all of its files, and also the .idx file if its size or modification time has changed.
     """
     try:
         record = _read_record(directory / index.record)
@@ -161,7 +161,7 @@ def _build(index: Index, directory: Path) -> None:
             files[name] = _identity(private / name)
         if index.source is not None and not _same_content(identify(index.source, source), source):
             raise TrainerError(
-                f"{index.source} changed while its index was built. Start again when it no longer changes"
+                f"{index.source} changed while its index was built. Start the run again once the file no longer changes"
             )
         record = private / index.record
         record.write_text(
@@ -218,7 +218,7 @@ def _private_directory(directory: Path) -> Iterator[Path]:
     while True:
         lock_file = directory / f"{_PRIVATE}{secrets.token_hex(8)}.lock"
         with lock_file.open("xb") as lock:
-            # Another process may remove the file before it is locked. Then it has no name any more: try again.
+            # Another process may unlink the file before it is locked here. In that case, try again.
             if _lock(lock) and not os.fstat(lock.fileno()).st_nlink:
                 continue
             private = lock_file.with_suffix("")
@@ -232,7 +232,7 @@ def _private_directory(directory: Path) -> Iterator[Path]:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Remove leftovers of killed builds. Without file locks they cannot be told from running builds, and stay."""
+    """Remove leftovers of killed builds. Without file locks, they stay, since running builds look the same."""
     for lock_file in directory.glob(f"{_PRIVATE}*.lock"):
         with contextlib.suppress(OSError), lock_file.open("rb+") as lock:
             if _lock(lock):

@@ -27,7 +27,7 @@ from trainer.distributed.sequence import zigzag_positions
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One microbatch on this rank's device; each [b, s]."""
+    """One microbatch on this rank's device. Each tensor is [b, s]."""
 
     tokens: torch.Tensor
     labels: torch.Tensor
@@ -36,7 +36,7 @@ class MicroBatch:
 
 
 class Packed(NamedTuple):
-    """A microbatch as loaders return it, in one tensor: each further tensor would cost the step 0.2 ms."""
+    """A microbatch as loaders return it, in one tensor: each additional tensor would cost the step 0.2 ms."""
 
     fields: torch.Tensor
     """int64 [3, b, s]: tokens, labels, and 1 where the loss counts."""
@@ -132,7 +132,7 @@ def _check_ids(largest: int, rows: int) -> None:
         raise TrainerError(
             f"rank {torch.distributed.get_rank()} on {socket.gethostname()}: the data contains the token ID {largest}, "
             f"but the embedding has {rows} rows (model.padded_vocab_size). The data was made with another tokenizer or "
-            "is damaged; `hpcgen data verify -c RUN.yaml` finds the place"
+            "is damaged; `hpcgen data verify -c RUN.yaml` names the place"
         )
 
 

@@ -19,7 +19,7 @@ from trainer.distributed.rendezvous import Ranks, open_store, select_gpu
 T = TypeVar("T")
 
 GROUP_TIMEOUT_MARGIN_S = 60
-"""Time that process groups wait longer than `trainer.faults.watch`, which writes reports at its timeout (seconds)."""
+"""Seconds added to the timeout of process groups, so that `trainer.faults.watch` times out first and writes reports."""
 
 GLOO_ERRORS = ("gloo/transport", "gloo::", "[Gloo]")
 """Texts that identify the plain RuntimeErrors that gloo raises."""
@@ -109,7 +109,7 @@ def reporting_lost_peers(ranks: Ranks, where: Callable[[], str]) -> Iterator[Non
             raise
         reason = str(error).strip().splitlines()[0].split(". This is typically")[0]
         raise LostPeersError(
-            f"{ranks.name} lost its peers {where()} ({reason}). The first rank that ended says why"
+            f"{ranks.name} lost its peers {where()} ({reason}). See the log line of the rank that ended first"
         ) from error
 
 

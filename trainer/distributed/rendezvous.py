@@ -32,7 +32,7 @@ ANSWER_S = 2.0
 """Time within which rank 0 sends its greeting (seconds). Other services send none."""
 
 MAX_PAUSE_S = 2.0
-"""Maximum pause between two attempts to find rank 0 on all ports (seconds)."""
+"""Maximum pause between two searches for rank 0 on all ports (seconds)."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Note:
 
 
 class Meeting:
-    """The ranks of one test, with a thread that detects hangs. A context manager."""
+    """Context manager for the ranks of one test, with a thread that detects hangs."""
 
     def __init__(
         self, ranks: Ranks, node: str, environ: Mapping[str, str], timeout_s: float, program: str

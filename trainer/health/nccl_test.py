@@ -1,6 +1,6 @@
 """`python -m trainer.health.nccl_test`: tests the allocation with an all-reduce, and names weak nodes and causes.
 
-Exit status: 0 good or a warning, 1 too slow or hung, 2 a mistake.
+Exit status: 0 good or a warning, 1 too slow or hung, 2 an invalid configuration or launch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m trainer.health.node`: tests the GPUs of each node separately, with one task per GPU.
 
 The ranks of a node connect at 127.0.0.1, so that no node waits for another. The first rank of each node writes
-NODE-container.json. Exit status: 0 good, 1 a finding or a hang, 2 a mistake.
+NODE-container.json. Exit status: 0 good, 1 a finding or a hang, 2 an invalid configuration or launch.
 """
 
 from __future__ import annotations

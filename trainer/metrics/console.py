@@ -12,7 +12,7 @@ from trainer.contract.wording import duration
 
 
 def quiet_libraries() -> None:
-    """Hide advice to install CUDA libraries, and deprecation warnings inside of megatron.core and torch."""
+    """Hide advice to install CUDA libraries, and deprecation warnings from megatron.core and torch."""
     warnings.filterwarnings("ignore", module=r"(megatron\.core|torch)\b")
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
 

@@ -25,6 +25,6 @@ class Instruments:
         return recorded or profiled
 
     def close(self, iteration: int) -> None:
-        """End running recordings, before `iteration`."""
+        """End recordings in progress before `iteration`."""
         self.profiler.close(iteration)
         self.graphs.close()

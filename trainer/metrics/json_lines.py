@@ -52,7 +52,7 @@ class JsonLines:
         """Wait for at most CLOSE_S until all lines are in the file."""
         self._waiting.put(None)
         self._thread.join(CLOSE_S)
-        # The queue has the end marker but not the line that is being written, so its size is the number of lines.
+        # The queue has the end marker but not the line in progress, so its size is the number of unwritten lines.
         if self._thread.is_alive() and (left := self._waiting.qsize()):
             lines = "the last line" if left == 1 else f"the last {left} lines"
             self._warn(f"{self._path}: {lines} may be missing: not written within {CLOSE_S:g} s")
@@ -87,7 +87,7 @@ def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
     The latter are the lines of later iterations, and the evaluation at `iteration`. The starts and stops of all
     attempts are kept. Returns the last removed line of a later iteration.
 
-    At iteration 0 this removes all numbers of the run, so a copy of the file is kept under the next number.
+    At iteration 0 this removes all numbers of the run, so a copy of the file is kept (metrics.jsonl.1, .2, ...).
 
     Raises:
         TrainerError: the file cannot be read or written. It is unchanged.
@@ -113,7 +113,7 @@ def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _keeping_copy(path: Path) -> Iterator[None]:
-    """Keep a copy of a file, under the next number, while it is replaced. Removes the copy if that fails."""
+    """Keep a numbered copy of a file while it is replaced. Removes the copy if the replacement fails."""
     copy = next_number(path)
     try:
         os.link(path, copy)

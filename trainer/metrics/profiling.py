@@ -19,7 +19,7 @@ MAX_ALLOCATIONS = 1_000_000
 
 
 class Profiler:
-    """Records a range of iterations on this rank. Costs nothing outside of the range."""
+    """Records a range of iterations on this rank. Costs nothing outside the range."""
 
     def __init__(self, config: TrainerConfig, run: RunDirectory, rank: int) -> None:
         """Raises ConfigError if the range is empty, or if a memory history is requested without a range."""

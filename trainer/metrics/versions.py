@@ -10,7 +10,7 @@ from trainer.distributed import device
 
 
 def print_versions() -> int:
-    """Print the versions in one line. Returns 0, or 1 with a message if a module cannot be imported."""
+    """Print the versions on one line. Returns 0, or 1 with a message if a module cannot be imported."""
     for module in ("torch", "megatron.core", "trainer.train"):
         try:
             importlib.import_module(module)
@@ -33,7 +33,7 @@ def versions() -> dict[str, str]:
 
 
 def distribution_version(name: str, missing: str = "unknown") -> str:
-    """Installed version of a distribution, or `missing`, as for a trainer that runs from plain files."""
+    """Version of a distribution, or `missing` if it is not installed, such as a trainer that runs from plain files."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

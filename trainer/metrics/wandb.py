@@ -68,7 +68,7 @@ def open_experiment(config: TrainerConfig, run: RunDirectory, log: Log) -> Exper
         import wandb
     except ImportError as error:
         log.line(
-            f"no Weights & Biases: {error}. Install wandb (the extra hpcgen[wandb]), "
+            f"Weights & Biases is not used: {error}. Install wandb (the extra hpcgen[wandb]), "
             "or set logging.wandb_project = null"
         )
         return None

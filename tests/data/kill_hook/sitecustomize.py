@@ -1,4 +1,4 @@
-"""Counts what every Python process below a test does to files, and kills them all at the operation it is told to.
+"""Counts the file operations of every Python process below a test, and kills all of them at a given operation.
 
 Python imports this module at its start where its folder is in PYTHONPATH. An operation is a write of a file (a system
 call, not a write into a buffer), fsync, rename, unlink, or the making of a file. Variables of the environment:

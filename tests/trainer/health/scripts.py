@@ -28,7 +28,7 @@ def write_site(directory: Path, node_type: dict[str, Any] | None = None, **profi
 
 
 def render(stage: str, site: Path, overrides: Sequence[str] = ()) -> str:
-    """The script of one of the cluster's stages; its run directory is `run` beside the profile."""
+    """The script of one of the cluster's stages. Its run directory is `run` next to the profile."""
     run = load_cluster_run(str(site), str(site.parent / "run"), overrides)
     return api.render(api.plan(run, [stage]), stage)
 

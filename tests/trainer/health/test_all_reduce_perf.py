@@ -64,6 +64,6 @@ def test_a_build_without_mpi_measures_each_process_alone() -> None:
 
 
 @pytest.mark.parametrize("text", ["", HEAD, "Test NCCL failure common.cu:958 'unhandled system error'"])
-def test_no_table_is_no_figure(text: str) -> None:
+def test_output_without_a_table_is_refused(text: str) -> None:
     with pytest.raises(TrainerError, match="printed no table"):
         parse(text, 2)

@@ -101,7 +101,7 @@ def test_a_slow_path_between_two_good_nodes_blames_neither() -> None:
     assert "n000 and n003 are slow with each other" in found.remarks[0]
 
 
-def test_one_slow_node_is_told_apart_from_what_slows_all() -> None:
+def test_one_slow_node_is_distinguished_from_a_slow_fabric() -> None:
     one = Cluster(1)
     one.alone["n000"] = 200.0
     limits = Limits(together_gb_s=460.0, alone_gb_s=460.0, deficit=0.25)
@@ -145,7 +145,7 @@ def test_a_switch_that_is_slow_only_when_many_talk() -> None:
     ]
 
 
-def test_what_came_and_went_is_called_so() -> None:
+def test_a_temporary_problem_is_reported_as_temporary() -> None:
     assert "temporary" in Cluster(3).diagnose().remarks[0]
 
 

@@ -50,7 +50,7 @@ ENTRY = Entry(
 @pytest.mark.parametrize("nodes", [1, 2, 3, 64])
 @pytest.mark.parametrize(("nvls", "collnet"), [*itertools.product((True, False), repeat=2)])
 @pytest.mark.parametrize("ranks", [8, 4])
-def test_a_threshold_holds_for_its_own_layout_alone(
+def test_a_threshold_applies_only_to_its_own_layout(
     nodes: int, nvls: bool, collnet: bool, ranks: int
 ) -> None:
     found = select(
@@ -105,12 +105,12 @@ def test_a_baseline_warns_a_tenth_and_fails_a_quarter_below(busbw: float, status
     assert "baseline of 2026-01-02T03:04:05+00:00, job 7" in verdict.source
 
 
-def test_without_either_nothing_is_said() -> None:
+def test_without_threshold_and_baseline_the_status_is_unknown() -> None:
     verdict = judge(1.0, None, None, CONFIG)
     assert (verdict.status, verdict.fail_below_gb_s) == ("unknown", None)
 
 
-def test_what_is_recorded_is_read_again_beside_other_layouts(tmp_path: Path) -> None:
+def test_a_recorded_baseline_is_read_back_with_those_of_other_layouts(tmp_path: Path) -> None:
     path = tmp_path / "new" / "baseline.json"
     assert read_baseline(path) == {}
     keys = [baseline_key(CONFIG, layout) for layout in (LAYOUT, replace(LAYOUT, nvls=False))]
@@ -124,7 +124,7 @@ def test_what_is_recorded_is_read_again_beside_other_layouts(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", json.dumps({"x": {"busbw_gb_s": "fast"}})])
-def test_a_file_that_is_no_baseline_is_refused_by_name(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_baseline_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=str(path)):

@@ -28,7 +28,7 @@ def test_a_rank_that_never_joined() -> None:
     assert blame(3, notes(3, 3, 0, 3), [True, True, False, True]) == "rank 2 on an unknown node never joined"
 
 
-def test_a_process_that_no_longer_moves() -> None:
+def test_a_process_that_stopped_responding() -> None:
     assert blame(3, notes(3, 3, 3, 3), [True, True, False, False]) == "ranks 2 3 on node-b stopped responding"
 
 
@@ -36,12 +36,12 @@ def test_a_rank_that_is_still_at_an_earlier_step() -> None:
     assert blame(3, notes(3, 2, 3, 3), [True] * 4) == "rank 1 on node-a did not reach it"
 
 
-def test_ranks_that_have_gone_on_are_not_blamed() -> None:
+def test_ranks_that_are_ahead_are_not_blamed() -> None:
     found = blame(3, notes(4, 4, 3, 3), [True] * 4)
     assert found == "ranks 2 3 on node-b began it and are alive, but none finished: a GPU or a link hangs"
 
 
-def test_several_reasons_stand_side_by_side() -> None:
+def test_several_reasons_are_combined() -> None:
     found = blame(3, notes(3, 1, 0, 3), [True, True, False, False])
     assert found == (
         "rank 2 on an unknown node never joined; rank 3 on node-b stopped responding; "

@@ -47,7 +47,7 @@ def test_bandwidths_have_limits_in_both_directions() -> None:
     ]
 
 
-def test_an_error_of_cuda_is_a_finding_and_what_was_not_measured_is_none() -> None:
+def test_a_cuda_error_is_a_finding_and_missing_measurements_are_none() -> None:
     error = "CUDA error: uncorrectable ECC error encountered"
     assert found(
         error=error, matmul_tflops=None, to_device_gb_s=None, from_device_gb_s=None, peer_gb_s=None

@@ -150,14 +150,14 @@ def test_a_good_node_has_no_finding(host: Host) -> None:
         ("fabric", "Completed\nIn Progress\n", ("gpu_1 fabric", "Completed", "In Progress")),
     ],
 )
-def test_what_nvidia_smi_says_is_a_finding(
+def test_problems_that_nvidia_smi_reports_are_findings(
     answer: str, text: str, finding: tuple[str, str, str], host: Host
 ) -> None:
     host.answers[answer] = text
     assert findings(host.check()) == [finding]
 
 
-def test_what_a_gpu_does_not_have_is_no_finding(host: Host) -> None:
+def test_unsupported_gpu_features_are_not_findings(host: Host) -> None:
     host.answers |= {
         "gpus": "H100, [N/A], [N/A]\nH100, [N/A], [Not Supported]\n",
         "rows": "[N/A], [N/A]\n",
@@ -198,7 +198,7 @@ def test_a_nic_that_is_down_or_slow(file: str, text: str, finding: tuple[str, st
     assert findings(host.check()) == [finding]
 
 
-def test_what_is_missing_is_named(host: Host) -> None:
+def test_missing_parts_are_named(host: Host) -> None:
     host.write("proc/meminfo", "MemTotal: 1000000000 kB\n")
     found = findings(
         host.check("nic=mlx5_ib7:400", "nvme=8", "file=/no/topo.xml", f"scratch=1:{host.root}/none")
@@ -239,7 +239,7 @@ def test_whatever_a_node_says_the_report_is_json(text: str, host: Host) -> None:
     assert '"ok": false' in (host.root / "reports" / "n1-host.json").read_text()
 
 
-def test_a_node_that_was_good_before_is_not_good_any_more(host: Host) -> None:
+def test_a_node_can_become_bad_after_a_good_check(host: Host) -> None:
     host.check()
     host.answers["gpus"] = f"{GPU}\n"
     assert not host.check()["ok"]

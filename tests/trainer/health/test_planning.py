@@ -35,7 +35,7 @@ def test_the_fabric_is_measured_up_to_the_message_that_thresholds_are_for() -> N
     assert {(each.nvls, each.collnet) for each in config.thresholds if each.min_nodes > 1} == {(True, True)}
 
 
-def test_a_job_is_told_what_the_node_type_sets_even_where_somebody_set_something_else() -> None:
+def test_a_job_gets_the_node_types_values_even_if_they_are_overridden() -> None:
     config = nccl_test('environment.NCCL_MIN_NCHANNELS="4"')
     assert config.environment["NCCL_MIN_NCHANNELS"] == "32"
     assert config.environment["NCCL_TOPO_FILE"] == "/opt/microsoft/ndv5-topo.xml"
@@ -51,7 +51,7 @@ def test_a_site_with_a_shared_baseline_has_its_directory_mounted(tmp_path: Path)
     assert "/shared/hpcgen" in stage.directories
 
 
-def test_a_node_is_held_to_its_type() -> None:
+def test_a_node_is_checked_against_its_type() -> None:
     stage = plan("node-health")
     assert stage.values["node_expectations"] == [
         "gpus=8",
@@ -66,7 +66,7 @@ def test_a_node_is_held_to_its_type() -> None:
     assert (config.all_reduce_bytes, config.ranks_per_node) == (16 * GIB, 8)
 
 
-def test_a_node_without_gpus_is_asked_for_none() -> None:
+def test_a_node_without_gpus_needs_none() -> None:
     run = load_cluster_run("local", "/shared/checks")
     stage = api.plan(run, ["node-health"]).stages["node-health"]
     assert stage.values["node_expectations"] == ["scratch=10:/tmp"]

@@ -20,7 +20,7 @@ def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.process
-def test_the_first_test_records_a_baseline_that_a_cluster_without_figures_is_then_held_to(
+def test_the_first_test_records_a_baseline_for_later_tests(
     tmp_path: Path,
 ) -> None:
     baseline = tmp_path / "baseline.json"
@@ -75,7 +75,7 @@ def test_nothing_is_recorded_where_a_setting_explains_a_low_bandwidth(tmp_path: 
 
 
 @pytest.mark.slow
-def test_it_is_recorded_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_baseline_is_recorded_on_request(tmp_path: Path) -> None:
     script, baseline = crippled(tmp_path)
     found = batch(script, tmp_path, ("n1",), arguments=["--record-baseline"])
     assert found.status == 0, found.log
@@ -129,7 +129,7 @@ def test_a_job_whose_python_cannot_run_the_check_blames_no_node(tmp_path: Path) 
 def test_nvidias_program_measures_where_the_tasks_have_it(
     program: str | None, given: bool, said: str, tmp_path: Path
 ) -> None:
-    """Its figures are read by other tests: /bin/echo stands for Python and shows what it is asked for."""
+    """Other tests read its figures: /bin/echo replaces Python and shows its arguments."""
     perf = tmp_path / "all_reduce_perf"
     if program is not None:
         perf.write_text(f"#!/bin/bash\n{program}\n")

@@ -58,7 +58,7 @@ def test_a_setting_that_costs_bandwidth_is_named_with_its_reason(setting: str, r
         "PATH=/bin",
     ],
 )
-def test_other_settings_are_not(setting: str) -> None:
+def test_other_settings_are_not_reported(setting: str) -> None:
     name, _, value = setting.partition("=")
     assert explained({name: value}) == []
 
@@ -110,5 +110,5 @@ def test_nics_that_are_down_or_gone_and_a_topology_file_that_is_missing(tmp_path
     ]
 
 
-def test_a_machine_without_nics_is_asked_nothing() -> None:
+def test_a_machine_without_nics_is_not_checked() -> None:
     assert list(explain_host({}, ())) == []
