@@ -160,7 +160,7 @@ def test_it_holds_all_that_hpcgen_declares_and_an_image_lacks(installed: Path) -
 @pytest.mark.usefixtures("few_needs")
 def test_the_same_content_is_the_same_directory(tmp_path: Path) -> None:
     first = code_dir.install_code(tmp_path, RUNNING)
-    again = CliRunner().invoke(command, [str(tmp_path), "--python-version", RUNNING])
+    again = CliRunner().invoke(command, [str(tmp_path)])
     assert again.exit_code == 0, again.output
     assert again.stdout == f"{first}\n"
     assert list(tmp_path.iterdir()) == [first]
