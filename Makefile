@@ -52,11 +52,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Files side by side, more than there are cores, since the tests wait half of the time. Those that run jobs on a
-# cluster of their own come last.
+# More workers than cores, since the tests wait half of the time. tests/conftest.py has the longest files run first;
+# xdist would start with those that have the most tests.
 pytest: $(READY)
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --ignore=tests/slurm
-	$(BIN)/pytest --numprocesses 3 --dist loadfile tests/slurm
+	$(BIN)/pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

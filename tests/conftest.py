@@ -21,6 +21,41 @@ NOT_QUICK = ("process", "slow", "gpu")
 PROCESS_FOLDERS = ("check", "enroot", "install", "lint", "slurm")
 """Folders in which every test is marked `process`. Reading a script starts shfmt."""
 
+LONG_FILES = (
+    "test_docs.py",
+    "slurm/test_faults.py",
+    "install/test_code_dir.py",
+    "trainer/test_checkpoints.py",
+    "slurm/test_job.py",
+    "slurm/test_site.py",
+    "cli/test_templates.py",
+    "trainer/test_resuming.py",
+    "slurm/test_submit.py",
+    "slurm/test_preflight.py",
+    "trainer/health/test_scripts.py",
+    "trainer/test_layouts.py",
+    "slurm/test_train.py",
+    "slurm/test_data.py",
+    "trainer/test_poison.py",
+    "trainer/test_fp16.py",
+    "slurm/test_cluster.py",
+    "slurm/test_accepted.py",
+    "trainer/test_failing.py",
+    "trainer/test_alive.py",
+    "install/test_extras.py",
+    "test_site.py",
+    "trainer/test_exchange.py",
+    "data/test_tokenize.py",
+    "data/test_kills.py",
+    "data/test_identity.py",
+    "data/test_task.py",
+    "cli/test_submit_local.py",
+)
+"""Files that run first, so that no worker is left with a long one while the others have finished.
+
+Files of tests/slurm, which mostly wait, alternate with files that mostly compute.
+"""
+
 STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"))
 """Audit events of the calls that start a process."""
 
@@ -67,6 +102,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(TESTS / folder) for folder in PROCESS_FOLDERS):
             item.add_marker("process")
+    places = {TESTS / name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -86,9 +86,9 @@ def cluster() -> Iterator[SlurmCluster | None]:
 
 
 @pytest.fixture(scope="module")
-def installed() -> dict[str, str]:
-    """Options of `hpcgen install-code` -> the directory that it printed: once for all pages is enough."""
-    return {}
+def installed() -> list[str]:
+    """The directory that `hpcgen install-code` printed. The first page that has the command runs it for all pages."""
+    return []
 
 
 @pytest.fixture(scope="module")
@@ -140,15 +140,16 @@ def write_trainer_config(folder: Path, command: str) -> None:
     (folder / "run.json").write_text(json.dumps(config))
 
 
-def install_once(command: str, folder: Path, installed: dict[str, str]) -> str:
-    """`command`, with the output of `hpcgen install-code` where a page before has run it with the same options."""
+def install_once(command: str, folder: Path, installed: list[str]) -> str:
+    """`command`, with the output of `hpcgen install-code` where a page before has run it."""
     match = re.search(r"hpcgen install-code (.*?)\./code", command)
     if match is None:
         return command
-    if match[1] not in installed:
-        installed[match[1]] = run(match[0], folder, None).stdout.strip()
-    assert Path(installed[match[1]]).is_dir(), match[0]
-    return command.replace(match[0], f"echo {installed[match[1]]}")
+    if not installed:
+        installed.append(run(match[0], folder, None).stdout.strip())
+    [directory] = installed
+    assert Path(directory).is_dir(), match[0]
+    return command.replace(match[0], f"echo {directory}")
 
 
 def write_named_file(block: Block, folder: Path) -> None:
@@ -179,7 +180,7 @@ def run(command: str, folder: Path, cluster: SlurmCluster | None) -> subprocess.
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("language", ["console", "sh"])
 def test_every_command_runs(
-    page: str, language: str, reader: Path, cluster: SlurmCluster | None, installed: dict[str, str]
+    page: str, language: str, reader: Path, cluster: SlurmCluster | None, installed: list[str]
 ) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for block in blocks(page):

@@ -69,7 +69,8 @@ def test_values_that_a_shell_cannot_represent_are_refused(workplace, word):
 def test_the_exports_are_those_of_the_rendered_script(tmp_path, workplace, stage, runtime):
     script = script_of(tmp_path, stage, runtime, environment={"FOO": "a b"})
     [section] = re.findall(r"^# ==== environment ====\n(.*?)^# ==== ", script, re.MULTILINE | re.DOTALL)
-    exports = [line.strip() for line in section.splitlines() if line.strip().startswith("export ")]
+    lines = [line.strip() for line in section.splitlines()]
+    exports = [line.partition(" # ")[0] for line in lines if line.startswith("export ")]
     found = hpcgen("env", stage, "-c", tmp_path / "run.yaml")
     assert [line for line in found.stdout.splitlines() if line.startswith("export ")] == exports
     assert "export FOO='a b'" in exports

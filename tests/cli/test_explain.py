@@ -114,7 +114,7 @@ def test_every_export_of_the_script_is_explained(tmp_path, workplace, stage, run
     script = re.sub(r"^check_host\(\) \{$.*?^\}$", "", script, flags=re.MULTILINE | re.DOTALL)
     script = re.sub(r"<<'(\w+)'\n.*?^\1$", "", script, flags=re.MULTILINE | re.DOTALL)
     script = re.sub(r"='\n.*?^'$", "", script, flags=re.MULTILINE | re.DOTALL)
-    script = re.sub(r"^ *#.*", "", script, flags=re.MULTILINE)
+    script = re.sub(r"^ *#.*|(?<= )# .*", "", script, flags=re.MULTILINE)
     exported = {
         name
         for words in re.findall(r"^ *export +(.*)", script, re.MULTILINE)

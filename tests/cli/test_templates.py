@@ -45,6 +45,19 @@ def cluster(workplace: Path) -> str:
     return "here"
 
 
+@pytest.fixture
+def silent_shellcheck(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shellcheck without findings, since the real one takes most of a check's time.
+
+    `test_check_of_a_good_site` and tests/check run the real one.
+    """
+    program = workplace / "programs" / "shellcheck"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\ncat >/dev/null\necho '{\"comments\": []}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+
+
 def rows(stdout: str) -> dict[str, str]:
     return {line.split()[0]: " ".join(line.split()[1:]) for line in stdout.splitlines()}
 
@@ -196,6 +209,7 @@ def test_completion_knows_templates_and_their_blocks() -> None:
     assert completed("templates", "override", "train", "--block", "se") == ["settings"]
 
 
+@pytest.mark.usefixtures("silent_shellcheck")
 def test_a_replaced_function_goes_stale_with_the_shipped_one(cluster: str, workplace: Path) -> None:
     site = workplace / "site"
     assert hpcgen("templates", "override", "train", "--block", "site", "-o", site).status == 0
@@ -249,6 +263,7 @@ def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
     assert checked.stderr.startswith(f"no findings: {len(STAGES) + 1} scripts for here, with {site}\n")
 
 
+@pytest.mark.usefixtures("silent_shellcheck")
 def test_check_reports_the_problem_its_reason_and_a_remedy(cluster: str, workplace: Path) -> None:
     text = BASE.replace("{% block site %}\nsite_epilogue() { true; }", "{% block settings %}\nstage=none")
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})
@@ -265,6 +280,7 @@ def test_check_reports_the_problem_its_reason_and_a_remedy(cluster: str, workpla
     assert f": {len(STAGES) + 1} scripts" in checked.stderr
 
 
+@pytest.mark.usefixtures("silent_shellcheck")
 def test_check_as_json(cluster: str, workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/trian.sbatch.j2": "", "slurm/train.sbatch.j2": TRAIN})
     checked = hpcgen("templates", "check", "--json", "--templates", site, "--cluster", cluster)
@@ -335,6 +351,7 @@ def test_the_guides_way_to_load_modules_works_with_the_real_ones(
     assert status or "u" in done.stdout.rpartition(" ")[2]
 
 
+@pytest.mark.usefixtures("silent_shellcheck")
 def test_check_reads_the_scripts_with_hpcgens_own_lint(cluster: str, workplace: Path) -> None:
     text = BASE.replace("epilogue", "prologue").replace("true", "export NCCL_DEBUG=INFOO")
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})

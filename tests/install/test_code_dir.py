@@ -55,6 +55,14 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def few_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two compiled packages, since pip takes a minute for all of them; `installed` has them all."""
+    core = f"megatron-core=={importlib.metadata.version('megatron-core')}"
+    monkeypatch.setattr(code_dir, "own_requirements", lambda: ["msgspec", core])
+    monkeypatch.setattr(code_dir, "EXTRA_DEPENDENCIES", ())
+
+
+@pytest.fixture
 def umask() -> Iterator[None]:
     before = os.umask(0o022)
     yield
@@ -149,15 +157,18 @@ def test_it_contains_every_dependency_that_an_image_lacks(installed: Path) -> No
     assert declared - names <= code_dir.LEFT_TO_IMAGE
 
 
-def test_the_same_content_is_the_same_directory(installed: Path) -> None:
-    again = CliRunner().invoke(command, [str(installed.parent), "--python-version", RUNNING])
+@pytest.mark.usefixtures("few_needs")
+def test_the_same_content_is_the_same_directory(tmp_path: Path) -> None:
+    first = code_dir.install_code(tmp_path, RUNNING)
+    again = CliRunner().invoke(command, [str(tmp_path)])
     assert again.exit_code == 0, again.output
-    assert again.stdout == f"{installed}\n"
-    assert list(installed.parent.iterdir()) == [installed]
+    assert again.stdout == f"{first}\n"
+    assert list(tmp_path.iterdir()) == [first]
     version = importlib.metadata.version("hpcgen")
-    assert re.fullmatch(rf"hpcgen-{re.escape(version)}-[0-9a-f]{{12}}", installed.name)
+    assert re.fullmatch(rf"hpcgen-{re.escape(version)}-[0-9a-f]{{12}}", first.name)
 
 
+@pytest.mark.usefixtures("few_needs")
 def test_an_older_pip_resolves_and_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip 23.0.1 comes with Debian 12's venv. It takes --platform only next to --target, even in a dry run."""
     get = (sys.executable, "-m", "pip", "install", "--quiet", f"--target={tmp_path / 'old'}", "pip==23.0.1")
@@ -165,15 +176,18 @@ def test_an_older_pip_resolves_and_installs(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "old"))
     version = subprocess.run((sys.executable, "-m", "pip", "--version"), capture_output=True, text=True)
     assert version.stdout.startswith("pip 23.0.1 ")
-    monkeypatch.setattr(
-        code_dir, "own_requirements", lambda: ["psutil"]
-    )  # one package: all of them take a minute
-    monkeypatch.setattr(code_dir, "EXTRA_DEPENDENCIES", ())
     (tmp_path / "tree").mkdir()
     code_dir.install_needs(tmp_path / "tree", RUNNING)
-    assert distribution_names(tmp_path / "tree") == {"psutil", "submitit", "cloudpickle", "typing-extensions"}
+    assert distribution_names(tmp_path / "tree") == {
+        "megatron-core",
+        "msgspec",
+        "submitit",
+        "cloudpickle",
+        "typing-extensions",
+    }
 
 
+@pytest.mark.usefixtures("few_needs")
 def test_another_python_gets_its_own_wheels(tmp_path: Path) -> None:
     other = "3.12" if RUNNING != "3.12" else "3.11"
     directory = code_dir.install_code(tmp_path / "new" / "folder", other)

@@ -340,7 +340,7 @@ def test_secrets_go_by_name():
 )
 def test_no_file_can_set_a_variable_of_the_scripts_own(path):
     """Variables that the script assigns are either exported for the stage, or refused in `environment`."""
-    script = re.sub(r"^ *#.*", "", path.read_text(), flags=re.MULTILINE)
+    script = re.sub(r"^ *#.*|(?<= )# .*", "", path.read_text(), flags=re.MULTILINE)
     exported = set(re.findall(r"^ *export ([A-Za-z_]+)='?", script, re.MULTILINE))
     assigned = set(re.findall(r"^ *(?:local |export )?([A-Za-z_]+)=", script, re.MULTILINE))
     named = set(re.findall(r"\bfor ([A-Za-z_]+)\b|\bread -r ([A-Za-z_]+)\b", script))
@@ -392,8 +392,9 @@ def test_all_problems_name_their_file(tmp_path):
 
 def test_the_listed_leaks_are_those_that_the_template_unsets():
     template = (shipped("templates") / "lib/base.sh").read_text()
-    [cases] = re.findall(r"^ +(NCCL_\* \|.*?)\)\n +leaked\+=", template, re.MULTILINE | re.DOTALL)
-    assert tuple(re.split(r"[\s|\\]+", cases)) == LEAKED
+    [prefixes] = re.findall(r"^leaks='\^\(([A-Z_|]+)\)_'$", template, re.MULTILINE)
+    [names] = re.findall(r"^leaks\+='\|\^\(([A-Z_|]+)\)\$'$", template, re.MULTILINE)
+    assert {*(f"{prefix}_*" for prefix in prefixes.split("|")), *names.split("|")} == set(LEAKED)
 
 
 def test_overriding_a_variable_of_tensor_parallelism_is_a_warning(tmp_path):

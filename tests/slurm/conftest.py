@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen import api
 from tests.slurm.cluster import SlurmCluster, missing_slurm
 
 HPCGEN = (sys.executable, "-m", "hpcgen")
@@ -105,7 +106,7 @@ def hpcgen(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> str
 
 def render(run: Path, *overrides: str) -> str:
     """The script of the training stage."""
-    return hpcgen("render", "train", "-c", str(run), *(f"--set={each}" for each in overrides), cwd=run.parent)
+    return api.render(api.plan(api.load_run(run, overrides), ["train"]), "train")
 
 
 def log_of(run: Path, job_id: str) -> str:

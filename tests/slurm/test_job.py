@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,6 @@ import pytest
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import (
     JOB_S,
-    TP2_PP2,
-    TWO_NODES,
     TWO_RANKS,
     failing_requeue,
     log_of,
@@ -60,7 +59,7 @@ def test_a_requeue_that_the_controller_refuses_is_retried(
 def test_a_refusal_is_final_where_the_trainer_cannot_write_the_reason(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
-    end_training_with(2, tiny_run)
+    end_training_with(2, tiny_run, versions=f'{sys.executable} "$@"')
     job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
     log = log_of(tiny_run, job_id)
@@ -68,24 +67,25 @@ def test_a_refusal_is_final_where_the_trainer_cannot_write_the_reason(
     assert "not requeued, since it would fail again (status 2, reason above)" in log
 
 
-def end_training_with(status: int, run: Path) -> None:
-    """A Python that imports the trainer and dies when it is to train, as a bug in the start-up would."""
+def end_training_with(status: int, run: Path, versions: str = 'echo "trainer 0"') -> None:
+    """A Python that passes the import check and dies when it is to train, as with a bug in the start-up.
+
+    The check runs `versions`, since the imports of the real trainer would take most of the job's CPU time.
+    """
     python = run.parent / "python"
-    profile = run.parent / "cluster.yaml"
-    real = profile.read_text().splitlines()[1].removeprefix("python: ")
     python.write_text(
-        f'#!/bin/bash\n[[ "$*" == *--versions* ]] && exec {real} "$@"\necho broken\nexit {status}\n'
+        f'#!/bin/bash\n[[ "$*" == *--versions* ]] && {{ {versions}; exit; }}\necho broken\nexit {status}\n'
     )
     python.chmod(0o755)
-    profile.write_text(f"extends: local\npython: {python}\nstartup_time_s: 1\n")
+    (run.parent / "cluster.yaml").write_text(f"extends: local\npython: {python}\nstartup_time_s: 1\n")
 
 
 def test_a_loss_that_is_not_a_number_ends_the_job_in_its_first_attempt(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
-    """Four ranks: the first that leaves has srun end the others, so the exit status tells nothing."""
+    """The first of two ranks that leaves has srun end the other, so the exit status tells nothing."""
     diverging = "model.init_method_std=1e30"
-    job_id = slurm_cluster.sbatch(render(tiny_run, *TWO_NODES, *TP2_PP2, diverging), cwd=tiny_run.parent)
+    job_id = slurm_cluster.sbatch(render(tiny_run, *TWO_RANKS, diverging), cwd=tiny_run.parent)
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
     log = log_of(tiny_run, job_id)
     assert "ERROR: not requeued, since it would fail again: the " in log

@@ -1,27 +1,39 @@
-"""Starts ranks as forks of a process that has imported the trainer, since imports take most of a short run.
+"""Runs Python programs as forks of a process that has imported the trainer, since imports take most of a short run.
 
-From `main` on nothing differs from `python -m trainer`, which tests/slurm and the commands of the documentation run.
+A fork differs from `python -m` and `python -c` in what is imported before its first line. tests/slurm starts `python -m
+trainer`.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.trainer.preloaded"])
 
 
-class ForkedRank:
+class ForkedPython:
     """The part of a subprocess.Popen that tests use."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
-        """Calls the trainer with `arguments` and appends its output to `log`."""
-        self._process = CONTEXT.Process(target=_be_the_trainer, args=(arguments, environment, log))
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: Path,
+        errors: Path | None = None,
+    ) -> None:
+        """Starts `python ARGUMENTS` (-m or -c first) in ROOT. Appends to `output`, and its stderr to `errors`."""
+        files = (output, errors or output)
+        self._process = CONTEXT.Process(target=_be_python, args=(list(arguments), dict(environment), *files))
         self._process.start()
 
     @property
@@ -35,7 +47,7 @@ class ForkedRank:
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
         if (status := self.poll()) is None:
-            raise subprocess.TimeoutExpired("trainer", timeout or 0)
+            raise subprocess.TimeoutExpired("python", timeout or 0)
         return status
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -46,16 +58,37 @@ class ForkedRank:
         self.send_signal(signal.SIGKILL)
 
 
-def _be_the_trainer(arguments: list[str], environment: dict[str, str], log: Path) -> None:
+def run_python(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs `python ARGUMENTS` as a fork and waits for its end."""
+    with tempfile.TemporaryDirectory() as directory:
+        output, errors = Path(directory) / "stdout", Path(directory) / "stderr"
+        process = ForkedPython(arguments, os.environ if env is None else env, output, errors)
+        try:
+            status = process.wait(timeout=300)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(arguments, status, output.read_text(), errors.read_text())
+
+
+def _be_python(arguments: list[str], environment: dict[str, str], output: Path, errors: Path) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(Path(__file__).parents[2])
-    with log.open("a") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    sys.argv = ["trainer", *arguments]
+    os.chdir(ROOT)
+    for path, descriptor in ((output, 1), (errors, 2)):
+        with path.open("a") as file:
+            os.dup2(file.fileno(), descriptor)
     from tests.trainer.preloaded import SEARCHED
-    from trainer.__main__ import main
 
-    sys.path[:] = SEARCHED
-    sys.exit(main())
+    added = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [*added, *SEARCHED]
+    if any((Path(path) / "sitecustomize.py").exists() for path in added):
+        sys.modules.pop("sitecustomize", None)
+        import sitecustomize  # noqa: F401  # as Python does at its start
+    option, program, *rest = arguments
+    if option == "-m":
+        sys.argv = [program, *rest]
+        sys.modules.pop(program, None)  # else runpy warns that it is imported
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [option, *rest]
+        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})

@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy
 
-from tests.trainer.forked import ForkedRank
-
-ROOT = Path(__file__).parents[2]
+from tests.trainer.forked import ROOT, ForkedPython
 
 GPT = {
     "num_layers": 4,
@@ -79,11 +77,10 @@ class Ranks:
         config_file.write_text(json.dumps(config))
         self._log = self.directory / "log"
         port = port or free_port()
-        # A fork has imported everything: not for a GPU, nor with what PYTHONPATH brings.
-        start = new_process if config["device"] == "cuda" or "PYTHONPATH" in os.environ else ForkedRank
+        start = new_process if config["device"] == "cuda" else ForkedPython  # a fork has the CPU's stand-ins
         self.processes = [
             start(
-                ["--config", str(config_file), *arguments],
+                ["-m", "trainer", "--config", str(config_file), *arguments],
                 environment(rank, config["world_size"], port),
                 self._log,
             )
@@ -111,8 +108,8 @@ class Ranks:
 
 
 def new_process(arguments: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Runs `python -m trainer ARGUMENTS` and appends its output to `log`."""
-    command = [sys.executable, "-m", "trainer", *arguments]
+    """Runs `python ARGUMENTS` and appends its output to `log`."""
+    command = [sys.executable, *arguments]
     with log.open("a") as output:
         return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment)
 

@@ -7,8 +7,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
+from tests.trainer.forked import run_python
 from tests.trainer.runs import ROOT, Ranks, Run, run
 from trainer.contract.errors import Exit
 from trainer.contract.run_directory import set_aside
@@ -89,9 +88,7 @@ with Watch(RunDirectory(directory, directory, directory), Ranks(1, 1, 2, "a test
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_silent_store_does_not_keep_the_watch_from_ending(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SILENT_STORE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
-    )
+    done = run_python("-c", SILENT_STORE, str(tmp_path))
     assert done.returncode == Exit.HUNG, done.stderr
     assert "trainer: hung: no progress for" in done.stderr
     assert "Look first at rank 0, which did not report" in done.stderr
@@ -273,7 +270,7 @@ from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults.stopping import StopRequest
 
-class Store(dict):  # as rank 0 of two sees it; torch's need not be imported
+class Store(dict):  # as rank 0 of two sees it
     def append(self, key, value): self[key] = self.get(key) + value.encode()
     def get(self, key): return super().get(key, b"")
     def check(self, keys): return all(key in self for key in keys)
@@ -311,8 +308,7 @@ NOTHING = "SIGTERM; all ranks leave before the first step, so there is nothing t
 def test_sigterm_saves_when_all_ranks_have_something_to_save_and_else_ends_all_of_them(
     worth: str, other: str, agreed: str, status: int, said: str
 ) -> None:
-    command = [sys.executable, "-c", LEAVING, worth, other, agreed]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = run_python("-c", LEAVING, worth, other, agreed)
     assert result.returncode == status, result
     assert (result.stdout + result.stderr).endswith(said)
 
@@ -341,8 +337,6 @@ with watch.Watch(RunDirectory(root, root, root), ranks, Peers(ranks, HashStore()
 
 @pytest.mark.process
 def test_a_rank_that_dies_after_all_were_told_to_save_is_not_waited_for(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", DYING, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
-    )
+    result = run_python("-c", DYING, str(tmp_path))
     assert result.returncode == Exit.TERMINATED, result
     assert "Look first at rank 1, which did not report. Rank 0 waits after iteration 7" in result.stderr

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,8 @@ import pytest
 from torch.distributed import DistStoreError, TCPStore
 
 from tests.trainer import runs
-from tests.trainer.runs import ROOT, run
+from tests.trainer.forked import ForkedPython
+from tests.trainer.runs import run
 from trainer.contract.errors import TrainerError
 from trainer.distributed.rendezvous import Ranks, candidate_ports, find_ranks, open_store
 
@@ -152,14 +152,19 @@ for error in (NotSavedError("full", retry=True), ValueError("a bug")):
 
 @pytest.mark.process
 def test_an_error_of_rank_0_is_raised_on_all_ranks_and_a_bug_is_reported_by_rank_0(tmp_path: Path) -> None:
-    commands = [
-        [sys.executable, "-c", FAILING_AT_RANK_0, str(rank), str(tmp_path / "store")] for rank in (0, 1)
+    outputs = [tmp_path / f"output-{rank}" for rank in (0, 1)]
+    ranks = [
+        ForkedPython(
+            ["-c", FAILING_AT_RANK_0, str(rank), str(tmp_path / "store")],
+            os.environ,
+            output,
+            tmp_path / "errors",
+        )
+        for rank, output in enumerate(outputs)
     ]
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for command in commands
-    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0], (tmp_path / "errors").read_text()
     expected = "NotSavedError full Scope.ALL_RANKS True\n"
-    assert [process.communicate(timeout=120)[0] for process in processes] == [
+    assert [output.read_text() for output in outputs] == [
         f"{expected}ValueError a bug None None\n",
         f"{expected}ReportedByRank0Error ValueError: a bug None None\n",
     ]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.forked import run_python
 from tests.trainer.runs import ROOT, Ranks, environment, run
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
@@ -34,6 +35,10 @@ def trainer(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
     )
+
+
+def forked_trainer(config: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", "trainer", "--config", str(config), env=environment(0, 1, "0") | environ)
 
 
 @pytest.mark.process
@@ -188,7 +193,7 @@ def test_a_run_directory_that_cannot_be_written_is_refused_in_one_line(
 ) -> None:
     config["run_dir"] = "/sys/hpcgen/run"  # no directory can be made there
     (tmp_path / "config.json").write_text(json.dumps(config))
-    done = trainer("--config", str(tmp_path / "config.json"))
+    done = forked_trainer(tmp_path / "config.json")
     assert done.returncode == Exit.REFUSED
     assert re.fullmatch(r"trainer: /sys/hpcgen cannot be written \(.*\)\n", done.stderr), done.stderr
 
@@ -220,7 +225,7 @@ def test_links_planted_by_others_are_not_followed(tmp_path: Path) -> None:
 def test_invalid_ranks_are_reported_in_one_line(config: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    result = trainer("--config", str(path), WORLD_SIZE="many")
+    result = forked_trainer(path, WORLD_SIZE="many")
     assert result.returncode == Exit.REFUSED
     assert "WORLD_SIZE=many" in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -261,7 +266,7 @@ def test_cuda_is_never_replaced_by_the_cpu(config: dict[str, Any]) -> None:
 def test_another_world_size_than_planned_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    result = trainer("--config", str(path), WORLD_SIZE="2")
+    result = forked_trainer(path, WORLD_SIZE="2")
     assert result.returncode == 2
     assert "rank 0 of 2 on " in result.stderr
     assert "world_size = 1" in result.stderr

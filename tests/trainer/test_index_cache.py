@@ -18,6 +18,7 @@ import numpy
 import pytest
 import torch
 
+from tests.trainer.forked import run_python
 from tests.trainer.runs import ROOT, environment, write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
@@ -113,13 +114,8 @@ def test_training_finds_every_index_that_the_command_built(document: dict[str, A
     document |= {"device": "cuda", "world_size": 512}
     file = tmp_path / "trainer.json"
     file.write_text(json.dumps(document))
-    result = subprocess.run(
-        [sys.executable, "-m", "trainer.data.index_cache", "--config", str(file)],
-        cwd=ROOT,
-        env=environment(0, 1, "0"),
-        capture_output=True,
-        text=True,
-    )
+    command = ("-m", "trainer.data.index_cache", "--config", str(file))
+    result = run_python(*command, env=environment(0, 1, "0"))
     assert result.returncode == 0, result.stderr
     assert "data: built 4 indices" in result.stdout
     cache = tmp_path / "run" / "index-cache"

@@ -6,15 +6,14 @@ import io
 import json
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.trainer.runs import ROOT, environment, finished, free_port, run
+from tests.trainer.forked import ForkedPython
+from tests.trainer.runs import environment, finished, free_port, run
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import COMPLETE, list_checkpoints
 from trainer.faults.spikes import MIN_LOSSES, WINDOW, SpikeWatch
@@ -67,19 +66,9 @@ def test_nan_in_20_steps_on_random_ranks_changes_no_weight(
     config["optimizer"] |= {"initial_loss_scale": 2.0**12, "hysteresis": 100}  # keeps the scale
     path, port = tmp_path / "config.json", free_port()
     path.write_text(json.dumps(config))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.poisoned_steps", str(path)],
-            cwd=ROOT,
-            env=environment(rank, world_size, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(outputs)
+    command, log = ("-m", "tests.trainer.poisoned_steps", str(path)), tmp_path / "log"
+    ranks = [ForkedPython(command, environment(rank, world_size, port), log) for rank in range(world_size)]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0] * world_size, log.read_text()
 
 
 @pytest.mark.process

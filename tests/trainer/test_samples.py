@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from tests.recorded_run import write_checkpoint
-from tests.trainer.runs import ROOT, environment
+from tests.trainer.forked import run_python
+from tests.trainer.runs import environment
 from trainer.contract.checkpoint_files import METADATA, TRACKER
 
 pytestmark = pytest.mark.process
@@ -20,13 +20,8 @@ pytestmark = pytest.mark.process
 
 def samples(config: dict[str, Any], path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path.write_text(json.dumps(config))
-    return subprocess.run(
-        [sys.executable, "-m", "trainer.data.samples", "--config", str(path), *arguments],
-        cwd=ROOT,
-        env=environment(0, 1, "0"),
-        capture_output=True,
-        text=True,
-    )
+    command = ("-m", "trainer.data.samples", "--config", str(path), *arguments)
+    return run_python(*command, env=environment(0, 1, "0"))
 
 
 def test_the_documents_of_a_batch_hold_the_tokens_that_it_trains_on(
