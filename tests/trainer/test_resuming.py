@@ -127,7 +127,10 @@ def test_a_finished_run_refuses_another_configuration(config: dict[str, Any], si
     other = run(config)
     assert other.statuses == (2,)
     assert "is finished, but this configuration differs from it: optimizer.lr: 0.01 -> 0.05" in other.log
-    assert "set a larger training.train_iters and checkpoint.changed: [optimizer.lr, optimizer.min_lr]" in other.log
+    assert (
+        "set a larger training.train_iters and checkpoint.changed: [optimizer.lr, optimizer.min_lr]"
+        in other.log
+    )
     config["model"]["num_layers"] = 2
     assert "Use another paths.run_dir for another experiment\n" in run(config).log
     assert other.steps == single_gpt.steps
