@@ -15,6 +15,7 @@ from trainer.contract.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelismConfig,
+    RopeScaling,
     TrainerConfig,
     TrainingConfig,
 )
@@ -48,7 +49,7 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
-    """`model` without nulls, except that `padded_vocab_size` stays null if `vocab_size` is null."""
+    """`model` without nulls, except where null means none and where `vocab_size` is null."""
     return dataclasses.replace(
         model,
         ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
@@ -57,6 +58,21 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
         init_method_std=model.init_method_std or default_init_method_std(model.hidden_size),
         padded_vocab_size=model.padded_vocab_size or (model.vocab_size and pad_vocab_size(model.vocab_size)),
+        activation_func=model.activation_func or (None if model.swiglu else "gelu_tanh"),
+        add_qkv_bias=model.add_bias_linear if model.add_qkv_bias is None else model.add_qkv_bias,
+        rope_scaling=model.rope_scaling and resolve_rope_scaling(model.rope_scaling),
+    )
+
+
+def resolve_rope_scaling(scaling: RopeScaling) -> RopeScaling:
+    """`scaling` with YaRN's defaults. Source: Peng et al., arXiv 2309.00071, section 3.2 (beta_fast, beta_slow)."""
+    if scaling.rope_type != "yarn":
+        return scaling
+    return dataclasses.replace(
+        scaling,
+        beta_fast=scaling.beta_fast or 32.0,
+        beta_slow=scaling.beta_slow or 1.0,
+        truncate=True if scaling.truncate is None else scaling.truncate,
     )
 
 
