@@ -203,6 +203,47 @@ def test_what_we_write_is_what_we_read() -> None:
     assert hyperparameters.check_changes({"model": there.sections["model"]}, config) == ()
 
 
+ROPE = {"position_embedding_type": "rope"}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        ({"activation_func": "gelu_tanh"}, {"bias_gelu_fusion": True, "squared_relu": False}),
+        ({"activation_func": "gelu"}, {"bias_gelu_fusion": False, "squared_relu": False}),
+        ({"activation_func": "gelu", "add_bias_linear": False}, {"add_bias_linear": False}),
+        ({"activation_func": "squared_relu"}, {"bias_gelu_fusion": False, "squared_relu": True}),
+        ({"swiglu": True, "add_bias_linear": False, "add_qkv_bias": True}, {"add_qkv_bias": True}),
+        ({"qk_layernorm": True}, {"qk_layernorm": True}),
+        ({"window_size": 8}, {"window_size": (7, 0)}),
+        (ROPE | {"rope_scaling": LLAMA3}, {"use_rope_scaling": True}),
+        (
+            ROPE | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+            {"rotary_seq_len_interpolation_factor": 4.0},
+        ),
+    ],
+    ids=str,
+)
+def test_a_model_is_carried_in_their_arguments(model: dict[str, Any], args: dict[str, Any]) -> None:
+    document = gpt_config("/corpus", Path("/run"))
+    document["model"] |= model
+    config = resolve(configuration.from_dict(TrainerConfig, document, "test"))
+    common = megatron_lm.common_state(config, 5, 20)
+    written = vars(common["args"])
+    assert {name: written[name] for name in args} == args
+    there = megatron_lm.resumed(common_state(**written), config.parallelism)
+    assert hyperparameters.check_changes({"model": there.sections["model"]}, config) == ()
+    resolved = hyperparameters.sections(config)["model"]
+    assert {name: there.sections["model"][name] for name in model} == {name: resolved[name] for name in model}
+
+
 def test_their_hyperparameters_are_compared_as_ours_are() -> None:
     config = config_of()
     there = megatron_lm.resumed(common_state(), config.parallelism)
@@ -239,8 +280,16 @@ def test_a_blend_of_theirs_is_read() -> None:
     ("args", "changes", "message"),
     [
         ({"num_experts": 8}, {}, "does not support: num_experts = 8"),
-        ({"mtp_num_layers": 1, "use_rope_scaling": True}, {}, "use_rope_scaling = True, mtp_num_layers = 1"),
-        ({"add_bias_linear": False}, {}, "add_qkv_bias without add_bias_linear"),
+        ({"mtp_num_layers": 1, "no_rope_freq": 4}, {}, "no_rope_freq = 4, mtp_num_layers = 1"),
+        ({"window_size": (3, 0), "window_attn_skip_freq": 4}, {}, "window_attn_skip_freq = 4"),
+        ({"window_size": (3, -1)}, {}, "window_size = (3, -1) (supported is (N, 0)"),
+        (
+            {"use_rope_scaling": True, "rope_scaling_factor": 32.0},
+            {},
+            "rope_scaling_factor = 32.0 (pretrain_",
+        ),
+        ({"position_embedding_type": "yarn"}, {}, "position_embedding_type = 'yarn'"),
+        ({"openai_gelu": True, "bias_gelu_fusion": False}, {}, "openai_gelu without bias_gelu_fusion"),
         ({"eod_mask_loss": True}, {}, "eod_mask_loss = True"),
         ({"use_distributed_optimizer": False}, {}, "--use-distributed-optimizer"),
         ({}, {"optimizer": None}, "without the optimizer state"),
