@@ -51,6 +51,38 @@ Fraction = Annotated[float, Range(at_least=0, below=1)]
 
 
 @config_section
+class RopeScaling:
+    """Scaling of the rotary frequencies for sequences longer than those of pretraining. Names and meanings are those of
+    Hugging Face's rope_scaling."""
+
+    rope_type: Literal["linear", "llama3", "yarn"]
+    """linear divides all frequencies by factor; llama3 (Llama 3.1) and yarn divide only the low ones."""
+    factor: Annotated[float, Range(at_least=1, at_most=1e6)]
+    """Ratio of the scaled to the original sequence length."""
+    original_max_position_embeddings: Count | None = None
+    """Maximum sequence length before scaling. Required by llama3 and yarn."""
+    low_freq_factor: PositiveFloat | None = None
+    """llama3: divide frequencies with fewer than this number of periods in the original length (1 in Llama 3.1).
+    Required."""
+    high_freq_factor: PositiveFloat | None = None
+    """llama3: keep frequencies with more than this number of periods in the original length (4 in Llama 3.1). Those in
+    between are interpolated. Required."""
+    beta_fast: PositiveFloat | None = None
+    """yarn: keep frequencies with more than this number of periods in the original length. Default: 32."""
+    beta_slow: PositiveFloat | None = None
+    """yarn: divide frequencies with fewer than this number of periods in the original length. Default: 1."""
+    truncate: bool | None = None
+    """yarn: round the bounds that follow from beta_fast and beta_slow to channels. Default: true."""
+    attention_factor: PositiveFloat | None = None
+    """yarn: factor of the rotated queries and keys. Default: follows from factor, mscale and mscale_all_dim."""
+    mscale: NonNegativeFloat | None = None
+    """yarn: weight of log(factor) in the numerator of the default attention_factor. Used only with
+    mscale_all_dim."""
+    mscale_all_dim: NonNegativeFloat | None = None
+    """yarn: weight of log(factor) in the denominator of the default attention_factor. Used only with mscale."""
+
+
+@config_section
 class ModelConfig:
     """Shape of the GPT model. The names are those of Megatron-Core's TransformerConfig and GPTModel arguments."""
 
@@ -74,14 +106,26 @@ class ModelConfig:
     """Position embeddings: learned_absolute (GPT-3) or rope (rotary embeddings, as in Llama)."""
     rotary_base: Count = 10000
     """Base of the rotary frequencies. Used only with rope."""
+    rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary frequencies for long sequences. Requires rope. Default: none."""
+    window_size: Count | None = None
+    """Sliding-window attention: each token attends to itself and to the window_size - 1 tokens before it.
+    Default: all tokens before it."""
+    qk_layernorm: bool = False
+    """Normalize queries and keys in each head (with `normalization`), before the rotary embedding, as in Qwen3."""
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     """Normalization of every layer and of the final output."""
     layernorm_epsilon: PositiveFloat = 1e-5
     """Epsilon added to the variance in the normalization."""
     swiglu: bool = False
-    """Use a gated MLP with SiLU (as in Llama) in place of GELU (as in GPT-3)."""
+    """Use a gated MLP with SiLU (as in Llama) in place of activation_func."""
+    activation_func: Literal["gelu", "gelu_tanh", "squared_relu"] | None = None
+    """Activation function of the MLP without swiglu: gelu (exact), gelu_tanh (its tanh approximation, as in GPT-2) or
+    squared_relu. Default: gelu_tanh."""
     add_bias_linear: bool = True
     """Use biases in the linear layers."""
+    add_qkv_bias: bool | None = None
+    """Use a bias in the projection to queries, keys and values, as in Qwen2. Default: add_bias_linear."""
     untie_embeddings_and_output_weights: bool = False
     """Use a separate output matrix; false shares the embedding matrix."""
     attention_dropout: Fraction = 0.0
