@@ -100,9 +100,10 @@ class Allocation:
             options.append(f"--cpus-per-task={self.cpus_per_task}")
         if self.cpu_masks:
             options.append(f"--cpu-bind=mask_cpu:{','.join(self.cpu_masks)}")
-        # --kill-on-bad-exit: one failed rank ends the step. --export=ALL overrides sbatch --export=NONE.
+        # --distribution=block overrides SLURM_DISTRIBUTION, with which the ranks of a tensor-parallel group may be on
+        # several nodes. --kill-on-bad-exit: one failed rank ends the step. --export=ALL overrides sbatch --export=NONE.
         # --label prefixes each log line with its rank.
-        return (*options, "--kill-on-bad-exit=1", "--export=ALL", "--label")
+        return (*options, "--distribution=block", "--kill-on-bad-exit=1", "--export=ALL", "--label")
 
     def _gpu_options(self) -> dict[str, str]:
         if not self.gpus_per_node:

@@ -124,9 +124,7 @@ def _exports_of_gpus(config: RunConfig) -> Iterator[Export]:
         yield Export("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", why, "Megatron-LM, arguments.py")
         yield Export("CUBLAS_WORKSPACE_CONFIG", ":4096:8", why, "NVIDIA cuBLAS, reproducibility")
     if _overlaps(config.parallelism):
-        why = (
-            "Keeps communication ahead of compute with TP or CP before Blackwell (Megatron-LM, arguments.py)."
-        )
+        why = "Before Blackwell, keeps communication ahead of compute with TP or CP (Megatron-LM, arguments.py)."
         yield Export("CUDA_DEVICE_MAX_CONNECTIONS", "1", why, "Megatron-LM, arguments.py")
     pytorch = "PyTorch documentation, ProcessGroupNCCL environment variables"
     why = "With the trace buffer, a hung collective leaves a record for every rank."
@@ -134,7 +132,7 @@ def _exports_of_gpus(config: RunConfig) -> Iterator[Export]:
     why = "Number of collectives kept for the record of a hung collective."
     yield Export("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", why, pytorch)
     record = f"{config.paths.run_dir}/stacks/flight-record-"
-    why = "File prefix of the flight record, next to the stacks of the ranks."
+    why = "Prefix of the files with the last collectives of a hung job (NCCL's flight recorder)."
     yield Export("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", record, why, pytorch)
 
 

@@ -7,13 +7,13 @@ set_traps() {
     trap 'interrupted=1 terminated=1; ((requeued)) || say "SIGTERM: canceled, preempted, or out of time"' TERM
     trap 'interrupted=1 warned=1; : >"$stop_file"; say "warned: the time limit is near; requesting a checkpoint"' USR2
 }
-# COMMAND...: runs it in the background, so that traps run at once. Sets rc to its status. After TERM it starts nothing.
 rc=0
+# COMMAND...: runs it in the background, so that traps run at once, and sets rc to its status. Does nothing after TERM.
 run_step() {
     ((!terminated)) || { rc=143; return 143; }
     "$@" &
     local pid=$!
-    while interrupted=0; wait "$pid"; rc=$?; ((interrupted)); do :; done
+    while interrupted=0; wait "$pid"; rc=$?; ((interrupted)); do :; done # a trap ends wait: wait again
     return "$rc"
 }
 # FILE: replaces it atomically with standard input. set -C refuses a file or link that somebody else put there.
@@ -41,7 +41,7 @@ begin() {
     job_dir=$run_dir/jobs/$job restart=${SLURM_RESTART_COUNT:-0}
     [[ ! $run_dir -ef ~ ]] || die "paths.run_dir is your home directory: give the run a directory of its own"
     mkdir -p -- "$run_dir/jobs" "${directories[@]}" || die "cannot make the directories that the job writes to (above)"
-    # The log has the umask of the submitting shell.
+    # Slurm created the log with the submitting shell's umask.
     chmod "$log_mode" -- "$run_dir/$stage-$job.log" || say "cannot change the mode of the log"
     chmod "$mode" -- "$run_dir" "$run_dir/jobs" || say "cannot change the mode of $run_dir"
     (umask g-w && mkdir -p -- "$job_dir") || die "cannot make $job_dir"

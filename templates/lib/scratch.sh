@@ -3,10 +3,10 @@ scratch=$scratch_root/hpcgen-${SLURM_CLUSTER_NAME:-slurm}-$SLURM_JOB_ID
 # Set only for the tasks: pyxis itself needs the real HOME.
 task_environment=("HOME=$scratch" "TMPDIR=$scratch/tmp" "XDG_CACHE_HOME=$scratch/cache" "HF_HOME=$scratch/huggingface")
 task_environment+=("TRITON_CACHE_DIR=$scratch/triton" "TORCHINDUCTOR_CACHE_DIR=$scratch/inductor")
-on_nodes=(--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1) # srun's options for one task on each node
+on_nodes=(--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL) # srun's options for one task on each node
 # SECONDS COMMAND...: runs the command once on every node.
 each_node() {
-    run_step timeout --kill-after=30 "$1" srun "${on_nodes[@]}" --export=ALL "${@:2}" || ((rc != 124)) || say "ERROR: a node took longer than $1 s" >&2
+    run_step timeout --kill-after=30 "$1" srun "${on_nodes[@]}" "${@:2}" || ((rc != 124 && rc != 137)) || say "ERROR: a node took longer than $1 s" >&2
     return "$rc"
 }
 # The functions of this script as text: `bash -c "$functions" NAME ARGUMENT...` runs one of them on another node.
@@ -35,8 +35,8 @@ make_node_scratch() {
     ((!$3)) || [[ $(ulimit -l) == unlimited ]] || echo "$node: warning: memlock is $(ulimit -l) kB; InfiniBand needs unlimited"
     prepare_node || node_fails "the site's prepare_node failed with status $?"
 }
-# On a node, SCRATCH: removes the directory when Slurm ends the job. Slurm refuses new steps by then, so this step starts
-# early. It waits for the tasks to save, and ends before Slurm kills the remaining processes (KillWait, 30 s by default).
+# On a node, SCRATCH: removes the directory when Slurm ends the job. Slurm starts no steps by then, so this one starts
+# early. It waits until no task is left. If Slurm kills it first (KillWait, 30 s by default), a later job removes SCRATCH.
 guard_scratch() {
     local ended=''
     trap 'ended=1' TERM; trap : INT USR1 USR2
@@ -48,6 +48,6 @@ guard_scratch() {
 }
 remove_scratch() {
     local status=$rc
-    ((terminated)) || run_step timeout 120 srun "${on_nodes[@]}" rm -rf -- "$scratch" || say "cannot remove $scratch on at least one node"
+    ((terminated)) || run_step timeout --kill-after=30 120 srun "${on_nodes[@]}" rm -rf -- "$scratch" || say "cannot remove $scratch on at least one node"
     rc=$status
 }

@@ -6,7 +6,7 @@ claim_run_directory() {
     read_number other "$run_dir/RUNNING"
     ((other == 0 || other == SLURM_JOB_ID)) || ! is_running "$other" ||
         die "job $other is training in $run_dir: two jobs would overwrite each other's checkpoints"
-    write_file "$run_dir/RUNNING" <<<"$SLURM_JOB_ID"
+    write_file "$run_dir/RUNNING" <<<"$SLURM_JOB_ID" # the trainer's own lock decides between jobs that start together
     rm -f -- "$run_dir/STOPPED" "$run_dir/FAILED" "$job_dir/stop-$restart"
     read_number before "$tracker"
     say "from iteration $before of $train_iters"
@@ -41,7 +41,7 @@ check_trainer() {
     read_number after "$tracker"
     if ((rc == 0 || num_rendezvous == 0 || terminated || warned || after > before)) || [[ -e $run_dir/FAILED ]]; then return; fi
     if run_step import_trainer || ((terminated)); then :
-    elif grep -qx started "$job_dir/versions" && ! grep -q '^trainer ' "$job_dir/versions"; then
+    elif ((rc != 124 && rc != 137)) && grep -qx started "$job_dir/versions" && ! grep -q '^trainer ' "$job_dir/versions"; then
         write_file "$run_dir/FAILED" <<<"${import_check[0]} cannot run the trainer (above): install it there${container[0]:+, in the image}, or set the cluster's code_dir (hpcgen install-code)"
     else
         say "WARNING: not every node could import the trainer (above)" >&2
@@ -49,27 +49,27 @@ check_trainer() {
     rc=$status
 }
 import_trainer() {
-    timeout 1800 srun "${on_nodes[@]}" --export=ALL --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" \
+    timeout --kill-after=30 1800 srun "${on_nodes[@]}" --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" \
         sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$job_dir/versions"
 }
-
 conclude() {
     local after stalled timed_out=0 invalid="not requeued, since it would fail again"
     read_number after "$tracker"
+    ((after <= before)) || rm -f -- "$job_dir/stalled" # progress ends a row of failures
     # A canceled job and one that is out of time both get SIGTERM; only the second one is requeued.
-    ((!terminated)) || ! scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null || timed_out=1
+    if ((terminated)) && scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; then timed_out=1; fi
     if is_done; then say "done: $train_iters iterations"; exit 0; fi
-    if ((terminated && !timed_out)); then say "ended by Slurm (canceled or preempted); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"; exit 143; fi
-    # srun's status does not show this: when the first rank exits, srun ends the others and reports their status.
+    if ((terminated && !timed_out)); then say "ended by Slurm (canceled, preempted, or a node failed); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"; exit 143; fi
+    # srun's status cannot tell: after the first rank exits, srun ends the others and reports their status.
     if [[ -r $run_dir/FAILED ]]; then die "$invalid: $(<"$run_dir/FAILED"); checkpoints up to iteration $after are valid"; fi
     if ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then requeue "stopped at iteration $after of $train_iters"; fi
     if ((timed_out)); then requeue "out of time at iteration $after of $train_iters"; fi
     if ((rc == 0)); then die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug in the trainer"; fi
-    # Status 2 without FAILED: the trainer's view of the run directory may be read-only.
+    # Status 2 without FAILED: the trainer could not write FAILED, since its view of the run directory is read-only.
     if ((rc == 2)); then die "$invalid (status 2, reason above); checkpoints up to iteration $after are valid"; fi
     # Gives up after three failures in a row without progress. Attempts that the warning ended do not count.
     read_number stalled "$job_dir/stalled"
-    stalled=$((after > before ? 0 : stalled + !warned))
+    ((after > before || warned)) || stalled=$((stalled + 1))
     write_file "$job_dir/stalled" <<<"$stalled"
     ((stalled < 3)) || die "failed with status $rc: three attempts without progress beyond iteration $after; not requeued"
     requeue "failed with status $rc at iteration $after (began at $before)"

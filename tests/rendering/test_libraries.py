@@ -95,6 +95,33 @@ def with_libraries(*names: str, then: str, cwd: Path) -> subprocess.CompletedPro
 
 @pytest.mark.process
 @pytest.mark.parametrize(
+    ("attempts", "ends"),
+    [
+        ("1:0 1:0 1:0", "three attempts without progress beyond iteration 0"),
+        ("1:0 0:9 1:9 0:20 1:20", "back into the queue"),
+        ("1:0 1:0 1:9 1:9", "back into the queue"),
+    ],
+    ids=["in a row", "stops with progress between them", "failures with progress between them"],
+)
+def test_only_failures_in_a_row_end_a_run(attempts: str, ends: str, tmp_path: Path) -> None:
+    """Each attempt is STATUS:ITERATION; status 0 is a stop at a checkpoint before the time limit."""
+    then = f"""
+max_restarts=100 train_iters=100 restart=0 fingerprint=x
+requeue_job() {{ :; }}
+for attempt in {attempts}; do
+    rc=${{attempt%:*}}
+    echo "${{attempt#*:}}" >"$tracker"
+    rm -f STOPPED; ((rc)) || : >STOPPED
+    (conclude)
+    read_number before "$tracker"
+done
+"""
+    done = with_libraries("base", "scratch", "train", then=then, cwd=tmp_path)
+    assert ends in (done.stdout + done.stderr).splitlines()[-1], done.stdout + done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
     ("srun", "is_final"),
     [
         ("echo 'srun: error: Unable to create step' >&2; exit 1", False),
@@ -113,7 +140,7 @@ def test_only_a_trainer_that_was_started_can_be_found_missing(
     (programs / "python3").write_text("#!/bin/bash\nexit 1\n")
     for program in programs.iterdir():
         program.chmod(0o755)
-    then = f'rc=1 PATH={programs}:$PATH\ntimeout() {{ command timeout 2 "${{@:2}}"; }}\ncheck_trainer\necho "rc $rc"'
+    then = f'rc=1 PATH={programs}:$PATH\ntimeout() {{ command timeout 2 "${{@:3}}"; }}\ncheck_trainer\necho "rc $rc"'
     done = with_libraries("base", "scratch", "train", then=then, cwd=tmp_path)
     assert done.stdout.endswith("rc 1\n"), done.stderr
     assert (tmp_path / "FAILED").exists() == is_final
