@@ -25,7 +25,7 @@ from trainer.checkpoint import megatron_lm, reading, unpickling
 from trainer.checkpoint import state as contents
 from trainer.contract import checkpoint_files, evidence, hyperparameters, provenance
 from trainer.contract.checkpoint_files import COMMON, FORMAT, METADATA, STARTED, TRACKER, Checkpoint
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.hyperparameters import Change
 from trainer.contract.run_directory import publish
@@ -130,7 +130,11 @@ def _source(
 
     def compare() -> tuple[megatron_lm.Resumed | None, tuple[Change, ...]]:
         try:
-            foreign = _read_foreign(found.path, config, weights_only) if found.is_foreign else None
+            foreign = (
+                read_foreign(found.path, config.parallelism, weights_only=weights_only)
+                if found.is_foreign
+                else None
+            )
             if not weights_only:
                 hyperparameters.check_iteration(found.iteration, config)
             saved = foreign.sections if foreign else files.saved or record
@@ -164,8 +168,8 @@ def _examine(
     return files
 
 
-def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> megatron_lm.Resumed:
-    """Read the values of Megatron-LM's checkpoint that are not in its tensors.
+def read_foreign(path: Path, layout: ParallelismConfig, *, weights_only: bool) -> megatron_lm.Resumed:
+    """Read the values of Megatron-LM's checkpoint that are not in its tensors, for a run with this layout.
 
     Raises:
         TrainerError: these versions cannot read it, or the run cannot resume from it.
@@ -182,7 +186,7 @@ def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> mega
             ) from error
         raise_environment_fault(error, path)
         raise TrainerError(f"{COMMON} cannot be read ({type(error).__name__}: {error})") from error
-    return megatron_lm.resumed(common, config.parallelism, weights_only=weights_only)
+    return megatron_lm.resumed(common, layout, weights_only=weights_only)
 
 
 def _create_and_lock(directory: Path) -> None:
