@@ -52,6 +52,7 @@ def estimate_memory(
     if training.cuda_graph_impl != "none":
         # one mask byte per query and key for each layer in flight (transformer_layer.py, get_layer_static_inputs)
         activations += int(in_flight * tokens * model.seq_length)
+    activations += _mask_bytes(model, training, layout)
     assert model.padded_vocab_size
     if layout.pipeline_model_parallel_size == 1:
         # with several stages, the logits are on the last one, which has the fewest microbatches in flight
@@ -109,9 +110,23 @@ def _layer_activation_bytes(model: ModelConfig, parallelism: ParallelismConfig) 
     outside = model.hidden_size * (8 + (2 if model.hidden_dropout else 0))
     # query, key and value, the attention output, and the MLP before and after its activation function
     inside = 2 * (query_size + key_value_size + query_size + fc1_size + model.ffn_hidden_size)
+    if model.qk_layernorm:  # the inputs of these norms: queries and keys
+        inside += 2 * (query_size + key_value_size // 2)
     return (
         outside / tensor_parallel if parallelism.sequence_parallel else outside
     ) + inside / tensor_parallel
+
+
+def _mask_bytes(model: ModelConfig, training: TrainingConfig, layout: Layout) -> int:
+    """The mask that all layers of torch's kernels share: 2 bytes per query and key (trainer/model/layers.py).
+
+    Transformer Engine's kernels know windows and context parallelism without a mask.
+    """
+    window = model.window_size
+    has_mask = layout.context_parallel_size > 1 or (window is not None and window < model.seq_length)
+    if training.transformer_impl != "torch" or not has_mask:
+        return 0
+    return 2 * model.seq_length * model.seq_length // layout.context_parallel_size
 
 
 def _recomputed_activation_bytes(

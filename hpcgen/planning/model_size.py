@@ -27,12 +27,20 @@ def layer_parameter_count(model: ModelConfig) -> int:
     qkv_size = query_size + 2 * model.kv_channels * model.num_query_groups
     fc1_size = model.ffn_hidden_size * (2 if model.swiglu else 1)
     weights = model.hidden_size * (qkv_size + query_size + fc1_size + model.ffn_hidden_size)
-    biases = qkv_size + fc1_size + 2 * model.hidden_size if model.add_bias_linear else 0
-    return weights + biases + 2 * _norm_parameter_count(model)
+    biases = fc1_size + 2 * model.hidden_size if model.add_bias_linear else 0
+    biases += qkv_size if model.add_qkv_bias else 0
+    norms = 2 * _norm_parameter_count(model)
+    if model.qk_layernorm:
+        norms += 2 * model.kv_channels * len(_norm_parameters(model))
+    return weights + biases + norms
 
 
 def _norm_parameter_count(model: ModelConfig) -> int:
-    return model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
+    return model.hidden_size * len(_norm_parameters(model))
+
+
+def _norm_parameters(model: ModelConfig) -> tuple[str, ...]:
+    return ("weight", "bias") if model.normalization == "LayerNorm" else ("weight",)
 
 
 def checkpoint_bytes(model: ModelConfig, precision: str) -> int:
@@ -46,16 +54,19 @@ def parameter_names(model: ModelConfig, *, transformer_engine: bool = False) -> 
     Transformer Engine's layers fuse a norm with the matrix product that follows it.
     """
     biases = ("bias",) if model.add_bias_linear else ()
-    norm = ("weight", "bias") if model.normalization == "LayerNorm" else ("weight",)
+    qkv_biases = ("bias",) if model.add_qkv_bias else ()
+    norm = _norm_parameters(model)
     modules = {"self_attention.linear_proj": ("weight", *biases), "mlp.linear_fc2": ("weight", *biases)}
-    for product, own_norm in (
-        ("self_attention.linear_qkv", "input_layernorm"),
-        ("mlp.linear_fc1", "pre_mlp_layernorm"),
+    if model.qk_layernorm:
+        modules |= {"self_attention.q_layernorm": norm, "self_attention.k_layernorm": norm}
+    for product, own_norm, its_biases in (
+        ("self_attention.linear_qkv", "input_layernorm", qkv_biases),
+        ("mlp.linear_fc1", "pre_mlp_layernorm", biases),
     ):
         if transformer_engine:
-            modules[product] = ("weight", *biases, *(f"layer_norm_{name}" for name in norm))
+            modules[product] = ("weight", *its_biases, *(f"layer_norm_{name}" for name in norm))
         else:
-            modules[product] = ("weight", *biases)
+            modules[product] = ("weight", *its_biases)
             modules[own_norm] = norm
     layer = [f"{module}.{name}" for module, names in modules.items() for name in names]
     names = ["embedding.word_embeddings.weight"]

@@ -99,3 +99,20 @@ def test_interleaving_keeps_more_microbatches():
     interleaved = estimate(GPT, world_size=4, pp=4, vpp=3, num_microbatches=16)
     assert interleaved.activation_bytes / plain.activation_bytes == pytest.approx(1 + 3 / 12)
     assert interleaved.parameter_bytes == plain.parameter_bytes
+
+
+def test_torchs_kernels_keep_one_mask_for_windows():
+    """Two bytes per query and key, shared by all layers; Transformer Engine needs none."""
+    sliding = dataclasses.replace(GPT, window_size=512)
+    full, engine = estimate(GPT, transformer_impl="torch"), estimate(sliding)
+    torch = estimate(sliding, transformer_impl="torch")
+    assert torch.activation_bytes - full.activation_bytes == 2 * 2048 * 2048
+    assert engine == full
+
+
+def test_normalized_queries_and_keys_are_kept_before_and_after():
+    model = llama3_8b(8)
+    plain, normalized = estimate(model), estimate(dataclasses.replace(model, qk_layernorm=True))
+    in_layers = 2 * 4096 * 8 * (4096 + 1024)  # bytes x tokens x layers x width
+    assert normalized.activation_bytes - plain.activation_bytes == in_layers
+    assert normalized.parameter_bytes - plain.parameter_bytes == 18 * 8 * 2 * 128

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
@@ -48,9 +50,53 @@ def llama3_8b(num_layers: int, seq_length: int = 4096) -> ModelConfig:
     )
 
 
+def published(**model: object) -> ModelConfig:
+    """A model whose embedding has as many rows as its vocabulary, as those on Hugging Face."""
+    return resolve_model(ModelConfig(seq_length=4096, padded_vocab_size=model["vocab_size"], **model))
+
+
+QWEN = {
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "add_bias_linear": False,
+}
+GPT2 = published(
+    num_layers=12,
+    hidden_size=768,
+    num_attention_heads=12,
+    max_position_embeddings=1024,
+    vocab_size=50257,
+)
+QWEN2_HALF_B = published(
+    **QWEN,
+    num_layers=24,
+    hidden_size=896,
+    num_attention_heads=14,
+    num_query_groups=2,
+    ffn_hidden_size=4864,
+    add_qkv_bias=True,
+    vocab_size=151936,
+)
+QWEN3_8B = published(
+    **QWEN,
+    num_layers=36,
+    hidden_size=4096,
+    num_attention_heads=32,
+    num_query_groups=8,
+    ffn_hidden_size=12288,
+    qk_layernorm=True,
+    untie_embeddings_and_output_weights=True,
+    vocab_size=151936,
+)
+
+
 @pytest.mark.parametrize(
     ("model", "parameters"),
     [
+        (GPT2, 124_439_808),
+        (QWEN2_HALF_B, 494_032_768),
+        (QWEN3_8B, 8_190_735_360),
         (gpt3(24, 2048, 16), 1_315_819_520),
         (llama3_8b(8), 2_795_573_248),
         (llama3_8b(16), 4_540_469_248),
@@ -100,6 +146,17 @@ def test_flops_are_those_of_the_paper():
     )
     paper = 72 * layers * hidden**2 * (1 + seq / (12 * hidden) + vocab / (12 * layers * hidden))
     assert flops_per_token(model) == pytest.approx(paper, rel=1e-12)
+
+
+def test_flops_of_a_window_count_its_keys():
+    """The triangle before the first complete window, and the windows after it."""
+    full, sliding = llama3_8b(8), dataclasses.replace(llama3_8b(8), window_size=1024)
+    pairs = 1024 * 1024 / 2 + (4096 - 1024) * 1024
+    saved = 4096 * 4096 / 2 - pairs
+    operations = 3 * 4 * saved * 4096 * 8
+    assert (flops_per_token(full) - flops_per_token(sliding)) * 4096 == pytest.approx(operations)
+    longer = dataclasses.replace(full, window_size=8192)
+    assert flops_per_token(longer) == flops_per_token(full)
 
 
 def test_flops_of_grouped_queries_and_gated_mlps():

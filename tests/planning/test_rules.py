@@ -14,6 +14,7 @@ from trainer.contract.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelismConfig,
+    RopeScaling,
     TrainingConfig,
 )
 
@@ -30,6 +31,14 @@ SECTIONS = ("model", "parallelism", "training", "optimizer", "data", "checkpoint
 FULL = {"training__recompute_granularity": "full"}
 GRAPHS = {"training__cuda_graph_impl": "transformer_engine"}
 ROPE = {"model__position_embedding_type": "rope"}
+LLAMA3 = RopeScaling(
+    rope_type="llama3",
+    factor=8.0,
+    original_max_position_embeddings=8192,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+)
+YARN = RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=8192)
 CORPUS, WEIGHED = Dataset(prefix="corpus"), Dataset(prefix="weighed", weight=0.5)
 
 REFUSED = {
@@ -56,6 +65,36 @@ REFUSED = {
     "positions shorter than the sequence": (
         {"model__max_position_embeddings": 1024},
         "model.max_position_embeddings is less than model.seq_length = 2048; use 2048, or reduce seq_length",
+    ),
+    "an activation beside swiglu": (
+        {"model__swiglu": True, "model__activation_func": "gelu"},
+        "model.activation_func has no effect, because swiglu = true uses SiLU; set swiglu to false or remove it",
+    ),
+    "biases without that of QKV": (
+        {"model__add_qkv_bias": False},
+        "model.add_qkv_bias contradicts add_bias_linear = true, which includes this bias; set add_bias_linear to "
+        "false or remove add_qkv_bias",
+    ),
+    "scaled rope without rope": (
+        {"model__rope_scaling": RopeScaling(rope_type="linear", factor=2.0)},
+        "model.rope_scaling requires position_embedding_type = rope, but it is learned_absolute; set "
+        "position_embedding_type to rope or remove rope_scaling",
+    ),
+    "llama3 without a key": (
+        {**ROPE, "model__rope_scaling": dataclasses.replace(LLAMA3, low_freq_factor=None)},
+        "model.rope_scaling.low_freq_factor is required by rope_type = llama3; take it from the model's config.json",
+    ),
+    "linear with a key of another type": (
+        {**ROPE, "model__rope_scaling": RopeScaling(rope_type="linear", factor=2.0, beta_fast=32.0)},
+        "model.rope_scaling.beta_fast is not used by rope_type = linear; remove it",
+    ),
+    "bounds of llama3 in the wrong order": (
+        {**ROPE, "model__rope_scaling": dataclasses.replace(LLAMA3, low_freq_factor=4.0)},
+        "model.rope_scaling.high_freq_factor must be greater than low_freq_factor = 4; increase it",
+    ),
+    "bounds of yarn in the wrong order": (
+        {**ROPE, "model__rope_scaling": dataclasses.replace(YARN, beta_slow=33.0)},
+        "model.rope_scaling.beta_fast must be at least beta_slow = 33; increase it",
     ),
     "padding cuts tokens off": (
         {"model__padded_vocab_size": 50000},
@@ -398,6 +437,11 @@ def test_a_broken_rule_is_one_message_with_values_that_work(changes, message):
 
 
 ACCEPTED = {
+    "llama3": {**ROPE, "model__rope_scaling": LLAMA3},
+    "yarn": {**ROPE, "model__rope_scaling": YARN},
+    "linear": {**ROPE, "model__rope_scaling": RopeScaling(rope_type="linear", factor=1.0)},
+    "a bias of QKV only": {"model__add_bias_linear": False, "model__add_qkv_bias": True},
+    "a window longer than the sequence": {"model__window_size": 4096, "model__activation_func": "gelu"},
     "nothing special": {},
     "kv_channels frees the heads": {HEADS: 24, "model__kv_channels": 64},
     "query groups below TP": {GROUPS: 4, TP: 8},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.runs import LLAMA, Run, finished, gpt_config, write_corpus
+from tests.trainer.runs import LLAMA, QWEN, Run, finished, gpt_config, write_corpus
 from trainer.distributed import device
 
 with warnings.catch_warnings():  # megatron.core warns at import of each CUDA library that is not there
@@ -45,3 +45,9 @@ def single_gpt(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def single_llama(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A configuration with rotary embeddings, RMSNorm, SwiGLU, grouped queries and a separate output matrix."""
     return finished(gpt_config(corpus, tmp_path_factory.mktemp("llama"), LLAMA))
+
+
+@pytest.fixture(scope="session")
+def single_qwen(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A configuration with a QKV bias, normalized queries and keys, a sliding window and YaRN."""
+    return finished(gpt_config(corpus, tmp_path_factory.mktemp("qwen"), QWEN))

@@ -36,6 +36,17 @@ LLAMA = GPT | {
     "add_bias_linear": False,
     "untie_embeddings_and_output_weights": True,
 }
+QWEN = LLAMA | {
+    "add_qkv_bias": True,
+    "qk_layernorm": True,
+    "window_size": 9,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
+"""Every option of the attention, at once."""
 
 
 @dataclass(frozen=True)

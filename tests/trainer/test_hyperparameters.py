@@ -167,3 +167,36 @@ def test_what_an_attempt_read_is_known_from_its_checkpoint() -> None:
     assert after_small_batches is not None
     assert total_samples(after_small_batches) == 80 + 60 * 4
     assert planned_training(None) is None
+
+
+NEW_KEYS = ("activation_func", "add_qkv_bias", "qk_layernorm", "window_size", "rope_scaling")
+
+
+def older(saved: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The record of a version without these keys."""
+    return saved | {"model": {key: value for key, value in saved["model"].items() if key not in NEW_KEYS}}
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "gelu"),
+    [
+        ("cuda", {}, "gelu_tanh"),
+        ("cpu", {}, "gelu"),
+        ("cuda", {"model__add_bias_linear": False}, "gelu"),
+        ("cuda", {"model__swiglu": True}, None),
+    ],
+)
+def test_an_older_record_means_what_was_computed(
+    device: str, model: dict[str, Any], gelu: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DOCUMENT, "device", device)
+    saved = older(sections(run(**model)))
+    assert check_changes(saved, run(**model, model__activation_func=gelu)) == ()
+    window = run(("model.window_size",), **model, model__activation_func=gelu, model__window_size=4)
+    assert [str(change) for change in check_changes(saved, window)] == ["model.window_size: null -> 4"]
+    with pytest.raises(TrainerError, match=r"another model: model.qk_layernorm: false -> true$"):
+        check_changes(saved, run(**model, model__activation_func=gelu, model__qk_layernorm=True))
+    if gelu is not None:
+        other = "gelu" if gelu == "gelu_tanh" else "gelu_tanh"
+        with pytest.raises(TrainerError, match=f"activation_func: {gelu} -> {other}.*= {gelu}"):
+            check_changes(saved, run(**model, model__activation_func=other))

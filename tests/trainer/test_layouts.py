@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from tests.trainer.runs import LLAMA, Run, finished
+from tests.trainer.runs import LLAMA, QWEN, Run, finished
 
 pytestmark = pytest.mark.process
 
@@ -79,6 +79,24 @@ def test_a_llama_shape_trains_alike_at_every_layout(
 ) -> None:
     config["model"] = LLAMA
     assert_same_curve(train_at(layout, world_size, config), single_llama)
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        pytest.param(TP2, 2, id="TP2"),
+        pytest.param(CP2, 2, id="CP2"),
+        pytest.param(PP2, 2, id="PP2"),
+        pytest.param(TP2 | {"sequence_parallel": True}, 2, id="TP2+SP", marks=pytest.mark.slow),
+        pytest.param(TP2 | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_qwen_shape_trains_alike_at_every_layout(
+    layout: dict[str, Any], world_size: int, config: dict[str, Any], single_qwen: Run, single_llama: Run
+) -> None:
+    config["model"] = QWEN
+    assert_same_curve(train_at(layout, world_size, config), single_qwen)
+    assert abs(single_qwen.steps[0][1] - single_llama.steps[0][1]) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import ModelConfig, TrainerConfig
 
 FORMULA = (
-    "megatron-lm: 3 x forward matrix products, causal attention halved, with logits, without recomputation"
+    "megatron-lm: 3 x forward matrix products, causal attention halved, only keys in the window, with logits, "
+    "without recomputation"
 )
 
 
@@ -19,8 +20,8 @@ def flops_per_sample(config: TrainerConfig) -> float:
 
     Source: Megatron-LM, megatron/training/training.py, num_floating_point_operations.
 
-    Per token and layer: 2 x in x out for each matrix, and 2 x 2 x s x width / 2 for scores and their
-    product with the values, where s is the sequence length. The backward pass costs twice the forward pass.
+    Per token and layer: 2 x in x out for each matrix, and 2 x 2 x keys x width for scores and their product with the
+    values, where keys is the mean number of visible keys. The backward pass costs twice the forward pass.
     """
     model = config.model
     h, s = model.hidden_size, model.seq_length
@@ -31,7 +32,14 @@ def flops_per_sample(config: TrainerConfig) -> float:
     query = model.kv_channels * model.num_attention_heads
     key_value = model.kv_channels * model.num_query_groups
     mlp_matrices = 3 if model.swiglu else 2
-    attention = 2 * h * (query + 2 * key_value) + 2 * query * h + 2 * s * query
+    attention = 2 * h * (query + 2 * key_value) + 2 * query * h + 4 * visible_keys(model) * query
     mlp = mlp_matrices * 2 * h * model.ffn_hidden_size
     per_token = model.num_layers * (attention + mlp) + 2 * h * model.padded_vocab_size
     return 3.0 * per_token * s
+
+
+def visible_keys(model: ModelConfig) -> float:
+    """Mean number of keys that a token attends to: s / 2 for a causal mask, and w - w^2 / 2s in a window of w."""
+    s = model.seq_length
+    w = min(model.window_size or s, s)
+    return w - w * w / (2 * s)

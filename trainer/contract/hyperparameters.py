@@ -74,6 +74,8 @@ FIXED = frozenset(
         "model.normalization",
         "model.swiglu",
         "model.add_bias_linear",
+        "model.add_qkv_bias",
+        "model.qk_layernorm",
         "model.untie_embeddings_and_output_weights",
         "model.padded_vocab_size",
     }
@@ -129,15 +131,16 @@ def check_changes(
     """Check that the resolved `config` may resume from the `saved` sections, and return the changed hyperparameters.
 
     `contents` are changed files, which must be named as well (`trainer.contract.provenance`). Keys that only one
-    side has, because the versions differ, are not compared. With `weights_only`, for `checkpoint.finetune`, only the
-    keys that must fit the weights are compared, and the result is empty.
+    side has, because the versions differ, are not compared, except for those of `_in_older_records`. With
+    `weights_only`, for `checkpoint.finetune`, only the keys that must fit the weights are compared, and the result is
+    empty.
 
     Raises:
         ConfigError: checkpoint.changed names something that is not a hyperparameter.
         TrainerError: a shape differs, or a hyperparameter that is not named. Lists all of them.
     """
     check_names(config.checkpoint.changed)
-    differing = list(_differing(saved, sections(config)))
+    differing = list(_differing(saved, config))
     if misfits := [change for change in differing if change.name in _fixed(config)]:
         raise TrainerError(f"the checkpoint belongs to another model: {_list(misfits)}")
     if weights_only:
@@ -169,7 +172,7 @@ def check_finished(
     Raises:
         TrainerError: something differs. Lists all differences.
     """
-    differing = [change for change in _differing(saved, sections(config)) if change.name not in FREE]
+    differing = [change for change in _differing(saved, config) if change.name not in FREE]
     differing += contents
     if not differing:
         return
@@ -252,14 +255,31 @@ def _fixed(config: TrainerConfig) -> frozenset[str]:
     return FIXED | {"model.max_position_embeddings"} if learned else FIXED
 
 
-def _differing(
-    saved: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Change]:
-    for section, keys in wanted.items():
+def _differing(saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -> Iterator[Change]:
+    for section, keys in sections(config).items():
         saved_keys = saved.get(section, {})
+        if section == "model" and saved_keys:
+            saved_keys = {**_in_older_records(saved_keys, config.device), **saved_keys}
         for key, value in keys.items():
             if key in saved_keys and saved_keys[key] != value:
                 yield Change(f"{section}.{key}", saved_keys[key], value)
+
+
+def _in_older_records(model: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Meaning of the keys of `model` that records of earlier versions lack.
+
+    These computed the tanh approximation of GELU only in Core's fused kernel, on GPUs and with biases. A record does
+    not contain its device, which is assumed to be the current one.
+    """
+    has_biases = model.get("add_bias_linear", True)
+    gelu = "gelu_tanh" if device == "cuda" and has_biases else "gelu"
+    return {
+        "activation_func": None if model.get("swiglu") else gelu,
+        "add_qkv_bias": has_biases,
+        "qk_layernorm": False,
+        "window_size": None,
+        "rope_scaling": None,
+    }
 
 
 def _unnamed_message(unnamed: Sequence[Change], config: TrainerConfig) -> str:

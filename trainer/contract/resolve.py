@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 from trainer.contract.batch_size import steps_within
 from trainer.contract.config import (
@@ -26,6 +27,9 @@ WARMUP_TOKENS = 375_000_000
 
 VOCAB_MULTIPLE = 128
 
+YARN_BETA_FAST, YARN_BETA_SLOW = 32.0, 1.0
+"""Bounds of YaRN's ramp for Llama: Peng et al., arXiv 2309.00071, section 3.2."""
+
 SAVE_EVERY_MINUTES = 30.0
 """Default checkpoint interval, and so the maximum training time that a failure costs."""
 
@@ -43,6 +47,8 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
         optimizer=resolve_optimizer(config.optimizer, config.training, seq_length=config.model.seq_length),
         checkpoint=resolve_checkpoint(config.checkpoint),
     )
+    for key, reason, advice in model_problems(config.model):
+        raise ConfigError(f"model.{key} {reason}. {advice[0].upper()}{advice[1:]}")
     _check_vocabulary(resolved.model)
     _check_schedule(resolved.optimizer)
     return resolved
@@ -65,15 +71,67 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
 
 
 def resolve_rope_scaling(scaling: RopeScaling) -> RopeScaling:
-    """`scaling` with YaRN's defaults. Source: Peng et al., arXiv 2309.00071, section 3.2 (beta_fast, beta_slow)."""
+    """`scaling` with YaRN's defaults."""
     if scaling.rope_type != "yarn":
         return scaling
     return dataclasses.replace(
         scaling,
-        beta_fast=scaling.beta_fast or 32.0,
-        beta_slow=scaling.beta_slow or 1.0,
+        beta_fast=scaling.beta_fast or YARN_BETA_FAST,
+        beta_slow=scaling.beta_slow or YARN_BETA_SLOW,
         truncate=True if scaling.truncate is None else scaling.truncate,
     )
+
+
+def model_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
+    """Keys that contradict another key of the section `model`: the key, the reason, and what to do."""
+    if model.swiglu and model.activation_func is not None:
+        yield (
+            "activation_func",
+            "has no effect, because swiglu = true uses SiLU",
+            "set swiglu to false or remove it",
+        )
+    if model.add_bias_linear and model.add_qkv_bias is False:
+        # megatron/core/transformer/attention.py, SelfAttention: bias = add_bias_linear or add_qkv_bias
+        yield (
+            "add_qkv_bias",
+            "contradicts add_bias_linear = true, which includes this bias",
+            "set add_bias_linear to false or remove add_qkv_bias",
+        )
+    if model.rope_scaling is None:
+        return
+    if model.position_embedding_type != "rope":
+        reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
+        yield "rope_scaling", reason, "set position_embedding_type to rope or remove rope_scaling"
+    for key, reason, advice in _rope_scaling_problems(model.rope_scaling):
+        yield f"rope_scaling.{key}", reason, advice
+
+
+ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": ((), ()),
+    "llama3": (("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"), ()),
+    "yarn": (
+        ("original_max_position_embeddings",),
+        ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
+    ),
+}
+"""Keys of each rope_type besides factor: required and optional. Source: transformers' modeling_rope_utils.py."""
+
+
+def _rope_scaling_problems(scaling: RopeScaling) -> Iterator[tuple[str, str, str]]:
+    kind = scaling.rope_type
+    required, optional = ROPE_SCALING_KEYS[kind]
+    for field in dataclasses.fields(scaling):
+        key, value = field.name, getattr(scaling, field.name)
+        if key in required and value is None:
+            yield key, f"is required by rope_type = {kind}", "take it from the model's config.json"
+        elif key not in ("rope_type", "factor", *required, *optional) and value is not None:
+            yield key, f"is not used by rope_type = {kind}", "remove it"
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if low is not None and high is not None and low >= high:
+        yield "high_freq_factor", f"must be greater than low_freq_factor = {low:g}", "increase it"
+    slow, fast = scaling.beta_slow or YARN_BETA_SLOW, scaling.beta_fast or YARN_BETA_FAST
+    if fast < slow:
+        yield "beta_fast", f"must be at least beta_slow = {slow:g}", "increase it"
 
 
 def resolve_parallelism(parallelism: ParallelismConfig) -> ParallelismConfig:

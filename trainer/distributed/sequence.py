@@ -10,7 +10,9 @@ def zigzag_positions(length: int, rank: int, size: int) -> torch.Tensor:
 
     The sequence is divided into 2 x size chunks. Each rank has an early one (few keys to attend to) and a late one
     (many keys), so that the causal mask leaves all ranks the same work. Megatron-Core and Transformer Engine divide it
-    in the same way. `length` must be a multiple of 2 x size.
+    in the same way. `length` must be a multiple of 2 x size, unless size is 1.
     """
+    if size == 1:
+        return torch.arange(length)
     chunks = torch.arange(length).view(2 * size, -1)
     return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]])

@@ -18,7 +18,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract import imports
 from trainer.contract.config import TrainerConfig
-from trainer.model import cuda_graphs, layers
+from trainer.model import cuda_graphs, layers, rotary
+from trainer.model.activation import activation
 from trainer.model.initialization import initialize_by_name
 from trainer.model.kernels import Kernels
 
@@ -70,6 +71,7 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
     interleaved = layout.virtual_pipeline_model_parallel_size is not None
     on_gpu, has_engine = kernels.on_gpu, kernels.transformer_engine is not None
     compiles = on_gpu and not training.deterministic_mode
+    activation_func, bias_activation_fusion = activation(model, on_gpu=on_gpu)
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -80,8 +82,15 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         normalization=model.normalization,
         layernorm_epsilon=model.layernorm_epsilon,
         gated_linear_unit=model.swiglu,
-        activation_func=torch.nn.functional.silu if model.swiglu else torch.nn.functional.gelu,
+        activation_func=activation_func,
         add_bias_linear=model.add_bias_linear,
+        add_qkv_bias=model.add_qkv_bias,
+        qk_layernorm=model.qk_layernorm,
+        # Core counts the keys before the token itself and those after it.
+        window_size=None if model.window_size is None else (model.window_size - 1, 0),
+        # Transformer Engine's default, p2p, refuses windows (context_parallel.py, attn_forward_func_with_cp).
+        cp_comm_type="all_gather" if has_engine and model.window_size is not None else None,
+        softmax_scale=rotary.softmax_scale(model),
         attention_dropout=model.attention_dropout,
         hidden_dropout=model.hidden_dropout,
         init_method=_leave_as_is,
@@ -114,7 +123,7 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         gradient_accumulation_fusion=kernels.weight_gradient is not None,
         cross_entropy_loss_fusion=compiles,  # not deterministic, according to Megatron-LM
         cross_entropy_fusion_impl=kernels.cross_entropy,
-        bias_activation_fusion=on_gpu and (model.swiglu or model.add_bias_linear),
+        bias_activation_fusion=bias_activation_fusion,
         bias_dropout_fusion=on_gpu,
         masked_softmax_fusion=False,
         apply_rope_fusion=has_engine and model.position_embedding_type == "rope",
@@ -159,6 +168,7 @@ def _build_chunk(
         pg_collection=groups,
         vp_stage=vp_stage,
     )
+    rotary.scale_frequencies(chunk, model)
     if config.device == "cuda":
         chunk.cuda(torch.cuda.current_device())
     return chunk

@@ -7,6 +7,7 @@ on this tensor-parallel rank, d width of a head.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -33,11 +34,14 @@ def block_submodules(
     if use_transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
 
-        layer, norm = get_gpt_layer_with_transformer_engine_spec(), TENorm
+        layer, norm = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm), TENorm
     else:
         layer = get_gpt_layer_local_spec(normalization=config.normalization)
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
-        layer.submodules.self_attention.submodules.core_attention = CoreAttention
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = CoreAttention
+        if config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = norm
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
     return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=norm)
 
@@ -65,10 +69,10 @@ def _mark_sequence_parallel(norm: torch.nn.Module, config: TransformerConfig) ->
 
 
 class CoreAttention(MegatronModule):
-    """Causal attention with torch's scaled_dot_product_attention, grouped queries and context parallelism.
+    """Causal attention with torch's scaled_dot_product_attention, grouped queries, windows and context parallelism.
 
     With context parallelism, each rank has two chunks of the sequence (`zigzag_positions`), gathers the keys and values
-    of the others, and uses an explicit mask.
+    of the others, and uses an explicit mask. A window shorter than the sequence uses one too.
     """
 
     def __init__(
@@ -88,14 +92,18 @@ class CoreAttention(MegatronModule):
         self.cp_group = pg_collection.cp
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
+        self.window = None if config.window_size is None else config.window_size[0] + 1
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
         """Query [s, b, n, d], key and value [s, b, g, d] -> [s, b, n*d]. Always causal; ignores mask arguments."""
+        length, size = query.shape[0], self.cp_group.size()
+        window = self.window if self.window is not None and self.window < length * size else None
         mask = None
-        if self.cp_group.size() > 1:
-            mask = self._mask(query.shape[0], query.device)  # [s, S]
+        if size > 1 or window is not None:
+            mask = _mask(length, self.cp_group.rank(), size, window, query.dtype, query.device)  # [s, S]
+        if size > 1:
             key, value = self._gather(key), self._gather(value)  # [S, b, g, d]
         context = self._attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value)), mask)  # [b, n, s, d]
         return context.permute(2, 0, 1, 3).flatten(2).contiguous()
@@ -121,8 +129,13 @@ class CoreAttention(MegatronModule):
         # All-gather along the sequence; its backward pass is a reduce-scatter.
         return tensor_parallel.gather_from_sequence_parallel_region(x.contiguous(), group=self.cp_group)
 
-    def _mask(self, length: int, device: torch.device) -> torch.Tensor:
-        size, total = self.cp_group.size(), length * self.cp_group.size()
-        positions = [zigzag_positions(total, rank, size) for rank in range(size)]
-        mine, all_of_them = positions[self.cp_group.rank()], torch.cat(positions)
-        return (all_of_them[None, :] <= mine[:, None]).to(device)
+
+@functools.lru_cache(maxsize=4)
+def _mask(
+    length: int, rank: int, size: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Mask to add to the scores [s, S]: zero for visible keys, -inf for others. All layers share one."""
+    positions = [zigzag_positions(length * size, rank, size) for rank in range(size)]
+    distance = positions[rank][:, None] - torch.cat(positions)[None, :]
+    visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -math.inf).to(device)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from trainer.contract.imports import IMPORT_PATH
-from trainer.contract.resolve import pad_vocab_size
+from trainer.contract.resolve import model_problems, pad_vocab_size
 
 
 def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
@@ -95,6 +95,12 @@ def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def keys_fit_together(facts: Facts) -> Iterator[Violation]:
+    """Activation, biases and the scaling of rope (trainer/contract/resolve.py, which the trainer checks as well)."""
+    for key, reason, advice in model_problems(facts.model):
+        yield Violation(path=f"model.{key}", reason=reason, advice=advice)
+
+
 def architecture_is_an_import_path(facts: Facts) -> Iterator[Violation]:
     """layer_spec and model_provider are package.module:function or file.py:function (trainer/contract/imports.py)."""
     yield from import_path("model.layer_spec", facts.model.layer_spec)
@@ -117,5 +123,6 @@ RULES: tuple[Rule, ...] = (
     rotary_head_width_is_even,
     positions_cover_sequence,
     padded_vocabulary_covers_vocabulary,
+    keys_fit_together,
     architecture_is_an_import_path,
 )
