@@ -64,7 +64,7 @@ MAX_PROBLEMS = 5
 
 
 def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -> Source | None:
-    """The newest valid checkpoint in `own`, else in checkpoint.load; None to start from random weights.
+    """The newest valid checkpoint in `own`, else of checkpoint.load; None to start from random weights.
 
     Every rank must call this and reads a share of the files; `beat` is called while the reading makes progress. `own`
     is the directory that this run writes to. It is locked until this process ends, leftovers of interrupted saves are
@@ -77,7 +77,8 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
     """
     at_rank_0(lambda: _create_and_lock(own), own, "locked")
     at_rank_0(lambda: checkpoint_files.sweep(own), own, "cleaned up")
-    found, passed_over = _newest_valid(own, log, beat, is_own=True)
+    own_paths = at_rank_0(lambda: checkpoint_files.list_paths(own), own)
+    found, passed_over = _newest_valid(own_paths, log, beat, is_own=True)
     if found is not None:
         if warning := at_rank_0(lambda: _correct_tracker(found), own):
             log.line(warning)
@@ -85,11 +86,13 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
     if config.checkpoint.load is None:
         _check_evidence(own, config, begins_at=0)
         return None
-    found, passed_over = _newest_valid(Path(config.checkpoint.load), log, beat, is_own=False)
+    load = Path(config.checkpoint.load)
+    paths = at_rank_0(lambda: checkpoint_files.paths_to_load(load), load)
+    found, passed_over = _newest_valid(paths, log, beat, is_own=False)
     if found is None:
         raise TrainerError(
             f"checkpoint.load = {config.checkpoint.load!r} holds no valid checkpoint. Name a directory of "
-            "checkpoints, or leave it out to start from random weights",
+            "checkpoints or one iter_... directory, or leave it out to start from random weights",
             scope=Scope.ALL_RANKS,
         )
     weights_only = config.checkpoint.finetune
@@ -124,6 +127,12 @@ def _source(
     if record.get("format", FORMAT) > FORMAT:
         raise TrainerError(
             f"{found.path} was written by a later version of the trainer (format {record['format']}). Use that version",
+            scope=Scope.ALL_RANKS,
+        )
+    if record.get("weights_only") and not weights_only:
+        raise TrainerError(
+            f"{found.path} has only weights (hpcgen checkpoint import wrote it). Name it in checkpoint.load, set "
+            "checkpoint.finetune: true, and save elsewhere",
             scope=Scope.ALL_RANKS,
         )
     files = _examine(found, config, log, beat, weights_only)
@@ -196,11 +205,11 @@ def _create_and_lock(directory: Path) -> None:
 
 
 def _newest_valid(
-    directory: Path, log: Log, beat: Callable[[], None], *, is_own: bool
+    paths: list[Path], log: Log, beat: Callable[[], None], *, is_own: bool
 ) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The newest valid checkpoint, and the problems of each newer one."""
+    """The first valid checkpoint of `paths`, which are newest first, and the problems of each before it."""
     passed_over: list[str] = []
-    for path in at_rank_0(lambda: checkpoint_files.list_paths(directory), directory):
+    for path in paths:
         beat()
         # One at a time: every rank needs only one record, and all of them together would be megabytes.
         checkpoint = at_rank_0(partial(checkpoint_files.describe, path), path)

@@ -95,6 +95,22 @@ def iteration_of(path: Path) -> int | None:
     return match and int(match[1])
 
 
+def paths_to_load(load: Path) -> list[Path]:
+    """The checkpoints that checkpoint.load names, newest first: a single one, or all in a directory.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    if iteration_of(load) is None:
+        return list_paths(load)
+    return [load] if load.is_dir() else []
+
+
+def directory_of(load: Path) -> Path:
+    """The directory of checkpoints that checkpoint.load names, or that contains the single one that it names."""
+    return load if iteration_of(load) is None else load.parent
+
+
 def list_paths(directory: Path) -> list[Path]:
     """The `iter_...` directories in `directory`, newest first; empty when `directory` does not exist.
 
