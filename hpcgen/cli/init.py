@@ -50,6 +50,14 @@ def _complete_presets(context: click.Context, parameter: click.Parameter, incomp
     metavar="A.B=C",
     help="With --from: override a value of the script, for example one that caused an error; repeatable.",
 )
+@click.option(
+    "--from-hf",
+    "hf_dir",
+    type=click.Path(path_type=Path),
+    metavar="HF_DIR",
+    help="Continue the pretraining of a Hugging Face model: take the model, the tokenizer and the sequence length from "
+    "this directory.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
     path: Path,
@@ -59,6 +67,7 @@ def command(
     run_dir: str | None,
     script: Path | None,
     overrides: tuple[str, ...],
+    hf_dir: Path | None,
     force: bool,
 ) -> None:
     """Write a commented run file to PATH.
@@ -85,6 +94,9 @@ def command(
         raise HpcgenError(f"{path}: already exists", "choose another name, or use --force")
     if preset is not None and script is not None:
         raise HpcgenError("--preset and --from both set the shape of the model", "use only one of them")
+    if hf_dir is not None and (preset is not None or script is not None):
+        other = "--preset" if preset is not None else "--from"
+        raise HpcgenError(f"--from-hf and {other} both set the shape of the model", "use only one of them")
     if overrides and script is None:
         raise HpcgenError("--set requires --from", "edit the run file, which lists every key")
     if script is not None and cluster is None:
@@ -101,7 +113,20 @@ def command(
     run_dir = run_dir or f"runs/{name}"
     check_text(RunConfig, {"name": name, "paths": {"run_dir": run_dir}}, "hpcgen init")
     schema = path.with_name(f"{path.stem}.schema.json")
-    if migration is None:
+    time = within_limit(TIME, profile.slurm.partition, profile)
+    weights = f"{name}-weights"
+    if hf_dir is not None:
+        from hpcgen.config import from_huggingface
+
+        values = {
+            "name": name,
+            "cluster": cluster,
+            "paths": {"run_dir": run_dir},
+            "slurm": {"defaults": {"time": time}, "train": {"nodes": 1}},
+            **from_huggingface.sections(hf_dir, weights),
+        }
+        text = run_file(values, f"./{schema.name}", file_name=path.name)
+    elif migration is None:
         text = starter(
             name,
             cluster,
@@ -109,7 +134,7 @@ def command(
             PRESETS.get(preset or ""),
             f"./{schema.name}",
             gpus_per_node=node_type.gpus_per_node,
-            time=within_limit(TIME, profile.slurm.partition, profile),
+            time=time,
             file_name=path.name,
         )
     else:
@@ -121,6 +146,11 @@ def command(
     write_output(path, text, mode=0o666)
     if migration is not None:
         _show_leftovers(script, migration)
+    if hf_dir is not None:
+        click.echo(f"wrote {path}; next: name the data in it, then", err=True)
+        click.echo(f"  hpcgen checkpoint import {hf_dir} --to {path.parent / weights}", err=True)
+        click.echo(f"  hpcgen validate -c {path}", err=True)
+        return
     click.echo(f"wrote {path}; next: hpcgen validate -c {path}", err=True)
 
 

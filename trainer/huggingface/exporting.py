@@ -123,7 +123,7 @@ def _check_tensors(source: Source, family: Family, stored: StoredWeights) -> Non
         for name, shape in names:
             if (found := stored.shape(name)) is None:
                 raise TrainerError(
-                    f"{source.path} has no tensor {names[0][0]}, which {family.architecture} needs"
+                    f"{source.path} has no tensor {weight.core}, which {family.architecture} needs"
                 )
             if found != shape:
                 raise TrainerError(f"{source.path}: {name} has the shape {list(found)}, not {list(shape)}")

@@ -137,7 +137,7 @@ def as_megatron_lm(checkpoint: Path, directory: Path) -> Path:
     ("model", "message"),
     [
         ({"layer_spec": "layers.py:make"}, "model.layer_spec = layers.py:make (it needs None)"),
-        ({"add_bias_linear": True}, "model.add_bias_linear = True"),
+        ({"add_bias_linear": True}, "model.add_qkv_bias = False (it needs True)"),
         ({"swiglu": False, "activation_func": "gelu"}, "model.swiglu = False (it needs True)"),
         ({"normalization": "LayerNorm"}, "model.normalization = LayerNorm (it needs RMSNorm)"),
     ],
@@ -197,7 +197,8 @@ def test_no_code_in_a_file_is_run(copied: Path, tmp_path: Path) -> None:
 def test_the_destination_must_be_new(imported: Path, tmp_path: Path) -> None:
     (tmp_path / "exported").mkdir()
     assert "exists already" in refused(imported, tmp_path / "exported")
-    assert "there is no directory" in refused(imported, tmp_path / "exported" / "a" / "b")
+    with pytest.raises(TrainerError, match=r"there is no directory .*nowhere\. Create it first"):
+        export(imported, tmp_path / "nowhere" / "exported", Options(), ignore)
 
 
 def test_the_tokenizer_is_included_with_its_end_of_document(imported: Path, tmp_path: Path) -> None:
