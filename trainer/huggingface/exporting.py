@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -14,16 +16,19 @@ from safetensors.torch import save_file
 
 from trainer.contract.config import ConfigError
 from trainer.contract.errors import TrainerError
-from trainer.contract.huggingface import FAMILIES, LAYERS, Family, config_of, family_for, in_order
+from trainer.contract.huggingface import FAMILIES, LAYERS, Family, Weight, config_of, family_for, in_order
 from trainer.huggingface import card, tokenizer_files
 from trainer.huggingface.destination import new_directory, sync_file, umask, write_json, write_text
 from trainer.huggingface.source import Source, read_source, with_vocabulary
 from trainer.huggingface.tokenizer_files import Tokenizer
-from trainer.huggingface.torch_dist import StoredWeights
+from trainer.huggingface.torch_dist import StoredWeights, with_own_storage
 from trainer.huggingface.transforms import to_huggingface
 
 SHARD_BYTES = 5 * 10**9
 """Maximum size of a file, unless a single tensor is larger. transformers' own limit before version 5."""
+
+NUM_READERS = 4
+"""Number of threads, and of tensors in memory besides those of the file that is written next."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -157,19 +162,37 @@ def _write_weights(
         shard.clear()
         size = 0
 
-    for weight, layer in in_order(family, source.model):
-        parts = to_huggingface(weight, stored.read(weight, layer).to(dtype), source.model)
+    for parts in _converted(source, family, stored, dtype):
         for name, part in parts.items():
             part_bytes = part.numel() * part.element_size()
             if shard and size + part_bytes > shard_bytes:
                 flush()
-            # A clone has a storage of its own, which safetensors requires.
-            shard[name.format(n=layer)] = part.clone(memory_format=torch.contiguous_format)
+            shard[name] = part
             size += part_bytes
             total += part_bytes
     flush()
     _name_shards(shards, directory, total)
     return total
+
+
+def _converted(
+    source: Source, family: Family, stored: StoredWeights, dtype: torch.dtype
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Yields the tensors of the model by name, in order. Threads read and convert the next ones."""
+
+    def convert(weight: Weight, layer: int) -> dict[str, torch.Tensor]:
+        tensor = stored.read(weight, layer).to(dtype)
+        parts = to_huggingface(weight, tensor, source.model)
+        return {name.format(n=layer): with_own_storage(part) for name, part in parts.items()}
+
+    with ThreadPoolExecutor(NUM_READERS) as threads:
+        pending: deque[Future[dict[str, torch.Tensor]]] = deque()
+        for weight, layer in in_order(family, source.model):
+            pending.append(threads.submit(convert, weight, layer))
+            if len(pending) > NUM_READERS:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 def _save_shard(shard: dict[str, torch.Tensor], path: Path) -> None:

@@ -170,7 +170,7 @@ class WeightsWriter:
         file = self._open_file()
         first = file.size
         try:
-            torch.save(tensor.clone() if _is_view(tensor) else tensor, file)
+            torch.save(with_own_storage(tensor), file)
         except RuntimeError as error:  # torch raises it for an OSError of the file
             if file.error is None:
                 raise
@@ -198,9 +198,11 @@ class WeightsWriter:
             self._file = None
 
 
-def _is_view(tensor: torch.Tensor) -> bool:
-    """True if a tensor uses a part of its storage. torch.save would write all of it."""
-    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+def with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor or a copy of it, contiguous and alone in its storage: torch.save writes complete storages."""
+    tensor = tensor.contiguous()
+    is_alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if is_alone else tensor.clone()
 
 
 class _HashedFile:
