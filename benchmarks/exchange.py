@@ -111,6 +111,8 @@ def train(arguments: argparse.Namespace, name: str, load: Path | None = None, gp
             "seq_length": size.seq_length,
             "vocab_size": size.vocab_size,
             "init_method_std": STD,
+            # On a CPU, pretrain_gpt.py runs without its fused kernel, which computes gelu_tanh.
+            "activation_func": "gelu" if arguments.device == "cpu" else "gelu_tanh",
         },
         training={
             "micro_batch_size": size.micro_batch_size,

@@ -18,8 +18,12 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "seq_length",
         "padded_vocab_size",
         "position_embedding_type",
+        "rope_scaling",
+        "window_size",
         "normalization",
+        "qk_layernorm",
         "swiglu",
+        "activation_func",
         "untie_embeddings_and_output_weights",
         "layer_spec",
         "model_provider",
@@ -103,6 +107,8 @@ def text(value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, list):
         return ", ".join(text(item) for item in value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {text(item)}' for key, item in value.items() if item is not None)}}}"
     return str(value)
 
 

@@ -23,6 +23,7 @@ TRAINING = (
 )
 WHOLE = f"{TRAINING} --global-batch-size 256 --train-iters 1000 --lr 1e-4 --mock-data"
 """A training that can be carried as it is."""
+ROPE = "--position-embedding-type rope"
 
 
 @pytest.fixture(autouse=True)
@@ -579,7 +580,9 @@ OPTIONS = """\
 --recompute-activations; --transformer-impl local; --transformer-impl transformer_engine; --bf16;
 --disable-bias-linear; --load /x; --load /y; --profile; --lr-wsd-decay-samples 5; --qk-layernorm;
 --num-layers-per-virtual-pipeline-stage 5; --test-data-path /x; --lr-warmup-samples 5120; --sft;
---sequence-parallel; --reset-position-ids; --ckpt-format torch; --tiktoken-pattern v2; --walrus
+--sequence-parallel; --reset-position-ids; --ckpt-format torch; --tiktoken-pattern v2; --walrus;
+--add-qkv-bias; --squared-relu; --openai-gelu; --no-bias-gelu-fusion; --window-size 7,0;
+--use-rope-scaling; --rope-scaling-factor 8; --rotary-seq-len-interpolation-factor 4
 """
 
 
@@ -620,11 +623,53 @@ def test_every_option_is_carried_listed_or_refused() -> None:
         ("--bf16 ${VP:+--num-layers-per-virtual-pipeline-stage 2} ", "its options are only known in the job"),
         ("--data-path /x", "uses only one of them"),
         ("--no-position-embedding", "learned_absolute and rope"),
+        ("--squared-relu --swiglu", "combined with --swiglu"),
+        ("--quick-geglu", "no key"),
+        ("--window-size 7,7", "supports only N,0"),
+        ("--window-size $W", "only known in the job"),
+        ("--window-size 7,0 --window-attn-skip-freq 4", "no key"),
+        (f"{ROPE} --use-rope-scaling --rope-scaling-factor 32", "ignores it and computes with 8"),
+        (f"{ROPE} --rotary-seq-len-interpolation-factor 4", "that of 0.19 computes with it"),
     ],
 )
 def test_what_would_train_something_else_is_refused(option: str, why: str) -> None:
     found = refused(init(f"VP=$(( $1 ))\n{WHOLE} {option}\n"))
     assert any(why in reason for reason in found.values()), found
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "model"),
+    [
+        ("--disable-bias-linear", {"add_bias_linear": False, "activation_func": "gelu"}),
+        ("--no-bias-gelu-fusion", {"activation_func": "gelu"}),
+        (
+            "--squared-relu --disable-bias-linear",
+            {"add_bias_linear": False, "activation_func": "squared_relu"},
+        ),
+        ("--openai-gelu", {}),
+        (
+            "--swiglu --disable-bias-linear --add-qkv-bias",
+            {"swiglu": True, "add_bias_linear": False, "add_qkv_bias": True, "ffn_hidden_size": 2048},
+        ),
+        ("--qk-layernorm --window-size 4095,0", {"qk_layernorm": True, "window_size": 4096}),
+        ("--window-size '(4095,0)'", {"window_size": 4096}),
+        (f"{ROPE} --use-rope-scaling", {"position_embedding_type": "rope", "rope_scaling": LLAMA3}),
+        ("--use-rope-scaling", {}),
+    ],
+)
+def test_the_model_is_the_one_that_megatron_computes(options: str, model: dict[str, object]) -> None:
+    plain, _ = migrated("")
+    found, _ = migrated(options, "--force")
+    assert found["model"] == plain["model"] | model
 
 
 def test_what_megatron_derives_is_derived() -> None:

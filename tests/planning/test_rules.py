@@ -82,7 +82,8 @@ REFUSED = {
     ),
     "llama3 without a key": (
         {**ROPE, "model__rope_scaling": dataclasses.replace(LLAMA3, low_freq_factor=None)},
-        "model.rope_scaling.low_freq_factor is required by rope_type = llama3; take it from the model's config.json",
+        "model.rope_scaling has no low_freq_factor, which rope_type = llama3 requires; take the value from the model's "
+        "config.json",
     ),
     "linear with a key of another type": (
         {**ROPE, "model__rope_scaling": RopeScaling(rope_type="linear", factor=2.0, beta_fast=32.0)},

@@ -22,7 +22,7 @@ import pytest
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from tests.trainer.runs import LLAMA, ROOT, Run, finished, gpt_config, run
+from tests.trainer.runs import GPT, LLAMA, ROOT, Run, finished, gpt_config, run
 from trainer import checkpoint
 from trainer.checkpoint import megatron_lm
 from trainer.contract import config as configuration
@@ -35,6 +35,9 @@ from trainer.metrics.console import Log
 from trainer.optimizer.schedule import Schedule
 
 SAVED_AT = 3
+
+EXACT = GPT | {"activation_func": "gelu"}
+"""What pretrain_gpt.py computes with --no-bias-gelu-fusion, which it needs on a CPU."""
 
 COMPARED = ("num_layers", "hidden_size", "num_attention_heads", "add_position_embedding")
 COMPARED_WITH_VOCAB_FILE = ("max_position_embeddings", "make_vocab_size_divisible_by", "tokenizer_type")
@@ -78,6 +81,7 @@ ARGS: dict[str, Any] = {
     "layernorm_epsilon": 1e-05,
     "layernorm_zero_centered_gamma": False,
     "swiglu": False,
+    "bias_gelu_fusion": False,
     "add_bias_linear": True,
     "add_qkv_bias": True,
     "untie_embeddings_and_output_weights": False,
@@ -160,7 +164,7 @@ def common_state(corpus: str = "/corpus", **args: Any) -> dict[str, Any]:
 
 
 def config_of(corpus: str = "/corpus", **training: Any) -> TrainerConfig:
-    plain = gpt_config(corpus, Path("/run"))
+    plain = gpt_config(corpus, Path("/run"), EXACT)
     plain["training"] |= training
     return resolve(configuration.from_dict(TrainerConfig, plain, "test"))
 
@@ -203,6 +207,47 @@ def test_what_we_write_is_what_we_read() -> None:
     assert hyperparameters.check_changes({"model": there.sections["model"]}, config) == ()
 
 
+ROPE = {"position_embedding_type": "rope"}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        ({"activation_func": "gelu_tanh"}, {"bias_gelu_fusion": True, "squared_relu": False}),
+        ({"activation_func": "gelu"}, {"bias_gelu_fusion": False, "squared_relu": False}),
+        ({"activation_func": "gelu", "add_bias_linear": False}, {"add_bias_linear": False}),
+        ({"activation_func": "squared_relu"}, {"bias_gelu_fusion": False, "squared_relu": True}),
+        ({"swiglu": True, "add_bias_linear": False, "add_qkv_bias": True}, {"add_qkv_bias": True}),
+        ({"qk_layernorm": True}, {"qk_layernorm": True}),
+        ({"window_size": 8}, {"window_size": (7, 0)}),
+        (ROPE | {"rope_scaling": LLAMA3}, {"use_rope_scaling": True}),
+        (
+            ROPE | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+            {"rotary_seq_len_interpolation_factor": 4.0},
+        ),
+    ],
+    ids=str,
+)
+def test_a_model_is_carried_in_their_arguments(model: dict[str, Any], args: dict[str, Any]) -> None:
+    document = gpt_config("/corpus", Path("/run"))
+    document["model"] |= model
+    config = resolve(configuration.from_dict(TrainerConfig, document, "test"))
+    common = megatron_lm.common_state(config, 5, 20)
+    written = vars(common["args"])
+    assert {name: written[name] for name in args} == args
+    there = megatron_lm.resumed(common_state(**written), config.parallelism)
+    assert hyperparameters.check_changes({"model": there.sections["model"]}, config) == ()
+    resolved = hyperparameters.sections(config)["model"]
+    assert {name: there.sections["model"][name] for name in model} == {name: resolved[name] for name in model}
+
+
 def test_their_hyperparameters_are_compared_as_ours_are() -> None:
     config = config_of()
     there = megatron_lm.resumed(common_state(), config.parallelism)
@@ -239,8 +284,16 @@ def test_a_blend_of_theirs_is_read() -> None:
     ("args", "changes", "message"),
     [
         ({"num_experts": 8}, {}, "does not support: num_experts = 8"),
-        ({"mtp_num_layers": 1, "use_rope_scaling": True}, {}, "use_rope_scaling = True, mtp_num_layers = 1"),
-        ({"add_bias_linear": False}, {}, "add_qkv_bias without add_bias_linear"),
+        ({"mtp_num_layers": 1, "no_rope_freq": 4}, {}, "no_rope_freq = 4, mtp_num_layers = 1"),
+        ({"window_size": (3, 0), "window_attn_skip_freq": 4}, {}, "window_attn_skip_freq = 4"),
+        ({"window_size": (3, -1)}, {}, "window_size = (3, -1) (supported is (N, 0)"),
+        (
+            {"use_rope_scaling": True, "rope_scaling_factor": 32.0},
+            {},
+            "rope_scaling_factor = 32.0 (pretrain_",
+        ),
+        ({"position_embedding_type": "yarn"}, {}, "position_embedding_type = 'yarn'"),
+        ({"openai_gelu": True}, {}, "openai_gelu without bias_gelu_fusion"),
         ({"eod_mask_loss": True}, {}, "eod_mask_loss = True"),
         ({"use_distributed_optimizer": False}, {}, "--use-distributed-optimizer"),
         ({}, {"optimizer": None}, "without the optimizer state"),
@@ -311,7 +364,7 @@ def test_after_their_ramp_up_the_rates_are_theirs() -> None:
 
 
 def test_a_schedule_of_ones_own_is_nothing_that_megatron_lm_takes_for_its_own(corpus: str) -> None:
-    plain = gpt_config(corpus, Path("/run"))
+    plain = gpt_config(corpus, Path("/run"), EXACT)
     plain["optimizer"]["lr_schedule"] = "rates.py:decay"
     config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
     assert (
@@ -325,7 +378,7 @@ def test_a_schedule_of_ones_own_is_nothing_that_megatron_lm_takes_for_its_own(co
 @pytest.fixture(scope="module")
 def ours(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Six steps, saved after the third."""
-    config = gpt_config(corpus, tmp_path_factory.mktemp("ours"))
+    config = gpt_config(corpus, tmp_path_factory.mktemp("ours"), EXACT)
     config["checkpoint"] = {"save_interval": SAVED_AT}
     return finished(config)
 
@@ -353,7 +406,7 @@ def as_megatron_lm_writes(ours: Run, corpus: str, target: Path) -> Path:
 @pytest.mark.process
 def test_a_run_of_megatron_lms_goes_on_as_if_it_were_ours(ours: Run, corpus: str, tmp_path: Path) -> None:
     theirs = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs")
-    config = gpt_config(corpus, tmp_path / "run") | {"checkpoint": {"load": str(theirs)}}
+    config = gpt_config(corpus, tmp_path / "run", EXACT) | {"checkpoint": {"load": str(theirs)}}
     theirs_goes_on = finished(config)
     assert theirs_goes_on.steps == ours.steps[SAVED_AT:]
     events = theirs_goes_on.events
@@ -372,7 +425,7 @@ def one_rank() -> Iterator[None]:
 def test_what_cannot_be_read_is_said_with_what_to_do(
     ours: Run, corpus: str, tmp_path: Path, one_rank: None
 ) -> None:
-    plain = gpt_config(corpus, tmp_path / "run") | {"checkpoint": {"load": str(tmp_path / "theirs")}}
+    plain = gpt_config(corpus, tmp_path / "run", EXACT) | {"checkpoint": {"load": str(tmp_path / "theirs")}}
     config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
     [path] = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs").glob("iter_*")
 
@@ -397,7 +450,7 @@ def test_without_the_optimizers_state_only_the_weights_are_taken(
     file = theirs / f"iter_{SAVED_AT:07d}" / "common.pt"
     common = torch.load(file, weights_only=False)
     torch.save(common | {"optimizer": None}, file)
-    plain = gpt_config(corpus, tmp_path / "run") | {"checkpoint": {"load": str(theirs)}}
+    plain = gpt_config(corpus, tmp_path / "run", EXACT) | {"checkpoint": {"load": str(theirs)}}
 
     config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
     with pytest.raises(TrainerError, match=r"iter_0000003: .*--no-save-optim.*checkpoint.finetune: true"):
@@ -506,7 +559,7 @@ CASES = {
 def test_pretrain_gpt_goes_on_from_ours_and_we_from_its(name: str, corpus: str, tmp_path: Path) -> None:
     """The trainer saves at step 3, Megatron-LM resumes from that and saves at 5, and the trainer resumes from that."""
     case = CASES[name]
-    config = gpt_config(corpus, tmp_path / "ours")
+    config = gpt_config(corpus, tmp_path / "ours", EXACT)
     config["model"] |= case.model
     config["training"]["precision"] = case.precision
     config["optimizer"]["initial_loss_scale"] = 1024.0
@@ -542,7 +595,7 @@ def test_we_go_on_from_a_batch_that_pretrain_gpt_ramped_up(corpus: str, tmp_path
     assert theirs.keys() == set(range(1, 9))
 
     at_5 = only(tmp_path / "theirs", 5, tmp_path / "at-5")
-    config = gpt_config(corpus, tmp_path / "ours") | {"checkpoint": {"load": str(at_5)}}
+    config = gpt_config(corpus, tmp_path / "ours", EXACT) | {"checkpoint": {"load": str(at_5)}}
     config["training"] |= {"rampup_batch_size": [2, 2, 8], "train_iters": 8}
     refused = run(config)
     assert refused.statuses == (2,)
@@ -560,7 +613,7 @@ def test_we_go_on_from_a_batch_that_pretrain_gpt_ramped_up(corpus: str, tmp_path
 def test_weights_of_a_run_without_the_distributed_optimizer(corpus: str, tmp_path: Path) -> None:
     steps = ("--train-iters", "6", "--lr-warmup-iters", "1", "--no-save-optim", "--no-save-rng")
     theirs = dict(pretrain_gpt(corpus, tmp_path / "theirs", *steps, *MODEL))
-    config = gpt_config(corpus, tmp_path / "ours")
+    config = gpt_config(corpus, tmp_path / "ours", EXACT)
     config["training"]["train_iters"] = 1
     config["optimizer"] |= {"lr_warmup_iters": 0}
     config["checkpoint"] = {"load": str(tmp_path / "theirs"), "finetune": True}

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 
-from tests.trainer.runs import GPT, LLAMA, Run, finished, gpt_config, write_corpus
+from tests.trainer.runs import GPT, LLAMA, QWEN, Run, finished, gpt_config, write_corpus
 
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
@@ -23,7 +23,7 @@ OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
-SHAPES = {"gpt": GPT, "llama": LLAMA}
+SHAPES = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN}
 WIDE = {"hidden_size": 256, "seq_length": 128}
 
 LOSS_TOLERANCE = 0.05
@@ -88,6 +88,8 @@ def on(
         on(2, "gpt", VPP2, "VPP2"),
         on(2, "gpt", OVERLAP, "DP2+overlap"),
         on(2, "llama", CP2, "CP2"),
+        on(2, "qwen", CP2, "CP2"),
+        on(2, "qwen", TP2_SP, "TP2+SP"),
         on(2, "llama", TP2_SP | TP_OVERLAP, "TP2+SP+tp_comm_overlap"),
         on(2, "gpt", TP2_SP, "TP2+SP+graphs", GRAPHS),
         on(2, "gpt", VPP2, "VPP2+graphs", GRAPHS),
@@ -178,6 +180,18 @@ def test_kernels_and_precisions_learn_alike(
     config["training"] |= training
     config["optimizer"]["initial_loss_scale"] = 2.0**16  # of no overflow: each skips a step of the few
     assert_alike(finished(config), one_gpu(name))
+
+
+@pytest.mark.parametrize(
+    "training", [pytest.param({"transformer_impl": "torch"}, id="torch"), pytest.param(GRAPHS, id="graphs")]
+)
+@with_engine
+def test_windows_norms_and_scaled_rope_are_alike_in_all_kernels(
+    training: dict[str, Any], corpus: str, tmp_path: Path, one_gpu: Callable[[str], Run]
+) -> None:
+    config = on_gpus(corpus, tmp_path / "run", 1, {}, QWEN)
+    config["training"] |= training
+    assert_alike(finished(config), one_gpu("qwen"))
 
 
 def test_deterministic_runs_are_equal_to_the_last_bit_through_a_background_save(

@@ -16,6 +16,7 @@ from trainer.contract.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelismConfig,
+    RopeScaling,
     TrainerConfig,
     TrainingConfig,
 )
@@ -30,6 +31,24 @@ from trainer.contract.resolve import (
 from trainer.distributed.layout import check_layout
 
 SHAPE = {"num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 512}
+
+
+def test_activation_and_biases_follow_from_the_mlp_and_the_other_biases():
+    def resolved(**model: Any) -> ModelConfig:
+        return resolve_model(ModelConfig(**SHAPE, **model))
+
+    assert (resolved().activation_func, resolved().add_qkv_bias) == ("gelu_tanh", True)
+    assert resolved(activation_func="gelu").activation_func == "gelu"
+    assert resolved(swiglu=True).activation_func is None
+    assert resolved(add_bias_linear=False).add_qkv_bias is False
+    assert resolved(add_bias_linear=False, add_qkv_bias=True).add_qkv_bias is True
+
+
+def test_a_resolved_scaling_is_resolved_to_itself():
+    scaling = RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=8192)
+    model = resolve_model(ModelConfig(**SHAPE, position_embedding_type="rope", rope_scaling=scaling))
+    assert model.rope_scaling == dataclasses.replace(scaling, beta_fast=32.0, beta_slow=1.0, truncate=True)
+    assert resolve_model(model) == model
 
 
 def test_sizes_follow_from_the_shape():
@@ -50,6 +69,8 @@ def test_what_is_given_stays():
         "max_position_embeddings": 1024,
         "init_method_std": 0.02,
         "padded_vocab_size": 50432,
+        "activation_func": "gelu",
+        "add_qkv_bias": True,
     }
     model = ModelConfig(**SHAPE, **given, vocab_size=50257)
     assert resolve_model(model) == model
@@ -186,6 +207,18 @@ def test_what_is_resolved_stays(config: dict[str, Any]):
     [
         ("model", {"vocab_size": None}, "vocab_size is null"),
         ("model", {"padded_vocab_size": 999}, "999 is below model.vocab_size = 1000"),
+        (
+            "model",
+            {"swiglu": True, "activation_func": "gelu"},
+            "activation_func has no effect.*Set swiglu to",
+        ),
+        ("model", {"add_qkv_bias": False}, "add_qkv_bias contradicts add_bias_linear = true"),
+        ("model", {"rope_scaling": {"rope_type": "linear", "factor": 2}}, "requires position_embedding_type"),
+        (
+            "model",
+            {"position_embedding_type": "rope", "rope_scaling": {"rope_type": "yarn", "factor": 2}},
+            "rope_scaling has no original_max_position_embeddings, which rope_type = yarn requires",
+        ),
         (
             "optimizer",
             {"lr_warmup_iters": 6},

@@ -16,22 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.checkpoint.megatron_lm_model import FIXED_MODEL, model_args, model_section, unsupported_model
 from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
-
-MODEL = (
-    *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels", "seq_length"),
-    *(
-        "max_position_embeddings",
-        "position_embedding_type",
-        "rotary_base",
-        "normalization",
-        "layernorm_epsilon",
-    ),
-    *("swiglu", "add_bias_linear", "untie_embeddings_and_output_weights", "padded_vocab_size"),
-    *("attention_dropout", "hidden_dropout"),
-)
-"""Fields of ModelConfig that are also Megatron-LM arguments of the same name."""
 
 OPTIMIZER = ("lr_warmup_init", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
 FP16 = ("loss_scale", "loss_scale_window", "hysteresis")
@@ -39,32 +26,6 @@ FP16 = ("loss_scale", "loss_scale_window", "hysteresis")
 
 FP8 = ("fp8", "fp8_recipe", "fp8_amax_history_len", "fp8_amax_compute_algo")
 """Fields of TrainingConfig that are also arguments of the same name. They only apply with --fp8."""
-
-FIXED_MODEL = {
-    "rotary_percent": 1.0,
-    "rotary_interleaved": False,
-    "rotary_seq_len_interpolation_factor": None,
-    "use_rope_scaling": False,
-    "no_rope_freq": None,
-    "squared_relu": False,
-    "openai_gelu": False,
-    "quick_geglu": False,
-    "layernorm_zero_centered_gamma": False,
-    "apply_residual_connection_post_layernorm": False,
-    "apply_query_key_layer_scaling": False,
-    "qk_layernorm": False,
-    "qk_l2_norm": False,
-    "attention_output_gate": False,
-    "multi_latent_attention": False,
-    "experimental_attention_variant": None,
-    "window_size": None,
-    "softmax_type": "vanilla",
-    "num_experts": None,
-    "mtp_num_layers": None,
-    "is_hybrid_model": False,
-    "spec": None,
-}
-"""Arguments that change the meaning of the weights, with the only value that this trainer supports."""
 
 FIXED_TRAINING = {
     "optimizer": "adam",
@@ -126,11 +87,11 @@ def resumed(common: Mapping[str, Any], layout: ParallelismConfig, *, weights_onl
             "Only its weights can be loaded, with checkpoint.load and checkpoint.finetune: true"
         )
     args = vars(common["args"])
-    _check_fixed(args, FIXED_MODEL)
-    sections = {"model": _model(args)}
+    _refuse([*_differing(args, FIXED_MODEL), *unsupported_model(args)])
+    sections = {"model": model_section(args)}
     batch, iteration = args["global_batch_size"], common["iteration"]
     if not weights_only:
-        _check_fixed(args, FIXED_TRAINING)
+        _refuse(_differing(args, FIXED_TRAINING))
         _check_optimizer_state(common, args, layout)
         sections |= {
             "training": _training(args),
@@ -146,13 +107,14 @@ def resumed(common: Mapping[str, Any], layout: ParallelismConfig, *, weights_onl
     )
 
 
-def _check_fixed(args: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    wrong = [f"{name} = {args[name]!r}" for name in fixed if args.get(name) not in (None, fixed[name])]
-    if args.get("add_qkv_bias", args["add_bias_linear"]) != args["add_bias_linear"]:
-        wrong.append("add_qkv_bias without add_bias_linear")
-    if wrong:
+def _differing(args: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
+    return [f"{name} = {args[name]!r}" for name in fixed if args.get(name) not in (None, fixed[name])]
+
+
+def _refuse(options: list[str]) -> None:
+    if options:
         raise TrainerError(
-            f"it was trained with options that this trainer does not support: {', '.join(wrong)}"
+            f"it was trained with options that this trainer does not support: {', '.join(options)}"
         )
 
 
@@ -189,17 +151,6 @@ def _check_optimizer_state(
             f"its optimizer state ({sharding}) loads only with the layout that saved it ({sizes}). Use that layout, or "
             "save it once in Megatron-LM with --dist-ckpt-optim-fully-reshardable"
         )
-
-
-def _model(args: Mapping[str, Any]) -> dict[str, Any]:
-    # Leave out the key that this type of position embedding does not use.
-    unread = "max_position_embeddings" if args["position_embedding_type"] == "rope" else "rotary_base"
-    return {
-        **{name: args[name] for name in MODEL if name != unread and args.get(name) is not None},
-        "num_query_groups": (
-            args["num_query_groups"] if args.get("group_query_attention") else args["num_attention_heads"]
-        ),
-    }
 
 
 def _training(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,17 +222,9 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
     Only plain values, since torch's safe loading accepts no others.
     """
     model, layout, training = config.model, config.parallelism, config.training
-    fixed = FIXED_MODEL | FIXED_TRAINING
     return argparse.Namespace(
-        **{name: getattr(model, name) for name in MODEL},
-        **{name: value for name, value in fixed.items() if value is not None},
-        add_qkv_bias=model.add_bias_linear,
-        num_query_groups=model.num_query_groups,
-        group_query_attention=model.num_query_groups != model.num_attention_heads,
-        # Only the deprecated --no-position-embedding turns this off. It is true with rotary embeddings too.
-        add_position_embedding=True,
-        use_rotary_position_embeddings=model.position_embedding_type == "rope",
-        init_method_std=model.init_method_std,
+        **model_args(model),
+        **{name: value for name, value in FIXED_TRAINING.items() if value is not None},
         # Compared if --vocab-file is given; --use-checkpoint-args uses tokenizer_type. The tokenizer is not known here,
         # but a vocabulary of this size is GPT-2's.
         make_vocab_size_divisible_by=128,

@@ -299,4 +299,6 @@ def _list(changes: Sequence[Change]) -> str:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = {key: each for key, each in value.items() if each is not None}
     return value if isinstance(value, str) else json.dumps(value)

@@ -102,8 +102,7 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
     if model.position_embedding_type != "rope":
         reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
         yield "rope_scaling", reason, "set position_embedding_type to rope or remove rope_scaling"
-    for key, reason, advice in _rope_scaling_problems(model.rope_scaling):
-        yield f"rope_scaling.{key}", reason, advice
+    yield from _rope_scaling_problems(model.rope_scaling)
 
 
 ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -120,18 +119,20 @@ ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def _rope_scaling_problems(scaling: RopeScaling) -> Iterator[tuple[str, str, str]]:
     kind = scaling.rope_type
     required, optional = ROPE_SCALING_KEYS[kind]
+    if missing := [key for key in required if getattr(scaling, key) is None]:
+        reason = f"has no {', '.join(missing)}, which rope_type = {kind} requires"
+        yield "rope_scaling", reason, "take the value from the model's config.json"
     for field in dataclasses.fields(scaling):
-        key, value = field.name, getattr(scaling, field.name)
-        if key in required and value is None:
-            yield key, f"is required by rope_type = {kind}", "take it from the model's config.json"
-        elif key not in ("rope_type", "factor", *required, *optional) and value is not None:
-            yield key, f"is not used by rope_type = {kind}", "remove it"
+        is_used = field.name in ("rope_type", "factor", *required, *optional)
+        if not is_used and getattr(scaling, field.name) is not None:
+            yield f"rope_scaling.{field.name}", f"is not used by rope_type = {kind}", "remove it"
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if low is not None and high is not None and low >= high:
-        yield "high_freq_factor", f"must be greater than low_freq_factor = {low:g}", "increase it"
+        reason = f"must be greater than low_freq_factor = {low:g}"
+        yield "rope_scaling.high_freq_factor", reason, "increase it"
     slow, fast = scaling.beta_slow or YARN_BETA_SLOW, scaling.beta_fast or YARN_BETA_FAST
     if fast < slow:
-        yield "beta_fast", f"must be at least beta_slow = {slow:g}", "increase it"
+        yield "rope_scaling.beta_fast", f"must be at least beta_slow = {slow:g}", "increase it"
 
 
 def resolve_parallelism(parallelism: ParallelismConfig) -> ParallelismConfig:

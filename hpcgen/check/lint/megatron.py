@@ -34,6 +34,8 @@ KEYS = {
     "norm-epsilon": "model.layernorm_epsilon",
     "layernorm-epsilon": "model.layernorm_epsilon",
     "swiglu": "model.swiglu",
+    "add-qkv-bias": "model.add_qkv_bias",
+    "qk-layernorm": "model.qk_layernorm",
     "untie-embeddings-and-output-weights": "model.untie_embeddings_and_output_weights",
     "attention-dropout": "model.attention_dropout",
     "hidden-dropout": "model.hidden_dropout",

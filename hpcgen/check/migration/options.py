@@ -12,6 +12,12 @@ SPECIAL_KEYS = {
     "use-rotary-position-embeddings": ("model.position_embedding_type",),
     "no-position-embedding": ("model.position_embedding_type",),
     "disable-bias-linear": ("model.add_bias_linear",),
+    **dict.fromkeys(("squared-relu", "openai-gelu", "no-bias-gelu-fusion"), ("model.activation_func",)),
+    "window-size": ("model.window_size",),
+    **dict.fromkeys(
+        ("use-rope-scaling", "rope-scaling-factor", "rotary-seq-len-interpolation-factor"),
+        ("model.rope_scaling",),
+    ),
     "padded-vocab-size": ("model.padded_vocab_size",),
     "make-vocab-size-divisible-by": ("model.padded_vocab_size",),
     "vocab-size": ("model.vocab_size",),
@@ -57,7 +63,8 @@ USUAL: dict[str, tuple[str, ...]] = {
 
 WITHOUT_VALUE = frozenset((
     "bf16", "fp16", "group-query-attention", "use-rotary-position-embeddings", "no-position-embedding", "mock-data",
-    "disable-bias-linear", "recompute-activations", "profile", "use-pytorch-profiler",
+    "disable-bias-linear", "squared-relu", "openai-gelu", "no-bias-gelu-fusion", "use-rope-scaling",
+    "recompute-activations", "profile", "use-pytorch-profiler",
     *(name for name, values in USUAL.items() if not values),
 ))  # fmt: skip
 """Options without a value, in addition to those with a boolean key."""
@@ -127,7 +134,6 @@ WHY_NOT = {
     "reset-position-ids": "the trainer's positions continue across documents",
     "reset-attention-mask": "the trainer attends across documents",
     "eod-mask-loss": "the trainer's loss includes the end-of-document token",
-    "use-rope-scaling": "the trainer's rotary frequencies are not scaled",
     "no-load-optim": "the trainer resumes with the optimizer's state; checkpoint.finetune starts without it",
     "pretrained-checkpoint": "set checkpoint.load and checkpoint.finetune instead",
     "transformer-impl": "the trainer uses Transformer Engine if installed; see training.transformer_impl",

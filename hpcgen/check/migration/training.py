@@ -8,6 +8,7 @@ from hpcgen.check.lint.megatron import KEYS, NOT_MEGATRON, REMOVED, nearest, opt
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
 from hpcgen.check.migration.leftover import Carried, is_sure
+from hpcgen.check.migration.model import carry_model
 from hpcgen.check.migration.options import (
     EXPERT_OPTIONS,
     NO_EFFECT_ON_RESULTS,
@@ -18,7 +19,7 @@ from hpcgen.check.migration.options import (
     WITHOUT_VALUE,
     decides,
 )
-from hpcgen.check.migration.values import Flags, integer, is_known, num_values, shown, typed, why_not
+from hpcgen.check.migration.values import Flags, carry_as, integer, num_values, shown, why_not
 from trainer.contract.batch_size import steps_within
 from trainer.contract.config import TrainingConfig
 
@@ -80,7 +81,7 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
         if flag.name not in BELONGS_TO and flag.name not in SPECIAL:
             _carry(flag, carried)
     _precision(flags, carried)
-    _model(flags, carried)
+    carry_model(flags, carried)
     _layout(job, launch, flags, carried)
     carry_data(flags, carried)
     carry_tokenizer(launch, flags, carried)
@@ -130,17 +131,7 @@ def _carry(flag: Flag, carried: Carried) -> None:
     if path is None:
         _without_key(flag, carried)
     else:
-        _carry_as(path, flag, carried)
-
-
-def _carry_as(path: str, flag: Flag, carried: Carried) -> None:
-    """Carries over an option as a key. An invalid value is refused, and so is an unknown one that affects results."""
-    if (value := typed(path, flag)) is not None:
-        carried.put(path, value)
-    elif is_known(flag.values) or decides(flag.name, path):
-        carried.refuse(flag.line, shown(flag), why_not(path, flag), path)
-    else:
-        carried.leave(flag.line, shown(flag), why_not(path, flag))
+        carry_as(path, flag, carried)
 
 
 def _without_key(flag: Flag, carried: Carried) -> None:
@@ -195,38 +186,6 @@ def _precision(flags: Flags, carried: Carried) -> None:
         if precision in flags:
             carried.seen.add(precision)
             carried.put("training.precision", precision)
-
-
-def _model(flags: Flags, carried: Carried) -> None:
-    """Values that Megatron-LM derives in validate_args (arguments.py), and flags that negate a key."""
-    carried.seen |= {"group-query-attention", "num-query-groups", "disable-bias-linear"} & flags.keys()
-    carried.seen |= {
-        "use-rotary-position-embeddings",
-        "no-position-embedding",
-        "padded-vocab-size",
-    } & flags.keys()
-    groups = flags.get("num-query-groups")
-    if "group-query-attention" in flags:
-        number = integer(flags, "num-query-groups") if groups else 1
-        if number:
-            carried.put("model.num_query_groups", number)
-        elif groups:
-            _carry_as("model.num_query_groups", groups, carried)
-    elif groups:
-        carried.leave(groups.line, shown(groups), "nothing reads it without --group-query-attention")
-    if "use-rotary-position-embeddings" in flags:
-        carried.put("model.position_embedding_type", "rope")
-    flag = flags.get("no-position-embedding")
-    if flag and carried.get("model.position_embedding_type") != "rope":
-        why = "the trainer supports only learned_absolute and rope"
-        carried.refuse(flag.line, shown(flag), why, "model.position_embedding_type")
-    if "disable-bias-linear" in flags:
-        carried.put("model.add_bias_linear", False)
-    hidden = carried.get("model.hidden_size")
-    if carried.get("model.swiglu") and hidden and "ffn-hidden-size" not in flags:
-        carried.put("model.ffn_hidden_size", int((4 * hidden * 2 / 3) / 64) * 64)
-    if flag := flags.get("padded-vocab-size"):
-        _carry_as("model.padded_vocab_size", flag, carried)
 
 
 def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:

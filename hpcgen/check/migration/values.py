@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Union
 
 from hpcgen.check.lint.launch import Flag
 from hpcgen.check.lint.words import Word
-from hpcgen.check.migration.leftover import is_sure, unknown
-from hpcgen.check.migration.options import ALIASES, PLACEHOLDER
+from hpcgen.check.migration.leftover import Carried, is_sure, unknown
+from hpcgen.check.migration.options import ALIASES, PLACEHOLDER, decides
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import inner_class
 from hpcgen.planning.secret import SECRET
@@ -45,6 +45,16 @@ def typed(path: str, flag: Flag) -> Any:
     if PLACEHOLDER.search(text):
         return None
     return (plain_path(text) if path in DIRECTORIES else text) or None
+
+
+def carry_as(path: str, flag: Flag, carried: Carried) -> None:
+    """Carries over an option as a key. An invalid value is refused, and so is an unknown one that affects results."""
+    if (value := typed(path, flag)) is not None:
+        carried.put(path, value)
+    elif is_known(flag.values) or decides(flag.name, path):
+        carried.refuse(flag.line, shown(flag), why_not(path, flag), path)
+    else:
+        carried.leave(flag.line, shown(flag), why_not(path, flag))
 
 
 def why_not(path: str, flag: Flag) -> str:
