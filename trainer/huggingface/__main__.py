@@ -21,7 +21,7 @@ def main() -> int:
         arguments.function(arguments)
     except TrainerError as error:
         print(error, file=sys.stderr)
-        return error.exit_code
+        return Exit.REFUSED
     except KeyboardInterrupt:
         return 130
     return Exit.DONE

@@ -40,10 +40,8 @@ def new_directory(path: Path) -> Iterator[Path]:
         private.rename(path)
         sync_directory(path.absolute().parent)
     except OSError as error:
-        where = error.filename or path
-        raise NotSavedError(
-            f"{where} cannot be written ({error.strerror or error}); nothing is left in {path}"
-        ) from error
+        reason = f"{path} cannot be written ({error.strerror or error})"
+        raise NotSavedError(f"{reason}; what was written of it is removed") from error
     finally:
         shutil.rmtree(private, ignore_errors=True)
 

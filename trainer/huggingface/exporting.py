@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import time
 from collections import deque
@@ -206,7 +207,9 @@ def _save_shard(shard: dict[str, torch.Tensor], path: Path) -> None:
         save_file(shard, path, metadata={"format": "pt"})
     except SafetensorError as error:  # wraps errors of the storage
         number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else None, str(error), str(path)) from error
+        raise (
+            OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+        ) from error
     path.chmod(0o666 & ~umask())  # safetensors makes it private
     sync_file(path)
     try:
