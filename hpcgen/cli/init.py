@@ -115,16 +115,12 @@ def command(
     schema = path.with_name(f"{path.stem}.schema.json")
     time = within_limit(TIME, profile.slurm.partition, profile)
     weights = f"{name}-weights"
+    own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
     if hf_dir is not None:
         from hpcgen.config import from_huggingface
 
-        values = {
-            "name": name,
-            "cluster": cluster,
-            "paths": {"run_dir": run_dir},
-            "slurm": {"defaults": {"time": time}, "train": {"nodes": 1}},
-            **from_huggingface.sections(hf_dir, weights),
-        }
+        slurm = {"defaults": {"time": time}, "train": {"nodes": 1}}
+        values = {**own, "slurm": slurm, **from_huggingface.sections(hf_dir, weights)}
         text = run_file(values, f"./{schema.name}", file_name=path.name)
     elif migration is None:
         text = starter(
@@ -138,7 +134,6 @@ def command(
             file_name=path.name,
         )
     else:
-        own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
         values = _complete({**own, **migration.sections}, chosen, str(script))
         text = run_file(values, f"./{schema.name}", file_name=path.name)
     _make_run_directory(path.absolute().parent / run_dir)
@@ -146,12 +141,10 @@ def command(
     write_output(path, text, mode=0o666)
     if migration is not None:
         _show_leftovers(script, migration)
+    steps = [f"hpcgen validate -c {path}"]
     if hf_dir is not None:
-        click.echo(f"wrote {path}; next: name the data in it, then", err=True)
-        click.echo(f"  hpcgen checkpoint import {hf_dir} --to {path.parent / weights}", err=True)
-        click.echo(f"  hpcgen validate -c {path}", err=True)
-        return
-    click.echo(f"wrote {path}; next: hpcgen validate -c {path}", err=True)
+        steps.insert(0, f"hpcgen checkpoint import {hf_dir} --to {path.parent / weights}")
+    click.echo(f"wrote {path}; next: {' && '.join(steps)}", err=True)
 
 
 def _make_run_directory(directory: Path) -> None:

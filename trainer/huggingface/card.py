@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.checkpoint_files import COMPLETE
-from trainer.contract.huggingface import Family
+from trainer.contract.model_family import Family
 from trainer.huggingface.source import Source
 from trainer.huggingface.transforms import expected_shapes
 

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 
 from trainer.contract.config import ConfigError
 from trainer.contract.errors import TrainerError
-from trainer.contract.huggingface import FAMILIES, LAYERS, Family, Weight, config_of, family_for, in_order
+from trainer.contract.huggingface import FAMILIES, config_of, family_for
+from trainer.contract.model_family import LAYERS, Family, Weight, in_order
 from trainer.huggingface import card, tokenizer_files
 from trainer.huggingface.destination import new_directory, sync_file, umask, write_json, write_text
 from trainer.huggingface.source import Source, read_source, with_vocabulary

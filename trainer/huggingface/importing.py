@@ -15,7 +15,7 @@ from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA, TRACKER, TRAINER_MARK
 from trainer.contract.config import ParallelismConfig, to_dict
 from trainer.contract.errors import TrainerError
-from trainer.contract.huggingface import in_order
+from trainer.contract.model_family import in_order
 from trainer.contract.run_directory import sync_directory
 from trainer.huggingface import tokenizer_files
 from trainer.huggingface.destination import new_directory, sync_file, write_text

@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from trainer.contract.config import ConfigError, ModelConfig
 from trainer.contract.errors import TrainerError
-from trainer.contract.huggingface import Family, model_of
+from trainer.contract.huggingface import model_of
+from trainer.contract.model_family import Family
 from trainer.huggingface.transforms import expected_shapes
 
 INDEX = "model.safetensors.index.json"

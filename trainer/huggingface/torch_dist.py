@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 from trainer.contract import checkpoint_index
 from trainer.contract.checkpoint_index import INDEX, Place, StoredTensor
 from trainer.contract.errors import TrainerError
-from trainer.contract.huggingface import LAYERS, Weight
+from trainer.contract.model_family import LAYERS, Weight
 
 FILE_BYTES = 4 * 2**30
 """Size at which a new file is begun, so that the ranks of a run share the reading."""
