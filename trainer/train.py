@@ -252,6 +252,6 @@ def _beginning(source: checkpoint.Source | None) -> str:
     if source is None:
         return "starts from random weights"
     if source.weights_only:
-        return f"starts from the weights of {source.path}"
+        return f"starts from the weights of {source.path} (iteration {source.checkpoint.iteration})"
     changed = f" with {', '.join(map(str, source.changes))}" if source.changes else ""
-    return f"continues from {source.path}{changed}"
+    return f"continues from {source.path} (iteration {source.checkpoint.iteration}){changed}"

@@ -56,6 +56,7 @@ CONTENTS = {
     ],
     "Data": ["docs/data", "docs/tokenization", "docs/sampling"],
     "Watch and repair": ["docs/report", "docs/metrics", "docs/faults", "docs/checkpoints", "docs/exchange"],
+    "Use a model elsewhere": ["docs/huggingface"],
     "Set up a cluster": [
         *("docs/admins", "docs/images", "docs/health", "docs/environment", "topologies/README"),
         *("docs/templates", "templates/README", "docs/lint"),

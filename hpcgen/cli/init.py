@@ -50,6 +50,14 @@ def _complete_presets(context: click.Context, parameter: click.Parameter, incomp
     metavar="A.B=C",
     help="With --from: override a value of the script, for example one that caused an error; repeatable.",
 )
+@click.option(
+    "--from-hf",
+    "hf_dir",
+    type=click.Path(path_type=Path),
+    metavar="HF_DIR",
+    help="Continue the pretraining of a Hugging Face model: take the model, the tokenizer and the sequence length from "
+    "this directory.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
     path: Path,
@@ -59,6 +67,7 @@ def command(
     run_dir: str | None,
     script: Path | None,
     overrides: tuple[str, ...],
+    hf_dir: Path | None,
     force: bool,
 ) -> None:
     """Write a commented run file to PATH.
@@ -74,7 +83,7 @@ def command(
     from hpcgen.files import write_output
     from hpcgen.planning.allocation import within_limit
 
-    _require_compatible(preset, cluster, script, overrides)
+    _require_compatible(preset, cluster, script, hf_dir, overrides)
     _require_new_file(path, force)
     cluster = cluster or "azure-ndv5"
     profile, node_type = load_cluster(cluster, path.absolute().parent)
@@ -84,7 +93,16 @@ def command(
     run_dir = run_dir or f"runs/{name}"
     check_text(RunConfig, {"name": name, "paths": {"run_dir": run_dir}}, "hpcgen init")
     schema = path.with_name(f"{path.stem}.schema.json")
-    if migration is None:
+    time = within_limit(TIME, profile.slurm.partition, profile)
+    weights = f"{name}-weights"
+    own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
+    if hf_dir is not None:
+        from hpcgen.config import from_huggingface
+
+        slurm = {"defaults": {"time": time}, "train": {"nodes": 1}}
+        values = {**own, "slurm": slurm, **from_huggingface.sections(hf_dir, weights)}
+        text = run_file(values, f"./{schema.name}", file_name=path.name)
+    elif migration is None:
         text = starter(
             name,
             cluster,
@@ -92,11 +110,10 @@ def command(
             PRESETS.get(preset or ""),
             f"./{schema.name}",
             gpus_per_node=node_type.gpus_per_node,
-            time=within_limit(TIME, profile.slurm.partition, profile),
+            time=time,
             file_name=path.name,
         )
     else:
-        own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
         values = _complete({**own, **migration.sections}, chosen, str(script))
         text = run_file(values, f"./{schema.name}", file_name=path.name)
     _make_run_directory(path.absolute().parent / run_dir)
@@ -104,7 +121,10 @@ def command(
     write_output(path, text, mode=0o666)
     if migration is not None:
         _show_leftovers(script, migration)
-    click.echo(f"wrote {path}; next: {program()} validate -c {path}", err=True)
+    steps = [f"{program()} validate -c {path}"]
+    if hf_dir is not None:
+        steps.insert(0, f"{program()} checkpoint import {hf_dir} --to {path.parent / weights}")
+    click.echo(f"wrote {path}; next: {' && '.join(steps)}", err=True)
 
 
 def _require_new_file(path: Path, force: bool) -> None:
@@ -123,9 +143,13 @@ def _require_new_file(path: Path, force: bool) -> None:
 
 
 def _require_compatible(
-    preset: str | None, cluster: str | None, script: Path | None, overrides: tuple[str, ...]
+    preset: str | None,
+    cluster: str | None,
+    script: Path | None,
+    hf_dir: Path | None,
+    overrides: tuple[str, ...],
 ) -> None:
-    """Checks the values of --preset, --cluster, --from and --set against each other.
+    """Checks the values of --preset, --cluster, --from, --from-hf and --set against each other.
 
     Raises:
         HpcgenError: the preset is unknown, or an option needs or excludes another one.
@@ -139,6 +163,9 @@ def _require_compatible(
         raise HpcgenError(f"--preset {preset}: unknown preset", hint)
     if preset is not None and script is not None:
         raise HpcgenError("--preset and --from both set the shape of the model", "use only one of them")
+    if hf_dir is not None and (preset is not None or script is not None):
+        other = "--preset" if preset is not None else "--from"
+        raise HpcgenError(f"--from-hf and {other} both set the shape of the model", "use only one of them")
     if overrides and script is None:
         raise HpcgenError("--set requires --from", "edit the run file, which lists every key")
     if script is not None and cluster is None:

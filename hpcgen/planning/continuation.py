@@ -44,6 +44,8 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
                 dataclasses.replace(source, record={**source.record, **files.saved}),
                 files.changes,
             )
+    if source.record.get("weights_only") and not source.weights_only:
+        return [_only_weights(source)]
     return [
         *_early_end(source, trainer),
         *_problems(source, config, trainer),
@@ -96,7 +98,7 @@ def _source(trainer: TrainerConfig) -> _Source | None:
     directory, found = own, _newest_valid(own)
     if found is None and load is not None:
         key, directory = "checkpoint.load", Path(load)
-        found = _newest_valid(directory)
+        found = _newest_to_load(load)
     if found is None or found.record is None or found.record.get("format", FORMAT) > FORMAT:
         return None
     is_loaded = directory is not own
@@ -123,7 +125,7 @@ def discarded_training(trainer: TrainerConfig) -> list[Problem]:
             return []
         if not (own.is_dir() if keys.save else Path(trainer.run_dir).is_dir()) or _newest_valid(own):
             return []
-        found = _newest_valid(Path(keys.load)) if keys.load and not keys.finetune else None
+        found = _newest_to_load(keys.load) if keys.load and not keys.finetune else None
         refusal = evidence.refusal(
             Path(trainer.run_dir),
             own,
@@ -139,11 +141,27 @@ def discarded_training(trainer: TrainerConfig) -> list[Problem]:
 
 
 def _newest_valid(directory: Path) -> Checkpoint | None:
-    for path in checkpoint_files.list_paths(directory):
+    return _first_valid(checkpoint_files.list_paths(directory))
+
+
+def _newest_to_load(load: str) -> Checkpoint | None:
+    return _first_valid(checkpoint_files.paths_to_load(Path(load)))
+
+
+def _first_valid(paths: list[Path]) -> Checkpoint | None:
+    for path in paths:
         checkpoint = checkpoint_files.describe(path)
         if not checkpoint_files.problems(checkpoint, hashes=False):
             return checkpoint
     return None
+
+
+def _only_weights(source: _Source) -> Problem:
+    if source.key != "checkpoint.load":
+        hint = "name it in checkpoint.load with checkpoint.finetune: true, and save elsewhere"
+        return Problem(source.key, f"contains {source.path}, which has only weights", hint)
+    reason = f"does not fit {source.path}, which has only weights"
+    return Problem("checkpoint.finetune", reason, "set it to true", depends_on=("checkpoint",))
 
 
 def _early_end(source: _Source, trainer: TrainerConfig) -> Iterator[Problem]:

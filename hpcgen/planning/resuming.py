@@ -17,10 +17,13 @@ from trainer.contract.config import TrainerConfig
 
 
 def proof_of_checkpoints(load: str) -> str:
-    """The file that proves that the directory `load` contains checkpoints: the tracker or, in an archive without one,
-    the record of the newest checkpoint."""
-    from trainer.contract.checkpoint_files import COMPLETE, TRACKER, list_paths
+    """The file that proves that checkpoint.load names checkpoints: the tracker or, in an archive without one, the
+    record of the newest checkpoint. For a single checkpoint, its record or, for Megatron-LM's, the tracker."""
+    from trainer.contract.checkpoint_files import COMPLETE, METADATA, TRACKER, iteration_of, list_paths
 
+    if iteration_of(Path(load)) is not None:
+        is_foreign = Path(load, METADATA).exists() and not Path(load, COMPLETE).exists()
+        return str(Path(load).parent / TRACKER if is_foreign else Path(load, COMPLETE))
     tracker = Path(load, TRACKER)
     with contextlib.suppress(OSError):
         if not tracker.exists():
@@ -30,16 +33,21 @@ def proof_of_checkpoints(load: str) -> str:
     return str(tracker)
 
 
+def checkpoints_read(load: str) -> str:
+    """The directory that a job with checkpoint.load reads. The tracker next to a single checkpoint belongs to it."""
+    from trainer.contract.checkpoint_files import directory_of
+
+    return str(directory_of(Path(load)))
+
+
 def no_checkpoints(load: str, exists: Callable[[str], bool]) -> Problem:
     """The problem for a directory `load` without checkpoints, with a hint if a related directory has some."""
     from trainer.contract.checkpoint_files import COMPLETE, TRACKER
 
     if exists(f"{load}/checkpoints"):
         hint = f"did you mean {load}/checkpoints?"
-    elif exists(f"{load}/{COMPLETE}"):
-        hint = f"did you mean {os.path.dirname(load)}?"  # noqa: PTH120
     else:
-        hint = "use the directory that contains the iter_... directories"
+        hint = "use a directory with iter_... directories, or one of these"
     why = f"has neither {TRACKER} nor iter_.../{COMPLETE}" if exists(load) else "does not exist"
     return Problem("checkpoint.load", f"has no checkpoint for stage train: {load} {why}", hint)
 

@@ -23,7 +23,7 @@ class Train(Stage):
     ) -> Work:
         """Runs the trainer on the data blend with the run's checkpoints."""
         from hpcgen.planning.paths import import_files, trainer_data
-        from hpcgen.planning.resuming import proof_of_checkpoints
+        from hpcgen.planning.resuming import checkpoints_read, proof_of_checkpoints
         from trainer.contract.config import fingerprint
 
         data, checkpoint = trainer_data(config), config.checkpoint
@@ -37,7 +37,7 @@ class Train(Stage):
             arguments=("-m", "trainer"),
             inputs=inputs,
             datasets=files,
-            reads=(checkpoint.load,) if checkpoint.load else (),
+            reads=(checkpoints_read(checkpoint.load),) if checkpoint.load else (),
             writes=(data.cache_dir,) if data.cache_dir else (),
             large=(checkpoints,),
             files=trainer_files(trainer),

@@ -53,12 +53,26 @@ def test_an_archive_needs_no_tracker(workplace: Path, run_file: Path) -> None:
     assert f"archive/{TRACKER}" not in found.stdout
 
 
+def test_one_checkpoint_can_be_loaded_instead_of_the_newest(workplace: Path, run_file: Path) -> None:
+    values = ("checkpoint.load=run/checkpoints/iter_0000005", "paths.run_dir=new", "optimizer.lr=2e-3")
+    found = validated(run_file, *values)
+    assert found.status == 2
+    assert f"differs from 0.001 in the checkpoint {workplace}/run/checkpoints/iter_0000005;" in found.stderr
+    sets = [word for value in values[:2] for word in ("--set", value)]
+    script = hpcgen("render", "train", "-c", run_file, *sets)
+    assert script.status == 0, script.stderr
+    assert f"{workplace}/run/checkpoints/iter_0000005/{COMPLETE}" in script.stdout
+
+
 @pytest.mark.parametrize(
     ("load", "hint"),
     [
         ("run", "{}/run/checkpoints?"),
-        ("run/checkpoints/iter_0000010", "{}/run/checkpoints?"),
-        ("nowhere", "does not exist; use the directory that contains the iter_... directories"),
+        (
+            "run/checkpoints/iter_0000099",
+            "does not exist; use a directory with iter_... directories, or one of these",
+        ),
+        ("nowhere", "does not exist; use a directory with iter_... directories, or one of these"),
     ],
 )
 def test_a_directory_without_checkpoints_is_refused(

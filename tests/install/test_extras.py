@@ -104,6 +104,13 @@ def test_a_missing_extra_is_named_before_anything_is_written(
     assert listing(tmp_path) == before
 
 
+def test_conversion_names_the_extra_that_brings_all_it_needs(base_hpcgen: Command, tmp_path: Path) -> None:
+    found = base_hpcgen("checkpoint", "import", "model", "--to", "weights")
+    assert (found.returncode, found.stdout) == (2, "")
+    message = "hpcgen checkpoint import needs safetensors. Install it with: pip install 'hpcgen[hf]'"
+    assert found.stderr.strip() == message
+
+
 def test_the_base_installation_is_small() -> None:
     names = with_needs("hpcgen")
     assert {"click", "jinja2", "pydantic", "rich", "ruamel-yaml"} <= names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import signal
 from pathlib import Path
@@ -243,11 +244,28 @@ def test_finetuning_loads_the_weights_and_starts_at_iteration_0(
     config["checkpoint"] = {"load": str(single_gpt.checkpoints), "finetune": True}
     config["optimizer"]["weight_decay"] = 0.0  # other hyperparameters need not be named
     result = finished(config)
-    assert f"starts from the weights of {single_gpt.checkpoints / 'iter_0000006'}" in result.log
+    assert f"starts from the weights of {single_gpt.checkpoints / 'iter_0000006'} (iteration 6)" in result.log
     (iteration, loss, _, lr), *_ = result.steps
     assert (iteration, lr) == (1, 0.0)
     assert loss < single_gpt.steps[0][1] - 0.2
     assert result.saved_iteration == "6"
+
+
+@pytest.mark.parametrize("finetune", [False, True])
+def test_a_run_starts_from_one_older_checkpoint_by_its_path(
+    config: dict[str, Any], single_gpt: Run, tmp_path: Path, finetune: bool
+) -> None:
+    earlier = copy.deepcopy(config)
+    earlier["run_dir"] = str(tmp_path / "earlier")
+    earlier["checkpoint"] = {"save_interval": 2}
+    older = finished(earlier).checkpoints / "iter_0000004"
+    config["checkpoint"] = {"load": str(older), "finetune": finetune}
+    result = finished(config)
+    assert f"{older} (iteration 4)" in result.log
+    if finetune:
+        assert result.steps[0][0] == 1
+    else:
+        assert result.steps == single_gpt.steps[4:]
 
 
 def test_a_directory_to_start_from_must_hold_a_checkpoint(config: dict[str, Any], tmp_path: Path) -> None:

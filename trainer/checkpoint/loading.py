@@ -25,7 +25,7 @@ from trainer.checkpoint import megatron_lm, reading, unpickling
 from trainer.checkpoint import state as contents
 from trainer.contract import checkpoint_files, evidence, hyperparameters, provenance
 from trainer.contract.checkpoint_files import COMMON, FORMAT, METADATA, STARTED, TRACKER, Checkpoint
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.hyperparameters import Change
 from trainer.contract.run_directory import publish
@@ -64,7 +64,7 @@ MAX_PROBLEMS = 5
 
 
 def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -> Source | None:
-    """The newest valid checkpoint in `own`, else in checkpoint.load; None to start from random weights.
+    """The newest valid checkpoint in `own`, else of checkpoint.load; None to start from random weights.
 
     Every rank must call this and reads a share of the files; `beat` is called while the reading makes progress. `own`
     is the directory that this run writes to. It is locked until this process ends, leftovers of interrupted saves are
@@ -77,7 +77,8 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
     """
     at_rank_0(lambda: _create_and_lock(own), own, "locked")
     at_rank_0(lambda: checkpoint_files.sweep(own), own, "cleaned up")
-    found, passed_over = _newest_valid(own, log, beat, is_own=True)
+    own_paths = at_rank_0(lambda: checkpoint_files.list_paths(own), own)
+    found, passed_over = _newest_valid(own_paths, log, beat, is_own=True)
     if found is not None:
         if warning := at_rank_0(lambda: _correct_tracker(found), own):
             log.line(warning)
@@ -85,11 +86,13 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
     if config.checkpoint.load is None:
         _check_evidence(own, config, begins_at=0)
         return None
-    found, passed_over = _newest_valid(Path(config.checkpoint.load), log, beat, is_own=False)
+    load = Path(config.checkpoint.load)
+    paths = at_rank_0(lambda: checkpoint_files.paths_to_load(load), load)
+    found, passed_over = _newest_valid(paths, log, beat, is_own=False)
     if found is None:
         raise TrainerError(
             f"checkpoint.load = {config.checkpoint.load!r} holds no valid checkpoint. Set it to a "
-            "directory of checkpoints, or remove the key to start from random weights",
+            "directory of checkpoints or one iter_... directory, or remove the key to start from random weights",
             scope=Scope.ALL_RANKS,
         )
     weights_only = config.checkpoint.finetune
@@ -126,11 +129,21 @@ def _source(
             f"{found.path} was written by a later version of the trainer (format {record['format']}). Use that version",
             scope=Scope.ALL_RANKS,
         )
+    if record.get("weights_only") and not weights_only:
+        raise TrainerError(
+            f"{found.path} has only weights (hpcgen checkpoint import wrote it). Name it in checkpoint.load, set "
+            "checkpoint.finetune: true, and save elsewhere",
+            scope=Scope.ALL_RANKS,
+        )
     files = _examine(found, config, log, beat, weights_only)
 
     def compare() -> tuple[megatron_lm.Resumed | None, tuple[Change, ...]]:
         try:
-            foreign = _read_foreign(found.path, config, weights_only) if found.is_foreign else None
+            foreign = (
+                read_foreign(found.path, config.parallelism, weights_only=weights_only)
+                if found.is_foreign
+                else None
+            )
             if not weights_only:
                 hyperparameters.check_iteration(found.iteration, config)
             saved = foreign.sections if foreign else files.saved or record
@@ -164,8 +177,8 @@ def _examine(
     return files
 
 
-def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> megatron_lm.Resumed:
-    """Read the values of Megatron-LM's checkpoint that are not in its tensors.
+def read_foreign(path: Path, layout: ParallelismConfig, *, weights_only: bool) -> megatron_lm.Resumed:
+    """Read the values of Megatron-LM's checkpoint that are not in its tensors, for a run with this layout.
 
     Raises:
         TrainerError: these versions cannot read it, or the run cannot resume from it.
@@ -182,7 +195,7 @@ def _read_foreign(path: Path, config: TrainerConfig, weights_only: bool) -> mega
             ) from error
         raise_environment_fault(error, path)
         raise TrainerError(f"{COMMON} cannot be read ({type(error).__name__}: {error})") from error
-    return megatron_lm.resumed(common, config.parallelism, weights_only=weights_only)
+    return megatron_lm.resumed(common, layout, weights_only=weights_only)
 
 
 def _create_and_lock(directory: Path) -> None:
@@ -192,11 +205,11 @@ def _create_and_lock(directory: Path) -> None:
 
 
 def _newest_valid(
-    directory: Path, log: Log, beat: Callable[[], None], *, is_own: bool
+    paths: list[Path], log: Log, beat: Callable[[], None], *, is_own: bool
 ) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The newest valid checkpoint, and the problems of each newer one."""
+    """The first valid checkpoint of `paths`, which are newest first, and the problems of each before it."""
     passed_over: list[str] = []
-    for path in at_rank_0(lambda: checkpoint_files.list_paths(directory), directory):
+    for path in paths:
         beat()
         # One at a time: every rank needs only one record, and all of them together would be megabytes.
         checkpoint = at_rank_0(partial(checkpoint_files.describe, path), path)

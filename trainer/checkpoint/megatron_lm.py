@@ -59,6 +59,8 @@ class Resumed:
     """Known keys of the sections that COMPLETE would have, as in JSON."""
     content_metadata: dict[str, Any]
     """Options of Core's sharding of the tensors."""
+    tokenizer_type: str | None = None
+    """Value of --tokenizer-type."""
 
 
 def common_state(config: TrainerConfig, iteration: int, consumed_samples: int) -> dict[str, Any]:
@@ -101,6 +103,7 @@ def resumed(common: Mapping[str, Any], layout: ParallelismConfig, *, weights_onl
         consumed_samples=args.get("consumed_train_samples", iteration * batch),
         sections=sections,
         content_metadata=dict(common.get("content_metadata") or {}),
+        tokenizer_type=args.get("tokenizer_type"),
     )
 
 

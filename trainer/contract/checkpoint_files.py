@@ -89,6 +89,28 @@ def iteration_directory(directory: Path, iteration: int) -> Path:
     return directory / f"iter_{iteration:07d}"
 
 
+def iteration_of(path: Path) -> int | None:
+    """The iteration in the name of an `iter_...` directory; None for another name."""
+    match = _NAME.fullmatch(path.name)
+    return match and int(match[1])
+
+
+def paths_to_load(load: Path) -> list[Path]:
+    """The checkpoints that checkpoint.load names, newest first: a single one, or all in a directory.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    if iteration_of(load) is None:
+        return list_paths(load)
+    return [load] if load.is_dir() else []
+
+
+def directory_of(load: Path) -> Path:
+    """The directory of checkpoints that checkpoint.load names, or that contains the single one that it names."""
+    return load if iteration_of(load) is None else load.parent
+
+
 def list_paths(directory: Path) -> list[Path]:
     """The `iter_...` directories in `directory`, newest first; empty when `directory` does not exist.
 
@@ -121,9 +143,8 @@ def describe(path: Path) -> Checkpoint:
     Raises:
         OSError: the directory cannot be read.
     """
-    match = _NAME.fullmatch(path.name)
-    assert match is not None, path
-    iteration = int(match[1])
+    iteration = iteration_of(path)
+    assert iteration is not None, path
     record: dict[str, Any] | None = None
     flaw = None
     try:

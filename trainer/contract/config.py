@@ -333,8 +333,8 @@ class CheckpointConfig:
     save: str | None = None
     """Directory for checkpoints. Default: `checkpoints` in the run directory."""
     load: str | None = None
-    """Directory of checkpoints (hpcgen's or Megatron-LM's) to start from if `save` contains none. Default: start from
-    random weights."""
+    """Directory of checkpoints (hpcgen's or Megatron-LM's) to start from if `save` contains none, or one `iter_...`
+    directory in it. Default: start from random weights."""
     finetune: bool = False
     """Load only the weights from `load`. The iteration, optimizer state and data order start from the beginning."""
     save_interval: Count | None = None

@@ -120,4 +120,6 @@ def _evidence_in_metrics(lines: Iterator[bytes], load: str | None) -> Iterator[t
 
 def _is_own_checkpoint(checkpoint: Any, load: str | None) -> bool:
     """True if a start event names a checkpoint of this run, not one from checkpoint.load."""
-    return isinstance(checkpoint, str) and (load is None or Path(checkpoint).parent != Path(load))
+    return isinstance(checkpoint, str) and (
+        load is None or Path(load) not in (Path(checkpoint), Path(checkpoint).parent)
+    )

@@ -70,7 +70,10 @@ def _with_resumed_samples(config: configuration.TrainerConfig) -> configuration.
     """
     checkpoints = checkpoint_files.list_checkpoints(RunDirectory.of(config).checkpoints)
     if not checkpoints and config.checkpoint.load and not config.checkpoint.finetune:
-        checkpoints = checkpoint_files.list_checkpoints(Path(config.checkpoint.load))
+        checkpoints = [
+            checkpoint_files.describe(path)
+            for path in checkpoint_files.paths_to_load(Path(config.checkpoint.load))
+        ]
     newest = next((each for each in checkpoints if each.is_complete or each.is_foreign), None)
     if newest is None:
         return config

@@ -13,6 +13,8 @@ SECTIONS = {
         "prune": "hpcgen.cli.checkpoint.prune",
         "pin": "hpcgen.cli.checkpoint.pin",
         "unpin": "hpcgen.cli.checkpoint.pin",
+        "export": "hpcgen.cli.checkpoint.export",
+        "import": "hpcgen.cli.checkpoint.import_model",
     }
 }
 """Heading of the help -> command -> module."""
@@ -21,7 +23,7 @@ ELSEWHERE = {"verify": "hpcgen checkpoint inspect --verify"}
 
 @click.group("checkpoint", cls=LazyGroup, sections=SECTIONS, elsewhere=ELSEWHERE)
 def command() -> None:
-    """List, inspect, prune and pin checkpoints.
+    """List, inspect, prune, pin and convert checkpoints.
 
-    These commands do not need torch.
+    Only export and import need torch.
     """

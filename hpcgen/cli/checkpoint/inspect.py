@@ -128,6 +128,16 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
             f"{record['format']}, written by a newer trainer; use its version of hpcgen, or --json for the raw record",
         )
         return
+    if record.get("weights_only"):
+        origin = record.get("origins", {}).get("huggingface", {})
+        yield "iteration", "0, weights only"
+        yield "imported", f"{moment(record['time'])} from {origin.get('name')} ({origin.get('family')})"
+        yield (
+            "size",
+            f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}, {record['precision']}",
+        )
+        yield "model", _key_values(record["model"], MODEL_KEYS)
+        return
     model, training, optimizer = record["model"], record["training"], record["optimizer"]
     tokens = record["consumed_samples"] * model["seq_length"]
     yield "iteration", f"{record['iteration']:,} of {training['train_iters']:,}"

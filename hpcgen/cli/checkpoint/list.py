@@ -43,6 +43,9 @@ def command(directory: Path, as_json: bool) -> None:
         click.echo(f"{where}: no checkpoints yet", err=True)
         return
     _print_entries(entries)
+    newest = next((entry.path for entry in entries if entry.state in ("complete", "Megatron-LM's")), None)
+    if newest is not None:
+        click.echo(f"to start a run from {newest.name}: checkpoint.load: {newest.absolute()}", err=True)
     click.echo(f"{where}: {size_text(sum(entry.bytes for entry in entries))}; {retention}", err=True)
 
 

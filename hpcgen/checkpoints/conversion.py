@@ -1,0 +1,78 @@
+"""Runs the trainer's conversion from and to Hugging Face's format in another process, since hpcgen has no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from hpcgen.config import tokenizer as tokenizers
+from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.errors import HpcgenError
+from hpcgen.slurm.processes import term_exits
+
+MODULE = "trainer.huggingface"
+
+
+def convert(arguments: list[str], on_line: Callable[[str], None]) -> int:
+    """Runs `python -m trainer.huggingface ARGUMENTS` and passes each line of its output on. Returns its status.
+
+    Raises:
+        ModuleNotFoundError: torch or safetensors is not installed.
+    """
+    for module in ("safetensors", "torch"):
+        if find_spec(module) is None:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+    # A local folder named trainer must not be imported.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", MODULE, *arguments]
+    with (
+        term_exits(),
+        subprocess.Popen(
+            command,
+            env=environment,
+            text=True,
+            errors="replace",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                on_line(line.rstrip("\n"))
+        except BaseException:
+            process.terminate()  # it removes what is half-written
+            raise
+    return process.returncode
+
+
+@contextlib.contextmanager
+def tokenizer_arguments(config: TokenizerConfig) -> Iterator[list[str]]:
+    """Arguments of an export for the tokenizer of a run. Its files exist until the end of the block.
+
+    Raises:
+        HpcgenError: a file is missing, or transformers has no such tokenizer.
+    """
+    if config.kind == "bytes":
+        raise HpcgenError("transformers has no tokenizer like kind: bytes", "export without a tokenizer")
+    eod = tokenizers.eod_token(config)
+    if config.kind == "huggingface":
+        tokenizers.tokens(config)
+        yield ["--tokenizer", str(config.tokenizer_file), *(("--eos-token", eod) if eod else ())]
+        return
+    with tempfile.TemporaryDirectory(prefix="hpcgen-tokenizer-") as directory:
+        for source, name in zip(tokenizers.gpt2_files(config), ("vocab.json", "merges.txt"), strict=True):
+            tokenizers.read_file(source)  # checks the hash of the shipped files
+            shutil.copyfile(source, Path(directory, name))
+        special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), eod)
+        settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **special}
+        Path(directory, "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        yield ["--tokenizer", directory]

@@ -1,0 +1,130 @@
+"""hpcgen checkpoint export: write a checkpoint as a Hugging Face directory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgen.cli.checkpoint.paths import complete_checkpoints
+from hpcgen.text import harmless
+
+if TYPE_CHECKING:
+    from hpcgen.config.tokenizer import TokenizerConfig
+
+GPT2 = "gpt2"
+
+
+@click.command("export")
+@click.argument(
+    "checkpoint", metavar="CHECKPOINT", type=click.Path(path_type=Path), shell_complete=complete_checkpoints
+)
+@click.option(
+    "--to",
+    "destination",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="New directory.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(("bf16", "fp16", "fp32")),
+    help="Data type of the weights.  [default: the checkpoint's]",
+)
+@click.option(
+    "--tokenizer",
+    metavar="gpt2|PATH",
+    help="Tokenizer to include: GPT-2's, a tokenizer.json, or a directory with tokenizer files.",
+)
+@click.option(
+    "--eod-token", metavar="TOKEN", help="With a tokenizer.json: the token at the end of a document."
+)
+@click.option(
+    "-c",
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="RUN.YAML",
+    help="Include the tokenizer of this run file, in place of --tokenizer.",
+)
+@click.option(
+    "--family",
+    type=click.Choice(("gpt2", "llama", "mistral", "qwen2", "qwen3")),
+    help="Model family.  [default: the first that can express the model]",
+)
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of tokens, for a checkpoint that does not record it.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Compare logits with transformers, which must be installed, before DIR appears.",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    checkpoint: Path,
+    destination: Path,
+    dtype: str | None,
+    tokenizer: str | None,
+    eod_token: str | None,
+    config: Path | None,
+    family: str | None,
+    vocab_size: int | None,
+    check: bool,
+) -> None:
+    """Write a checkpoint as a Hugging Face directory.
+
+    CHECKPOINT is a checkpoint of the trainer or of Megatron-LM. For a run directory or a directory of checkpoints, the
+    newest complete checkpoint is exported. Needs torch and safetensors, but no GPU.
+    """
+    from hpcgen.checkpoints.conversion import convert
+    from hpcgen.checkpoints.finding import find_checkpoint
+
+    found = find_checkpoint(checkpoint)
+    options = {"--dtype": dtype, "--family": family, "--vocab-size": vocab_size}
+    given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
+    with _tokenizer_arguments(tokenizer, eod_token, config) as tokenizer_options:
+        arguments = [str(found.path), "--to", str(destination), *given, *tokenizer_options]
+        ctx.exit(convert(["export", *arguments, *(["--check"] if check else [])], _echo))
+
+
+def _echo(line: str) -> None:
+    click.echo(harmless(line), err=True)
+
+
+@contextlib.contextmanager
+def _tokenizer_arguments(
+    tokenizer: str | None, eod_token: str | None, config: Path | None
+) -> Iterator[list[str]]:
+    from hpcgen.checkpoints.conversion import tokenizer_arguments
+    from hpcgen.config.tokenizer import TokenizerConfig
+    from hpcgen.errors import HpcgenError
+
+    if config is not None:
+        if tokenizer is not None or eod_token is not None:
+            raise HpcgenError("--config and --tokenizer both name a tokenizer", "use only one of them")
+        with tokenizer_arguments(_tokenizer_of(config)) as arguments:
+            yield arguments
+    elif tokenizer == GPT2:
+        with tokenizer_arguments(TokenizerConfig()) as arguments:
+            yield arguments
+    elif tokenizer is not None:
+        yield ["--tokenizer", tokenizer, *(("--eos-token", eod_token) if eod_token else ())]
+    elif eod_token is not None:
+        raise HpcgenError("--eod-token requires --tokenizer", "name a tokenizer.json")
+    else:
+        yield []
+
+
+def _tokenizer_of(config: Path) -> TokenizerConfig:
+    from hpcgen import api
+    from hpcgen.planning.paths import absolute_paths
+
+    return absolute_paths(api.load_run(config).config, config.absolute().parent).data.tokenizer

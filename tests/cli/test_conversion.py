@@ -1,0 +1,129 @@
+"""hpcgen checkpoint export and import, and run files for imported models."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from hpcgen.config.loader import load_run
+from tests.cli.command import hpcgen, listing
+from tests.trainer.huggingface.models import assert_same_weights, save_tokenizer, weights
+from tests.trainer.runs import ROOT
+
+pytestmark = pytest.mark.process
+
+SIZE = 300
+
+
+@pytest.fixture(scope="module")
+def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 with a tokenizer."""
+    directory = tmp_path_factory.mktemp("hf") / "tiny-gpt2"
+    with torch.random.fork_rng():
+        model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=SIZE, n_positions=128))
+    model.save_pretrained(directory)
+    save_tokenizer(directory, SIZE)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<eod>"}}))
+    return directory
+
+
+def test_a_model_goes_in_and_out_of_a_run(hf_dir: Path, workplace: Path) -> None:
+    begun = hpcgen("init", "--from-hf", hf_dir, "--cluster", "local")
+    assert begun.status == 0, begun.stderr
+    assert f"hpcgen checkpoint import {hf_dir} --to run-weights" in begun.stderr
+    config = load_run(workplace / "run.yaml").config
+    assert (config.model.num_layers, config.model.seq_length, config.model.vocab_size) == (2, 128, SIZE)
+    assert config.data.tokenizer.eod_token == "<eod>"
+    missing = hpcgen("validate", "-c", "run.yaml", "--set", "data.mock=true")
+    assert missing.status == 2
+    assert "checkpoint.load = run-weights has no checkpoint for stage train" in missing.stderr
+
+    imported = hpcgen("checkpoint", "import", hf_dir, "--to", "run-weights")
+    assert imported.status == 0, imported.stderr
+    assert f'checkpoint: {{load: "{workplace}/run-weights", finetune: true}}' in imported.stderr
+    assert hpcgen("validate", "-c", "run.yaml", "--set", "data.mock=true").status == 0
+    refused = hpcgen(
+        "validate", "-c", "run.yaml", "--set", "data.mock=true", "--set", "checkpoint.finetune=false"
+    )
+    assert refused.status == 2
+    assert "checkpoint.finetune = false does not fit run-weights/iter_0000000" in refused.stderr.replace(
+        f"{workplace}/", ""
+    )
+    shown = hpcgen("checkpoint", "inspect", "run-weights", "--verify")
+    assert "0, weights only" in shown.stdout
+    assert f"from {hf_dir} (gpt2)" in shown.stdout
+    listed = hpcgen("checkpoint", "list", "run-weights")
+    assert f"checkpoint.load: {workplace}/run-weights/iter_0000000" in listed.stderr
+
+    exported = hpcgen("checkpoint", "export", "run-weights", "--to", "exported", "-c", "run.yaml")
+    assert exported.status == 0, exported.stderr
+    assert_same_weights(workplace / "exported", hf_dir)
+    assert json.loads((workplace / "exported/config.json").read_bytes())["eos_token_id"] == SIZE - 1
+
+
+def test_the_example_of_continued_pretraining_runs(hf_dir: Path, workplace: Path) -> None:
+    (workplace / "corpus").mkdir()
+    lines = [
+        json.dumps({"text": " ".join(f"t{(number * 7 + step) % 290}" for step in range(60))})
+        for number in range(200)
+    ]
+    (workplace / "corpus" / "text.jsonl").write_text("\n".join(lines))
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = [ROOT / "examples/continued_pretraining.sh", hf_dir, "corpus", "work"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    before, after = weights(hf_dir), weights(workplace / "work/exported")
+    assert before.keys() == after.keys()
+    changed = (after["transformer.wte.weight"] - before["transformer.wte.weight"]).abs().max()
+    assert 0 < changed < 1e-3  # 4 steps at the learning rate of the run file
+    losses = [
+        json.loads(line) for line in (workplace / "work/runs/run/metrics.jsonl").read_text().splitlines()
+    ]
+    assert [event["iteration"] for event in losses if event["event"] == "step"] == [1, 2, 3, 4]
+
+
+def test_errors_of_the_conversion_are_passed_on(hf_dir: Path, workplace: Path) -> None:
+    before = listing(workplace)
+    ended = hpcgen("checkpoint", "import", "nowhere", "--to", "weights")
+    assert (ended.status, ended.stdout) == (2, "")
+    assert ended.stderr == "nowhere is not a directory. Name a local copy of a Hugging Face model\n"
+    ended = hpcgen("checkpoint", "export", "nowhere", "--to", "exported")
+    assert ended.status == 2
+    assert listing(workplace) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--from-hf", "nowhere"), "nowhere/config.json: no such file"),
+        (
+            ("--from-hf", "nowhere", "--preset", "tiny"),
+            "--from-hf and --preset both set the shape of the model",
+        ),
+    ],
+)
+def test_init_from_something_else_writes_nothing(
+    workplace: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    ended = hpcgen("init", *arguments)
+    assert ended.status == 2
+    assert message in ended.stderr
+    assert listing(workplace) == {}
+
+
+def test_init_refuses_a_tokenizer_that_does_not_fit(hf_dir: Path, workplace: Path) -> None:
+    (workplace / "model").mkdir()
+    (workplace / "model/config.json").write_bytes((hf_dir / "config.json").read_bytes())
+    ended = hpcgen("init", "--from-hf", "model")
+    assert "has neither tokenizer.json nor vocab.json with merges.txt" in ended.stderr
+    save_tokenizer(workplace / "model", SIZE + 1)
+    ended = hpcgen("init", "--from-hf", "model")
+    assert (ended.status, (workplace / "run.yaml").exists()) == (2, False)
+    assert "the tokenizer has IDs up to 300, but the embedding has 300 rows" in ended.stderr

@@ -1,0 +1,290 @@
+"""Exports of trained checkpoints, of Megatron-LM's, and what is refused. Nothing half-written appears."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.huggingface.models import (
+    VOCAB_SIZE,
+    assert_same_weights,
+    save_model,
+    save_tokenizer,
+    weights,
+)
+from tests.trainer.runs import LLAMA, ROOT, finished, gpt_config
+from tests.trainer.tensors import load_all
+from trainer.checkpoint import megatron_lm
+from trainer.contract import checkpoint_files
+from trainer.contract import config as configuration
+from trainer.contract.checkpoint_files import COMMON, COMPLETE, TRACKER
+from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.contract.resolve import resolve
+from trainer.huggingface import check
+from trainer.huggingface.exporting import Options, export
+from trainer.huggingface.importing import import_model
+
+pytestmark = pytest.mark.process
+
+
+def ignore(line: str) -> None:
+    """Discards a progress line."""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a small Llama."""
+    directory = tmp_path_factory.mktemp("imported")
+    import_model(save_model("llama2", directory / "original"), directory / "checkpoints", ignore)
+    return directory / "checkpoints" / "iter_0000000"
+
+
+@pytest.fixture
+def copied(imported: Path, tmp_path: Path) -> Path:
+    """A copy of it to damage."""
+    shutil.copytree(imported.parent, tmp_path / "copied")
+    return tmp_path / "copied" / "iter_0000000"
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a Llama that 4 ranks trained at TP 2 x PP 2."""
+    config = gpt_config(corpus, tmp_path_factory.mktemp("trained"), LLAMA)
+    config["parallelism"] = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    config["world_size"] = 4
+    config["training"]["train_iters"] = 2
+    return finished(config).checkpoints / "iter_0000002"
+
+
+def refused(checkpoint: Path, destination: Path, options: Options = Options()) -> str:  # noqa: B008
+    """The message of an export that leaves nothing behind."""
+    before = sorted(destination.parent.iterdir())
+    with pytest.raises(TrainerError) as error:
+        export(checkpoint, destination, options, ignore)
+    assert sorted(destination.parent.iterdir()) == before
+    return str(error.value)
+
+
+def rewrite_record(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    record = checkpoint_files.read_record(checkpoint)
+    change(record)
+    (checkpoint / COMPLETE).write_text(checkpoint_files.record_text(record))
+
+
+def test_weights_trained_at_any_layout_are_exported_without_padding(trained: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    export(trained, tmp_path / "exported", Options(), lines.append)
+    stored, exported = load_all(trained), weights(tmp_path / "exported")
+    assert exported["model.embed_tokens.weight"].shape == (1000, 64)
+    assert torch.equal(exported["lm_head.weight"], stored["output_layer.weight"][:1000])
+    gate_up = stored["decoder.layers.mlp.linear_fc1.weight"][3]
+    assert torch.equal(exported["model.layers.3.mlp.gate_proj.weight"], gate_up[:96])
+    assert torch.equal(exported["model.layers.3.mlp.up_proj.weight"], gate_up[96:])
+    qkv = stored["decoder.layers.self_attention.linear_qkv.weight"][2].view(
+        2, 64, 64
+    )  # 2 groups of 2 + 1 + 1 heads
+    assert torch.equal(exported["model.layers.2.self_attn.k_proj.weight"], qkv[:, 32:48].reshape(32, 64))
+    assert lines[-1].endswith("has no tokenizer files. To add them, export with --tokenizer")
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "| iteration | 2 |" in card
+    assert "| training tokens | 512 (8 samples of 64) |" in card
+    assert "| data | `low` |" in card
+    assert str(tmp_path.parent) not in card
+
+
+def test_a_checkpoint_of_megatron_lm_is_exported(trained: Path, tmp_path: Path) -> None:
+    export(trained, tmp_path / "ours", Options(), ignore)
+    theirs = as_megatron_lm(trained, tmp_path)
+    message = refused(theirs, tmp_path / "theirs")
+    assert "does not say how many of its 1024 embedding rows are padding" in message
+    export(theirs, tmp_path / "theirs", Options(vocab_size=1000), ignore)
+    assert_same_weights(tmp_path / "theirs", tmp_path / "ours")
+    ours, other = (json.loads((tmp_path / name / "config.json").read_bytes()) for name in ("ours", "theirs"))
+    assert other == ours
+
+
+def as_megatron_lm(checkpoint: Path, directory: Path) -> Path:
+    """A copy as pretrain_gpt.py leaves it: with its arguments, without a record."""
+    path = shutil.copytree(checkpoint, directory / "megatron" / checkpoint.name)
+    record = checkpoint_files.read_record(path)
+    plain = gpt_config("/corpus", Path("/run"))
+    plain["model"] = record["model"]
+    config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
+    args = vars(megatron_lm.common_state(config, 2, 8)["args"])
+    common = {"args": argparse.Namespace(**args), "iteration": 2, "checkpoint_version": 3.0}
+    torch.save(common, path / COMMON)
+    for name in (COMPLETE, "STARTED"):
+        (path / name).unlink()
+    (path.parent / TRACKER).write_text("2")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"layer_spec": "layers.py:make"}, "model.layer_spec = layers.py:make (it needs None)"),
+        ({"add_bias_linear": True}, "model.add_qkv_bias = False (it needs True)"),
+        ({"swiglu": False, "activation_func": "gelu"}, "model.swiglu = False (it needs True)"),
+        ({"normalization": "LayerNorm"}, "model.normalization = LayerNorm (it needs RMSNorm)"),
+    ],
+)
+def test_what_no_family_can_express_is_refused_by_its_key(
+    copied: Path, tmp_path: Path, model: dict[str, Any], message: str
+) -> None:
+    rewrite_record(copied, lambda record: record["model"].update(model, add_qkv_bias=False))
+    assert message in refused(copied, tmp_path / "exported", Options(family="llama"))
+    assert "cannot express" in refused(copied, tmp_path / "exported")
+
+
+def test_a_model_without_the_tensors_of_its_record_is_refused(copied: Path, tmp_path: Path) -> None:
+    rewrite_record(copied, lambda record: record["model"].update(num_layers=3))
+    message = refused(copied, tmp_path / "exported")
+    assert "has the shape [4, 64], not [3, 64]" in message
+    rewrite_record(copied, lambda record: record["model"].update(num_layers=4, qk_layernorm=True))
+    message = refused(copied, tmp_path / "exported", Options(family="qwen3"))
+    assert "has no tensor decoder.layers.self_attention.q_layernorm.weight" in message
+
+
+def test_tensors_without_a_place_in_the_family_are_refused(copied: Path, tmp_path: Path) -> None:
+    rewrite_record(copied, lambda record: record["model"].update(untie_embeddings_and_output_weights=False))
+    assert "has tensors that LlamaForCausalLM does not: output_layer.weight" in refused(
+        copied, tmp_path / "out"
+    )
+
+
+def test_damaged_checkpoints_are_refused(copied: Path, tmp_path: Path) -> None:
+    file = copied / "__0_0.distcp"
+    content = file.read_bytes()
+    file.write_bytes(content[:-100])
+    assert re.search(r"__0_0.distcp has [\d,]+ bytes, not", refused(copied, tmp_path / "exported"))
+    file.write_bytes(bytes(len(content)))
+    assert "embed" in (message := refused(copied, tmp_path / "exported"))
+    assert "cannot be read" in message
+    assert "Name an iter_... directory" in refused(copied.parent, tmp_path / "exported")
+
+
+def test_no_code_in_a_file_is_run(copied: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+
+    class Attack:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {marker}",)
+
+    index = checkpoint_files.describe_file(copied / ".metadata")
+    torch.save({"x": Attack()}, tmp_path / "attack")
+    file = copied / "__0_0.distcp"
+    attack = (tmp_path / "attack").read_bytes()
+    file.write_bytes(attack + bytes(file.stat().st_size - len(attack)))
+    assert "cannot be read" in refused(copied, tmp_path / "exported")
+    assert not marker.exists()
+    assert checkpoint_files.describe_file(copied / ".metadata") == index
+
+
+def test_the_destination_must_be_new(imported: Path, tmp_path: Path) -> None:
+    (tmp_path / "exported").mkdir()
+    assert "exists already" in refused(imported, tmp_path / "exported")
+    with pytest.raises(TrainerError, match=r"there is no directory .*nowhere\. Create it first"):
+        export(imported, tmp_path / "nowhere" / "exported", Options(), ignore)
+
+
+def test_the_tokenizer_is_included_with_its_end_of_document(imported: Path, tmp_path: Path) -> None:
+    options = Options(tokenizer=save_tokenizer(tmp_path), eos_token="<eod>")
+    export(imported, tmp_path / "exported", options, ignore)
+    config = json.loads((tmp_path / "exported" / "config.json").read_bytes())
+    generation = json.loads((tmp_path / "exported" / "generation_config.json").read_bytes())
+    assert config["eos_token_id"] == generation["eos_token_id"] == VOCAB_SIZE - 1
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert tokenizer("t5 t7")["input_ids"] == [5, 7]
+    assert tokenizer.eos_token_id == VOCAB_SIZE - 1
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(imported: Path, tmp_path: Path) -> None:
+    path = save_tokenizer(tmp_path, VOCAB_SIZE + 1)
+    message = refused(imported, tmp_path / "exported", Options(tokenizer=path))
+    assert f"has IDs up to {VOCAB_SIZE}, but the embedding has {VOCAB_SIZE} rows" in message
+    path = save_tokenizer(tmp_path)
+    message = refused(imported, tmp_path / "exported", Options(tokenizer=path, eos_token="<end>"))
+    assert "has no token '<end>'" in message
+
+
+def test_a_check_that_fails_leaves_nothing(
+    imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def different(*args: Any) -> str:
+        raise TrainerError("the logits of the export differ")
+
+    monkeypatch.setattr(check, "compare", different)
+    assert "logits" in refused(imported, tmp_path / "exported", Options(check=True))
+
+
+def test_the_check_finds_a_wrong_weight(imported: Path, tmp_path: Path) -> None:
+    source = tmp_path / "exported"
+    export(imported, source, Options(), ignore)
+    run_check = (
+        "import sys; from pathlib import Path; from trainer.huggingface import check, source\n"
+        "print(check.compare(source.read_source(Path(sys.argv[1])), Path(sys.argv[2])))"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", run_check, str(imported), str(source)]
+    passed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "differ from the checkpoint's by at most" in passed.stdout
+    from safetensors.torch import save_file
+
+    tensors = weights(source)
+    tensors["model.layers.0.self_attn.q_proj.weight"][0, 0] += 1.0
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "the logits of the export differ from the checkpoint's" in failed.stderr
+
+
+@pytest.mark.parametrize("direction", ["export", "import"])
+def test_a_full_disk_leaves_nothing(direction: str, imported: Path, tmp_path: Path) -> None:
+    """The limit of a file's size stands in for a full disk."""
+    source = imported if direction == "export" else imported.parents[1] / "original"
+    command = f"{sys.executable} -m trainer.huggingface {direction} {source} --to {tmp_path}/out"
+    limited = ["bash", "-c", f"ulimit -f 100; exec {command}"]
+    ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    reason = f"{tmp_path}/out cannot be written (File too large)"
+    assert ended.stderr == f"{reason}; what was written of it is removed\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_kill_leaves_nothing_at_the_destination(
+    imported: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from trainer.huggingface import __main__, exporting, transforms\n"
+        "slow = transforms.to_huggingface\n"
+        "def to_huggingface(*args):\n    print('begun', flush=True); time.sleep(0.2); return slow(*args)\n"
+        "exporting.to_huggingface = to_huggingface\n"
+        "sys.exit(__main__.main())"
+    )
+    command = [sys.executable, "-c", program, "export", str(imported), "--to", str(tmp_path / "out")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("begun")
+        time.sleep(0.3)
+        process.send_signal(number)
+    assert process.returncode != 0
+    assert not (tmp_path / "out").exists()
+    if number == signal.SIGTERM:
+        assert not list(tmp_path.iterdir())
+    export(imported, tmp_path / "out", Options(), ignore)
+    assert (tmp_path / "out" / "model.safetensors").exists()

@@ -1,0 +1,232 @@
+"""Imported models train at any layout, and damaged or unknown ones are refused with one message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.trainer.huggingface.models import VOCAB_SIZE, save_model, save_tokenizer
+from tests.trainer.runs import finished, gpt_config, run
+from tests.trainer.tensors import load_all
+from trainer.contract import checkpoint_files
+from trainer.contract.errors import TrainerError
+from trainer.huggingface.importing import import_model
+
+pytestmark = pytest.mark.process
+
+
+def ignore(line: str) -> None:
+    """Discards a progress line."""
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("originals")
+    return {case: save_model(case, directory / case) for case in ("gpt2", "llama3.2")}
+
+
+@pytest.fixture
+def original(originals: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy to damage."""
+    import shutil
+
+    return Path(shutil.copytree(originals["gpt2"], tmp_path / "original"))
+
+
+def finetuning(corpus: str, directory: Path, checkpoint: Path) -> dict[str, Any]:
+    """A run of one step that starts from an import and changes no weight: its learning rate rounds to nothing."""
+    record = checkpoint_files.read_record(checkpoint / "iter_0000000")
+    config = gpt_config(corpus, directory, record["model"] | {"seq_length": 64})
+    config["training"]["train_iters"] = 1
+    config["optimizer"] = {"lr": 1e-30, "lr_warmup_iters": 0}
+    config["checkpoint"] = {"load": str(checkpoint), "finetune": True}
+    return config
+
+
+@pytest.fixture(scope="module")
+def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Documents whose tokens are below VOCAB_SIZE."""
+    import numpy
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    prefix = tmp_path_factory.mktemp("corpus") / "small"
+    random = numpy.random.default_rng(3)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.uint16)
+    for _ in range(100):
+        builder.add_document(random.integers(0, VOCAB_SIZE, 100), [100])
+    builder.finalize(f"{prefix}.idx")
+    return str(prefix)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama3.2"])
+def test_every_layout_starts_from_the_same_weights(
+    case: str, originals: dict[str, Path], small_corpus: str, tmp_path: Path
+) -> None:
+    imported = tmp_path / "imported"
+    import_model(originals[case], imported, ignore)
+    expected = load_all(imported / "iter_0000000")
+    losses = []
+    for tensor_parallel, pipeline in ((1, 1), (2, 2)):
+        config = finetuning(small_corpus, tmp_path / f"run-{tensor_parallel}", imported)
+        config["world_size"] = tensor_parallel * pipeline
+        config["parallelism"] = {
+            "tensor_model_parallel_size": tensor_parallel,
+            "pipeline_model_parallel_size": pipeline,
+        }
+        config["model"] |= {"attention_dropout": 0.0, "hidden_dropout": 0.0}
+        result = finished(config)
+        assert f"starts from the weights of {imported / 'iter_0000000'} (iteration 0)" in result.log
+        saved = load_all(result.checkpoints / "iter_0000001")
+        for name, tensor in expected.items():
+            assert torch.equal(saved[name], tensor), name
+        losses.append(result.steps[0][1])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_an_import_has_no_optimizer_to_continue_with(
+    originals: dict[str, Path], small_corpus: str, tmp_path: Path
+) -> None:
+    import_model(originals["gpt2"], tmp_path / "imported", ignore)
+    config = finetuning(small_corpus, tmp_path / "run", tmp_path / "imported")
+    config["checkpoint"]["finetune"] = False
+    result = run(config)
+    assert result.statuses == (2,)
+    assert "has only weights (hpcgen checkpoint import wrote it)" in result.log
+
+
+def test_padding_rows_are_the_mean_so_the_loss_barely_changes(
+    originals: dict[str, Path], tmp_path: Path
+) -> None:
+    import_model(originals["gpt2"], tmp_path / "imported", ignore)
+    table = load_all(tmp_path / "imported" / "iter_0000000")["embedding.word_embeddings.weight"]
+    assert table.shape[0] == 384
+    assert torch.equal(table[VOCAB_SIZE:], table[:VOCAB_SIZE].mean(0).expand(384 - VOCAB_SIZE, -1))
+
+
+def test_the_record_says_where_the_weights_are_from(originals: dict[str, Path], tmp_path: Path) -> None:
+    lines: list[str] = []
+    import_model(originals["gpt2"], tmp_path / "imported", lines.append)
+    [found] = checkpoint_files.list_checkpoints(tmp_path / "imported")
+    assert found.is_complete
+    assert checkpoint_files.problems(found, hashes=True) == []
+    assert found.record is not None
+    origin = found.record["origins"]["huggingface"]
+    assert (origin["name"], origin["family"]) == (str(originals["gpt2"]), "gpt2")
+    assert lines[-1] == f'checkpoint: {{load: "{tmp_path}/imported", finetune: true}}'
+
+
+def test_names_without_the_prefix_and_old_buffers_are_read(original: Path, tmp_path: Path) -> None:
+    """As in the first files of GPT-2 on the Hub."""
+    tensors = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in load_file(original / "model.safetensors").items()
+    }
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 8, 8, dtype=torch.uint8)
+    import_model(original, tmp_path / "expected", ignore)
+    save_file(tensors, original / "model.safetensors")
+    import_model(original, tmp_path / "imported", ignore)
+    expected, found = (load_all(tmp_path / name / "iter_0000000") for name in ("expected", "imported"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def change_config(**values: Any) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        config = json.loads((path / "config.json").read_bytes())
+        (path / "config.json").write_text(json.dumps({**config, **values}))
+
+    return change
+
+
+def change_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def rewrite(path: Path) -> None:
+        tensors = load_file(path / "model.safetensors")
+        change(tensors)
+        save_file(tensors, path / "model.safetensors")
+
+    return rewrite
+
+
+def cut(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def announce_a_huge_header(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:])
+
+
+def use_pytorch_format(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+
+
+def name_a_missing_shard(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    index = {"weight_map": {"transformer.wte.weight": "model-00001-of-00002.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def name_a_file_elsewhere(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    index = {"weight_map": {"transformer.wte.weight": "../other.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+WTE = "transformer.wte.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda path: (path / "config.json").unlink(),
+            "has no config.json, so it is not a Hugging Face model",
+        ),
+        (lambda path: (path / "config.json").write_text("{"), "config.json cannot be read"),
+        (lambda path: (path / "config.json").write_text("[]"), "it has no model_type"),
+        (change_config(model_type="bert", architectures=["BertModel"]), "model_type = 'bert', architectures"),
+        (
+            change_config(architectures=["GPT2ForSequenceClassification"]),
+            "supported are GPT2LMHeadModel, Llama",
+        ),
+        (change_config(quantization_config={"bits": 4}), "quantization_config is set"),
+        (change_config(activation_function="silu"), "activation_function = 'silu' is not supported"),
+        (change_config(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx = True"),
+        (change_config(n_embd="64"), "hidden_size = '64' must be of type int"),
+        (change_config(n_layer=5), "has no tensor transformer.h.4.ln_1.weight, which GPT2LMHeadModel needs"),
+        (change_config(n_layer=3), "has tensors that GPT2LMHeadModel does not: transformer.h.3."),
+        (change_config(vocab_size=301), "has the shape [300, 64], but config.json gives [301, 64]"),
+        (
+            cut,
+            "model.safetensors is not a valid safetensors file: Error while deserializing header: incomplete",
+        ),
+        (
+            announce_a_huge_header,
+            "is not a valid safetensors file: Error while deserializing header: header too large",
+        ),
+        (use_pytorch_format, "It has weights in PyTorch's format; save it with safetensors"),
+        (name_a_missing_shard, "model-00001-of-00002.safetensors is missing"),
+        (name_a_file_elsewhere, "names '../other.safetensors', which is not a file in its directory"),
+        (change_tensors(lambda tensors: tensors.pop(WTE)), "has no tensor transformer.wte.weight"),
+        (change_tensors(lambda tensors: tensors[WTE].fill_(float("nan"))), "has numbers that are not finite"),
+        (change_tensors(lambda tensors: tensors.update(extra=torch.ones(2))), "does not: extra"),
+        (change_tensors(lambda tensors: tensors.update({WTE: tensors[WTE].long()})), "has the type I64"),
+        (lambda path: save_tokenizer(path, 301), "has IDs up to 300, but the embedding has 300 rows"),
+    ],
+)
+def test_bad_input_is_refused_with_one_message(
+    original: Path, tmp_path: Path, damage: Callable[[Path], Any], message: str
+) -> None:
+    damage(original)
+    with pytest.raises(TrainerError) as error:
+        import_model(original, tmp_path / "imported", ignore)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["original"]

@@ -1,0 +1,97 @@
+"""What a family of Hugging Face models is: its tensors, and the keys that it can express."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainer.contract.config import ModelConfig
+
+Form = Literal["same", "vocabulary", "transposed", "gate_up", "qkv", "qkv_conv1d"]
+"""How Hugging Face stores a tensor of Megatron-Core: the same; without padding rows; transposed (Conv1D); as gate and
+up; as query, key and value; or as one [query | key | value], which Conv1D transposes."""
+
+LAYERS = "decoder.layers."
+"""Prefix of the tensors that every layer has. In names of Hugging Face, {n} is the number of the layer."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor of Megatron-Core, and the tensors in which Hugging Face stores it."""
+
+    core: str
+    """Name in a torch_dist checkpoint, where the layers are stacked."""
+    names: tuple[str, ...]
+    """Names in safetensors."""
+    shape: tuple[int, ...]
+    """Shape in Megatron-Core, of one layer."""
+    form: Form = "same"
+
+    @property
+    def in_layers(self) -> bool:
+        """True if every layer has this tensor."""
+        return self.core.startswith(LAYERS)
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A key of the model section that a family cannot express."""
+
+    key: str
+    value: Any
+    allowed: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        allowed = " or ".join(map(str, self.allowed))
+        return f"model.{self.key} = {self.value} (it needs {allowed})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(ABC):
+    """A model class of transformers."""
+
+    name: str
+    """`model_type` in config.json."""
+    architecture: str
+    """Class in `architectures`."""
+    defaults: Mapping[str, Any]
+    """transformers' defaults of the keys that config.json may lack."""
+    fixed: Mapping[str, tuple[Any, ...]]
+    """Keys of config.json that change the model, with the values that ModelConfig can express."""
+
+    @abstractmethod
+    def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
+        """The values that the family can express, of the keys of the model section that it restricts."""
+
+    @abstractmethod
+    def weights(self, model: ModelConfig) -> Iterator[Weight]:
+        """Yields the tensors of a resolved `model`, in their usual order."""
+
+    @abstractmethod
+    def to_config(self, model: ModelConfig) -> dict[str, Any]:
+        """The keys of config.json that define the resolved `model`."""
+
+    @abstractmethod
+    def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The model section, from a config.json with `defaults`."""
+
+    def misfits(self, model: ModelConfig) -> list[Misfit]:
+        """The keys of a resolved `model` that the family cannot express."""
+        custom: dict[str, tuple[Any, ...]] = {"layer_spec": (None,), "model_provider": (None,)}
+        return [
+            Misfit(key, getattr(model, key), allowed)
+            for key, allowed in (custom | self.expresses(model)).items()
+            if getattr(model, key) not in allowed
+        ]
+
+
+def in_order(family: Family, model: ModelConfig) -> Iterator[tuple[Weight, int]]:
+    """Yields each tensor of a resolved `model` with the number of its layer, layer by layer."""
+    weights = list(family.weights(model))
+    in_layers = [weight for weight in weights if weight.in_layers]
+    first = weights.index(in_layers[0])
+    yield from ((weight, 0) for weight in weights[:first])
+    yield from ((weight, layer) for layer in range(model.num_layers) for weight in in_layers)
+    yield from ((weight, 0) for weight in weights[first + len(in_layers) :])

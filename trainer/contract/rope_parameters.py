@@ -1,0 +1,73 @@
+"""Rotary position embeddings in Hugging Face's config.json, and as keys of ModelConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.contract.config import ConfigError, ModelConfig, to_dict
+
+THETA = 10000
+"""transformers' default of rope_theta."""
+
+SCALING = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"),
+        *("attention_factor", "mscale", "mscale_all_dim"),
+    ),
+}
+"""Keys of each supported type of scaling."""
+
+
+def to_config(model: ModelConfig) -> dict[str, Any]:
+    """The keys of config.json. transformers 5 reads `rope_parameters`, transformers 4 the two others."""
+    scaling = model.rope_scaling and to_dict(model.rope_scaling)
+    given = {name: value for name, value in (scaling or {}).items() if value is not None}
+    theta = float(model.rotary_base)
+    return {
+        "rope_parameters": {"rope_type": "default", **given, "rope_theta": theta},
+        "rope_theta": theta,
+        "rope_scaling": given or None,
+    }
+
+
+def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys `rotary_base` and `rope_scaling` of ModelConfig.
+
+    Raises:
+        ConfigError: a value that ModelConfig cannot express.
+    """
+    key = next((key for key in ("rope_parameters", "rope_scaling") if config.get(key)), None)
+    rope = config[key] if key else {}
+    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
+        raise ConfigError(f"{key} = {rope!r} is not supported; it must hold one set of parameters")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    theta = rope.get("rope_theta", config.get("rope_theta", THETA))
+    if not isinstance(theta, int | float) or theta != int(theta):
+        raise ConfigError(f"rope_theta = {theta!r} is not an integer")
+    rotary = {**config, **rope}.get("partial_rotary_factor", 1.0)
+    if rotary not in (None, 1.0):
+        raise ConfigError(f"partial_rotary_factor = {rotary!r} is not supported; only 1.0 is")
+    return {"rotary_base": int(theta), "rope_scaling": _scaling(kind, rope, config)}
+
+
+def _scaling(kind: Any, rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any] | None:
+    if kind == "default":
+        return None
+    if kind not in SCALING:
+        raise ConfigError(
+            f"rope_type = {kind!r} is not supported; only {', '.join(('default', *SCALING))} are"
+        )
+    unread = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    given = {name: value for name, value in rope.items() if name not in unread and value is not None}
+    # transformers' default; its own key at the top level is Phi-3's.
+    length = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+    if kind != "linear":
+        given.setdefault("original_max_position_embeddings", length)
+    else:
+        given.pop("original_max_position_embeddings", None)  # has no effect
+    if unknown := sorted(given.keys() - set(SCALING[kind])):
+        raise ConfigError(f"{unknown[0]} = {given[unknown[0]]!r} is not supported with rope_type = {kind!r}")
+    return {"rope_type": kind, **given}

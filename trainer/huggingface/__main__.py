@@ -1,0 +1,94 @@
+"""`python -m trainer.huggingface`: the command line around export and import."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer.contract.errors import Exit, TrainerError
+from trainer.metrics.console import quiet_libraries
+
+
+def main() -> int:
+    """Parse the arguments and convert. Returns the exit status."""
+    arguments = _parser().parse_args()
+    signal.signal(signal.SIGTERM, _leave)
+    quiet_libraries()
+    try:
+        arguments.function(arguments)
+    except TrainerError as error:
+        print(error, file=sys.stderr)
+        return Exit.REFUSED
+    except KeyboardInterrupt:
+        return 130
+    return Exit.DONE
+
+
+def _leave(number: int, frame: Any) -> None:
+    """End through `finally` clauses, which remove what is half-written."""
+    raise SystemExit(Exit.TERMINATED)
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    from trainer.huggingface.exporting import Options, export
+
+    options = Options(
+        family=arguments.family,
+        dtype=arguments.dtype,
+        vocab_size=arguments.vocab_size,
+        tokenizer=arguments.tokenizer,
+        eos_token=arguments.eos_token,
+        check=arguments.check,
+    )
+    export(arguments.source, arguments.to, options, _report)
+
+
+def _import(arguments: argparse.Namespace) -> None:
+    from trainer.huggingface.importing import import_model
+
+    import_model(arguments.source, arguments.to, _report)
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.huggingface",
+        description="Converts checkpoints to and from Hugging Face's format.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    to_huggingface = commands.add_parser("export", help="write a checkpoint as a Hugging Face directory")
+    to_huggingface.set_defaults(function=_export)
+    to_huggingface.add_argument("source", type=Path, metavar="CHECKPOINT", help="an iter_... directory")
+    to_huggingface.add_argument("--to", type=Path, required=True, metavar="DIR", help="new directory")
+    to_huggingface.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="default: the checkpoint's")
+    to_huggingface.add_argument(
+        "--family", metavar="NAME", help="default: the first that can express the model"
+    )
+    to_huggingface.add_argument(
+        "--vocab-size", type=int, metavar="N", help="number of rows that are not padding"
+    )
+    to_huggingface.add_argument(
+        "--tokenizer", type=Path, metavar="PATH", help="tokenizer.json, or a directory"
+    )
+    to_huggingface.add_argument("--eos-token", metavar="TOKEN", help="token at the end of a document")
+    to_huggingface.add_argument(
+        "--check", action="store_true", help="compare logits with those of transformers"
+    )
+    from_huggingface = commands.add_parser("import", help="write a Hugging Face directory as a checkpoint")
+    from_huggingface.set_defaults(function=_import)
+    from_huggingface.add_argument("source", type=Path, metavar="HF_DIR", help="a directory with config.json")
+    from_huggingface.add_argument(
+        "--to", type=Path, required=True, metavar="DIR", help="new directory of checkpoints"
+    )
+    return parser
+
+
+# Nothing may run at import, since spawned processes import this module again.
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The model card of an exported model: what it is and how it was trained."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.contract.checkpoint_files import COMPLETE
+from trainer.contract.model_family import Family
+from trainer.huggingface.source import Source
+from trainer.huggingface.transforms import expected_shapes
+
+
+def model_card(source: Source, family: Family, dtype: str) -> str:
+    """README.md as Hugging Face's Hub shows it. It names datasets, but no directory of the cluster."""
+    rows = "\n".join(f"| {title} | {text} |" for title, text in _facts(source, family, dtype))
+    return (
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
+        "# Model card\n\n"
+        f"A {family.architecture}, exported by hpcgen from a checkpoint that was trained with Megatron-Core.\n\n"
+        f"| | |\n| --- | --- |\n{rows}\n"
+    )
+
+
+def _facts(source: Source, family: Family, dtype: str) -> Iterator[tuple[str, str]]:
+    model, record = source.model, source.record
+    yield "parameters", f"{num_parameters(source, family):,} ({dtype})"
+    shape = f"{model.num_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} attention heads"
+    if model.num_query_groups != model.num_attention_heads:
+        shape += f", {model.num_query_groups} key/value heads"
+    yield "shape", shape
+    yield "vocabulary", f"{model.vocab_size:,} tokens"
+    yield "checkpoint", f"{source.path.name}{_digest(source)}"
+    if origin := record.get("origins", {}).get("huggingface"):
+        yield "weights imported from", Path(str(origin.get("name", ""))).name
+    if not source.iteration:
+        return
+    yield "iteration", f"{source.iteration:,}"
+    if samples := record.get("consumed_samples"):
+        yield (
+            "training tokens",
+            f"{samples * model.seq_length:,} ({samples:,} samples of {model.seq_length:,})",
+        )
+    training, optimizer = record.get("training", {}), record.get("optimizer", {})
+    if "global_batch_size" in training:
+        yield "global batch", f"{training['global_batch_size']:,} samples"
+    if "lr" in optimizer:
+        yield "learning rate", f"{optimizer['lr']:g}, {optimizer.get('lr_decay_style')}"
+    if precision := record.get("precision") or training.get("precision"):
+        yield "precision", str(precision)
+    if names := _datasets(record.get("data") or {}):
+        yield "data", names
+    if versions := record.get("versions"):
+        yield "trained with", ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def num_parameters(source: Source, family: Family) -> int:
+    """Number of parameters without padding of the vocabulary."""
+    return sum(
+        math.prod(shape) * (source.model.num_layers if weight.in_layers else 1)
+        for weight in family.weights(source.model)
+        for shape in expected_shapes(weight, source.model).values()
+    )
+
+
+def _digest(source: Source) -> str:
+    record = source.path / COMPLETE
+    return f", record SHA-256 {hashlib.sha256(record.read_bytes()).hexdigest()}" if record.exists() else ""
+
+
+def _datasets(data: dict[str, Any]) -> str:
+    datasets = data.get("datasets") or data.get("train") or []
+    names = [Path(str(dataset.get("prefix"))).name for dataset in datasets if isinstance(dataset, dict)]
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(f"`{name}`" for name in names[:10]) + more

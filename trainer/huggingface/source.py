@@ -1,0 +1,94 @@
+"""The checkpoint to export: its model and what is known about its training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.contract import checkpoint_files
+from trainer.contract.checkpoint_files import FORMAT
+from trainer.contract.config import ConfigError, ModelConfig, ParallelismConfig, from_dict
+from trainer.contract.errors import TrainerError
+from trainer.contract.resolve import resolve_model
+
+GPT2_VOCABULARY = 50257
+
+
+@dataclass(frozen=True)
+class Source:
+    """A valid checkpoint."""
+
+    path: Path
+    iteration: int
+    model: ModelConfig
+    """Resolved. `vocab_size` is None if the checkpoint does not say how many rows are padding."""
+    record: dict[str, Any]
+    """Contents of COMPLETE; for a checkpoint of Megatron-LM, the sections that its arguments contain."""
+    is_foreign: bool
+    """True if Megatron-LM wrote it."""
+
+
+def read_source(path: Path) -> Source:
+    """Read the model of the checkpoint in an `iter_...` directory, and check the names and sizes of its files.
+
+    Raises:
+        TrainerError: it is not a valid checkpoint, or its model is not supported.
+    """
+    if not path.is_dir() or checkpoint_files.iteration_of(path) is None:
+        raise TrainerError(f"{path} is not a checkpoint. Name an iter_... directory")
+    try:
+        found = checkpoint_files.describe(path)
+        problems = checkpoint_files.problems(found, hashes=False)
+    except OSError as error:
+        raise TrainerError(f"{error.filename or path} cannot be read ({error.strerror})") from error
+    if problems:
+        raise TrainerError(f"{path} is not a valid checkpoint: {'; '.join(problems[:5])}")
+    record = found.record or _read_foreign(path)
+    if record.get("format", FORMAT) > FORMAT:
+        raise TrainerError(f"{path} was written by a later version of the trainer. Use that version")
+    try:
+        model = resolve_model(from_dict(ModelConfig, record["model"], f"{path}: model"))
+    except ConfigError as error:
+        raise TrainerError(f"{error}. Use the version of hpcgen that wrote it") from error
+    return Source(path, found.iteration, model, record, found.is_foreign)
+
+
+def with_vocabulary(source: Source, vocab_size: int | None) -> Source:
+    """`source` with the number of tokens: the checkpoint's own, or `vocab_size`.
+
+    Raises:
+        TrainerError: neither is known, or `vocab_size` contradicts the checkpoint.
+    """
+    known, padded = source.model.vocab_size, source.model.padded_vocab_size or 0
+    if known is None and vocab_size is None:
+        raise TrainerError(
+            f"{source.path} does not say how many of its {padded} embedding rows are padding. Name its tokenizer with "
+            "--tokenizer, or give the number of tokens with --vocab-size"
+        )
+    if vocab_size is not None and not 1 <= vocab_size <= padded:
+        raise TrainerError(
+            f"--vocab-size {vocab_size} does not fit the {padded} embedding rows of {source.path}"
+        )
+    return replace(source, model=replace(source.model, vocab_size=vocab_size or known))
+
+
+def _read_foreign(path: Path) -> dict[str, Any]:
+    """The sections of a checkpoint of Megatron-LM, from its arguments."""
+    from trainer.distributed import device
+
+    device.prepare("cpu")
+    from trainer.checkpoint import loading  # imports megatron.core, so it must come after `device.prepare`
+
+    try:
+        resumed = loading.read_foreign(path, ParallelismConfig(), weights_only=True)
+    except TrainerError as error:
+        raise TrainerError(f"{path}: {error}") from error
+    if "model" not in resumed.sections:
+        raise TrainerError(
+            f"{path} does not describe its model: neither the trainer nor pretrain_gpt.py wrote it"
+        )
+    model = resumed.sections["model"]
+    if resumed.tokenizer_type == "GPT2BPETokenizer":
+        model = {"vocab_size": GPT2_VOCABULARY, **model}
+    return {**resumed.sections, "model": model, "consumed_samples": resumed.consumed_samples}

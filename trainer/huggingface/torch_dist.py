@@ -1,0 +1,235 @@
+"""Reads and writes single tensors of a torch_dist checkpoint, without process groups and without Megatron-Core."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+import pickle
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from trainer.contract import checkpoint_index
+from trainer.contract.checkpoint_index import INDEX, Place, StoredTensor
+from trainer.contract.errors import TrainerError
+from trainer.contract.model_family import LAYERS, Weight
+
+FILE_BYTES = 4 * 2**30
+"""Size at which a new file is begun, so that the ranks of a run share the reading."""
+
+# With this variable, torch.load would run code that a file names.
+os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
+
+Chunk = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes of a piece of a tensor."""
+
+
+class StoredWeights:
+    """The weights of a checkpoint. Reading a tensor holds only this tensor and one of its pieces in memory."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the index of the checkpoint `path`. No code that its files name is run.
+
+        Raises:
+            TrainerError: the index is missing or invalid.
+        """
+        self._path = path
+        try:
+            index = checkpoint_index.parse((path / INDEX).read_bytes())
+        except FileNotFoundError:
+            raise TrainerError(f"{path} has no {INDEX}, so it is not a torch_dist checkpoint") from None
+        except (OSError, ValueError) as error:
+            raise TrainerError(f"{path / INDEX} cannot be read: {error}") from error
+        self._tensors = index.tensors
+        self._places: dict[str, dict[tuple[int, ...], Place]] = defaultdict(dict)
+        for place in index.places:
+            if place.offsets is not None:
+                self._places[place.name][place.offsets] = place
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the tensors of the model, without the optimizer's."""
+        return {name for name in self._tensors if not name.startswith("optimizer.")}
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a tensor; None if there is none of this name."""
+        tensor = self._tensors.get(name)
+        return tensor and tensor.shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Data type of a tensor."""
+        dtype = getattr(torch, self._tensors[name].dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise TrainerError(f"{self._path}: {name} has an unknown type, {self._tensors[name].dtype!r}")
+        return dtype
+
+    def read(self, weight: Weight, layer: int = 0) -> torch.Tensor:
+        """The tensor of a layer, or of the model if layers do not have it. Its shape must be `weight.shape`.
+
+        Raises:
+            TrainerError: it is missing or incomplete, or a file is damaged.
+        """
+        alone = weight.core.replace(LAYERS, f"{LAYERS}{layer}.", 1)  # layers that differ are not stacked
+        if not weight.in_layers or alone in self._tensors:
+            return self._read(alone if weight.in_layers else weight.core, ())
+        return self._read(weight.core, (layer,))
+
+    def _read(self, name: str, first: tuple[int, ...]) -> torch.Tensor:
+        """The part of a tensor at the index `first` of its leading axes."""
+        stored = self._tensors[name]
+        axes = len(first)
+        chunks = [chunk for chunk in stored.chunks if _contains(chunk, first)]
+        shape = stored.shape[axes:]
+        result: torch.Tensor | None = None
+        for offsets, sizes in chunks:
+            piece = self._piece(name, stored, offsets, sizes)
+            piece = piece[tuple(at - offset for at, offset in zip(first, offsets, strict=False))]
+            if len(chunks) == 1 and piece.shape == torch.Size(shape):
+                return piece
+            if result is None:
+                result = torch.empty(shape, dtype=piece.dtype)
+            result[_slices(offsets[axes:], sizes[axes:])] = piece
+        if result is None or sum(math.prod(sizes[axes:]) for _, sizes in chunks) != math.prod(shape):
+            raise TrainerError(f"{self._path}: {name} is incomplete in its index")
+        return result
+
+    def _piece(
+        self, name: str, stored: StoredTensor, offsets: tuple[int, ...], sizes: tuple[int, ...]
+    ) -> torch.Tensor:
+        place = self._places[name].get(offsets)
+        if place is None:
+            raise TrainerError(f"{self._path}: {name} is incomplete in its index")
+        file = self._path / place.file
+        try:
+            with file.open("rb") as stream:
+                stream.seek(place.first)
+                data = stream.read(place.length)
+        except OSError as error:
+            raise TrainerError(f"{file} cannot be read ({error.strerror or error})") from error
+        if len(data) != place.length:
+            raise TrainerError(f"{file} is truncated: {name} ends at byte {place.first + place.length:,}")
+        try:
+            piece = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged archive can fail in any way
+            raise TrainerError(f"{file}: {name} cannot be read ({_first_line(error)})") from error
+        if not torch.is_tensor(piece) or tuple(piece.shape) != sizes or piece.dtype != self.dtype(name):
+            raise TrainerError(f"{file}: {name} is not the tensor that the index describes")
+        return piece.detach()
+
+
+def _contains(chunk: Chunk, first: tuple[int, ...]) -> bool:
+    return all(offset <= at < offset + size for at, offset, size in zip(first, *chunk, strict=False))
+
+
+def _slices(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+class WeightsWriter:
+    """Writes tensors one at a time, as files and index of a torch_dist checkpoint."""
+
+    def __init__(self, path: Path, file_bytes: int = FILE_BYTES) -> None:
+        self._path, self._file_bytes = path, file_bytes
+        self._file: _HashedFile | None = None
+        self._tensors: dict[str, TensorStorageMetadata] = {}
+        self._places: dict[MetadataIndex, _StorageInfo] = {}
+        self.files: dict[str, dict[str, Any]] = {}
+        """Size and SHA-256 of each file by name, as in the record of a checkpoint."""
+
+    def write(self, weight: Weight, tensor: torch.Tensor, layer: int = 0, num_layers: int = 1) -> None:
+        """Write a tensor, or that of a layer. The layers of a tensor are stacked."""
+        assert tuple(tensor.shape) == weight.shape, (weight, tensor.shape)
+        lead = (layer,) if weight.in_layers else ()
+        tensor = tensor.reshape(*(1 for _ in lead), *tensor.shape).contiguous()
+        offsets = torch.Size((*lead, *(0 for _ in weight.shape)))
+        entry = self._tensors.setdefault(
+            weight.core,
+            TensorStorageMetadata(
+                TensorProperties(dtype=tensor.dtype),
+                torch.Size((*(num_layers for _ in lead), *weight.shape)),
+                [],
+            ),
+        )
+        entry.chunks.append(ChunkStorageMetadata(offsets, tensor.shape))
+        file = self._open_file()
+        first = file.size
+        try:
+            torch.save(with_own_storage(tensor), file)
+        except RuntimeError as error:  # torch raises it for an OSError of the file
+            if file.error is None:
+                raise
+            raise file.error from error
+        place = _StorageInfo(file.path.name, first, file.size - first)
+        self._places[MetadataIndex(weight.core, offsets)] = place
+
+    def finish(self) -> None:
+        """Write the index, after the last tensor."""
+        self._close_file()
+        file = _HashedFile(self._path / INDEX)
+        pickle.dump(Metadata(self._tensors, storage_data=self._places), file)
+        self.files[INDEX] = file.close()
+
+    def _open_file(self) -> _HashedFile:
+        if self._file is not None and self._file.size >= self._file_bytes:
+            self._close_file()
+        if self._file is None:
+            self._file = _HashedFile(self._path / f"__0_{len(self.files)}.distcp")
+        return self._file
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self.files[self._file.path.name] = self._file.close()
+            self._file = None
+
+
+def with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor or a copy of it, contiguous and alone in its storage: torch.save writes complete storages."""
+    tensor = tensor.contiguous()
+    is_alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if is_alone else tensor.clone()
+
+
+class _HashedFile:
+    """File that is hashed while it is written sequentially."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size, self._sha256 = path, 0, hashlib.sha256()
+        self._file = path.open("xb")
+        self.error: OSError | None = None
+        """First error of the storage."""
+
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        self._sha256.update(data)
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> dict[str, Any]:
+        """Sync and close the file. Returns its size and SHA-256."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return {"bytes": self.size, "sha256": self._sha256.hexdigest()}

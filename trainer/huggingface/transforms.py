@@ -1,0 +1,85 @@
+"""Converts tensors between Megatron-Core's and Hugging Face's forms. Both directions are exact.
+
+Shapes: g query groups, n heads, d width of a head, h hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from trainer.contract.config import ModelConfig
+from trainer.contract.model_family import Weight
+
+
+def to_huggingface(weight: Weight, tensor: torch.Tensor, model: ModelConfig) -> dict[str, torch.Tensor]:
+    """The tensors in which Hugging Face stores `tensor`, by name. Names still contain {n}."""
+    match weight.form:
+        case "vocabulary":
+            parts = [tensor[: model.vocab_size]]
+        case "transposed":
+            parts = [tensor.t()]
+        case "gate_up":
+            parts = list(tensor.chunk(2))
+        case "qkv":
+            parts = _split_qkv(tensor, model)
+        case "qkv_conv1d":
+            joined = torch.cat(_split_qkv(tensor, model))
+            parts = [joined.t() if joined.dim() == 2 else joined]
+        case _:
+            parts = [tensor]
+    return dict(zip(weight.names, parts, strict=True))
+
+
+def to_core(weight: Weight, parts: Sequence[torch.Tensor], model: ModelConfig) -> torch.Tensor:
+    """The tensor of Megatron-Core from Hugging Face's, in the order of `weight.names`."""
+    match weight.form:
+        case "vocabulary":
+            return _pad(parts[0], weight.shape[0])
+        case "transposed":
+            return parts[0].t().contiguous()
+        case "gate_up":
+            return torch.cat(list(parts))
+        case "qkv":
+            return _join_qkv(parts, model)
+        case "qkv_conv1d":
+            joined = parts[0].t() if parts[0].dim() == 2 else parts[0]
+            return _join_qkv(joined.chunk(3), model)
+        case _:
+            return parts[0]
+
+
+def expected_shapes(weight: Weight, model: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of the tensors in which Hugging Face stores `weight`, by name."""
+    parts = to_huggingface(weight, torch.empty(weight.shape, device="meta"), model)
+    return {name: tuple(part.shape) for name, part in parts.items()}
+
+
+def _split_qkv(tensor: torch.Tensor, model: ModelConfig) -> list[torch.Tensor]:
+    """[g * (n/g + 2) * d, ...] -> query [n * d, ...], key and value [g * d, ...]."""
+    groups, width = model.num_query_groups or 0, model.kv_channels or 0
+    queries = model.num_attention_heads // groups * width
+    blocks = tensor.reshape(groups, queries + 2 * width, *tensor.shape[1:])
+    return [part.flatten(0, 1) for part in blocks.split([queries, width, width], dim=1)]
+
+
+def _join_qkv(parts: Sequence[torch.Tensor], model: ModelConfig) -> torch.Tensor:
+    """The inverse of `_split_qkv`."""
+    groups = model.num_query_groups or 0
+    blocks = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
+    return torch.cat(blocks, dim=1).flatten(0, 1)
+
+
+def _pad(table: torch.Tensor, rows: int) -> torch.Tensor:
+    """`table` with its mean row repeated up to `rows`.
+
+    The loss of training includes the padding rows. With the mean row it differs from the loss without them by at most
+    log(rows / vocab_size), since a mean of exponentials is at least the exponential of the mean. Zeros would dominate
+    the softmax of a model whose logits are all negative, as GPT-2's are.
+    """
+    missing = rows - table.shape[0]
+    if missing == 0:
+        return table
+    mean = table.float().mean(dim=0, keepdim=True).to(table.dtype)
+    return torch.cat([table, mean.expand(missing, -1)])
