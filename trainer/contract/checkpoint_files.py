@@ -89,6 +89,12 @@ def iteration_directory(directory: Path, iteration: int) -> Path:
     return directory / f"iter_{iteration:07d}"
 
 
+def iteration_of(path: Path) -> int | None:
+    """The iteration in the name of an `iter_...` directory; None for another name."""
+    match = _NAME.fullmatch(path.name)
+    return match and int(match[1])
+
+
 def list_paths(directory: Path) -> list[Path]:
     """The `iter_...` directories in `directory`, newest first; empty when `directory` does not exist.
 
