@@ -213,6 +213,9 @@ def test_every_program_runs(page: str, reader: Path) -> None:
         pytest.skip("no program on this page")
     if page == "docs/inner-loop.md":
         write_trainer_config(reader, "python -m trainer")
+    if page == "docs/generation.md":
+        train = "hpcgen submit download prepare train -c run.yaml --launcher local"
+        assert run(train, reader, None).returncode == 0
     # submitting is shown in full; here everything up to it
     program = re.sub(r"^jobs = submit\(.*\n", "", program, flags=re.MULTILINE)
     program = program.replace("overrides=[", 'overrides=["data.mock=true", ')
