@@ -27,7 +27,7 @@ __all__ = ["Completion", "Options", "Tokenizer", "generate", "load_model", "load
 def load_model(
     path: str | Path,
     *,
-    tokenizer: str | Path = "gpt2",
+    tokenizer: str | Path,
     eod_token: str | None = None,
     device: Literal["cuda", "cpu"] | None = None,
     precision: Literal["bf16", "fp16", "fp32"] | None = None,

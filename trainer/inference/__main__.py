@@ -12,9 +12,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
 from trainer.contract.wording import counted
@@ -27,6 +27,8 @@ from trainer.inference.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from trainer.inference.model import Model
+
+T = TypeVar("T")
 
 BROKEN_PIPE = 141
 """Exit status if the reader of the results has gone, as of a process that SIGPIPE ends."""
@@ -98,9 +100,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 def _answer(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace, ranks: Ranks) -> None:
     """Continue the prompts of a file."""
-    from trainer.distributed.groups import from_rank_0
-
-    prompts = from_rank_0(lambda: _read_prompts(arguments.prompts))
+    prompts = _from_rank_0(lambda: _read_prompts(arguments.prompts), ranks)
     # A terminal shows a single text while it is generated.
     is_shown = len(prompts) == 1 and not arguments.json and sys.stdout.isatty()
     started, num_tokens = time.monotonic(), 0
@@ -120,15 +120,22 @@ def _answer(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace, r
 
 def _converse(model: Model, tokenizer: Tokenizer, options: Options, ranks: Ranks) -> None:
     """Continue lines that are typed on a terminal, until its end."""
-    from trainer.distributed.groups import from_rank_0
-
-    while (line := from_rank_0(_read_line)) is not None:
+    while (line := _from_rank_0(_read_line, ranks)) is not None:
         on_text = _print if ranks.rank == 0 else None
         try:
             for _ in generate(model, tokenizer, [line], options, on_text):
                 _print("\n" if ranks.rank == 0 else "")
         except TrainerError as error:  # a prompt that is too long
             _print(f"{error}\n" if ranks.rank == 0 else "")
+
+
+def _from_rank_0(function: Callable[[], T], ranks: Ranks) -> T:
+    """The result of `function` on rank 0, on every rank."""
+    if ranks.world_size == 1:
+        return function()
+    from trainer.distributed.groups import from_rank_0
+
+    return from_rank_0(function)
 
 
 def _read_line() -> str | None:

@@ -78,7 +78,7 @@ class CachedAttention(torch.nn.Module):
             return self.attention(query, key, value)
         _, rows, _, width = query.shape
         # The heads of a group take the place of queries: they share keys, values and mask.
-        by_group = query[0].view(rows, keys.shape[1], -1, width)  # [b, g, n/g, d]
+        by_group = query[0].reshape(rows, keys.shape[1], -1, width)  # [b, g, n/g, d]
         context = torch.nn.functional.scaled_dot_product_attention(
             by_group,
             keys,
