@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.models.gpt import GPTModel
 
 from tests.trainer.families import FAMILIES, LENGTH, VOCAB, megatron_weights
 from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.config import TrainerConfig
 from trainer.distributed.rendezvous import Ranks
 from trainer.inference.checkpoint import inference_config
 from trainer.inference.loading import TORCH
@@ -17,6 +19,8 @@ from trainer.inference.model import Model
 from trainer.inference.start import open_groups
 from trainer.inference.tokenizer import Tokenizer
 from trainer.model import build
+
+ONE = Ranks(0, 0, 1, "test")
 
 FIRST = 0x100
 """Code point of token 0, so that each token is one character."""
@@ -52,14 +56,20 @@ def family(name: str, length: int = LENGTH) -> tuple[Model, Any]:
         found, options=found.options | {positions: length}, model=found.model | {"seq_length": length}
     )
     reference = found.build()
-    config = inference_config(checkpoint(found.model), device="cpu", precision=None)
-    groups = open_groups(config, Ranks(0, 0, 1, "test"))
-    [chunk] = build.build_chunks(config, build.transformer_config(config, TORCH), groups, TORCH)
+    config, chunk = build_chunk(found.model)
     weights = megatron_weights(reference)
     with torch.no_grad():
         for key, parameter in chunk.named_parameters():
             parameter.copy_(weights[key])
-    return Model(config, chunk, groups), reference
+    return Model(config, chunk, open_groups(config, ONE)), reference
+
+
+def build_chunk(model: dict[str, Any]) -> tuple[TrainerConfig, GPTModel]:
+    """The configuration of a single rank, and Core's model with undefined weights."""
+    config = inference_config(checkpoint(model), device="cpu", precision=None)
+    groups = open_groups(config, ONE)
+    [chunk] = build.build_chunks(config, build.transformer_config(config, TORCH), groups, TORCH)
+    return config, chunk
 
 
 def random_prompts(number: int, longest: int = 16) -> list[str]:

@@ -11,11 +11,13 @@ import torch
 import transformers
 
 from tests.trainer.families import FAMILIES, LENGTH
-from tests.trainer.inference.models import TOKENIZER, family, random_prompts
+from tests.trainer.inference.models import ONE, TOKENIZER, build_chunk, family, random_prompts
+from tests.trainer.runs import ROOT
 from trainer.contract.errors import TrainerError
 from trainer.distributed import groups
 from trainer.inference import Completion, Options, generate
 from trainer.inference.model import Model
+from trainer.inference.start import open_groups
 from trainer.model import layers
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
@@ -91,6 +93,26 @@ def without_cache(name: str) -> tuple[Model, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "CoreAttention", OtherAttention)
         return family(name)
+
+
+@pytest.mark.parametrize("key", ["model_provider", "layer_spec"])
+def test_models_of_users_generate_what_they_compute(key: str) -> None:
+    function = {
+        "model_provider": "custom_model.py:CappedGPT",
+        "layer_spec": "custom_layers.py:parallel_layers",
+    }[key]
+    config, chunk = build_chunk(FAMILIES["llama"].model | {key: f"{ROOT}/examples/{function}"})
+    torch.manual_seed(1)
+    for parameter in chunk.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    tokens = [1, 2, 3]
+    with torch.no_grad():
+        for _ in range(6):
+            logits = chunk.eval()(torch.tensor([tokens]), torch.arange(len(tokens))[None], None)
+            tokens.append(int(logits[0, -1].argmax()))
+    model = Model(config, chunk, open_groups(config, ONE))
+    [completion] = continued(model, [TOKENIZER.decode(tokens[:3])], max_new_tokens=6)
+    assert completion.tokens == tokens[3:]
 
 
 def test_one_seed_gives_one_text(llama: Model) -> None:
