@@ -68,6 +68,12 @@ def _load(arguments: argparse.Namespace, ranks: Ranks) -> tuple[Model, Tokenizer
         tokenizer = load_tokenizer(arguments.tokenizer, arguments.eod_token)
         pipeline = arguments.pipeline_model_parallel_size
         tensor = arguments.tensor_model_parallel_size or max(1, ranks.world_size // pipeline)
+        if tensor * pipeline != ranks.world_size:
+            raise TrainerError(
+                f"TP x PP = {tensor} x {pipeline} = {tensor * pipeline}, but the number of ranks is {ranks.world_size} "
+                f"(from {ranks.source}). Launch {tensor * pipeline} ranks, or set "
+                "--tensor-model-parallel-size and --pipeline-model-parallel-size to fit"
+            )
     device = prepare_device(arguments.device)
     from trainer.inference.loading import load  # imports megatron.core: after `prepare_device`
 
@@ -127,6 +133,7 @@ def _converse(model: Model, tokenizer: Tokenizer, options: Options, ranks: Ranks
                 _print("\n" if ranks.rank == 0 else "")
         except TrainerError as error:  # a prompt that is too long
             _print(f"{error}\n" if ranks.rank == 0 else "")
+    _print("\n" if ranks.rank == 0 else "")
 
 
 def _from_rank_0(function: Callable[[], T], ranks: Ranks) -> T:

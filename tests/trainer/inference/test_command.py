@@ -100,7 +100,15 @@ def test_lines_that_are_typed_are_continued(run: Path, expected: list[dict[str, 
     assert typed.returncode == 0, stderr
     texts = [one["text"] for one in expected]
     assert stdout.startswith(f"> {texts[0]}\n> prompt 1 has 64 tokens")
-    assert stdout.endswith(f"> {texts[2]}\n> ")
+    assert stdout.endswith(f"> {texts[2]}\n> \n")
+
+
+def test_a_layout_for_other_ranks_is_refused(run: Path) -> None:
+    refused = start(run, "--prompts", str(run / "prompts.jsonl"), "--tensor-model-parallel-size", "2")
+    stdout, stderr = refused.communicate(timeout=300)
+    assert (refused.returncode, stdout) == (2, "")
+    assert stderr.startswith("trainer: TP x PP = 2 x 1 = 2, but the number of ranks is 1 ")
+    assert len(stderr.splitlines()) == 1
 
 
 def test_weights_are_converted_to_another_precision(run: Path) -> None:
