@@ -140,6 +140,14 @@ def write_trainer_config(folder: Path, command: str) -> None:
     (folder / "run.json").write_text(json.dumps(config))
 
 
+def train_run(folder: Path) -> None:
+    """What the console commands of docs/generation.md make: the checkpoint of run.yaml, and prompts."""
+    submit = "hpcgen submit download prepare train -c run.yaml --launcher local"
+    done = run(f"hpcgen data plan -c run.yaml && {submit}", folder, None)
+    assert done.returncode == 0, done.stderr
+    (folder / "prompts.jsonl").write_text('{"prompt": "Once"}\n')
+
+
 def install_once(command: str, folder: Path, installed: list[str]) -> str:
     """`command`, with the output of `hpcgen install-code` where a page before has run it."""
     match = re.search(r"hpcgen install-code (.*?)\./code", command)
@@ -194,6 +202,8 @@ def test_every_command_runs(
                 (reader / "run.yaml").unlink(missing_ok=True)
             if page == "docs/trainer.md":
                 write_trainer_config(reader, command)
+            if page == "docs/generation.md" and language == "sh":
+                train_run(reader)
             if page == "docs/first-day.md" and command.startswith("hpcgen report"):
                 shutil.copytree(reader / "run-a", reader / "runs/gpt", dirs_exist_ok=True)
             if cluster is None and re.search(
@@ -214,6 +224,8 @@ def test_every_program_runs(page: str, reader: Path) -> None:
         pytest.skip("no program on this page")
     if page == "docs/inner-loop.md":
         write_trainer_config(reader, "python -m trainer")
+    if page == "docs/generation.md":
+        train_run(reader)
     # submitting is shown in full; here everything up to it
     program = re.sub(r"^jobs = submit\(.*\n", "", program, flags=re.MULTILINE)
     program = program.replace("overrides=[", 'overrides=["data.mock=true", ')

@@ -52,7 +52,7 @@ CONTENTS = {
     "Start": ["docs/first-day", "docs/install", "docs/architecture", "docs/glossary"],
     "Train": [
         *("docs/training", "docs/training-options", "docs/resuming", "docs/stages", "docs/performance"),
-        *("docs/inner-loop", "docs/python"),
+        *("docs/generation", "docs/inner-loop", "docs/python"),
     ],
     "Data": ["docs/data", "docs/tokenization", "docs/sampling"],
     "Watch and repair": ["docs/report", "docs/metrics", "docs/faults", "docs/checkpoints", "docs/exchange"],

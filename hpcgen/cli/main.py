@@ -27,6 +27,7 @@ SECTIONS = {
         "render": "hpcgen.cli.render",
         "submit": "hpcgen.cli.submit",
         "env": "hpcgen.cli.env",
+        "generate": "hpcgen.cli.generate",
     },
     "Data": {
         "data": "hpcgen.cli.data",

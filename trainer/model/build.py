@@ -34,13 +34,7 @@ def build_model(
     core = transformer_config(config, kernels)
     if core.tp_comm_overlap:
         _allocate_overlap_buffers(config, groups)
-    # On a GPU, Core needs its own generators, although the weights drawn from them are replaced below. Core's own
-    # tracker cannot be recorded in graphs, but Transformer Engine's can.
-    uses_graphs = config.training.cuda_graph_impl != "none"
-    model_parallel_cuda_manual_seed(config.training.seed, te_rng_tracker=uses_graphs)
-    stages = config.parallelism.virtual_pipeline_model_parallel_size
-    vp_stages = [None] if stages is None else range(stages)
-    chunks = [_build_chunk(config, core, groups, kernels, vp_stage) for vp_stage in vp_stages]
+    chunks = build_chunks(config, core, groups, kernels)
     for chunk in chunks:
         initialize_by_name(chunk, config.training.seed, config.model.init_method_std, config.model.num_layers)
     if config.training.precision in HALF:
@@ -62,6 +56,22 @@ def build_model(
         ]
     _connect_schedule(core, layout.overlap_grad_reduce, model)
     return model
+
+
+def build_chunks(
+    config: TrainerConfig,
+    core: TransformerConfig,
+    groups: ProcessGroupCollection,
+    kernels: Kernels,
+) -> list[GPTModel]:
+    """Build this rank's model chunks in pipeline order, with undefined weights."""
+    # On a GPU, Core needs its own generators, although none of its weights are used. Core's own tracker cannot be
+    # recorded in graphs, but Transformer Engine's can.
+    uses_graphs = config.training.cuda_graph_impl != "none"
+    model_parallel_cuda_manual_seed(config.training.seed, te_rng_tracker=uses_graphs)
+    stages = config.parallelism.virtual_pipeline_model_parallel_size
+    vp_stages = [None] if stages is None else range(stages)
+    return [_build_chunk(config, core, groups, kernels, vp_stage) for vp_stage in vp_stages]
 
 
 def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerConfig:

@@ -1,0 +1,187 @@
+"""`python -m trainer.inference` and `hpcgen generate` with a checkpoint of two tensor-parallel ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.runs import LLAMA, ROOT, environment, finished, free_port, gpt_config
+from trainer.contract.checkpoint_files import COMPLETE, METADATA
+from trainer.contract.errors import TrainerError
+from trainer.distributed import groups
+from trainer.inference import Options, generate, load_model
+from trainer.inference.__main__ import _read_prompts
+from trainer.inference.checkpoint import find_checkpoint, inference_config
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.filterwarnings("ignore"),  # Megatron-Core warns about its own defaults
+]
+
+PROMPTS = ["A", "in the beginning", "x = 1"]
+OPTIONS = ("--tokenizer", "bytes", "--max-new-tokens", "8", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run with one checkpoint, and prompts."""
+    directory = tmp_path_factory.mktemp("run")
+    config = gpt_config(corpus, directory, LLAMA | {"num_layers": 2}) | {"world_size": 2}
+    config["parallelism"] = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+    config["training"]["train_iters"] = 2
+    finished(config)
+    lines = (json.dumps({"prompt": prompt}) for prompt in PROMPTS)
+    (directory / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    yield directory
+    if torch.distributed.is_initialized():
+        groups.finalize()
+
+
+@pytest.fixture(scope="module")
+def expected(run: Path) -> list[dict[str, Any]]:
+    """The completions of a notebook, which is a single process."""
+    model, tokenizer = load_model(run, tokenizer="bytes", device="cpu")
+    completions = list(generate(model, tokenizer, PROMPTS, Options(max_new_tokens=8)))
+    assert [completion.prompt for completion in completions] == PROMPTS
+    return [vars(completion) for completion in completions]
+
+
+def start(run: Path, *arguments: str, rank: int = 0, world_size: int = 1, port: str = "0") -> Any:
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer.inference", str(run), *OPTIONS, *arguments],
+        cwd=ROOT,
+        env=environment(rank, world_size, port),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("arguments", [(), ("--pipeline-model-parallel-size", "2")], ids=["TP2", "PP2"])
+def test_two_ranks_generate_what_one_does(
+    run: Path, expected: list[dict[str, Any]], arguments: tuple[str, ...]
+) -> None:
+    port = free_port()
+    given = ("--prompts", str(run / "prompts.jsonl"), "--json", *arguments)
+    ranks = [start(run, *given, rank=rank, world_size=2, port=port) for rank in range(2)]
+    outputs = [rank.communicate(timeout=300) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert [json.loads(line) for line in outputs[0][0].splitlines()] == expected
+    assert outputs[1][0] == ""
+
+
+def test_hpcgen_generate_writes_json_lines_into_a_pipe(run: Path, expected: list[dict[str, Any]]) -> None:
+    command = [str(Path(sys.executable).with_name("hpcgen")), "generate", "--checkpoint", str(run), *OPTIONS]
+    given = (run / "prompts.jsonl").read_text()
+    done = subprocess.run(
+        [*command, "--prompts", "-"], input=given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == expected
+    assert done.stderr.startswith("3 prompts, 24 new tokens in ")
+    long = subprocess.run([*command, "--prompt", "x" * 64], capture_output=True, text=True, check=False)
+    assert (long.returncode, long.stdout) == (2, "")
+    assert "prompt 1 has 64 tokens, but the model has 64 positions" in long.stderr
+    assert len(long.stderr.splitlines()) == 1
+
+
+def test_lines_that_are_typed_are_continued(run: Path, expected: list[dict[str, Any]]) -> None:
+    typed = start(run)
+    stdout, stderr = typed.communicate(f"{PROMPTS[0]}\n{'x' * 64}\n{PROMPTS[2]}\n", timeout=300)
+    assert typed.returncode == 0, stderr
+    texts = [one["text"] for one in expected]
+    assert stdout.startswith(f"> {texts[0]}\n> prompt 1 has 64 tokens")
+    assert stdout.endswith(f"> {texts[2]}\n> \n")
+
+
+def test_a_layout_for_other_ranks_is_refused(run: Path) -> None:
+    refused = start(run, "--prompts", str(run / "prompts.jsonl"), "--tensor-model-parallel-size", "2")
+    stdout, stderr = refused.communicate(timeout=300)
+    assert (refused.returncode, stdout) == (2, "")
+    assert stderr.startswith("trainer: TP x PP = 2 x 1 = 2, but the number of ranks is 1 ")
+    assert len(stderr.splitlines()) == 1
+
+
+def test_weights_are_converted_to_another_precision(run: Path) -> None:
+    exact, _ = load_model(run / "checkpoints", tokenizer="bytes", device="cpu")
+    rounded, _ = load_model(
+        run / "checkpoints/iter_0000002", tokenizer="bytes", device="cpu", precision="bf16"
+    )
+    pairs = list(zip(exact.module.parameters(), rounded.module.parameters(), strict=True))
+    assert len(pairs) > 10
+    for one, other in pairs:
+        assert other.dtype == torch.bfloat16
+        assert torch.equal(one.bfloat16(), other)
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoints."""
+    return shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
+
+
+def test_a_directory_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match=r"no such directory. Name a run directory"):
+        find_checkpoint(tmp_path / "missing")
+    with pytest.raises(TrainerError, match=f"{tmp_path} has no complete checkpoint. Name a run directory"):
+        find_checkpoint(tmp_path)
+    (tmp_path / "iter_new").mkdir()
+    with pytest.raises(TrainerError, match="iter_new is not a checkpoint"):
+        find_checkpoint(tmp_path / "iter_new")
+
+
+def test_an_incomplete_checkpoint_is_refused(copy: Path) -> None:
+    newer = shutil.copytree(copy / "iter_0000002", copy / "iter_0000003")
+    (newer / COMPLETE).unlink()
+    assert find_checkpoint(copy).iteration == 2
+    with pytest.raises(TrainerError, match="iter_0000003 is not a complete checkpoint: COMPLETE is missing"):
+        find_checkpoint(newer)
+    (copy / "iter_0000002" / METADATA).unlink()
+    with pytest.raises(
+        TrainerError, match=f"iter_0000002 is not a complete checkpoint: {METADATA} is missing"
+    ):
+        find_checkpoint(copy)
+    shutil.rmtree(copy / "iter_0000002")
+    with pytest.raises(
+        TrainerError, match=r"has no complete checkpoint. iter_0000003 is incomplete: COMPLETE"
+    ):
+        find_checkpoint(copy)
+
+
+def test_damaged_tensors_are_refused(copy: Path) -> None:
+    index = copy / "iter_0000002/.metadata"
+    index.write_bytes(b"x" * index.stat().st_size)
+    with pytest.raises(TrainerError, match=r"cannot be loaded .* hpcgen checkpoint inspect --verify"):
+        load_model(copy, tokenizer="bytes", device="cpu")
+
+
+def test_a_layout_that_cannot_split_the_model_is_refused(run: Path) -> None:
+    found = find_checkpoint(run)
+    with pytest.raises(TrainerError, match="TP = 4 does not divide the model's 2 query groups"):
+        inference_config(found, device="cpu", precision=None, tensor_parallel=4)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "has no prompts"),
+        (b'{"prompt": "a"}\n{"text": "b"}\n', 'prompts:2: expected a line such as {"prompt"'),
+        (b'{"prompt": "a"}\n\n{"prompt": \n', "prompts:3: not JSON"),
+        (b"\xff", "is not UTF-8 text"),
+    ],
+)
+def test_a_file_without_prompts_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_bytes(content)
+    with pytest.raises(TrainerError, match=message):
+        _read_prompts(str(tmp_path / "prompts"))
+    with pytest.raises(TrainerError, match="missing: No such file or directory"):
+        _read_prompts(str(tmp_path / "missing"))

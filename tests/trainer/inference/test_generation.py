@@ -1,0 +1,189 @@
+"""Generation with the cache is that of transformers, token by token, for prompts of different lengths in one batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.trainer.families import FAMILIES, LENGTH
+from tests.trainer.inference.models import ONE, TOKENIZER, build_chunk, family, random_prompts
+from tests.trainer.runs import ROOT
+from trainer.contract.errors import TrainerError
+from trainer.distributed import groups
+from trainer.inference import Completion, Options, generate
+from trainer.inference.model import Model
+from trainer.inference.start import open_groups
+from trainer.model import layers
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_groups() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # faster for such small models
+    yield
+    torch.set_num_threads(threads)
+    groups.finalize()
+
+
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return family("llama")[0]
+
+
+def transformers_tokens(reference: Any, prompt: str, count: int) -> list[int]:
+    ids = TOKENIZER.encode(prompt)
+    reference.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    inputs = torch.tensor([ids])
+    mask = torch.ones_like(inputs)
+    output = reference.generate(inputs, attention_mask=mask, max_new_tokens=count, do_sample=False)
+    tokens: list[int] = output[0, len(ids) :].tolist()
+    return tokens
+
+
+def continued(model: Model, prompts: list[str], **options: Any) -> list[Completion]:
+    return list(generate(model, TOKENIZER, prompts, Options(**options)))
+
+
+# The small sizes of the second list hold the suite's time; they cover every kind of attention.
+@pytest.mark.parametrize(
+    ("name", "number", "count"),
+    [
+        ("gpt2", 20, 64),
+        ("llama", 20, 64),
+        *((name, 4, 24) for name in FAMILIES if name not in ("gpt2", "llama")),
+    ],
+)
+def test_greedy_tokens_are_those_of_transformers(name: str, number: int, count: int) -> None:
+    model, reference = family(name, length=96)
+    assert model.has_cache
+    prompts = random_prompts(number)
+    completions = continued(model, prompts, max_new_tokens=count, batch_size=8)
+    assert [completion.prompt for completion in completions] == prompts
+    for completion in completions:
+        assert completion.tokens == transformers_tokens(reference, completion.prompt, count)
+        assert completion.text == TOKENIZER.decode(completion.tokens)
+        assert completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3"])
+def test_tokens_do_not_depend_on_the_cache_or_the_batch(name: str) -> None:
+    model, _ = family(name)
+    prompts = random_prompts(5)
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0, "top_p": 0.9, "seed": 5}
+    together = continued(model, prompts, **options)
+    assert continued(model, prompts, **options, batch_size=2) == together
+    model, _ = without_cache(name)
+    assert not model.has_cache
+    assert continued(model, prompts, **options) == together
+
+
+def without_cache(name: str) -> tuple[Model, Any]:
+    """The model with layers that are not the trainer's own."""
+
+    class OtherAttention(layers.CoreAttention):
+        pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "CoreAttention", OtherAttention)
+        return family(name)
+
+
+@pytest.mark.parametrize("key", ["model_provider", "layer_spec"])
+def test_models_of_users_generate_what_they_compute(key: str) -> None:
+    function = {
+        "model_provider": "custom_model.py:CappedGPT",
+        "layer_spec": "custom_layers.py:parallel_layers",
+    }[key]
+    config, chunk = build_chunk(FAMILIES["llama"].model | {key: f"{ROOT}/examples/{function}"})
+    torch.manual_seed(1)
+    for parameter in chunk.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    tokens = [1, 2, 3]
+    with torch.no_grad():
+        for _ in range(6):
+            logits = chunk.eval()(torch.tensor([tokens]), torch.arange(len(tokens))[None], None)
+            tokens.append(int(logits[0, -1].argmax()))
+    model = Model(config, chunk, open_groups(config, ONE))
+    [completion] = continued(model, [TOKENIZER.decode(tokens[:3])], max_new_tokens=6)
+    assert completion.tokens == tokens[3:]
+
+
+def test_one_seed_gives_one_text(llama: Model) -> None:
+    prompts = random_prompts(3)
+
+    def texts(seed: int) -> list[str]:
+        return [one.text for one in continued(llama, prompts, max_new_tokens=12, temperature=1.0, seed=seed)]
+
+    assert texts(1) == texts(1)
+    assert texts(1) != texts(2)
+
+
+def test_a_text_ends_before_a_stop_string(llama: Model) -> None:
+    [prompt, *_] = random_prompts(3)
+    [complete] = continued(llama, [prompt], max_new_tokens=12)
+    stop = complete.text[5:7]
+    cut = complete.text.index(stop)
+    shown: list[str] = []
+    [stopped] = generate(
+        llama, TOKENIZER, [prompt], Options(max_new_tokens=12, stop=("never", stop)), shown.append
+    )
+    assert (stopped.text, stopped.finish_reason) == (complete.text[:cut], "stop")
+    assert stopped.tokens == complete.tokens[: cut + 2]
+    assert "".join(shown) == stopped.text
+
+
+def test_a_document_ends_with_its_token(llama: Model) -> None:
+    [prompt, other] = random_prompts(2)
+    [complete, _] = continued(llama, [prompt, other], max_new_tokens=12)
+    tokenizer = dataclasses.replace(TOKENIZER, eod_id=complete.tokens[4])
+    end = complete.tokens.index(complete.tokens[4])
+    ended = next(iter(generate(llama, tokenizer, [prompt, other], Options(max_new_tokens=12))))
+    assert ended.finish_reason == "eod"
+    assert ended.tokens == complete.tokens[: end + 1]
+    assert ended.text == complete.text[:end]
+
+
+def test_a_text_ends_at_the_last_position_of_the_model(llama: Model) -> None:
+    prompt = "\u0101" * (LENGTH - 3)
+    [completion] = continued(llama, [prompt], max_new_tokens=12)
+    assert (len(completion.tokens), completion.finish_reason) == (3, "length")
+    with pytest.raises(
+        TrainerError, match=f"prompt 2 has {LENGTH} tokens, but the model has {LENGTH} positions"
+    ):
+        continued(llama, ["\u0101", "\u0101" * LENGTH])
+
+
+def test_an_empty_prompt_begins_a_document(llama: Model) -> None:
+    tokenizer = dataclasses.replace(TOKENIZER, eod_id=7)
+    [empty] = generate(llama, tokenizer, [""], Options(max_new_tokens=3))
+    [begun] = generate(llama, tokenizer, [TOKENIZER.decode([7])], Options(max_new_tokens=3))
+    assert empty.tokens == begun.tokens
+    with pytest.raises(TrainerError, match="prompt 1 is empty, and the end-of-document token"):
+        continued(llama, [""])
+
+
+def test_padding_of_the_vocabulary_is_never_generated(llama: Model) -> None:
+    """The columns of padded_vocab_size that are not tokens have weights too."""
+    model, _ = family("llama")
+    [complete] = continued(model, ["\u0101"], max_new_tokens=8)
+    most = max(complete.tokens)
+    smaller = dataclasses.replace(model.config.model, vocab_size=most)
+    model.config = dataclasses.replace(model.config, model=smaller)
+    [completion] = continued(model, ["\u0101"], max_new_tokens=8)
+    assert max(completion.tokens) < most
+
+
+def test_logits_of_a_notebook_are_those_of_transformers() -> None:
+    model, reference = family("gpt2")
+    tokens = list(range(9))
+    expected = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(model.logits(tokens), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(TrainerError, match=f"{LENGTH + 1} tokens: the model computes 1 to {LENGTH}"):
+        model.logits([0] * (LENGTH + 1))

@@ -1,0 +1,240 @@
+"""`python -m trainer.inference`: continues prompts from a file, or those typed on a terminal.
+
+With several ranks (torchrun, srun), every rank runs the same command. Rank 0 reads the prompts and writes the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
+from trainer.contract.wording import counted
+from trainer.distributed.rendezvous import Ranks, find_ranks
+from trainer.faults.stopping import announce, leave
+from trainer.inference.checkpoint import find_checkpoint
+from trainer.inference.generation import Completion, Options, generate
+from trainer.inference.start import prepare_device
+from trainer.inference.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from trainer.inference.model import Model
+
+T = TypeVar("T")
+
+BROKEN_PIPE = 141
+"""Exit status if the reader of the results has gone, as of a process that SIGPIPE ends."""
+
+
+def main() -> int:
+    """Parse the arguments and generate. Returns the exit status."""
+    arguments = _parser().parse_args()
+    try:
+        ranks = find_ranks(os.environ)
+        model, tokenizer = _load(arguments, ranks)
+        with _same_on_all_ranks():
+            if arguments.prompts is None:
+                _converse(model, tokenizer, _options(arguments), ranks)
+            else:
+                _answer(model, tokenizer, arguments, ranks)
+        if ranks.world_size > 1:
+            from trainer.distributed import groups
+
+            groups.finalize()
+    except TrainerError as error:
+        announce(error, None)
+        leave(error.exit_code)
+    except ReportedByRank0Error:
+        leave(Exit.FAULT)
+    except KeyboardInterrupt:
+        leave(130)
+    except BrokenPipeError:
+        os._exit(BROKEN_PIPE)  # flushing would fail again
+    return Exit.DONE
+
+
+def _load(arguments: argparse.Namespace, ranks: Ranks) -> tuple[Model, Tokenizer]:
+    with _same_on_all_ranks():
+        _options(arguments)  # refuse wrong options before the weights are read
+        found = find_checkpoint(arguments.checkpoint)
+        tokenizer = load_tokenizer(arguments.tokenizer, arguments.eod_token)
+        pipeline = arguments.pipeline_model_parallel_size
+        tensor = arguments.tensor_model_parallel_size or max(1, ranks.world_size // pipeline)
+        if tensor * pipeline != ranks.world_size:
+            raise TrainerError(
+                f"TP x PP = {tensor} x {pipeline} = {tensor * pipeline}, but the number of ranks is {ranks.world_size} "
+                f"(from {ranks.source}). Launch {tensor * pipeline} ranks, or set "
+                "--tensor-model-parallel-size and --pipeline-model-parallel-size to fit"
+            )
+    device = prepare_device(arguments.device)
+    from trainer.inference.loading import load  # imports megatron.core: after `prepare_device`
+
+    model = load(
+        found,
+        ranks,
+        device=device,
+        precision=arguments.precision,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+    )
+    with _same_on_all_ranks():
+        tokenizer.check_fits(model.vocab_size)
+    return model, tokenizer
+
+
+@contextlib.contextmanager
+def _same_on_all_ranks() -> Iterator[None]:
+    """Mark errors that every rank raises, so that only rank 0 reports them."""
+    try:
+        yield
+    except TrainerError as error:
+        raise error.on_all_ranks() from error
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)}
+    return Options(**values | {"stop": tuple(arguments.stop)})
+
+
+def _answer(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace, ranks: Ranks) -> None:
+    """Continue the prompts of a file."""
+    prompts = _from_rank_0(lambda: _read_prompts(arguments.prompts), ranks)
+    # A terminal shows a single text while it is generated.
+    is_shown = len(prompts) == 1 and not arguments.json and sys.stdout.isatty()
+    started, num_tokens = time.monotonic(), 0
+    on_text = _print if is_shown and ranks.rank == 0 else None
+    for completion in generate(model, tokenizer, prompts, _options(arguments), on_text):
+        num_tokens += len(completion.tokens)
+        if ranks.rank == 0:
+            _show(completion, arguments.json, with_prompt=len(prompts) > 1, is_shown=is_shown)
+    if ranks.rank == 0 and (arguments.json or len(prompts) > 1):
+        seconds = time.monotonic() - started
+        print(
+            f"{counted(len(prompts), 'prompt')}, {counted(num_tokens, 'new token')} in {seconds:.1f} s "
+            f"({num_tokens / max(seconds, 1e-9):,.0f} tokens/s)",
+            file=sys.stderr,
+        )
+
+
+def _converse(model: Model, tokenizer: Tokenizer, options: Options, ranks: Ranks) -> None:
+    """Continue lines that are typed on a terminal, until its end."""
+    while (line := _from_rank_0(_read_line, ranks)) is not None:
+        on_text = _print if ranks.rank == 0 else None
+        try:
+            for _ in generate(model, tokenizer, [line], options, on_text):
+                _print("\n" if ranks.rank == 0 else "")
+        except TrainerError as error:  # a prompt that is too long
+            _print(f"{error}\n" if ranks.rank == 0 else "")
+    _print("\n" if ranks.rank == 0 else "")
+
+
+def _from_rank_0(function: Callable[[], T], ranks: Ranks) -> T:
+    """The result of `function` on rank 0, on every rank."""
+    if ranks.world_size == 1:
+        return function()
+    from trainer.distributed.groups import from_rank_0
+
+    return from_rank_0(function)
+
+
+def _read_line() -> str | None:
+    try:
+        return input("> ")
+    except EOFError:
+        return None
+
+
+def _show(completion: Completion, as_json: bool, *, with_prompt: bool, is_shown: bool) -> None:
+    if as_json:
+        print(json.dumps(dataclasses.asdict(completion), ensure_ascii=False), flush=True)
+    elif is_shown:
+        _print("\n")
+    else:
+        _print(f"{completion.prompt}{completion.text}\n\n" if with_prompt else f"{completion.text}\n")
+
+
+def _print(text: str) -> None:
+    """Print text at once. On a terminal, control characters are replaced: a model may write any byte."""
+    if sys.stdout.isatty():
+        text = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _read_prompts(path: str) -> list[str]:
+    """The prompts of a JSON Lines file; "-" is standard input.
+
+    Raises:
+        TrainerError: the file cannot be read, or a line has no prompt.
+    """
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        lines = data.decode().splitlines()
+    except OSError as error:
+        raise TrainerError(f"{path}: {error.strerror}. Name a JSON Lines file with prompts") from error
+    except UnicodeDecodeError as error:
+        raise TrainerError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    prompts = [_prompt(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise TrainerError(f'{path} has no prompts. Write lines such as {{"prompt": "Once upon a time"}}')
+    return prompts
+
+
+def _prompt(line: str, where: str) -> str:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TrainerError(f"{where}: not JSON ({error})") from error
+    prompt = document.get("prompt") if isinstance(document, dict) else None
+    if not isinstance(prompt, str):
+        raise TrainerError(
+            f'{where}: expected a line such as {{"prompt": "Once upon a time"}}, got {line:.60}'
+        )
+    return prompt
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = Options()
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.inference", description="Continues prompts with a trained model."
+    )
+    parser.add_argument(
+        "checkpoint", type=Path, help="an iter_... directory, or a directory of checkpoints or of a run"
+    )
+    parser.add_argument("--prompts", metavar="FILE", help="JSON Lines with prompts; - is standard input")
+    parser.add_argument(
+        "--tokenizer",
+        required=True,
+        metavar="gpt2|bytes|PATH",
+        help="tokenizer by name, a tokenizer.json, or a directory with tokenizer files",
+    )
+    parser.add_argument("--eod-token", metavar="TOKEN", help="token at the end of a document")
+    parser.add_argument("--json", action="store_true", help="write JSON Lines")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", default=defaults.max_new_tokens)
+    parser.add_argument("--temperature", type=float, metavar="T", default=defaults.temperature)
+    parser.add_argument("--top-k", type=int, metavar="K")
+    parser.add_argument("--top-p", type=float, metavar="P")
+    parser.add_argument("--repetition-penalty", type=float, metavar="F", default=defaults.repetition_penalty)
+    parser.add_argument("--stop", action="append", metavar="STRING", default=[])
+    parser.add_argument("--seed", type=int, metavar="N", default=defaults.seed)
+    parser.add_argument("--batch-size", type=int, metavar="N", default=defaults.batch_size)
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: a GPU if there is one")
+    parser.add_argument("--precision", choices=("bf16", "fp16", "fp32"), help="default: that of training")
+    parser.add_argument(
+        "--tensor-model-parallel-size", type=int, metavar="N", help="default: ranks / pipeline stages"
+    )
+    parser.add_argument("--pipeline-model-parallel-size", type=int, metavar="N", default=1)
+    return parser
+
+
+# Nothing may run at import, since spawned processes import this module again.
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Finds the checkpoint to generate from, and the configuration of its model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.contract import checkpoint_files
+from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.config import (
+    BlendConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainerConfig,
+    TrainingConfig,
+    from_dict,
+)
+from trainer.contract.errors import TrainerError
+from trainer.contract.resolve import resolve
+from trainer.contract.run_directory import RunDirectory
+from trainer.distributed.layout import check_layout
+
+PREFIX = "iter_"
+"""Prefix of the names of checkpoint directories."""
+
+
+def find_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at `path`, or the newest complete one in a directory of checkpoints or of a run.
+
+    Raises:
+        TrainerError: there is none, or files of it are missing or truncated.
+    """
+    path = path.absolute()
+    try:
+        if not path.is_dir():
+            what = "not a directory" if path.exists() else "no such directory"
+            raise TrainerError(f"{path}: {what}. Name a run directory or an {PREFIX}... directory")
+        if path.name.startswith(PREFIX):
+            return _checked(path)
+        directory = _directory_of_checkpoints(path)
+        found = checkpoint_files.newest_complete(directory)
+        if found is None:
+            raise TrainerError(f"{path} has no complete checkpoint. {_what_it_has(directory)}")
+        return _checked(found.path)
+    except OSError as error:
+        raise TrainerError(
+            f"{error.filename or path} cannot be read: {error.strerror}", retry=True
+        ) from error
+
+
+def _directory_of_checkpoints(path: Path) -> Path:
+    """`path` itself, or the directory in which the run in `path` saves."""
+    if checkpoint_files.list_paths(path):
+        return path
+    try:
+        saved = json.loads((path / RunDirectory.TRAINED_WITH).read_bytes())["checkpoint"]["save"]
+    except (OSError, ValueError, KeyError, TypeError):
+        saved = None
+    return Path(saved) if isinstance(saved, str) else path / "checkpoints"
+
+
+def _what_it_has(directory: Path) -> str:
+    paths = checkpoint_files.list_paths(directory)
+    if not paths:
+        return f"Name a run directory or an {PREFIX}... directory"
+    newest = checkpoint_files.describe(paths[0])
+    if newest.is_foreign:
+        return f"{newest.path.name} was written by Megatron-LM, which does not record the model"
+    return f"{newest.path.name} is incomplete: {newest.flaw}"
+
+
+def _checked(path: Path) -> Checkpoint:
+    if checkpoint_files.iteration_of(path) is None:
+        raise TrainerError(f"{path} is not a checkpoint: its name is not {PREFIX} and at least 7 digits")
+    found = checkpoint_files.describe(path)
+    if found.is_foreign:
+        raise TrainerError(
+            f"{path} was written by Megatron-LM, which does not record the model. Resume from it with "
+            "checkpoint.load and generate from the run's own checkpoints"
+        )
+    if problems := checkpoint_files.problems(found, hashes=False):
+        raise TrainerError(f"{path} is not a complete checkpoint: {'; '.join(problems[:3])}")
+    return found
+
+
+def inference_config(
+    found: Checkpoint,
+    *,
+    device: Literal["cuda", "cpu"],
+    precision: Literal["bf16", "fp16", "fp32"] | None,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+) -> TrainerConfig:
+    """Configuration of the trained model in another layout, without dropout.
+
+    Raises:
+        TrainerError: the record has an unknown or invalid key, or the model cannot be split in this way.
+    """
+    assert found.record is not None
+    if found.record.get("format", checkpoint_files.FORMAT) > checkpoint_files.FORMAT:
+        raise TrainerError(f"{found.path} was written by a later version of the trainer. Use that version")
+    recorded: dict[str, Any] = found.record["model"] | {"attention_dropout": 0.0, "hidden_dropout": 0.0}
+    model = from_dict(ModelConfig, recorded, f"{found.path / checkpoint_files.COMPLETE}: model")
+    training = TrainingConfig(
+        micro_batch_size=1,
+        global_batch_size=1,
+        train_iters=1,
+        precision=precision or found.record["precision"],
+        transformer_impl="torch",
+    )
+    config = resolve(
+        TrainerConfig(
+            name=found.path.name,
+            run_dir=str(found.path.parent),
+            device=device,
+            world_size=tensor_parallel * pipeline_parallel,
+            model=model,
+            parallelism=ParallelismConfig(
+                tensor_model_parallel_size=tensor_parallel, pipeline_model_parallel_size=pipeline_parallel
+            ),
+            training=training,
+            optimizer=OptimizerConfig(lr=1.0, lr_warmup_iters=0),
+            data=BlendConfig(mock=True),
+        )
+    )
+    check_layout(config)
+    groups = config.model.num_query_groups or config.model.num_attention_heads
+    if groups % tensor_parallel:
+        raise TrainerError(
+            f"TP = {tensor_parallel} does not divide the model's {groups} query groups. Use a divisor of {groups}"
+        )
+    return config

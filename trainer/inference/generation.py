@@ -1,0 +1,232 @@
+"""Continues prompts in batches, until each reaches its end, a stop string or the maximum length."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from trainer.contract.errors import TrainerError
+from trainer.inference import sampling
+from trainer.inference.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from trainer.inference.model import Model
+
+INCOMPLETE = "\ufffd"
+"""Text of the first bytes of a character."""
+
+FinishReason = Literal["eod", "stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to continue a prompt."""
+
+    max_new_tokens: int = 128
+    """Maximum number of new tokens per prompt."""
+    temperature: float = 0.0
+    """Divisor of the logits before a token is drawn; 0 always takes the most likely token."""
+    top_k: int | None = None
+    """Draw only from this number of most likely tokens. Default: all."""
+    top_p: float | None = None
+    """Draw only from the most likely tokens whose probabilities add up to this number. Default: all."""
+    repetition_penalty: float = 1.0
+    """Factor by which tokens of the prompt and of the new text become less likely; 1 changes nothing."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a text. They are not part of it."""
+    seed: int = 1234
+    """Seed of the draws. Each prompt has its own sequence of draws, so its text does not depend on the batch size."""
+    batch_size: int = 16
+    """Number of prompts that are continued together."""
+
+    def __post_init__(self) -> None:
+        for name, is_valid, valid in (
+            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+            ("temperature", 0 <= self.temperature < float("inf"), "0 or a positive number"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1"),
+            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "greater than 0 and at most 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "a positive number"),
+            ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("stop", all(self.stop), "strings that are not empty"),
+        ):
+            if not is_valid:
+                raise TrainerError(f"{name} = {getattr(self, name)!r} must be {valid}")
+        for name in ("top_k", "top_p"):
+            if getattr(self, name) is not None and self.temperature == 0:
+                raise TrainerError(
+                    f"{name} = {getattr(self, name)} has no effect at temperature 0, which always takes the most "
+                    f"likely token. Set a temperature, such as 1.0, or remove {name}"
+                )
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A prompt and its continuation."""
+
+    prompt: str
+    text: str
+    """The new text, without the end-of-document token or the stop string."""
+    tokens: list[int]
+    """All new token IDs."""
+    finish_reason: FinishReason
+    """eod (the model ended the document), stop (a stop string), or length (max_new_tokens or the model's maximum)."""
+
+
+@dataclass
+class _Row:
+    """A prompt in progress."""
+
+    prompt: str
+    ids: list[int]
+    """Token IDs of the prompt."""
+    generator: random.Random
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    """The final part of the new text: later tokens do not change it."""
+    finish_reason: FinishReason | None = None
+
+    def add(
+        self, token: int, tokenizer: Tokenizer, options: Options, max_length: int, is_shown: bool
+    ) -> None:
+        """Add a token and set `finish_reason` if it is the last one. `text` is only kept up to date if `is_shown`."""
+        self.tokens.append(token)
+        is_end = token == tokenizer.eod_id
+        is_full = len(self.tokens) == options.max_new_tokens or len(self.ids) + len(self.tokens) == max_length
+        if not (is_end or is_full or is_shown or options.stop):
+            return
+        text = tokenizer.decode(self.tokens[:-1] if is_end else self.tokens)
+        if (cut := _first_stop(text, options.stop)) is not None:
+            self.text, self.finish_reason = text[:cut], "stop"
+        elif is_end:
+            self.text, self.finish_reason = text, "eod"
+        elif is_full:
+            self.text, self.finish_reason = text, "length"
+        else:
+            self.text = text[: len(text) - _held_back(text, options.stop)]
+
+    def completion(self) -> Completion:
+        assert self.finish_reason is not None
+        return Completion(self.prompt, self.text, self.tokens, self.finish_reason)
+
+
+def generate(
+    model: Model,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    options: Options | None = None,
+    on_text: Callable[[str], None] | None = None,
+) -> Iterator[Completion]:
+    """Continue `prompts`. Yields a completion for each, in their order, as soon as its batch is done.
+
+    `on_text` receives the text of the first prompt of a batch in pieces, as it is generated. Every rank must call this
+    with the same arguments.
+
+    Raises:
+        TrainerError: a prompt is empty or too long, before the first batch.
+    """
+    options = options or Options()
+    rows = [_row(index, prompt, model, tokenizer, options) for index, prompt in enumerate(prompts)]
+    for first in range(0, len(rows), options.batch_size):
+        batch = rows[first : first + options.batch_size]
+        _continue(batch, model, tokenizer, options, on_text)
+        yield from (row.completion() for row in batch)
+
+
+def _row(index: int, prompt: str, model: Model, tokenizer: Tokenizer, options: Options) -> _Row:
+    ids = tokenizer.encode(prompt)
+    if not ids and tokenizer.eod_id is not None:
+        ids = [tokenizer.eod_id]  # in training, a document follows the end of another one
+    if not ids:
+        raise TrainerError(
+            f"prompt {index + 1} is empty, and the end-of-document token, which precedes a document, is unknown. "
+            "Name it with eod_token"
+        )
+    if len(ids) >= model.max_length:
+        raise TrainerError(
+            f"prompt {index + 1} has {len(ids)} tokens, but the model has {model.max_length} positions for prompt and "
+            f"new text (model.max_position_embeddings). Shorten the prompt to at most {model.max_length - 1} tokens"
+        )
+    return _Row(prompt, ids, random.Random(f"{options.seed}/{index}"))
+
+
+def _continue(
+    rows: Sequence[_Row],
+    model: Model,
+    tokenizer: Tokenizer,
+    options: Options,
+    on_text: Callable[[str], None] | None,
+) -> None:
+    """Continue `rows` together until each has a finish_reason."""
+    from trainer.inference.model import Batch
+
+    with torch.inference_mode():
+        batch = Batch(model, [row.ids for row in rows], options.max_new_tokens)
+        running, num_shown = list(rows), 0
+        while running:
+            tokens = _next_tokens(batch.next_logits(), running, model, options)
+            for row, token in zip(running, tokens, strict=True):
+                is_shown = on_text is not None and row is rows[0]
+                row.add(token, tokenizer, options, model.max_length, is_shown)
+            if on_text is not None and len(rows[0].text) > num_shown:
+                on_text(rows[0].text[num_shown:])
+                num_shown = len(rows[0].text)
+            batch.append(tokens)
+            kept = [index for index, row in enumerate(running) if row.finish_reason is None]
+            if kept and len(kept) < len(running):
+                batch.keep(kept)
+            running = [running[index] for index in kept]
+
+
+def _next_tokens(
+    logits: torch.Tensor | None, rows: Sequence[_Row], model: Model, options: Options
+) -> list[int]:
+    """The next token of each row, equal on all ranks."""
+    draws_here = logits is not None
+    if logits is not None:
+        if options.repetition_penalty != 1:
+            logits = sampling.penalize_repetition(logits, _seen(rows, logits), options.repetition_penalty)
+        chosen = sampling.choose(
+            logits,
+            [row.generator for row in rows],
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+        )
+    if model.config.world_size > 1:
+        if not draws_here:
+            chosen = torch.empty(len(rows), dtype=torch.int64, device=model.device)
+        # The last rank is always in the last pipeline stage.
+        torch.distributed.broadcast(chosen, model.config.world_size - 1)
+    tokens: list[int] = chosen.tolist()
+    return tokens
+
+
+def _seen(rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
+    """True for the tokens of each row's prompt and new text [b, vocabulary]."""
+    seen = torch.zeros(logits.shape, dtype=torch.bool)
+    for flags, row in zip(seen, rows, strict=True):
+        flags[row.ids + row.tokens] = True
+    return seen.to(logits.device)
+
+
+def _first_stop(text: str, stop: Sequence[str]) -> int | None:
+    """Offset of the first stop string in `text`; None if there is none."""
+    found = [offset for string in stop if (offset := text.find(string)) >= 0]
+    return min(found, default=None)
+
+
+def _held_back(text: str, stop: Sequence[str]) -> int:
+    """Length of the end of `text` that later tokens may change: part of a character, or the start of a stop string."""
+    if text.endswith(INCOMPLETE):
+        return len(text) - len(text.rstrip(INCOMPLETE))
+    beginnings = (
+        size
+        for string in stop
+        for size in range(min(len(string) - 1, len(text)), 0, -1)
+        if text.endswith(string[:size])
+    )
+    return max(beginnings, default=0)

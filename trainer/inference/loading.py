@@ -1,0 +1,99 @@
+"""Builds a model for inference and loads its weights, whatever layout saved them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+from megatron.core.dist_checkpointing.validation import StrictHandling
+from megatron.core.models.gpt import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch.distributed.checkpoint.api import CheckpointException
+
+from trainer.checkpoint import state as contents
+from trainer.checkpoint.loading import MAX_PROBLEMS, raise_environment_fault
+from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.distributed.rendezvous import Ranks
+from trainer.inference.checkpoint import inference_config
+from trainer.inference.model import Model
+from trainer.inference.start import open_groups
+from trainer.model.build import HALF, build_chunks, transformer_config
+from trainer.model.kernels import Kernels
+
+TORCH = Kernels(
+    transformer_engine=None, adamw="torch", cross_entropy="native", weight_gradient=None, on_gpu=False
+)
+"""torch's layers on every device, without Core's fused kernels, which torch.compile would compile for new shapes."""
+
+
+def load(
+    found: Checkpoint,
+    ranks: Ranks,
+    *,
+    device: Literal["cuda", "cpu"],
+    precision: Literal["bf16", "fp16", "fp32"] | None = None,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+) -> Model:
+    """Load the model of a checkpoint, split over all ranks.
+
+    Raises:
+        TrainerError: the ranks do not match the layout, the model cannot be split in this way, or the checkpoint cannot
+            be loaded.
+        LostPeersError: not all ranks connected.
+    """
+    config = inference_config(
+        found,
+        device=device,
+        precision=precision,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+    )
+    groups = open_groups(config, ranks)
+    # With initialization on a CPU, Core would allocate complete matrices and cut out the rank's part.
+    core = dataclasses.replace(transformer_config(config, TORCH), use_cpu_initialization=device == "cpu")
+    [chunk] = build_chunks(config, core, groups, TORCH)
+    chunk.to(HALF.get(config.training.precision, torch.float32))
+    _load_weights(chunk, found, config, groups)
+    return Model(config, chunk, groups)
+
+
+def _load_weights(
+    chunk: GPTModel, found: Checkpoint, config: TrainerConfig, groups: ProcessGroupCollection
+) -> None:
+    metadata = contents.sharding(groups)
+    weights = {"model": chunk.sharded_state_dict(metadata=metadata)}
+    try:
+        loaded, _, absent = dist_checkpointing.load(
+            weights,
+            str(found.path),
+            TorchDistLoadShardedStrategy(),
+            strict=StrictHandling.RETURN_UNEXPECTED,
+        )
+        missing = {name for name in absent if contents.EXTRA_STATE not in name}
+        if not missing:
+            missing = _fill(chunk, loaded["model"])
+    # torch's CheckpointException does not derive from Exception.
+    except (Exception, CheckpointException) as error:
+        raise_environment_fault(error, found.path)
+        raise TrainerError(
+            f"{found.path} cannot be loaded ({type(error).__name__}: {error}). Check its files with "
+            f"hpcgen checkpoint inspect --verify {found.path}"
+        ) from error
+    if missing:
+        raise TrainerError(
+            f"{found.path} does not fit the model in its own record: it has no "
+            f"{', '.join(sorted(missing)[:MAX_PROBLEMS])}"
+        )
+
+
+def _fill(chunk: GPTModel, loaded: dict[str, Any]) -> set[str]:
+    """Copy the loaded weights. Returns the names of those that are missing."""
+    weights = {name: value for name, value in loaded.items() if contents.EXTRA_STATE not in name}
+    absent, unknown = chunk.load_state_dict(weights, strict=False)
+    return {name for name in (*absent, *unknown) if contents.EXTRA_STATE not in name}

@@ -1,0 +1,176 @@
+"""Logits of a loaded model: for the next token of each row of a batch, with or without a cache, and for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.inference.attention import Cache, CachedAttention, Rotary
+from trainer.model.layers import CoreAttention
+
+
+class Model:
+    """This rank's part of a model in inference mode. Every rank must make the same calls."""
+
+    def __init__(self, config: TrainerConfig, chunk: GPTModel, groups: ProcessGroupCollection) -> None:
+        self.config = config
+        self.module = chunk.eval().requires_grad_(False)
+        self.device = next(chunk.parameters()).device
+        self._groups = groups
+        self._is_first = groups.pp.rank() == 0
+        self._is_last = groups.pp.rank() == groups.pp.size() - 1
+        self._is_tied = not config.model.untie_embeddings_and_output_weights
+        # A user's model may compute its logits in another way.
+        self._is_plain = isinstance(chunk, GPTModel) and all(
+            getattr(type(chunk), name) is getattr(GPTModel, name) for name in ("forward", "_postprocess")
+        )
+        self._attention: list[CachedAttention] = []
+        self._rotary: Rotary | None = None
+        if self._is_plain:
+            self._replace_attention(chunk)
+            # Then the model returns hidden states, and only those of the last token need logits.
+            self._output_weight = chunk.shared_embedding_or_output_weight() if self._is_tied else None
+            chunk.post_process = False
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, without padding."""
+        return self.config.model.vocab_size or self.config.model.padded_vocab_size or 0
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of prompt and continuation."""
+        assert self.config.model.max_position_embeddings
+        return self.config.model.max_position_embeddings
+
+    @property
+    def has_cache(self) -> bool:
+        """True if each layer has the trainer's attention. Otherwise, each step computes all tokens again."""
+        return bool(self._attention)
+
+    @property
+    def is_last_stage(self) -> bool:
+        """True if this rank has logits. In a pipeline, only the last stage has."""
+        return self._is_last
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits in fp32 [token, vocabulary] after each of `tokens`. Requires a single pipeline stage.
+
+        Raises:
+            TrainerError: there are no tokens, or more than the model has positions.
+        """
+        if not 0 < len(tokens) <= self.max_length:
+            raise TrainerError(f"{len(tokens)} tokens: the model computes 1 to {self.max_length}")
+        with torch.inference_mode():
+            rows = torch.tensor([list(tokens)], device=self.device)
+            output = self._compute(rows, torch.arange(rows.shape[1], device=self.device)[None], None)
+            assert output is not None
+            return self._to_logits(output)[:, 0, : self.vocab_size].float()
+
+    def next_logits(
+        self, tokens: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, cache: Cache | None
+    ) -> torch.Tensor | None:
+        """Logits in fp32 [b, vocabulary] after the token with index `last` [b] of each row of `tokens` [b, s].
+
+        With `cache`, `tokens` follow those that it contains. Returns None on stages that have no logits.
+        """
+        output = self._compute(tokens, positions, cache)
+        if output is None:
+            return None
+        selected = output[last, torch.arange(len(last), device=self.device)][None]
+        return self._to_logits(selected)[0, :, : self.vocab_size].float()
+
+    def _compute(
+        self, tokens: torch.Tensor, positions: torch.Tensor, cache: Cache | None
+    ) -> torch.Tensor | None:
+        """Hidden states after the last layer, or logits of a user's model [s, b, ...]. None before the last stage."""
+        if self._rotary is not None:
+            self._rotary.positions = positions
+        for attention in self._attention:
+            attention.cache = cache
+        if not self._is_first:
+            self.module.set_input_tensor(self._receive(*tokens.shape))
+        output = self.module(tokens, positions, None)
+        if not self._is_last:
+            torch.distributed.send(output, self._stage(1), group=self._groups.pp)
+            return None
+        return output if self._is_plain else output.transpose(0, 1)
+
+    def _to_logits(self, output: torch.Tensor) -> torch.Tensor:
+        """Logits of the complete vocabulary [s, b, padded vocabulary] for the output of `_compute`."""
+        if self._is_plain:
+            output, _ = self.module.output_layer(output, weight=self._output_weight)
+        return gather_from_tensor_model_parallel_region(output, group=self._groups.tp)
+
+    def _receive(self, rows: int, length: int) -> torch.Tensor:
+        """The output [s, b, hidden] of the stage before this one."""
+        dtype = self.module.config.params_dtype
+        hidden = torch.empty(length, rows, self.config.model.hidden_size, dtype=dtype, device=self.device)
+        torch.distributed.recv(hidden, self._stage(-1), group=self._groups.pp)
+        return hidden
+
+    def _stage(self, step: int) -> int:
+        return torch.distributed.get_global_rank(self._groups.pp, self._groups.pp.rank() + step)
+
+    def _replace_attention(self, chunk: GPTModel) -> None:
+        """Put the cache between the layers and their attention, if all layers have the trainer's."""
+        found = [getattr(layer.self_attention, "core_attention", None) for layer in chunk.decoder.layers]
+        if any(type(attention) is not CoreAttention for attention in found):
+            return
+        for layer, attention in zip(chunk.decoder.layers, found, strict=True):
+            cached = CachedAttention(attention, layer.layer_number)
+            layer.self_attention.core_attention = cached
+            self._attention.append(cached)
+        if self.config.model.position_embedding_type == "rope":
+            self._rotary = chunk.rotary_pos_emb = Rotary(chunk.rotary_pos_emb.inv_freq.to(self.device))
+
+
+class Batch:
+    """Sequences that are continued together, one token at a time."""
+
+    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        self._model = model
+        self._sequences = [list(prompt) for prompt in prompts]
+        self._cache: Cache | None = None
+        if model.has_cache:
+            longest = max(map(len, prompts))
+            self._cache = Cache(min(longest + max_new_tokens, model.max_length))
+        self._computed = 0
+        """Number of steps so far."""
+
+    def next_logits(self) -> torch.Tensor | None:
+        """Logits [b, vocabulary] of the next token of each row; None on ranks that have none."""
+        lengths = [len(sequence) for sequence in self._sequences]
+        new, last = self._sequences, [length - 1 for length in lengths]
+        positions = [list(range(max(lengths)))] * len(new)
+        if self._cache is not None:
+            self._cache.length = max(lengths)
+            self._cache.is_ragged = len(set(lengths)) > 1
+            if self._computed:
+                new = [sequence[-1:] for sequence in self._sequences]
+                positions, last = [[index] for index in last], [0] * len(new)
+        self._computed += 1
+        width = max(map(len, new))
+        rows = [row + [0] * (width - len(row)) for row in new]
+        device = self._model.device
+        tokens, where, index = (torch.tensor(x, device=device) for x in (rows, positions, last))
+        if self._cache is not None:
+            self._cache.positions = where
+        return self._model.next_logits(tokens, where, index, self._cache)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add the next token of each row."""
+        for sequence, token in zip(self._sequences, tokens, strict=True):
+            sequence.append(token)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Remove the rows that are not in `rows`."""
+        self._sequences = [self._sequences[row] for row in rows]
+        if self._cache is not None:
+            self._cache.keep(torch.tensor(rows, device=self._model.device))
