@@ -29,10 +29,9 @@ read_number() {
     printf -v "$1" %d "$((10#$text))"
 }
 # OPTION...: adds options that are known only at run time to the tasks' command, unless submitit supplies it.
-submitted=0 task_logs=''
+submitted=0 task_logs='' job=$SLURM_JOB_ID
 add_options() { ((submitted)) || task+=("$@"); }
 # A requeued job keeps its job ID, so files that belong to one attempt carry the restart count in their names.
-job=$SLURM_JOB_ID
 begin() {
     local mode=700 log_mode=600 directory
     set_traps
