@@ -86,7 +86,7 @@ def test_an_unset_variable_comes_with_the_change_that_sets_it(run_file):
         "# not set; these changes would set them",
         "--set parallelism.tensor_model_parallel_size=2: CUDA_DEVICE_MAX_CONNECTIONS=1  stage, Megatron-LM, "
         "arguments.py",
-        "    Keeps communication ahead of compute with TP or CP before Blackwell (Megatron-LM, arguments.py).",
+        "    Before Blackwell, keeps communication ahead of compute with TP or CP (Megatron-LM, arguments.py).",
     ]
 
 
