@@ -191,6 +191,10 @@ def test_every_command_runs(
     page: str, language: str, reader: Path, cluster: SlurmCluster | None, installed: list[str]
 ) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    # Tasks that are queued on this page must not be done before it asks which are missing.
+    state = "DOWN" if (page, language) == ("docs/data.md", "sh") else "UP"
+    if cluster is not None:
+        cluster.run("scontrol", "update", "PartitionName=gpu", f"State={state}")
     for block in blocks(page):
         if block.language == "yaml":
             write_named_file(block, reader)

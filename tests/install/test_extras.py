@@ -187,7 +187,7 @@ def test_an_import_that_no_extra_provides_keeps_its_traceback() -> None:
 
 
 def test_the_extra_all_has_every_capability() -> None:
-    capabilities = ("data", "submit", "lint", "report", "train")
+    capabilities = ("data", "submit", "lint", "report", "hf", "train")
     declared = list(requirements())
     every = {requirement for extra, requirement in declared if extra == "all"}
     assert every == {requirement for extra, requirement in declared if extra in capabilities}
