@@ -1,0 +1,104 @@
+"""Evaluation of checkpoints: the settings, the resolved configuration of a job, and the files with its results.
+
+`python -m trainer.evaluate --config evaluation.json` reads EvaluationConfig and writes one result file per checkpoint.
+Retention keeps a checkpoint whose iteration is a multiple of `every` until its result file exists.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from trainer.contract.config import Count, NonNegative
+from trainer.contract.section import config_section
+
+DIRECTORY = "evaluation"
+"""Directory of the result files in the run directory."""
+
+
+@config_section
+class EvaluationData:
+    """Tokenized text for perplexity."""
+
+    name: str
+    """Name in results, such as wikitext."""
+    prefix: str
+    """Path of the .bin/.idx pair without the suffix."""
+
+
+@config_section
+class EvaluationSettings:
+    """Perplexity of texts and tasks of lm-eval, computed for the checkpoints of a run."""
+
+    every: Count | None = None
+    """Queue an evaluation job for each checkpoint whose iteration is a multiple of this number, which must be a
+    multiple of checkpoint.save_interval. Retention keeps these checkpoints until they are evaluated. Default: none."""
+    data: tuple[EvaluationData, ...] = ()
+    """Tokenized texts for perplexity."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of EleutherAI's lm-eval: names such as hellaswag, or paths of task files."""
+    num_fewshot: NonNegative | None = None
+    """Number of examples before each question. Default: that of each task."""
+    limit: Count | None = None
+    """Number of documents per task and of sequences per text, for a quick look. Default: all."""
+    batch_size: Count = 16
+    """Number of sequences that each model replica computes together."""
+    tensor_model_parallel_size: Count = 1
+    """Tensor-parallel size of the model during evaluation. Ranks beyond TP x PP hold further replicas."""
+    pipeline_model_parallel_size: Count = 1
+    """Pipeline-parallel size of the model during evaluation."""
+    precision: Literal["bf16", "fp16", "fp32"] | None = None
+    """Data type of the weights. Default: that of training."""
+
+
+@config_section
+class EvaluationConfig:
+    """Resolved configuration of an evaluation job."""
+
+    name: str
+    """Name of the run."""
+    run_dir: str
+    """Absolute path of the run directory. Results are written to `evaluation` in it."""
+    device: Literal["cuda", "cpu"]
+    """Device that the ranks compute on."""
+    world_size: Count
+    """Number of ranks: a multiple of TP x PP."""
+    checkpoint: str
+    """An `iter_...` directory, or a directory of checkpoints. In a directory, the job evaluates all complete
+    checkpoints that are due and have no result; if `every` is not set, the newest one."""
+    tokenizer: str | None = None
+    """Tokenizer for tasks: gpt2, bytes, a tokenizer.json or a directory with tokenizer files."""
+    eod_token: str | None = None
+    """Token at the end of a document. Default: that of the tokenizer."""
+    settings: EvaluationSettings
+    """What to compute."""
+    tensorboard: bool = True
+    """Add the results to TensorBoard's event files in the run directory, at the checkpoint's iteration."""
+    wandb_project: str | None = None
+    """Weights & Biases project that the results are added to; null for none."""
+    wandb_entity: str | None = None
+    """Weights & Biases team or user. Default: your default entity."""
+
+
+def result_file(run_dir: Path, iteration: int) -> Path:
+    """Path of the results of a checkpoint, such as RUN_DIR/evaluation/iter_0000100.json."""
+    return run_dir / DIRECTORY / f"iter_{iteration:07d}.json"
+
+
+def evaluated(run_dir: Path) -> set[int]:
+    """Iterations that have a result file.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    try:
+        names = [path.name for path in (run_dir / DIRECTORY).iterdir()]
+    except FileNotFoundError:
+        return set()
+    return {int(match[1]) for name in names if (match := re.fullmatch(r"iter_(\d{7,})\.json", name))}
+
+
+def is_due(iteration: int, every: int | None) -> bool:
+    """True if a checkpoint of this iteration must be evaluated."""
+    return every is not None and iteration > 0 and iteration % every == 0
