@@ -7,9 +7,7 @@ threads, which neither copy the GPU state nor die from a signal that Slurm sends
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import mmap
-import os
 import threading
 import time
 import weakref
@@ -17,18 +15,17 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
+from trainer.contract.hashed_file import HashedFile
+
 ALIGNMENT = 512
 """Alignment of copies from a GPU (bytes)."""
-
-SYNC_EVERY = 2**30
-"""Bytes between syncs of a file. A single sync at the end would look like hanging storage."""
 
 
 class NotFiniteError(ValueError):
@@ -149,7 +146,7 @@ class Writing:
     def __init__(self, buckets: list[Bucket], unchecked: Collection[str] = ()) -> None:
         """All tensors must be finite, except those named in `unchecked`; otherwise `error` is a NotFiniteError."""
         self._buckets, self._unchecked = buckets, unchecked
-        self._streams: list[_HashedFile] = []
+        self._streams: list[HashedFile] = []
         self._outcome: Written | None = None
         self.error: BaseException | None = None
         # A daemon thread, so that a rank that fails or leaves does not wait for hanging storage.
@@ -193,21 +190,16 @@ class Writing:
     def _write_file(self, bucket: Bucket) -> tuple[str, dict[str, Any], list[WriteResult]]:
         path, name, (objects, tensors) = bucket
         try:
-            with Path(path).open(
-                "xb"
-            ) as file:  # "x", since other members of the group may write to the directory
-                stream = _HashedFile(file)
+            with HashedFile(Path(path)) as stream:
                 self._streams.append(stream)
                 results = []
                 for item, data in (*objects, *tensors):
                     self._check(item.index.fqn, data)
                     results.append(_write_item(stream, name, item, data))
-                file.flush()
-                os.fsync(file.fileno())
+                return name, stream.finish(), results
         except OSError as error:
             error.filename = path
             raise
-        return name, stream.entry(), results
 
     def _check(self, name: str, data: Any) -> None:
         # Checked here and not before the copy, so that training does not wait for it.
@@ -216,7 +208,7 @@ class Writing:
             raise NotFiniteError(f"{count:,} of {data.numel():,} numbers of {name} are not finite")
 
 
-def _write_item(stream: _HashedFile, name: str, item: WriteItem, data: Any) -> WriteResult:
+def _write_item(stream: HashedFile, name: str, item: WriteItem, data: Any) -> WriteResult:
     """Write one object or tensor in the format of torch.distributed.checkpoint."""
     offset = stream.size
     if isinstance(data, torch.Tensor):
@@ -230,33 +222,3 @@ def _write_item(stream: _HashedFile, name: str, item: WriteItem, data: Any) -> W
         stream.write(data.getbuffer())  # already serialized by Core
     length = stream.size - offset
     return WriteResult(item.index, length, _StorageInfo(name, offset, length))
-
-
-class _HashedFile:
-    """File that is hashed while it is written sequentially, so that the record has the hash of the intended bytes."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._sha256, self.size = file, hashlib.sha256(), 0
-        self._synced = 0
-        self.error: OSError | None = None
-        """First error of the storage."""
-
-    def write(self, data: bytes | memoryview) -> int:
-        try:
-            self._file.write(data)
-            if self.size - self._synced >= SYNC_EVERY:
-                self._file.flush()
-                os.fdatasync(self._file.fileno())
-                self._synced = self.size
-        except OSError as error:
-            self.error = self.error or error
-            raise
-        self._sha256.update(data)
-        self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def entry(self) -> dict[str, Any]:
-        return {"bytes": self.size, "sha256": self._sha256.hexdigest()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
@@ -24,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 from trainer.contract import checkpoint_index
 from trainer.contract.checkpoint_index import INDEX, Place, StoredTensor
 from trainer.contract.errors import TrainerError
+from trainer.contract.hashed_file import HashedFile
 from trainer.contract.model_family import LAYERS, Weight
 
 FILE_BYTES = 4 * 2**30
@@ -146,7 +146,7 @@ class WeightsWriter:
 
     def __init__(self, path: Path, file_bytes: int = FILE_BYTES) -> None:
         self._path, self._file_bytes = path, file_bytes
-        self._file: _HashedFile | None = None
+        self._file: HashedFile | None = None
         self._tensors: dict[str, TensorStorageMetadata] = {}
         self._places: dict[MetadataIndex, _StorageInfo] = {}
         self.files: dict[str, dict[str, Any]] = {}
@@ -181,20 +181,20 @@ class WeightsWriter:
     def finish(self) -> None:
         """Write the index, after the last tensor."""
         self._close_file()
-        file = _HashedFile(self._path / INDEX)
+        file = HashedFile(self._path / INDEX)
         pickle.dump(Metadata(self._tensors, storage_data=self._places), file)
-        self.files[INDEX] = file.close()
+        self.files[INDEX] = file.finish()
 
-    def _open_file(self) -> _HashedFile:
+    def _open_file(self) -> HashedFile:
         if self._file is not None and self._file.size >= self._file_bytes:
             self._close_file()
         if self._file is None:
-            self._file = _HashedFile(self._path / f"__0_{len(self.files)}.distcp")
+            self._file = HashedFile(self._path / f"__0_{len(self.files)}.distcp")
         return self._file
 
     def _close_file(self) -> None:
         if self._file is not None:
-            self.files[self._file.path.name] = self._file.close()
+            self.files[self._file.path.name] = self._file.finish()
             self._file = None
 
 
@@ -203,33 +203,3 @@ def with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.contiguous()
     is_alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if is_alone else tensor.clone()
-
-
-class _HashedFile:
-    """File that is hashed while it is written sequentially."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.size, self._sha256 = path, 0, hashlib.sha256()
-        self._file = path.open("xb")
-        self.error: OSError | None = None
-        """First error of the storage."""
-
-    def write(self, data: bytes | memoryview) -> int:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.error = self.error or error
-            raise
-        self._sha256.update(data)
-        self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> dict[str, Any]:
-        """Sync and close the file. Returns its size and SHA-256."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return {"bytes": self.size, "sha256": self._sha256.hexdigest()}
