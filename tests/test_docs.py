@@ -141,7 +141,7 @@ def write_trainer_config(folder: Path, command: str) -> None:
 
 
 def train_run(folder: Path) -> None:
-    """What the console commands of docs/generation.md make: the checkpoint of run.yaml, and prompts."""
+    """Make what docs/generation.md starts from: the checkpoint of run.yaml, and prompts."""
     submit = "hpcgen submit download prepare train -c run.yaml --launcher local"
     done = run(f"hpcgen data plan -c run.yaml && {submit}", folder, None)
     assert done.returncode == 0, done.stderr

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hpcgen.report.hang import describe_hang, hung_at
 from hpcgen.report.history import History, number_or_none
 from hpcgen.report.words import duration
+from trainer.contract.hang_report import describe_hang, read_reports, report_files
 
 State = Literal["done", "stopped", "failed", "hung", "died", "running", "silent"]
 
@@ -32,8 +32,7 @@ def state_of(directory: Path, history: History, now: float) -> tuple[State, str]
             text = (directory / marker).read_text(encoding="utf-8", errors="replace").strip()
             return state, text if state == "failed" else ""
     if _has_hung(directory / "stacks", history):
-        hang = describe_hang(directory / "stacks", history.start.get("world_size"))
-        return "hung", hang or "the stack files of its ranks show where"
+        return "hung", _hang(directory / "stacks", history.start.get("world_size"))
     beat = _heartbeat(directory)
     times = [history.attempts[-1].last_time if history.attempts else None, number_or_none(beat.get("time"))]
     last = max((time for time in times if time is not None), default=None)
@@ -56,9 +55,20 @@ def state_of(directory: Path, history: History, now: float) -> tuple[State, str]
 
 def _has_hung(stacks: Path, history: History) -> bool:
     """Returns whether ranks wrote their stacks after the last step of the last attempt."""
-    wrote = hung_at(stacks)
+    try:
+        wrote = max((path.stat().st_mtime for path in report_files(stacks)), default=0.0)
+    except FileNotFoundError:  # a new attempt has just moved them
+        return False
     began = history.attempts[-1].began if history.attempts else None
-    return wrote is not None and wrote > max(np.nan_to_num(history.columns["time"][-1]), began or 0.0)
+    return wrote > max(float(np.nan_to_num(history.columns["time"][-1])), began or 0.0)
+
+
+def _hang(stacks: Path, world_size: object) -> str:
+    """Describes the hang, as the trainer's log does."""
+    reports = read_reports(stacks)
+    if not reports:
+        return f"see the stacks of its ranks in {stacks}"
+    return describe_hang(reports, world_size if isinstance(world_size, int) else None, {})
 
 
 def _is_gone(beat: dict[str, Any]) -> bool:

@@ -479,8 +479,10 @@ def write_stacks(run: Path, ranks: Iterable[int], at: str = "step.py:140 _agree"
             "host": f"ndv5-00{1 + rank // 8}",
             "pid": 7,
             "iteration": 3,
+            "phase": "train",
             "at": at,
             "quiet_s": 600.4,
+            "since": "2026-07-01T12:00:00+0000",
         }
         path = run / "stacks" / f"rank-{rank:05d}.txt"
         path.write_text(json.dumps(seen) + "\n\nMain thread (most recent call last):\n")
@@ -494,7 +496,7 @@ def test_a_run_that_hung_says_so_at_once_and_where(tmp_path: Path, eventful: Pat
     write_stacks(run, [*range(5), *range(6, 12), 13, 14, 15])
     write_stacks(run, [12], at="sampler.py:31 read")
     said = (
-        "no progress for 600 s. Look first at rank 5, which did not report, "
+        "no progress for 600.4 s. Look first at rank 5, which did not report, "
         "then at rank 12 on ndv5-002, waiting after iteration 3 at sampler.py:31 read. "
         "Ranks 0-4,6-11,13-15 wait after iteration 3 at step.py:140 _agree"
     )

@@ -286,7 +286,7 @@ def test_a_copy_with_other_times_is_done(corpus, tmp_path):
 
 @pytest.mark.process
 def test_an_old_chain_of_one_file(tmp_path):
-    """What is planned again is made again to the end, by what each command says of itself."""
+    """A unit that is planned again is made again, through the entire chain of commands."""
     write_file(tmp_path / "source/a.jsonl.gz", json_lines(documents(20)))
     job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl.gz"], num_output_files=2)
     make_units(job, *CHAIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -18,10 +19,10 @@ from torch.distributed import HashStore
 from tests.trainer.forked import run_python
 from tests.trainer.runs import ROOT, Ranks, Run, run
 from trainer.contract.errors import Exit
+from trainer.contract.hang_report import HangReport, describe_hang, read_reports, report_file
 from trainer.contract.run_directory import set_aside
 from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks as Place
-from trainer.faults.hang import Report, verdict
 
 ENOUGH_S = 60
 """Longer than these tests take on a busy machine, and shorter than the timeouts that would otherwise end a run."""
@@ -54,7 +55,7 @@ def test_a_stopped_rank_ends_the_others_with_their_stacks(two_ranks: dict[str, A
 
     stacks = (result.directory / "stacks" / "rank-00000.txt").read_text()
     report, _, rest = stacks.partition("\n")
-    assert Report(**json.loads(report)).phase == "train"
+    assert HangReport(**json.loads(report)).phase == "train"
     assert "in train_step" in rest
     record = pickle.loads((result.directory / "stacks" / "flight-record-0").read_bytes())
     assert record["entries"]
@@ -168,8 +169,8 @@ def test_the_heartbeat_shows_that_a_run_has_ended(single_gpt: Run) -> None:
     assert not list((single_gpt.directory / "stacks").iterdir())
 
 
-def report(rank: int, iteration: int = 8, at: str = "step.py:150 _agree") -> Report:
-    return Report(
+def report(rank: int, iteration: int = 8, at: str = "step.py:150 _agree") -> HangReport:
+    return HangReport(
         rank=rank, host=f"n{rank}", pid=1, iteration=iteration, phase="train", at=at, quiet_s=600.0, since=""
     )
 
@@ -191,17 +192,30 @@ def report(rank: int, iteration: int = 8, at: str = "step.py:150 _agree") -> Rep
         ),
         (
             [report(rank) for rank in range(4)],
-            "600 s. Every rank waits after iteration 8 at step.py:150 _agree.",
+            "600 s. Every rank waits after iteration 8 at step.py:150 _agree",
         ),
     ],
 )
-def test_the_line_of_a_hang_names_ranks_that_wait_elsewhere(reports: list[Report], expected: str) -> None:
-    line = verdict(
-        {each.rank: each for each in reports}, 4, {rank: f"n{rank}" for rank in range(4)}, Path("/run/stacks")
-    )
-    assert line.startswith("hung: no progress for 600 s. ")
+def test_the_line_of_a_hang_names_ranks_that_wait_elsewhere(reports: list[HangReport], expected: str) -> None:
+    line = describe_hang({each.rank: each for each in reports}, 4, {rank: f"n{rank}" for rank in range(4)})
+    assert line.startswith("no progress for 600 s. ")
     assert expected in line
-    assert line.endswith("Stacks and flight records are in /run/stacks")
+
+
+def test_invalid_and_unfinished_reports_are_left_out(tmp_path: Path) -> None:
+    valid = dataclasses.asdict(report(1))
+    for rank, content in enumerate(
+        (
+            json.dumps(valid)[:40],
+            json.dumps(valid) + "\n\nMain thread",
+            json.dumps(valid | {"rank": "2"}),
+            json.dumps(valid | {"rank": -1}),
+            json.dumps({"rank": 4}),
+            "[]",
+        )
+    ):
+        report_file(tmp_path, rank).write_text(content)
+    assert read_reports(tmp_path) == {1: report(1)}
 
 
 def place(rank: int, world_size: int = 3) -> Place:

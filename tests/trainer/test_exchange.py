@@ -37,7 +37,7 @@ from trainer.optimizer.schedule import Schedule
 SAVED_AT = 3
 
 EXACT = GPT | {"activation_func": "gelu"}
-"""What pretrain_gpt.py computes with --no-bias-gelu-fusion, which it needs on a CPU."""
+"""The model of pretrain_gpt.py with --no-bias-gelu-fusion, which it needs on a CPU."""
 
 COMPARED = ("num_layers", "hidden_size", "num_attention_heads", "add_position_embedding")
 COMPARED_WITH_VOCAB_FILE = ("max_position_embeddings", "make_vocab_size_divisible_by", "tokenizer_type")

@@ -20,6 +20,7 @@ from tests.trainer.runs import ROOT, Ranks, environment, run
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.hang_report import HangReport
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory, publish
 from trainer.distributed.layout import check_layout
@@ -216,7 +217,7 @@ def test_links_planted_by_others_are_not_followed(tmp_path: Path) -> None:
         JsonLines(run.metrics, print)
     assert not refused.value.retry
     with pytest.raises(OSError, match="symbolic links"):
-        hang.write(run, hang.Report(0, "here", 1, 0, "train", "?", 1.0, "now"))
+        hang.write(run, HangReport(0, "here", 1, 0, "train", "?", 1.0, "now"))
     assert precious.read_text() == "data"
     assert run.done.read_text() == "6\n"
 

@@ -54,7 +54,7 @@ LLAMA3 = RopeScaling(
     low_freq_factor=1.0,
     high_freq_factor=4.0,
 )
-"""What --use-rope-scaling computes. The constants are Megatron-Core's, and pretrain_gpt.py ignores
+"""RoPE scaling of --use-rope-scaling. The constants are Megatron-Core's, and pretrain_gpt.py ignores
 --rope-scaling-factor."""
 
 

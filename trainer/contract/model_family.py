@@ -1,4 +1,4 @@
-"""What a family of Hugging Face models is: its tensors, and the keys that it can express."""
+"""Families of Hugging Face models: their tensors, and the keys that they can express."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence of a hang: a report from each rank, NCCL's flight record, and one line that says where to look."""
+"""Evidence of a hang: a report from each rank with its stacks, and NCCL's flight record."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import torch
 
+from trainer.contract.hang_report import HangReport, report_file
 from trainer.contract.run_directory import RunDirectory, open_nofollow
-from trainer.contract.wording import rank_list
 from trainer.distributed.rendezvous import Ranks
 
 FLIGHT_RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
@@ -47,36 +44,18 @@ def keep_flight_records(run: RunDirectory) -> None:
         os.environ[newer if torch.__version__ >= (2, 9) else older] = given[0] if given else default
 
 
-@dataclass(frozen=True)
-class Report:
-    """Position of one rank when the run hung: the first line of the rank's file."""
-
-    rank: int
-    host: str
-    pid: int
-    iteration: int
-    """Number of completed steps."""
-    phase: str
-    at: str
-    """Innermost line of the trainer or Megatron-Core on the stack, such as `step.py:140 _agree`."""
-    quiet_s: float
-    """Time without progress (seconds)."""
-    since: str
-    """Local time of the last progress."""
-
-    @classmethod
-    def of_this_rank(cls, ranks: Ranks, iteration: int, phase: str, since: float, quiet_s: float) -> Report:
-        """The report of this process."""
-        return cls(
-            rank=ranks.rank,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            iteration=iteration,
-            phase=phase,
-            at=_current_line(),
-            quiet_s=round(quiet_s, 1),
-            since=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(since)),
-        )
+def report_of_this_rank(ranks: Ranks, iteration: int, phase: str, since: float, quiet_s: float) -> HangReport:
+    """The report of this process. `since` is the time of the last progress (Unix time in seconds)."""
+    return HangReport(
+        rank=ranks.rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        iteration=iteration,
+        phase=phase,
+        at=_current_line(),
+        quiet_s=round(quiet_s, 1),
+        since=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(since)),
+    )
 
 
 def _current_line() -> str:
@@ -92,14 +71,14 @@ def _main_frame() -> FrameType | None:
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
-def write(run: RunDirectory, report: Report) -> None:
+def write(run: RunDirectory, report: HangReport) -> None:
     """Write the report with the stacks of all threads, and the flight record if torch keeps one.
 
     Raises:
         OSError: a file cannot be written.
     """
     run.stacks.mkdir(parents=True, exist_ok=True)
-    path = run.stacks / f"rank-{report.rank:05d}.txt"
+    path = report_file(run.stacks, report.rank)
     with open(path, "w", encoding="utf-8", opener=open_nofollow) as file:  # Path.open has no opener
         print(json.dumps(dataclasses.asdict(report)), file=file)
         print("\nMain thread (most recent call last):", file=file)
@@ -121,48 +100,3 @@ def _flight_record() -> bytes | None:
         if dump is not None and pickle.loads(record := dump()).get("entries"):
             return record
     return None
-
-
-def read(run: RunDirectory) -> dict[int, Report]:
-    """Read the reports of all ranks, by rank.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
-    reports = {}
-    for path in run.stacks.glob("rank-*.txt"):
-        with path.open(encoding="utf-8") as file:
-            try:
-                report = Report(**json.loads(file.readline()))
-            except (ValueError, TypeError):  # still being written
-                continue
-        reports[report.rank] = report
-    return reports
-
-
-def verdict(reports: Mapping[int, Report], world_size: int, hosts: Mapping[int, str], stacks: Path) -> str:
-    """One line that names the ranks that did not report or wait elsewhere. `hosts` are the known hosts by rank."""
-    quiet_s = max(report.quiet_s for report in reports.values())
-    places = defaultdict(list)
-    for rank in sorted(reports):
-        places[reports[rank].iteration, reports[rank].at].append(rank)
-    usual = max(places, key=lambda place: len(places[place]))
-    suspects = []
-    if missing := [rank for rank in range(world_size) if rank not in reports]:
-        suspects.append(f"{_ranks_text(missing, hosts)}, which did not report")
-    for place in sorted(places):  # ranks that are behind come first
-        if place != usual:
-            named = _ranks_text(places[place], {rank: reports[rank].host for rank in places[place]})
-            suspects.append(f"{named}, waiting after iteration {place[0]} at {place[1]}")
-    first = f"Look first at {', then at '.join(suspects)}. " if suspects else ""
-    others = rank_list(places[usual]).capitalize() if suspects else "Every rank"
-    verb = "wait" if suspects and len(places[usual]) > 1 else "waits"
-    return (
-        f"hung: no progress for {quiet_s:g} s. {first}{others} {verb} after iteration {usual[0]} at {usual[1]}. "
-        f"Stacks and flight records are in {stacks}"
-    )
-
-
-def _ranks_text(ranks: list[int], hosts: Mapping[int, str]) -> str:
-    names = dict.fromkeys(hosts[rank] for rank in ranks[:64] if rank in hosts)
-    return rank_list(ranks) + (f" on {', '.join(names)}" if names else "")

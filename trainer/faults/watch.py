@@ -19,6 +19,7 @@ from types import TracebackType
 
 from trainer.contract.config import TrainingConfig
 from trainer.contract.errors import Exit
+from trainer.contract.hang_report import HangReport, describe_hang, read_reports
 from trainer.contract.run_directory import RunDirectory
 from trainer.distributed.groups import set_group_timeouts
 from trainer.distributed.peers import Peers, call_with_timeout
@@ -151,7 +152,7 @@ class Watch:
         # In parallel with the report, since the store of rank 0 may not answer.
         hosts: dict[int, str] = {}
         threading.Thread(target=self._alarm_and_fetch_hosts, args=(hosts,), daemon=True).start()
-        report = hang.Report.of_this_rank(
+        report = hang.report_of_this_rank(
             self._ranks, self.last.iteration, self.last.phase.value, self.last.time, quiet_s
         )
         with contextlib.suppress(TimeoutError):
@@ -164,10 +165,10 @@ class Watch:
         self._peers.raise_alarm()
         hosts |= self._peers.hosts()
 
-    def _verdict(self, own: hang.Report, hosts: Mapping[int, str]) -> str | None:
+    def _verdict(self, own: HangReport, hosts: Mapping[int, str]) -> str | None:
         """The line for the log on the lowest rank that reported; None on the others."""
         try:
-            reports = call_with_timeout(REPORT_S, lambda: hang.read(self._run))
+            reports = call_with_timeout(REPORT_S, lambda: read_reports(self._run.stacks))
         except TimeoutError:
             reports = {}
         reports.setdefault(
@@ -175,4 +176,5 @@ class Watch:
         )
         if own.rank != min(reports):
             return None
-        return hang.verdict(reports, self._ranks.world_size, dict(hosts), self._run.stacks)
+        where = describe_hang(reports, self._ranks.world_size, dict(hosts))
+        return f"hung: {where}. Stacks and flight records are in {self._run.stacks}"

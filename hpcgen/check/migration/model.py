@@ -14,7 +14,7 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
-"""What --use-rope-scaling computes: constants of Megatron-Core's rotary_pos_embedding.py."""
+"""RoPE scaling of --use-rope-scaling: constants of Megatron-Core's rotary_pos_embedding.py."""
 
 
 def carry_model(flags: Flags, carried: Carried) -> None:

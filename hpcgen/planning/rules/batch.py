@@ -41,7 +41,7 @@ def batch_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
 
 
 def _nodes_for_batch(facts: Facts, unit: int) -> Violation:
-    """The same problem as one of the number of nodes, if the user set that and the preset set the batch."""
+    """The problem as one of the number of nodes, for a user who set that and left the batch to the preset."""
     training = facts.training
     ranks = training.global_batch_size // training.micro_batch_size * model_parallel_size(facts.parallelism)
     counts = divisors(ranks // facts.world.ranks_each, near=facts.world.count)
