@@ -103,7 +103,7 @@ def core_config(config: dict[str, Any]) -> TransformerConfig:
 
 
 def has_weight_gradient_kernel() -> bool:
-    """Whether Core found the kernel of NVIDIA's apex. Without it, the trainer's replacement is used here too."""
+    """True if Core found the kernel of NVIDIA's apex. Without it, the trainer's replacement is used here too."""
     from megatron.core.tensor_parallel import layers
 
     from trainer.model import kernels

@@ -172,7 +172,7 @@ def run_trainer(case: Case, config: dict[str, Any], steps: int) -> dict[str, Any
 
 
 def is_measured(lines: list[dict[str, Any]], case: Case, steps: int) -> bool:
-    """Whether the record has all data that a case needs."""
+    """True if the record has all data that a case needs."""
     all_steps = runs.steps(lines)
     if "save_interval" in case.checkpoint:
         saves = background_saves(lines)

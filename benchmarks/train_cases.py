@@ -51,7 +51,7 @@ class Case:
     goal_tflops: float | None = None
     """Target of the project on an H200 (TFLOP/s per GPU)."""
     has_peers: bool = True
-    """Whether the bare loop and Megatron-LM support this case."""
+    """True if the bare loop and Megatron-LM support this case."""
     single: str | None = None
     """Case with the same microbatch on one GPU. Its throughput is the maximum for each GPU."""
 

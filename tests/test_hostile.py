@@ -83,7 +83,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "url": {"url": {"template": "https://h/a"}},
     "manifest": {"manifest": "/text/files.jsonl"},
 }
-"""Where a corpus comes from in place of a directory."""
+"""Source of a corpus in place of a directory."""
 RUNTIMES = ("pyxis", "enroot", "none")
 
 TextField = tuple[type, Place]

@@ -96,26 +96,16 @@ def command(
     time = within_limit(TIME, profile.slurm.partition, profile)
     weights = f"{name}-weights"
     own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
+    files = {"schema": f"./{schema.name}", "file_name": path.name}
     if hf_dir is not None:
-        from hpcgen.config import from_huggingface
-
-        slurm = {"defaults": {"time": time}, "train": {"nodes": 1}}
-        values = {**own, "slurm": slurm, **from_huggingface.sections(hf_dir, weights)}
-        text = run_file(values, f"./{schema.name}", file_name=path.name)
-    elif migration is None:
-        text = starter(
-            name,
-            cluster,
-            run_dir,
-            PRESETS.get(preset or ""),
-            f"./{schema.name}",
-            gpus_per_node=node_type.gpus_per_node,
-            time=time,
-            file_name=path.name,
-        )
+        text = run_file(_from_huggingface(own, hf_dir, weights, time), **files)
+    elif migration is not None:
+        text = run_file(_complete({**own, **migration.sections}, chosen, str(script)), **files)
     else:
-        values = _complete({**own, **migration.sections}, chosen, str(script))
-        text = run_file(values, f"./{schema.name}", file_name=path.name)
+        gpus = node_type.gpus_per_node
+        text = starter(
+            name, cluster, run_dir, PRESETS.get(preset or ""), gpus_per_node=gpus, time=time, **files
+        )
     _make_run_directory(path.absolute().parent / run_dir)
     write_output(schema, json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
     write_output(path, text, mode=0o666)
@@ -201,6 +191,14 @@ def _chosen(overrides: tuple[str, ...]) -> Document:
             raise HpcgenError(f"--set {key}: cannot be set this way", "use --name, --cluster or --run-dir")
         chosen = merge(chosen, override(RunConfig, assignment))
     return chosen
+
+
+def _from_huggingface(own: dict[str, Any], hf_dir: Path, weights: str, time: str) -> dict[str, Any]:
+    """The values of a run file that starts from the model in `hf_dir`, imported to `weights`."""
+    from hpcgen.config import from_huggingface
+
+    slurm = {"defaults": {"time": time}, "train": {"nodes": 1}}
+    return {**own, "slurm": slurm, **from_huggingface.sections(hf_dir, weights)}
 
 
 def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict[str, Any]:

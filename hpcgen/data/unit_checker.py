@@ -1,4 +1,4 @@
-"""Finds the units that are done: made with the current settings from the current inputs, with their outputs unchanged."""
+"""Finds the units that are done: made from the current inputs with the current settings, their outputs unchanged."""
 
 from __future__ import annotations
 

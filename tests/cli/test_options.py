@@ -1,4 +1,4 @@
-"""How commands name themselves and paths in the next command that they print."""
+"""Commands name themselves and quote paths in the next command that they print."""
 
 from __future__ import annotations
 

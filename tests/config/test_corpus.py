@@ -34,7 +34,7 @@ def corpus(**fields: Any) -> CorpusConfig:
 
 
 def found(**fields: Any) -> list[tuple[str, str]]:
-    """Where the rules find something wrong, and what."""
+    """Paths and reasons of the problems that the rules find."""
     return [
         (problem.path.removeprefix("data.corpus."), problem.reason) for problem in problems(corpus(**fields))
     ]

@@ -1,4 +1,4 @@
-"""Where corpora come from: what each source lists, and the one error when it is gone."""
+"""Sources of corpora: their listings, and the one error when a source is gone."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_one_switch_turns_sharp_on(tmp_path):
     ],
 )
 def test_variables_of_some_pytorch_versions(tmp_path, container, expected):
-    """Where the version is not known, those of every version are set."""
+    """If the version is unknown, the variables of every version are set."""
     run = loaded(tmp_path, big_run(container=container))
     facts = {
         "OLD": Fact(value="1", why="older", source="x", torch="<2.8"),

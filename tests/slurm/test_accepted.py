@@ -39,7 +39,7 @@ def test_sbatch_accepts_it(case: str, stage: str, large_cluster: SlurmCluster, t
 
 
 def num_hosts(judgement: str) -> int:
-    """How many nodes sbatch names: cloud-3, cloud-[1-16]."""
+    """Number of nodes in a list of sbatch: cloud-3, cloud-[1-16]."""
     found = re.search(r" on nodes cloud-(?:\[(\d+)-(\d+)\]|\d+) ", judgement)
     assert found is not None
     return int(found[2]) - int(found[1]) + 1 if found[1] else 1

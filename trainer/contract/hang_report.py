@@ -85,7 +85,7 @@ def _read(path: Path) -> HangReport | None:
 
 
 def describe_hang(reports: Mapping[int, HangReport], world_size: int | None, hosts: Mapping[int, str]) -> str:
-    """How long the run made no progress, which ranks did not report, and which wait at another place than most.
+    """Say how long the run made no progress, which ranks did not report, and which wait at another place than most.
 
     `world_size` is None if unknown. `hosts` are the known hosts of ranks that did not report. Places with the fewest
     completed steps come first, then those with the fewest ranks.
