@@ -96,15 +96,18 @@ def command(
     time = within_limit(TIME, profile.slurm.partition, profile)
     weights = f"{name}-weights"
     own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
-    files = {"schema": f"./{schema.name}", "file_name": path.name}
+    editor = f"./{schema.name}"
     if hf_dir is not None:
-        text = run_file(_from_huggingface(own, hf_dir, weights, time), **files)
+        text = run_file(_from_huggingface(own, hf_dir, weights, time), editor, file_name=path.name)
     elif migration is not None:
-        text = run_file(_complete({**own, **migration.sections}, chosen, str(script)), **files)
+        text = run_file(
+            _complete({**own, **migration.sections}, chosen, str(script)), editor, file_name=path.name
+        )
     else:
+        defaults = PRESETS.get(preset or "")
         gpus = node_type.gpus_per_node
         text = starter(
-            name, cluster, run_dir, PRESETS.get(preset or ""), gpus_per_node=gpus, time=time, **files
+            name, cluster, run_dir, defaults, editor, gpus_per_node=gpus, time=time, file_name=path.name
         )
     _make_run_directory(path.absolute().parent / run_dir)
     write_output(schema, json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
