@@ -6,6 +6,7 @@ import itertools
 import os.path
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import PurePosixPath
 
 from hpcgen.config import corpus as corpora
@@ -102,8 +103,30 @@ def plan(
         stages=planned,
         trainer=trainer,
         layout=training.layout if training else None,
-        warnings=(*(_describe(run, problem) for problem in warnings), *unsure),
+        warnings=(
+            *(_describe(run, problem) for problem in warnings),
+            *unsure,
+            *_unchecked_pairs(config, planned, exists),
+        ),
     )
+
+
+def _unchecked_pairs(
+    config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
+) -> Iterator[str]:
+    """Yields a warning if pairs that the stages read cannot be compared with the corpus's manifest."""
+    corpus = config.data.corpus
+    if corpus is None or not exists(manifest_of(corpus)) or find_spec("msgspec") is not None:
+        return
+    if any(stage.kind.makes_pairs for stage in stages.values()):
+        return
+    read = {path for stage in stages.values() for path in stage.inputs}
+    pairs = itertools.chain.from_iterable(corpora.blend(corpus).values())
+    if any(f"{pair.prefix}.idx" in read for pair in pairs):
+        yield (
+            "the pairs were not compared with the manifest, which needs msgspec. "
+            "Install it with: pip install 'hpcgen[data]'"
+        )
 
 
 def _described(run: Run, problems: Iterable[Problem]) -> Iterator[str]:

@@ -249,6 +249,17 @@ def test_a_missing_source_is_reported_before_anything_is_submitted(
     assert listing(planned_corpus.parent) == before
 
 
+def test_a_missing_source_is_reported_at_its_line(workplace: Path) -> None:
+    corpus = {"directory": "data", "source": {"directory": "txt"}}
+    write_yaml(workplace / "run.yaml", minimal_run(data={"corpus": corpus}))
+    lines = (workplace / "run.yaml").read_text().splitlines()
+    [line] = [number for number, text in enumerate(lines, 1) if "txt" in text]
+    done = hpcgen("data", "plan")
+    assert (done.status, done.stdout) == (2, "")
+    reason = "data.corpus.source.directory = txt does not exist; set it to the directory of the files"
+    assert done.stderr == f"run.yaml:{line}: {reason}\n"
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_of_a_corpus_that_is_not_planned(workplace: Path, stage: str) -> None:
     corpus = {"directory": "data", "source": {"directory": "text"}}

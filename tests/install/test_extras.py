@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
@@ -87,6 +88,11 @@ def base_hpcgen(base_python: Path, tmp_path: Path) -> Command:
 def test_a_login_node_needs_no_extra(base_hpcgen: Command, arguments: list[str]) -> None:
     found = base_hpcgen(*arguments)
     assert (found.returncode, found.stdout != "" or arguments[0] == "init") == (0, True), found.stderr
+
+
+def test_pairs_that_were_not_checked_are_a_warning_in_json(base_hpcgen: Command) -> None:
+    summary = json.loads(base_hpcgen("validate", "-c", "corpus.yaml", "--json").stdout)
+    assert any("the pairs were not compared with the manifest" in text for text in summary["warnings"])
 
 
 @pytest.mark.parametrize("command", MISSING)

@@ -98,7 +98,7 @@ def read_job_to_plan(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
 
     if config.suffix == ".json":
         raise HpcgenError(f"{config} is a job's input and names no source", "use -c with the run file")
-    return planning_job(_read_run(config, overrides))
+    return planning_job(_read_run(config, overrides, with_source=True))
 
 
 def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
@@ -118,18 +118,25 @@ def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
         raise HpcgenError(f"{config}: {error}") from error
 
 
-def _read_run(config: Path, overrides: tuple[str, ...]) -> RunConfig:
-    """Reads a run file and checks its corpus, the only section that data stages need. Its paths become absolute."""
+def _read_run(config: Path, overrides: tuple[str, ...], *, with_source: bool = False) -> RunConfig:
+    """Reads a run file and checks its corpus, the only section that data stages need. Its paths become absolute.
+
+    `with_source` also checks the source directory, which only planning reads.
+    """
     from hpcgen.config.corpus import problems
     from hpcgen.config.loader import load_run
     from hpcgen.config.validation import describe
+    from hpcgen.data.sources.directory import directory_problem
     from hpcgen.errors import ConfigErrors
     from hpcgen.planning.paths import absolute_paths
 
     run = load_run(config, overrides)
     absolute = absolute_paths(run.config, run.directory)
     corpus = absolute.data.corpus
-    wrong = [] if corpus is None else problems(corpus)
+    wrong = [] if corpus is None else list(problems(corpus))
+    if with_source and corpus is not None and corpus.source.directory:
+        source, own = Path(corpus.source.directory), Path(corpus.directory)
+        wrong += filter(None, [directory_problem(source, exclude=own)])
     broken = (describe(problem, run.document, run.config) for problem in wrong)
     if mistakes := [*run.mistakes, *broken]:
         raise ConfigErrors(mistakes)

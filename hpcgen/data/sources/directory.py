@@ -13,9 +13,23 @@ import msgspec
 from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.data.workers import cores
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import HpcgenError, Problem
 
 _BLOCK = 1 << 20
+
+
+KEY = "data.corpus.source.directory"
+
+
+def directory_problem(directory: Path, *, exclude: Path) -> Problem | None:
+    """The reason why `directory` cannot be listed; None if there is none. `exclude` is the corpus's own directory."""
+    if os.path.realpath(directory) == os.path.realpath(exclude):
+        reason = "is also data.corpus.directory, so the stages would read their own output"
+        return Problem(KEY, reason, "set data.corpus.directory to another directory")
+    if not directory.is_dir():
+        reason = "is not a directory" if directory.exists() else "does not exist"
+        return Problem(KEY, reason, "set it to the directory of the files")
+    return None
 
 
 def list_directory(directory: Path, *, exclude: Path) -> Listing:
@@ -27,17 +41,8 @@ def list_directory(directory: Path, *, exclude: Path) -> Listing:
     Raises:
         HpcgenError: the directory is missing, unreadable, or the corpus's own.
     """
-    if os.path.realpath(directory) == os.path.realpath(exclude):
-        raise HpcgenError(
-            f"data.corpus.source.directory = {directory} is also data.corpus.directory, so the stages would read "
-            "their own output",
-            "set data.corpus.directory to another directory",
-        )
-    if not directory.is_dir():
-        reason = "is not a directory" if directory.exists() else "does not exist"
-        raise HpcgenError(
-            f"data.corpus.source.directory = {directory} {reason}", "set it to the directory of the files"
-        )
+    if problem := directory_problem(directory, exclude=exclude):
+        raise HpcgenError(f"{KEY} = {directory} {problem.reason}", problem.hint)
     try:
         files = sorted(_walk(directory, "", os.path.realpath(exclude)), key=lambda file: file.name)
     except OSError as error:
