@@ -17,7 +17,7 @@ check_hosts() {
 use_nodes() {
     local list num=${#step_nodes[@]}
     list=$(join_by , "${step_nodes[@]}")
-    on_nodes=(--nodelist="$list" --nodes="$num" --ntasks="$num" --ntasks-per-node=1 --export=ALL)
+    on_nodes=(--nodelist="$list" --nodes="$num" --ntasks="$num" --ntasks-per-node=1 --cpu-bind=none --export=ALL)
     step+=(--nodelist="$list" --nodes="$num" --ntasks="$((num * ntasks_per_node))" --kill-on-bad-exit=0)
     add_options --config "$job_dir/node-health.config.json" --reports "$reports"
 }

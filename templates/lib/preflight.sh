@@ -52,7 +52,7 @@ choose_nodes() {
     job_nodes=("${good[@]}")
     step_nodes=("${good[@]:0:nodes}")
     list=$(join_by , "${step_nodes[@]}")
-    on_nodes=(--overlap --nodelist="$list" --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL)
+    on_nodes=(--overlap --nodelist="$list" --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpu-bind=none --export=ALL)
     step+=(--overlap --nodelist="$list")
 }
 

@@ -57,7 +57,7 @@ conclude() {
     read_number after "$tracker"
     ((after <= before)) || rm -f -- "$job_dir/stalled" # progress ends a row of failures
     # A canceled job and one that is out of time both get SIGTERM; only the second one is requeued.
-    if ((terminated)) && scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; then timed_out=1; fi
+    if ((terminated)) && retry scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; then timed_out=1; fi
     if is_done; then say "done: $train_iters iterations"; exit 0; fi
     if ((terminated && !timed_out)); then say "ended by Slurm (canceled, preempted, or a node failed); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"; exit 143; fi
     # srun's status cannot tell: after the first rank exits, srun ends the others and reports their status.
@@ -87,9 +87,7 @@ requeue() {
 # A requeue ends the job, perhaps before scontrol gets the controller's answer. scontrol therefore ignores TERM.
 requeue_job() {
     requeued=1
-    for _ in {1..10}; do
-        if (trap '' TERM; exec scontrol requeue "$SLURM_JOB_ID"); then return; fi
-        sleep 2
-    done
-    return 1
+    (trap '' TERM; retry scontrol requeue "$SLURM_JOB_ID")
 }
+# COMMAND...: runs it until it succeeds, at most ten times.
+retry() { for _ in {1..10}; do "$@" && return; sleep 2; done; return 1; }
