@@ -37,7 +37,8 @@ _SAFE_SEGMENT = r"(?!\.\.(?:/|$))[A-Za-z0-9._+@=-]{0,255}"
 Name = Annotated[
     str,
     Text(
-        r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "1 to 64 letters, digits, '.', '_' or '-', and not start with '.'"
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+        "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit",
     ),
 ]
 """Name of a run, a partition or an account, safe in directives, file names and comments."""

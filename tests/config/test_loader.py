@@ -66,7 +66,7 @@ environment:
         "run.yaml:19: model.num_layers = 12.5 must be a whole number",
         "run.yaml:16: training.precision = bf61 must be bf16, fp16 or fp32; did you mean bf16?",
         'run.yaml:5: secret = ["X"] is not a known key; did you mean secrets?',
-        "run.yaml:1: name = \"a b\" must be 1 to 64 letters, digits, '.', '_' or '-', and not start with '.'",
+        "run.yaml:1: name = \"a b\" must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit",
         "run.yaml:21: environment.A-B must be the name of an environment variable",
         "run.yaml:22: environment.GREETING contains the unprintable character '\\x1b'; remove it",
         'run.yaml:10: slurm.train.time = "3 days" must be a Slurm time such as 30:00 (minutes:seconds), '
