@@ -98,7 +98,11 @@ def command(
     own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
     editor = f"./{schema.name}"
     if hf_dir is not None:
-        text = run_file(_from_huggingface(own, hf_dir, weights, time), editor, file_name=path.name)
+        text = run_file(
+            _from_huggingface(own, hf_dir, weights, node_type.gpus_per_node, time),
+            editor,
+            file_name=path.name,
+        )
     elif migration is not None:
         text = run_file(
             _complete({**own, **migration.sections}, chosen, str(script)), editor, file_name=path.name
@@ -196,12 +200,17 @@ def _chosen(overrides: tuple[str, ...]) -> Document:
     return chosen
 
 
-def _from_huggingface(own: dict[str, Any], hf_dir: Path, weights: str, time: str) -> dict[str, Any]:
+def _from_huggingface(
+    own: dict[str, Any], hf_dir: Path, weights: str, gpus_per_node: int, time: str
+) -> dict[str, Any]:
     """The values of a run file that starts from the model in `hf_dir`, imported to `weights`."""
     from hpcgen.config import from_huggingface
+    from hpcgen.config.starter import starter_corpus
 
     slurm = {"defaults": {"time": time}, "train": {"nodes": 1}}
-    return {**own, "slurm": slurm, **from_huggingface.sections(hf_dir, weights)}
+    sections = from_huggingface.sections(hf_dir, weights)
+    sections["data"] |= starter_corpus(own["name"], gpus_per_node)
+    return {**own, "slurm": slurm, **sections}
 
 
 def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict[str, Any]:

@@ -101,8 +101,9 @@ def _show_jobs(plan: Plan, jobs: Sequence[Job]) -> None:
             continue
         click.echo(f"{job.job_id} {job.stage} {job.log}")
         if stage.allocation.array and job.tasks is not None:
-            num_tasks = stage.allocation.array.num_tasks
-            click.echo(f"{stage.name}: {len(job.tasks)} of {counted(num_tasks, 'task')}", err=True)
+            num_tasks, given = stage.allocation.array.num_tasks, len(job.tasks)
+            rest = "" if given == num_tasks else "; the others have nothing left to do"
+            click.echo(f"{stage.name}: submitted {given} of {counted(num_tasks, 'task')}{rest}", err=True)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The user's and the system's configuration directories, where files are looked up by name."""
+"""Directories where cluster profiles, node types and templates are looked up by name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ def configuration_directories(kind: str) -> list[Path]:
     """The user's and the system's directory for one kind of file ("clusters", "templates", "topologies")."""
     user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return [user / "hpcgen" / kind, Path("/etc/hpcgen") / kind]
+
+
+def local_directories(kind: str, base: Path | None) -> list[Path]:
+    """The directories next to the run file, which is in `base`, and in the working directory. None for no run file."""
+    own = [] if base is None or base.absolute() == Path.cwd() else [base / kind]
+    return [*own, Path(kind)]
 
 
 def readable(directories: Iterable[Path]) -> list[Path]:

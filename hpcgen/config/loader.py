@@ -11,7 +11,14 @@ from pathlib import Path
 
 from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig, cluster_rule_problems
-from hpcgen.config.directories import configuration_directories, is_below, names_in, origin, readable
+from hpcgen.config.directories import (
+    configuration_directories,
+    is_below,
+    local_directories,
+    names_in,
+    origin,
+    readable,
+)
 from hpcgen.config.document import Document
 from hpcgen.config.fields import FilePath, constraint_problems
 from hpcgen.config.inheritance import explain_removals, inherit
@@ -161,23 +168,26 @@ def load_cluster(name: str, directory: Path | None = None) -> tuple[ClusterConfi
     return cluster
 
 
-def cluster_directories() -> list[Path]:
-    """The directories in which cluster profiles are looked up by name. The first match is used."""
+def cluster_directories(base: Path | None = None) -> list[Path]:
+    """The directories in which cluster profiles are looked up by name. The first match is used.
+
+    `base` is the directory of the run file; None without a run file.
+    """
     return [
-        Path("clusters"),
+        *local_directories("clusters", base),
         *configuration_directories("clusters"),
         SHIPPED_CLUSTERS,
     ]
 
 
-def cluster_names() -> list[str]:
+def cluster_names(base: Path | None = None) -> list[str]:
     """Names of all available profiles."""
-    return names_in(cluster_directories())
+    return names_in(cluster_directories(base))
 
 
 def find_cluster(name: str) -> Path | None:
     """The file of the profile `name`, a name or a path; None if there is none."""
-    return _find_cluster(name, Path.cwd(), ())
+    return _find_cluster(name, Path.cwd(), None, ())
 
 
 def _preset(document: Document, messages: list[str]) -> Preset | None:
@@ -232,11 +242,11 @@ def _read_profile(name: str, asked: Document, directory: Path) -> Profile:
     node_type_files: tuple[str, ...] = ()
     named = document.get("node_type")
     if isinstance(named, str) and not any(problem.path == "node_type" for problem in problems):
-        if find_node_type(named) is None:
-            problems.append(unknown_node_type("node_type", named))
+        if find_node_type(named, base=directory) is None:
+            problems.append(unknown_node_type("node_type", named, directory))
         else:
             try:
-                node_type, node_type_files = load_node_type_and_files(named)
+                node_type, node_type_files = load_node_type_and_files(named, directory)
             except HpcgenError as error:
                 mistakes = list(error.mistakes)
     described = (describe(problem, document) for problem in problems)
@@ -253,12 +263,12 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
     chain: list[Document] = []
     names: list[str] = []
     seen: list[Path] = []
-    key = "cluster"
+    key, base = "cluster", directory
     while True:
-        path = _find_cluster(name, directory, seen)
+        path = _find_cluster(name, directory, base, seen)
         if path is None:
-            known = _find_cluster(name, directory, ())
-            problem = cycle(names[_index(known, seen) :]) if known else unknown_cluster(key, name)
+            known = _find_cluster(name, directory, base, ())
+            problem = cycle(names[_index(known, seen) :]) if known else unknown_cluster(key, name, base)
             raise ConfigErrors([describe(problem, asked)])
         try:
             if not is_below(path, SHIPPED_CLUSTERS):
@@ -276,9 +286,9 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
     return inherit(ClusterConfig, chain), tuple(origin(path, SHIPPED_CLUSTERS) for path in seen)
 
 
-def unknown_cluster(key: str, name: str) -> Problem:
+def unknown_cluster(key: str, name: str, base: Path | None = None) -> Problem:
     """The problem for an unknown profile name at `key`."""
-    known = cluster_names()
+    known = cluster_names(base)
     hint = did_you_mean(name, known) or f"use the path of a .yaml file, or one of {', '.join(known)}"
     return Problem(key, "is not a known cluster profile", hint)
 
@@ -287,12 +297,12 @@ def _is_path(name: str) -> bool:
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 
-def _find_cluster(name: str, directory: Path, seen: Sequence[Path]) -> Path | None:
+def _find_cluster(name: str, directory: Path, base: Path | None, seen: Sequence[Path]) -> Path | None:
     """The first matching file that is not in `seen`, so that ./clusters/azure-ndv5.yaml may extend azure-ndv5."""
     if _is_path(name):
         candidates = [directory / name]
     else:
-        candidates = [folder / f"{name}.yaml" for folder in readable(cluster_directories())]
+        candidates = [folder / f"{name}.yaml" for folder in readable(cluster_directories(base))]
     # unlike Path.is_file, isfile does not raise for a name that is too long
     found = (path for path in candidates if os.path.isfile(path))  # noqa: PTH113
     return next((path for path in found if not any(path.samefile(other) for other in seen)), None)

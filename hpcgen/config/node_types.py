@@ -1,4 +1,4 @@
-"""Finds and reads node types in ./topologies, the configuration directories, and those shipped with hpcgen."""
+"""Finds and reads node types in local directories, the configuration directories, and those shipped with hpcgen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcgen.config import document as documents
-from hpcgen.config.directories import configuration_directories, is_below, names_in, origin, readable
+from hpcgen.config.directories import (
+    configuration_directories,
+    is_below,
+    local_directories,
+    names_in,
+    origin,
+    readable,
+)
 from hpcgen.config.document import Document
 from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.inheritance import explain_removals, inherit
@@ -22,46 +29,55 @@ from hpcgen.resources import shipped
 from hpcgen.text import did_you_mean
 
 
-def node_type_directories() -> list[Path]:
-    """The directories in which node types are looked up by name. The first match is used."""
-    return [Path("topologies"), *configuration_directories("topologies"), shipped("topologies")]
+def node_type_directories(base: Path | None = None) -> list[Path]:
+    """The directories in which node types are looked up by name. The first match is used.
+
+    `base` is the directory of the run file; None without a run file.
+    """
+    return [
+        *local_directories("topologies", base),
+        *configuration_directories("topologies"),
+        shipped("topologies"),
+    ]
 
 
-def node_type_names() -> list[str]:
+def node_type_names(base: Path | None = None) -> list[str]:
     """Names of all available node types."""
-    return names_in(node_type_directories())
+    return names_in(node_type_directories(base))
 
 
-def find_node_type(name: str, seen: Sequence[Path] = ()) -> Path | None:
+def find_node_type(name: str, seen: Sequence[Path] = (), base: Path | None = None) -> Path | None:
     """The first matching file that is not in `seen`, so that ./topologies/ndv5.yaml may extend ndv5."""
     if any(constraint_problems(Name, name)):
         return None
-    candidates = [directory / f"{name}.yaml" for directory in readable(node_type_directories())]
+    candidates = [directory / f"{name}.yaml" for directory in readable(node_type_directories(base))]
     # unlike Path.is_file, isfile does not raise for a name that is too long
     return next((path for path in candidates if os.path.isfile(path) and path not in seen), None)  # noqa: PTH113
 
 
-def read_node_type(name: str) -> Document:
+def read_node_type(name: str, base: Path | None = None) -> Document:
     """The facts of a node type, merged with the node types that it extends.
 
     Raises:
         ConfigErrors: it extends an unknown node type, or node types extend each other in a cycle.
         HpcgenError: the node type is unknown, or a file cannot be read or could be changed by other users.
     """
-    return inherit(NodeType, [document for _, document in _chain(name)])
+    return inherit(NodeType, [document for _, document in _chain(name, base)])
 
 
-def _chain(name: str) -> list[tuple[Path, Document]]:
-    path = find_node_type(name)
+def _chain(name: str, base: Path | None) -> list[tuple[Path, Document]]:
+    path = find_node_type(name, base=base)
     if path is None:
-        problem = unknown_node_type("name", name)
+        problem = unknown_node_type("name", name, base)
         raise HpcgenError(f"{show(name)} {problem.reason}", problem.hint)
     chain, names, seen = [_read(path)], [name], [path]
     while isinstance(parent := chain[-1].values.get("extends"), str):
-        path = find_node_type(parent, seen)
+        path = find_node_type(parent, seen, base)
         if path is None:
-            known = find_node_type(parent)
-            problem = cycle(names[seen.index(known) :]) if known else unknown_node_type("extends", parent)
+            known = find_node_type(parent, base=base)
+            problem = (
+                cycle(names[seen.index(known) :]) if known else unknown_node_type("extends", parent, base)
+            )
             raise ConfigErrors([describe(problem, chain[-1])])
         chain.append(_read(path))
         names.append(parent)
@@ -85,13 +101,13 @@ def load_node_type(name: str) -> NodeType:
     return load_node_type_and_files(name)[0]
 
 
-def load_node_type_and_files(name: str) -> tuple[NodeType, tuple[str, ...]]:
+def load_node_type_and_files(name: str, base: Path | None = None) -> tuple[NodeType, tuple[str, ...]]:
     """The node type, and the names of its files for the header of a script, its own first.
 
     Raises:
         ConfigErrors, HpcgenError: see `load_node_type`.
     """
-    chain = _chain(name)
+    chain = _chain(name, base)
     document = inherit(NodeType, [facts for _, facts in chain])
     built = build(NodeType, document)
     problems = list(explain_removals(NodeType, built.problems, document))
@@ -102,9 +118,9 @@ def load_node_type_and_files(name: str) -> tuple[NodeType, tuple[str, ...]]:
     return built.config, tuple(origin(path, shipped("topologies")) for path, _ in chain)
 
 
-def unknown_node_type(key: str, name: str) -> Problem:
+def unknown_node_type(key: str, name: str, base: Path | None = None) -> Problem:
     """The problem for an unknown node type at `key`."""
-    known = node_type_names()
+    known = node_type_names(base)
     hint = did_you_mean(name, known) or f"use one of {', '.join(known)}"
     return Problem(key, "is not a known node type", hint)
 

@@ -38,16 +38,12 @@ def starter(
     file_name: str = "run.yaml",
 ) -> str:
     """The text of a new run file; `schema` is the path of its JSON Schema, for editors."""
-    # each output file must contribute documents to validation, so the small corpus of a CPU-only machine gets one file
-    num_output_files, split = (8, "98,1,1") if gpus_per_node else (1, "90,5,5")
-    source = {"directory": "corpus"}
-    corpus = {"directory": f"data/{name}", "source": source, "num_output_files": num_output_files}
     chosen: dict[str, Any] = {
         "name": name,
         "cluster": cluster,
         "paths": {"run_dir": run_dir},
         "slurm": {"defaults": {"time": time}, "train": _tasks(preset, gpus_per_node)},
-        "data": {"split": split, "tokenizer": _tokenizer(preset), "corpus": corpus},
+        "data": {**starter_corpus(name, gpus_per_node), "tokenizer": _tokenizer(preset)},
     }
     if preset is not None:
         chosen["preset"] = preset.name
@@ -57,6 +53,15 @@ def starter(
         chosen["training"] = BATCH
         chosen["optimizer"] = {"lr": 6e-4}
     return run_file(chosen, schema, preset=preset, file_name=file_name)
+
+
+def starter_corpus(name: str, gpus_per_node: int) -> dict[str, Any]:
+    """The keys of the section data for a corpus in the directory `corpus`, to be replaced by the user's."""
+    # each output file must contribute documents to validation, so the small corpus of a CPU-only machine gets one file
+    num_output_files, split = (8, "98,1,1") if gpus_per_node else (1, "90,5,5")
+    source = {"directory": "corpus"}
+    corpus = {"directory": f"data/{name}", "source": source, "num_output_files": num_output_files}
+    return {"split": split, "corpus": corpus}
 
 
 def run_file(

@@ -6,19 +6,19 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.document import Document
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
-from hpcgen.config.node_types import find_node_type, read_node_type
+from hpcgen.config.node_types import read_node_type
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import make_allocation
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 from hpcgen.planning.software import LAST_RELEASE_WITH_SHARP, holds_for, ngc_release, runtime, torch_version
-from hpcgen.resources import shipped
 from hpcgen.stages import STAGES, Stage
 
 ON_SCRATCH = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
@@ -234,8 +234,7 @@ def environment_warnings(stage: Stage, run: Run, environment: Iterable[Variable]
 def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
     """Yields variables from the user's or the site's files that nothing reads, or with a value unknown to NCCL."""
     own_layers: tuple[Layer, ...] = ("built-in", "node type", "stage")
-    facts_file = find_node_type(run.cluster.node_type)
-    is_shipped = facts_file is None or facts_file.resolve().is_relative_to(shipped("topologies").resolve())
+    is_shipped = all(file.startswith("shipped:") for file in run.node_type_files[:1])
     for variable in environment:
         name, in_node_type = variable.name, variable.layer == "node type"
         is_known = name != "NCCL_DEBUG" and any(hidden.layer in own_layers for hidden in variable.hides)
@@ -245,7 +244,9 @@ def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
 
         mistake = mistake_in(name, variable.value)
         if mistake and in_node_type:
-            reason = f"sets {name} ({_written(run.cluster.node_type, name)}), which {mistake[0]}"
+            reason = (
+                f"sets {name} ({_written(run.cluster.node_type, name, run.directory)}), which {mistake[0]}"
+            )
             yield Problem("node_type", reason, mistake[1], "cluster")
         elif mistake:
             yield _about(name, run, *mistake)
@@ -262,9 +263,8 @@ def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
         else:
             continue
         if variable.layer == "node type":
-            reason = (
-                f"sets {variable.name} ({_written(run.cluster.node_type, variable.name)}), which {reason}"
-            )
+            where = _written(run.cluster.node_type, variable.name, run.directory)
+            reason = f"sets {variable.name} ({where}), which {reason}"
             yield Problem("node_type", reason, hint, "cluster")
         else:
             yield _about(variable.name, run, reason, hint)
@@ -329,18 +329,23 @@ def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...
         yield from _secret_problems(f"secrets[{index}]", name, environment)
 
 
-def node_type_environment_problems(name: str, node_type: NodeType) -> Iterator[Problem]:
-    """Yields problems of a node type's variables, reported at the profile's key `node_type`."""
+def node_type_environment_problems(
+    name: str, node_type: NodeType, base: Path | None = None
+) -> Iterator[Problem]:
+    """Yields problems of a node type's variables, reported at the profile's key `node_type`.
+
+    `base` is the directory of the run file; None without a run file.
+    """
     values = {**node_type.environment, **node_type.sharp}
     for problem in environment_problems({name: fact.value for name, fact in values.items()}, ()):
         variable = problem.path.removeprefix("environment.")
-        reason = f"sets {variable} ({_written(name, variable)}), which {problem.reason}"
+        reason = f"sets {variable} ({_written(name, variable, base)}), which {problem.reason}"
         yield Problem("node_type", reason, problem.hint, "cluster")
 
 
-def _written(node_type: str, variable: str) -> str | None:
+def _written(node_type: str, variable: str, base: Path | None) -> str | None:
     """File and line where a node type sets a variable."""
-    facts = read_node_type(node_type)
+    facts = read_node_type(node_type, base)
     return facts.origin(f"environment.{variable}") or facts.origin(f"sharp.{variable}")
 
 
@@ -361,7 +366,7 @@ def all_environment_problems(run: Run) -> Iterator[Problem]:
         yield from _secret_problems("data.corpus.source.token_variable", token, config.environment)
     for problem in environment_problems(run.cluster.environment, ()):
         yield dataclasses.replace(problem, file="cluster")
-    yield from node_type_environment_problems(run.cluster.node_type, run.node_type)
+    yield from node_type_environment_problems(run.cluster.node_type, run.node_type, run.directory)
     if run.config.parallelism.use_sharp and not run.node_type.sharp:
         reason = f"requires switches with SHARP, but node type {run.cluster.node_type} does not define SHARP"
         yield Problem("parallelism.use_sharp", reason, "set it to false")

@@ -10,7 +10,7 @@ from hpcgen.planning import checkpointing
 from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
-from hpcgen.text import counted
+from hpcgen.text import counted, size_text
 from trainer.contract.batch_size import total_samples
 
 
@@ -30,6 +30,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
     return {
         "name": plan.config.name,
         "cluster": plan.run.cluster_name,
+        "cluster_file": plan.run.cluster_files[0],
         "stages": stages,
         **_training(plan),
         "warnings": list(plan.warnings),
@@ -77,7 +78,9 @@ def _training(plan: Plan) -> dict[str, Any]:
 
 def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """The summary as headings and text, without warnings."""
-    lines = [("name", summary["name"]), ("cluster", summary["cluster"])]
+    file = summary["cluster_file"]
+    shipped = file.startswith("shipped:")
+    lines = [("name", summary["name"]), ("cluster", summary["cluster"] + ("" if shipped else f" ({file})"))]
     for name, stage in summary["stages"].items():
         container = f"container {stage['container_image']}" if stage["container_image"] else "no container"
         spares = f" and {stage['spare_nodes']} spare" if stage["spare_nodes"] else ""
@@ -88,7 +91,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if "layout" not in summary:
         return lines
     checkpoint = (
-        f"{summary['checkpoint_bytes'] / 1e9:.1f} GB {_intervals(summary)}, {_while_saving(summary)}, "
+        f"{size_text(summary['checkpoint_bytes'])} {_intervals(summary)}, {_while_saving(summary)}, "
         f"about {math.ceil(summary['save_time_s'])} s to write at {summary['storage_write_gb_s']:g} GB/s "
         "(storage_write_gb_s of the profile)"
     )
@@ -107,11 +110,15 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("precision", _precision(summary)),
         ("tokens", _tokens(summary)),
         ("learning rate", _rate(summary)),
-        ("memory", f"about {summary['memory_gib_per_device']:.1f} GiB on the device with the most in use"),
+        ("memory", f"about {_gib(summary['memory_gib_per_device'])} on the device with the most in use"),
         ("checkpoint", checkpoint),
         ("stop", stop),
         ("nodes checked", checked),
     ]
+
+
+def _gib(gib: float) -> str:
+    return f"{gib:.1f} GiB" if gib >= 0.1 else f"{gib * 1024:.0f} MiB"
 
 
 def _parameters(summary: dict[str, Any]) -> str:
@@ -156,4 +163,4 @@ def _intervals(summary: dict[str, Any]) -> str:
 def _while_saving(summary: dict[str, Any]) -> str:
     if not summary["async_save"]:
         return "while training waits"
-    return f"in the background using {summary['staged_gib_per_node']:.1f} GiB of memory per node"
+    return f"in the background using {_gib(summary['staged_gib_per_node'])} of memory per node"

@@ -5,7 +5,7 @@ die() { say "ERROR: $*" >&2; exit 1; }
 interrupted=0 terminated=0 requeued=0 warned=0 stop_file=/dev/null
 set_traps() {
     trap 'interrupted=1 terminated=1; ((requeued)) || say "SIGTERM: canceled, preempted, or out of time"' TERM
-    trap 'interrupted=1 warned=1; : >"$stop_file"; say "warned: the time limit is near; requesting a checkpoint"' USR2
+    trap 'interrupted=1 warned=1; : >"$stop_file"; say "USR2: the time limit is near, or a user asks to stop; requesting a checkpoint"' USR2
 }
 rc=0
 # COMMAND...: runs it in the background, so that traps run at once, and sets rc to its status. Does nothing after TERM.

@@ -41,6 +41,8 @@ def test_a_model_goes_in_and_out_of_a_run(hf_dir: Path, workplace: Path) -> None
     config = load_run(workplace / "run.yaml").config
     assert (config.model.num_layers, config.model.seq_length, config.model.vocab_size) == (2, 128, SIZE)
     assert config.data.tokenizer.eod_token == "<eod>"
+    assert config.data.corpus is not None
+    assert config.data.corpus.source.directory == "corpus"
     missing = hpcgen("validate", "-c", "run.yaml", "--set", "data.mock=true")
     assert missing.status == 2
     assert "checkpoint.load = run-weights has no checkpoint for stage train" in missing.stderr

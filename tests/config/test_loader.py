@@ -183,6 +183,20 @@ def test_the_folder_clusters_shadows_and_may_extend_a_shipped_name(tmp_path):
     assert (cluster.scratch, cluster.node_type) == ("/mnt/nvme", "ndv5")
 
 
+def test_profiles_and_node_types_next_to_the_run_file_come_first(tmp_path):
+    for directory, gpus in ((tmp_path, 4), (tmp_path / "project", 2)):
+        write_yaml(directory / "topologies/box.yaml", {"extends": "cpu", "description": f"{gpus} here"})
+        profile = {"extends": "local", "node_type": "box", "scratch": f"/scratch{gpus}"}
+        write_yaml(directory / "clusters/site.yaml", profile)
+    write_yaml(tmp_path / "project/run.yaml", minimal_run(cluster="site"))
+    run = load_run(tmp_path / "project/run.yaml")
+    assert (run.cluster.scratch, run.node_type.description) == ("/scratch2", "2 here")
+    assert run.cluster_files[0] == f"{tmp_path}/project/clusters/site.yaml"
+    assert run.node_type_files[0] == f"{tmp_path}/project/topologies/box.yaml"
+    (tmp_path / "project/clusters/site.yaml").unlink()
+    assert load_run(tmp_path / "project/run.yaml").cluster.scratch == "/scratch4"
+
+
 def test_profiles_of_the_users_configuration(tmp_path):
     write_yaml(tmp_path / "xdg/hpcgen/clusters/mine.yaml", {"extends": "local", "description": "mine"})
     assert load_cluster("mine")[0].description == "mine"

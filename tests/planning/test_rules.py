@@ -407,8 +407,8 @@ REFUSED = {
     ),
     "no data": (
         {"data__mock": False},
-        "data has no source of samples; set data.datasets, data.train (with valid and test), or data.mock: "
-        "true",
+        "data has no source of samples; set data.corpus, data.datasets, data.train (with valid and test), or "
+        "data.mock: true",
     ),
     "validation without training data": (
         {"data__mock": False, "data__valid": (CORPUS,)},

@@ -162,7 +162,7 @@ def test_a_task_that_dies_is_the_only_one_submitted_again(
     try:
         jobs, said = submit(run, slurm_cluster, *CHAIN)
         assert [line for line in said.splitlines() if " of " in line] == [
-            f"{stage}: 2 of 2 tasks" for stage in CHAIN
+            f"{stage}: submitted 2 of 2 tasks" for stage in CHAIN
         ]
         extract = slurm_cluster.show(jobs["extract"])
         assert extract["ArrayTaskThrottle"] == "1"
@@ -180,7 +180,7 @@ def test_a_task_that_dies_is_the_only_one_submitted_again(
     )
 
     jobs, said = submit(run, slurm_cluster, *CHAIN)
-    assert "download: 1 of 2 tasks\n" in said
+    assert "download: submitted 1 of 2 tasks; the others have nothing left to do\n" in said
     wait_for_all(slurm_cluster, run, jobs)
     assert "task 1 of 2 is done" in (tmp_path / "run" / f"download-{jobs['download']}_0.log").read_text()
     assert pairs(tmp_path / "corpus") == pairs(made_here)

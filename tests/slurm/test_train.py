@@ -94,7 +94,7 @@ def ends_on_the_undisturbed_curve(
 ) -> None:
     assert cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(run, job_id)
     log = log_of(run, job_id)
-    assert "warned: the time limit is near" in log
+    assert "USR2: the time limit is near" in log
     assert "back into the queue (restart 1 of at most 100)" in log
     assert "ERROR" not in log
     assert int(cluster.show(job_id)["Restarts"]) >= 1

@@ -25,7 +25,7 @@ def data_has_one_source(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             path="data",
             reason="has no source of samples",
-            advice="set data.datasets, data.train (with valid and test), or data.mock: true",
+            advice="set data.corpus, data.datasets, data.train (with valid and test), or data.mock: true",
         )
 
 
