@@ -131,6 +131,7 @@ case "${0##*/} $name" in
 "srun check_host") while [ "$1" != check_host ]; do shift; done; : >"$2/node-1-host.json"; : >"$2/node-1.ok"; exit 0 ;;
 esac 2>/dev/null
 case "${0##*/} $*" in
+"srun --help") echo --container-image ;;
 "srun "*" --kill-on-bad-exit=1 "*) env -0 >"$CALLS.environment" ;;
 "timeout "*) while case $1 in -*) ;; *) false ;; esac; do shift; done; shift; exec "$@" ;;
 "scontrol show hostnames"*) echo node-1 ;;

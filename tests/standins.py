@@ -88,9 +88,11 @@ def batch(
 def main(arguments: Sequence[str]) -> int:
     """One of the programs, by its name; its exit status."""
     name, *words = arguments
-    if name == "srun":
+    if words == ["--help"]:
+        print("--container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH")
+    elif name == "srun":
         return Step(words).run()
-    if name == "scontrol" and words[:2] == ["show", "hostnames"]:
+    elif name == "scontrol" and words[:2] == ["show", "hostnames"]:
         print(*words[2].split(","), sep="\n")
     elif name == "scontrol" and words[:3] == ["show", "node", "-o"]:
         for node in words[3].split(","):

@@ -62,6 +62,7 @@ RUN: dict[str, Any] = {
     "model": {**SHAPE, "vocab_size": 50257},
     "training": {"micro_batch_size": 1, "global_batch_size": 4, "train_iters": 10},
     "optimizer": {"lr": 1e-3},
+    "evaluation": {"data": [{"name": "text", "prefix": "/data/text"}]},
     "data": {
         "datasets": [{"prefix": "/data/a"}],
         "tokenizer": {"kind": "huggingface", "tokenizer_file": "/data/t.json", "eod_token": "e"},

@@ -25,7 +25,7 @@ make_scratch() {
 # On a node, SCRATCH JOBS CHECK_MEMLOCK PATH...: makes SCRATCH, removes those of killed jobs, and checks that it can read PATHs.
 make_node_scratch() {
     local scratch=$1 jobs=" ${2//[[:space:]]/ } " node=${SLURMD_NODENAME:-$HOSTNAME} old path
-    [[ -d ${scratch%/*} ]] || (umask 022; mkdir -p -m 1777 -- "${scratch%/*}") # for all users, like /tmp
+    [[ -d ${scratch%/*} ]] || { (umask 022; mkdir -p -- "${scratch%/*}") && chmod 1777 -- "${scratch%/*}"; } # for all users
     umask 077
     { mkdir -p -- "$scratch" && [[ -O $scratch && ! -L $scratch ]] && mkdir -p -- "$scratch/tmp"; } || node_fails "cannot make $scratch"
     # JOBS is used only if it contains this job, because squeue may have failed.

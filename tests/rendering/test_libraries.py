@@ -121,6 +121,33 @@ done
 
 
 @pytest.mark.process
+def test_a_job_out_of_time_is_requeued_although_the_controller_answers_late(tmp_path: Path) -> None:
+    then = """
+max_restarts=100 train_iters=100 restart=0 fingerprint=x terminated=1
+sleep() { :; }
+requeue_job() { :; }
+scontrol() { [[ -e asked ]] || { : >asked; return 1; }; echo "JobId=7 Reason=TimeLimit X=1"; }
+conclude
+"""
+    done = with_libraries("base", "scratch", "train", then=then, cwd=tmp_path)
+    assert (done.returncode, "out of time at iteration 0 of 100: back into the queue" in done.stdout) == (
+        0,
+        True,
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("options", "status"), [("--container-image=", 0), ("--nodes=", 1)])
+def test_a_job_without_pyxis_ends_with_one_line(options: str, status: int, tmp_path: Path) -> None:
+    script = (Path(__file__).parents[1] / "golden/azure-ndv5-pyxis/train.sbatch").read_text()
+    [function] = [line for line in script.splitlines() if line.startswith("require_pyxis() ")]
+    then = f"{function}\nsrun() {{ seq 100000; echo {options}; seq 100000; }}\nrequire_pyxis"
+    done = with_libraries("base", then=then, cwd=tmp_path)
+    assert done.returncode == status
+    assert ("pyxis is not installed on " in done.stderr) == bool(status)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("srun", "is_final"),
     [
