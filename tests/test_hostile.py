@@ -26,8 +26,10 @@ from hpcgen.config.fields import constraint_problems
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.planning.environment import library_path
 from hpcgen.planning.paths import corpus_job
 from hpcgen.planning.plan import Plan
+from hpcgen.slurm.rendering.settings import LIBRARY_PATH
 from hpcgen.stages import STAGES
 from tests.hostile import (
     KEY,
@@ -240,7 +242,10 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     elif container is not None:
         assert ran.call("srun", "create")[-1] == container.image
     assert holds(step, planned_stage.allocation.srun_options())
-    assert holds(step, (*image, *(container.words() if container else ()), "env"))
+    words = (*image, *(container.words() if container else ()))
+    library = ":".join(library_path(STAGES[stage], cluster)) if container else ""
+    after = ("sh", "-c", LIBRARY_PATH, "library_path", library) if library else ()
+    assert holds(step, (*words, *after, "env"))
     assert f"TMPDIR={cluster.scratch}/hpcgen-slurm-77/tmp" in step
     python = () if stage == "image" else (planned_stage.python,)
     assert holds(step, (*python, *planned_stage.arguments))
