@@ -50,6 +50,23 @@ def find_checkpoint(path: Path) -> Checkpoint:
         ) from error
 
 
+def complete_checkpoints(path: Path) -> tuple[list[Checkpoint], list[str]]:
+    """The complete checkpoints in a directory of checkpoints or of a run, newest first, and the flaws of others.
+
+    Raises:
+        TrainerError: the directory cannot be read.
+    """
+    try:
+        found = checkpoint_files.list_checkpoints(_directory_of_checkpoints(path.absolute()))
+        checked = checkpoint_files.demote_incomplete(found)
+    except OSError as error:
+        raise TrainerError(
+            f"{error.filename or path} cannot be read: {error.strerror}", retry=True
+        ) from error
+    flaws = [f"{each.path}: {each.flaw}" for each in checked if each.flaw and not each.is_cut_off]
+    return [each for each in checked if each.is_complete], flaws
+
+
 def _directory_of_checkpoints(path: Path) -> Path:
     """`path` itself, or the directory in which the run in `path` saves."""
     if checkpoint_files.list_paths(path):
@@ -92,6 +109,7 @@ def inference_config(
     precision: Literal["bf16", "fp16", "fp32"] | None,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
+    num_replicas: int = 1,
 ) -> TrainerConfig:
     """Configuration of the trained model in another layout, without dropout.
 
@@ -105,7 +123,7 @@ def inference_config(
     model = from_dict(ModelConfig, recorded, f"{found.path / checkpoint_files.COMPLETE}: model")
     training = TrainingConfig(
         micro_batch_size=1,
-        global_batch_size=1,
+        global_batch_size=num_replicas,
         train_iters=1,
         precision=precision or found.record["precision"],
         transformer_impl="torch",
@@ -115,7 +133,7 @@ def inference_config(
             name=found.path.name,
             run_dir=str(found.path.parent),
             device=device,
-            world_size=tensor_parallel * pipeline_parallel,
+            world_size=tensor_parallel * pipeline_parallel * num_replicas,
             model=model,
             parallelism=ParallelismConfig(
                 tensor_model_parallel_size=tensor_parallel, pipeline_model_parallel_size=pipeline_parallel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -130,6 +130,30 @@ def generate(
     """
     options = options or Options()
     rows = [_row(index, prompt, model, tokenizer, options) for index, prompt in enumerate(prompts)]
+    yield from _continue_in_batches(rows, model, tokenizer, options, on_text)
+
+
+def generate_from_tokens(
+    model: Model, tokenizer: Tokenizer, prompts: Mapping[int, Sequence[int]], options: Options
+) -> Iterator[Completion]:
+    """Continue token IDs. The number of a prompt seeds its draws. Every rank of a replica must call this.
+
+    Each prompt has at least one token and fewer than the model has positions.
+    """
+    rows = [
+        _Row(tokenizer.decode(ids), list(ids), random.Random(f"{options.seed}/{number}"))
+        for number, ids in prompts.items()
+    ]
+    return _continue_in_batches(rows, model, tokenizer, options, None)
+
+
+def _continue_in_batches(
+    rows: Sequence[_Row],
+    model: Model,
+    tokenizer: Tokenizer,
+    options: Options,
+    on_text: Callable[[str], None] | None,
+) -> Iterator[Completion]:
     for first in range(0, len(rows), options.batch_size):
         batch = rows[first : first + options.batch_size]
         _continue(batch, model, tokenizer, options, on_text)
@@ -185,7 +209,6 @@ def _next_tokens(
     logits: torch.Tensor | None, rows: Sequence[_Row], model: Model, options: Options
 ) -> list[int]:
     """The next token of each row, equal on all ranks."""
-    draws_here = logits is not None
     if logits is not None:
         if options.repetition_penalty != 1:
             logits = sampling.penalize_repetition(logits, _seen(rows, logits), options.repetition_penalty)
@@ -196,12 +219,9 @@ def _next_tokens(
             top_k=options.top_k,
             top_p=options.top_p,
         )
-    if model.config.world_size > 1:
-        if not draws_here:
-            chosen = torch.empty(len(rows), dtype=torch.int64, device=model.device)
-        # The last rank is always in the last pipeline stage.
-        torch.distributed.broadcast(chosen, model.config.world_size - 1)
-    tokens: list[int] = chosen.tolist()
+    else:
+        chosen = torch.empty(len(rows), dtype=torch.int64, device=model.device)
+    tokens: list[int] = model.from_last_stage(chosen).tolist()
     return tokens
 
 

@@ -54,9 +54,19 @@ def load(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
     )
-    groups = open_groups(config, ranks)
+    return load_part(found, config, open_groups(config, ranks))
+
+
+def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupCollection) -> Model:
+    """Load this rank's part of the model. `config` is the `inference_config` of the checkpoint.
+
+    Raises:
+        TrainerError: the checkpoint cannot be loaded.
+    """
     # With initialization on a CPU, Core would allocate complete matrices and cut out the rank's part.
-    core = dataclasses.replace(transformer_config(config, TORCH), use_cpu_initialization=device == "cpu")
+    core = dataclasses.replace(
+        transformer_config(config, TORCH), use_cpu_initialization=config.device == "cpu"
+    )
     [chunk] = build_chunks(config, core, groups, TORCH)
     chunk.to(HALF.get(config.training.precision, torch.float32))
     _load_weights(chunk, found, config, groups)
