@@ -86,7 +86,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "url": {"url": {"template": "https://h/a"}},
     "manifest": {"manifest": "/text/files.jsonl"},
 }
-"""Source of a corpus in place of a directory."""
+"""Where a corpus comes from in place of a directory."""
 RUNTIMES = ("pyxis", "enroot", "none")
 
 TextField = tuple[type, Place]
@@ -242,10 +242,9 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     elif container is not None:
         assert ran.call("srun", "create")[-1] == container.image
     assert holds(step, planned_stage.allocation.srun_options())
-    words = (*image, *(container.words() if container else ()))
-    library = ":".join(library_path(STAGES[stage], cluster)) if container else ""
-    after = ("sh", "-c", LIBRARY_PATH, "library_path", library) if library else ()
-    assert holds(step, (*words, *after, "env"))
+    libraries = ":".join(library_path(planned_stage.kind, cluster))
+    with_libraries = ("sh", "-c", LIBRARY_PATH, "library_path", libraries) if libraries else ()
+    assert holds(step, (*image, *(container.words() if container else ()), *with_libraries, "env"))
     assert f"TMPDIR={cluster.scratch}/hpcgen-slurm-77/tmp" in step
     python = () if stage == "image" else (planned_stage.python,)
     assert holds(step, (*python, *planned_stage.arguments))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -14,7 +13,7 @@ import hpcgen as interface
 from hpcgen import api
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import JOB_S, log_of, program_first, render
-from trainer.contract.evaluation import evaluated
+from trainer.contract.evaluation import evaluated, read_result, result_file
 
 EVALUATOR = """\
 import json, os, re, sys
@@ -155,12 +154,9 @@ def test_a_submitted_training_queues_the_same_jobs(
     assert evaluated(evaluated_run.parent / "run") == {4}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("trainer.evaluate") is None, reason="needs trainer.evaluate")
 def test_the_queued_job_computes_the_perplexity_of_the_checkpoint(
     slurm_cluster: SlurmCluster, evaluated_run: Path
 ) -> None:
-    from trainer.contract.evaluation import read_result, result_file
-
     run_dir = evaluated_run.parent / "run"
     (evaluated_run.parent / "cluster.yaml").write_text(
         f"extends: local\npython: {sys.executable}\nstartup_time_s: 1\n"
