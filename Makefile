@@ -1,6 +1,8 @@
 # make quickstart   a virtual environment, and the whole way from text to a trained GPT on this machine
 # make setup test   Slurm and the other system packages (apt), then every check and test
 # make quick        the checks and the tests that start no processes: before each commit
+# Hundreds of processes of the tests import the same modules, so their bytecode is kept, also where that is switched off.
+export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

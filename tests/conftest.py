@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -66,6 +67,8 @@ STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+gc.disable()  # until collection ends: collecting among imported modules takes a third of its time
+
 # A slow example on a busy machine is not a failure.
 hypothesis.settings.register_profile(
     "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -106,6 +109,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("process")
     places = {TESTS / name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported stays, and no later collection needs to visit it
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -26,6 +26,7 @@ from hpcgen.config.loader import SHIPPED_CLUSTERS
 from hpcgen.config.validation import build
 from hpcgen.data.sample import write_sample
 from tests.recorded_run import write_recorded_runs
+from tests.silent_shellcheck import write_silent_shellcheck
 from tests.slurm.cluster import SlurmCluster, missing_slurm
 
 ROOT = Path(__file__).parents[1]
@@ -118,10 +119,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory that the console commands of docs/generation.md make."""
+    reader = tmp_path_factory.mktemp("trained")
+    shutil.copytree(folder, reader, dirs_exist_ok=True)
+    submit = "hpcgen submit download prepare train -c run.yaml --launcher local"
+    done = run(f"hpcgen data plan -c run.yaml && {submit}", reader, None)
+    assert done.returncode == 0, done.stderr
+    return reader / "run"
+
+
 @pytest.fixture
 def reader(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a reader who has hpcgen on PATH."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    write_silent_shellcheck(tmp_path / "programs")
+    path = (tmp_path / "programs", Path(sys.executable).parent, os.environ["PATH"])
+    monkeypatch.setenv("PATH", ":".join(map(str, path)))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     return tmp_path
@@ -140,11 +154,9 @@ def write_trainer_config(folder: Path, command: str) -> None:
     (folder / "run.json").write_text(json.dumps(config))
 
 
-def train_run(folder: Path) -> None:
-    """Make what docs/generation.md starts from: the checkpoint of run.yaml, and prompts."""
-    submit = "hpcgen submit download prepare train -c run.yaml --launcher local"
-    done = run(f"hpcgen data plan -c run.yaml && {submit}", folder, None)
-    assert done.returncode == 0, done.stderr
+def copy_run(trained: Path, folder: Path) -> None:
+    """Make what docs/generation.md starts from: a run with its checkpoint, and prompts."""
+    shutil.copytree(trained, folder / "run", dirs_exist_ok=True)
     (folder / "prompts.jsonl").write_text('{"prompt": "Once"}\n')
 
 
@@ -188,7 +200,12 @@ def run(command: str, folder: Path, cluster: SlurmCluster | None) -> subprocess.
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("language", ["console", "sh"])
 def test_every_command_runs(
-    page: str, language: str, reader: Path, cluster: SlurmCluster | None, installed: list[str]
+    page: str,
+    language: str,
+    reader: Path,
+    cluster: SlurmCluster | None,
+    installed: list[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     # Tasks that are queued on this page must not be done before it asks which are missing.
@@ -207,7 +224,7 @@ def test_every_command_runs(
             if page == "docs/trainer.md":
                 write_trainer_config(reader, command)
             if page == "docs/generation.md" and language == "sh":
-                train_run(reader)
+                copy_run(request.getfixturevalue("trained"), reader)
             if page == "docs/first-day.md" and command.startswith("hpcgen report"):
                 shutil.copytree(reader / "run-a", reader / "runs/gpt", dirs_exist_ok=True)
             if cluster is None and re.search(
@@ -222,14 +239,14 @@ def test_every_command_runs(
 
 @pytest.mark.process
 @pytest.mark.parametrize("page", PAGES)
-def test_every_program_runs(page: str, reader: Path) -> None:
+def test_every_program_runs(page: str, reader: Path, request: pytest.FixtureRequest) -> None:
     program = "\n".join(block.text for block in blocks(page) if block.language == "python")
     if not program:
         pytest.skip("no program on this page")
     if page == "docs/inner-loop.md":
         write_trainer_config(reader, "python -m trainer")
     if page == "docs/generation.md":
-        train_run(reader)
+        copy_run(request.getfixturevalue("trained"), reader)
     # submitting is shown in full; here everything up to it
     program = re.sub(r"^jobs = submit\(.*\n", "", program, flags=re.MULTILINE)
     program = program.replace("overrides=[", 'overrides=["data.mock=true", ')

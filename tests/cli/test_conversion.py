@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from hpcgen.config.loader import load_run
 from tests.cli.command import hpcgen, listing
@@ -25,6 +24,8 @@ SIZE = 300
 @pytest.fixture(scope="module")
 def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT-2 with a tokenizer."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # here, since it takes seconds
+
     directory = tmp_path_factory.mktemp("hf") / "tiny-gpt2"
     with torch.random.fork_rng():
         model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=SIZE, n_positions=128))

@@ -20,6 +20,7 @@ from hpcgen.stages import FRAMES, STAGES
 from tests.cli.command import hpcgen
 from tests.rendering.scripts import write_templates
 from tests.runs import minimal_run, write_yaml
+from tests.silent_shellcheck import write_silent_shellcheck
 
 pytestmark = pytest.mark.process
 
@@ -47,15 +48,8 @@ def cluster(workplace: Path) -> str:
 
 @pytest.fixture
 def silent_shellcheck(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shellcheck without findings, since the real one takes most of a check's time.
-
-    `test_check_of_a_good_site` and tests/check run the real one.
-    """
-    program = workplace / "programs" / "shellcheck"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\ncat >/dev/null\necho '{\"comments\": []}'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    write_silent_shellcheck(workplace / "programs")
+    monkeypatch.setenv("PATH", str(workplace / "programs"), prepend=os.pathsep)
 
 
 def rows(stdout: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
@@ -67,10 +68,13 @@ def test_trained_ids(trained, trained_config, library_texts, name, backend):
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
 @settings(max_examples=150, deadline=None)
 def test_both_backends_agree_on_any_text(text):
-    assert encoded(GIGATOKEN, [text]) == encoded(TOKENIZERS, [text])
+    assert encoded(cached_gpt2("gigatoken"), [text]) == encoded(cached_gpt2("tokenizers"), [text])
 
 
-GIGATOKEN, TOKENIZERS = load_tokenizer(GPT2, "gigatoken"), load_tokenizer(GPT2, "tokenizers")
+@functools.cache
+def cached_gpt2(backend):
+    """Loaded once for all texts."""
+    return load_tokenizer(GPT2, backend)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,7 @@ def test_falls_back_where_gigatoken_does_not_fit(trained, trained_config, name, 
 
 @pytest.mark.parametrize("missing", ["gigatoken", "awkward"])
 def test_falls_back_where_gigatoken_is_not_installed(monkeypatch, missing):
-    ids = encoded(GIGATOKEN, list(HARD_TEXTS))
+    ids = encoded(cached_gpt2("gigatoken"), list(HARD_TEXTS))
     monkeypatch.setitem(sys.modules, missing, None)
     tokenizer = load_tokenizer(GPT2)
     assert (tokenizer.backend, tokenizer.reference) == ("tokenizers", None)

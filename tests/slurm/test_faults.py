@@ -233,7 +233,7 @@ def stop_often(run: LongRun, stops: int, choose: random.Random) -> None:
 
 @pytest.mark.parametrize(
     ("count", "inside", "overrides"),
-    [(3, 1, SUBMITTED_EACH_TIME), pytest.param(50, 15, TWO_RANKS, marks=pytest.mark.slow)],
+    [(2, 1, SUBMITTED_EACH_TIME), pytest.param(50, 15, TWO_RANKS, marks=pytest.mark.slow)],
 )
 def test_kills_and_stops_change_no_step(
     slurm_cluster: SlurmCluster,

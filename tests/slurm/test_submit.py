@@ -19,7 +19,7 @@ import hpcgen as interface
 from hpcgen.slurm.rendering.script import CALL, Script, render_stage
 from hpcgen.slurm.submit import submitit_parameters
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import HPCGEN, JOB_S, TP2_PP2, TWO_NODES, curve, hpcgen, log_of, wait_for_steps
+from tests.slurm.conftest import HPCGEN, JOB_S, TP2_PP2, TWO_RANKS, curve, hpcgen, log_of, wait_for_steps
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def test_submitting_from_python_trains_on_both_nodes_on_the_same_curve(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PYXIS_CONTAINER_IMAGE", "/nowhere.sqsh")  # pyxis would start the batch script in it
-    plan = interface.plan(interface.load_run(tiny_run, [*TWO_NODES, *TP2_PP2]))
+    plan = interface.plan(interface.load_run(tiny_run, [*TWO_RANKS, TP2_PP2[1]]))
     [job] = interface.submit(plan)
     assert on_cluster.wait(job.job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job.job_id)
-    assert job.submitit_job.results() == [None] * 4
+    assert job.submitit_job.results() == [None] * 2
     assert "PYXIS_CONTAINER_IMAGE" in capsys.readouterr().err
     assert "PYXIS_CONTAINER_IMAGE" not in job.log.read_text()
     assert os.environ["PYXIS_CONTAINER_IMAGE"] == "/nowhere.sqsh"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
 import socket
 import threading
@@ -15,7 +16,7 @@ import pytest
 from torch.distributed import DistStoreError, TCPStore
 
 from tests.trainer import runs
-from tests.trainer.forked import ForkedPython
+from tests.trainer.forked import ForkedPython, run_python
 from tests.trainer.runs import run
 from trainer.contract.errors import TrainerError
 from trainer.distributed.rendezvous import Ranks, candidate_ports, find_ranks, open_store
@@ -168,3 +169,31 @@ def test_an_error_of_rank_0_is_raised_on_all_ranks_and_a_bug_is_reported_by_rank
         f"{expected}ValueError a bug None None\n",
         f"{expected}ReportedByRank0Error ValueError: a bug None None\n",
     ]
+
+
+WITHOUT_A_COMPILER = """
+import runpy, sys
+try:
+    runpy.run_module("trainer", run_name="__main__")
+finally:
+    print("imported:", "torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.process
+def test_a_run_on_a_cpu_does_not_import_torchs_compiler(config: dict[str, Any], tmp_path: Path) -> None:
+    """It starts, saves and resumes."""
+    config["training"] |= {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    }
+    config["optimizer"]["lr_decay_iters"] = 6
+    environ = runs.environment(0, 1, runs.free_port())
+    for iterations in (2, 3):
+        config["training"]["train_iters"] = iterations
+        (tmp_path / "run.json").write_text(json.dumps(config))
+        done = run_python("-c", WITHOUT_A_COMPILER, "--config", str(tmp_path / "run.json"), env=environ)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"iteration {iterations}/{iterations}" in done.stdout
+        assert "imported: False" in done.stdout

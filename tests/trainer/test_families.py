@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hpcgen.planning.model_size import parameter_count, parameter_names
 from tests.trainer.families import FAMILIES, LENGTH, LLAMA, SCALINGS, VOCAB, megatron_weights
@@ -89,6 +88,8 @@ YARNS: list[dict[str, Any]] = [
     ids=str,
 )
 def test_frequencies_are_those_of_transformers(scaling: dict[str, Any]) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     document = LLAMA | {"kv_channels": 128, "rotary_base": 500000, "rope_scaling": scaling}
     model = resolve_model(configuration.from_dict(ModelConfig, document, "test"))
     assert model.rope_scaling

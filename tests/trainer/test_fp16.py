@@ -17,7 +17,7 @@ SCALING = {"initial_loss_scale": 2.0**19, "hysteresis": 2, "loss_scale_window": 
 
 def fp16(corpus: str, run_dir: Path, **training: Any) -> dict[str, Any]:
     config = gpt_config(corpus, run_dir)
-    config["training"] |= FP16 | {"train_iters": 10} | training
+    config["training"] |= FP16 | {"train_iters": 10, "global_batch_size": 2} | training
     config["optimizer"] |= SCALING
     return config
 
@@ -78,7 +78,7 @@ def test_an_overflow_is_not_a_spike_and_does_not_count_against_the_allowance(
     """Every loss is a spike once 20 are known, and every second step or so overflows."""
     allowance = 4
     every = {"loss_spike_factor": 0.01, "skip_loss_spikes": allowance}
-    ended = finished(fp16(corpus, tmp_path / "run", train_iters=45, **every))
+    ended = finished(fp16(corpus, tmp_path / "run", train_iters=45, global_batch_size=1, **every))
     spikes = [event for event in ended.events if event["event"] == "spike"]
     left_out = [event["iteration"] for event in spikes if event["skipped"]]
     overflows = [iteration for iteration, _, _, has_norm in scaling(ended) if not has_norm]

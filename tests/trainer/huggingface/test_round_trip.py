@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig
 
 from tests.trainer.huggingface.models import (
     CASES,
@@ -48,6 +47,8 @@ def convert(case: str, tmp_path: Path, dtype: torch.dtype = torch.float32) -> tu
 
 @pytest.mark.parametrize("case", CASES)
 def test_import_and_export_change_nothing(case: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
     original, _, exported = convert(case, tmp_path)
     assert_same_weights(exported, original)
     before, after = (AutoConfig.from_pretrained(path).to_dict() for path in (original, exported))
