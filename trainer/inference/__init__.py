@@ -6,8 +6,8 @@
     for completion in generate(model, tokenizer, ["Once upon a time"]):
         print(completion.text)
 
-`loading` builds the model and reads its weights, `model` computes logits, `attention` has the key-value cache,
-`sampling` chooses tokens and `generation` is the loop around them.
+`loading` builds the model and reads its weights, `model` computes logits, `attention` has the key-value cache, `batch`
+is a step of several rows, `sampling` chooses tokens and `generation` is the loop around them.
 """
 
 from __future__ import annotations

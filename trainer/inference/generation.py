@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +42,7 @@ class Options:
     """Strings that end a text. They are not part of it."""
     seed: int = 1234
     """Seed of the draws. Each prompt has its own sequence of draws, so its text does not depend on the batch size."""
-    batch_size: int = 16
+    batch_size: int = 32
     """Number of prompts that are continued together."""
 
     def __post_init__(self) -> None:
@@ -161,56 +163,60 @@ def _continue(
     on_text: Callable[[str], None] | None,
 ) -> None:
     """Continue `rows` together until each has a finish_reason."""
-    from trainer.inference.model import Batch
+    from trainer.inference.batch import Batch
 
-    with torch.inference_mode():
-        batch = Batch(model, [row.ids for row in rows], options.max_new_tokens)
+    num_slots = min(max(len(row.ids) for row in rows) + options.max_new_tokens, model.max_length)
+    with torch.inference_mode(), _explain_memory(model, len(rows), num_slots):
+        draws = [_draws(row, options) for row in rows]
+        choose = functools.partial(_choose, options=options)
+        batch = Batch(model, [row.ids for row in rows], draws, choose, num_slots)
         running, num_shown = list(rows), 0
         while running:
-            tokens = _next_tokens(batch.next_logits(), running, model, options)
-            for row, token in zip(running, tokens, strict=True):
-                is_shown = on_text is not None and row is rows[0]
-                row.add(token, tokenizer, options, model.max_length, is_shown)
+            for row, token in zip(running, batch.next_tokens(), strict=True):
+                if row.finish_reason is None:
+                    is_shown = on_text is not None and row is rows[0]
+                    row.add(token, tokenizer, options, model.max_length, is_shown)
             if on_text is not None and len(rows[0].text) > num_shown:
                 on_text(rows[0].text[num_shown:])
                 num_shown = len(rows[0].text)
-            batch.append(tokens)
             kept = [index for index, row in enumerate(running) if row.finish_reason is None]
-            if kept and len(kept) < len(running):
-                batch.keep(kept)
-            running = [running[index] for index in kept]
+            if 2 * len(kept) <= len(running):  # a smaller batch costs a copy of the cache, and a new graph
+                running = [running[index] for index in kept]
+                if kept:
+                    batch.keep(kept)
 
 
-def _next_tokens(
-    logits: torch.Tensor | None, rows: Sequence[_Row], model: Model, options: Options
-) -> list[int]:
-    """The next token of each row, equal on all ranks."""
-    draws_here = logits is not None
-    if logits is not None:
-        if options.repetition_penalty != 1:
-            logits = sampling.penalize_repetition(logits, _seen(rows, logits), options.repetition_penalty)
-        chosen = sampling.choose(
-            logits,
-            [row.generator for row in rows],
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-        )
-    if model.config.world_size > 1:
-        if not draws_here:
-            chosen = torch.empty(len(rows), dtype=torch.int64, device=model.device)
-        # The last rank is always in the last pipeline stage.
-        torch.distributed.broadcast(chosen, model.config.world_size - 1)
-    tokens: list[int] = chosen.tolist()
-    return tokens
+def _draws(row: _Row, options: Options) -> list[float]:
+    """Numbers with which the new tokens are drawn."""
+    count = options.max_new_tokens if options.temperature > 0 else 0
+    return [sampling.next_draw(row.generator) for _ in range(count)]
 
 
-def _seen(rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
-    """True for the tokens of each row's prompt and new text [b, vocabulary]."""
-    seen = torch.zeros(logits.shape, dtype=torch.bool)
-    for flags, row in zip(seen, rows, strict=True):
-        flags[row.ids + row.tokens] = True
-    return seen.to(logits.device)
+def _choose(
+    logits: torch.Tensor, ids: torch.Tensor, draws: torch.Tensor, *, options: Options
+) -> torch.Tensor:
+    """The next token of each row [b], for logits [b, vocabulary], the tokens so far [b, S] and draws [b]."""
+    if options.repetition_penalty != 1:
+        seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, True)
+        logits = sampling.penalize_repetition(logits, seen, options.repetition_penalty)
+    return sampling.choose(
+        logits, draws, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p
+    )
+
+
+@contextlib.contextmanager
+def _explain_memory(model: Model, num_rows: int, num_slots: int) -> Iterator[None]:
+    """Report in one line that a GPU's memory is too small for a batch."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(model.device))
+        cache = model.cache_bytes(num_rows, num_slots) / 2**30
+        raise TrainerError(
+            f"out of GPU memory: the keys and values of batch_size = {num_rows} texts of up to {num_slots} tokens take "
+            f"{cache:.1f} GiB in addition to the weights, and {free:.1f} of {total:.1f} GiB are free. "
+            "Use a smaller batch_size or max_new_tokens, or more GPUs"
+        ) from error
 
 
 def _first_stop(text: str, stop: Sequence[str]) -> int | None:
