@@ -51,6 +51,12 @@ def load_model(
     chosen = prepare_device(device)
     from trainer.inference.loading import load  # imports megatron.core: after `prepare_device`
 
-    model = load(found, Ranks(0, 0, 1, "load_model"), device=chosen, precision=precision)
+    model = load(
+        found,
+        Ranks(0, 0, 1, "load_model"),
+        device=chosen,
+        precision=precision,
+        vocab_size=loaded_tokenizer.size,
+    )
     loaded_tokenizer.check_fits(model.vocab_size)
     return model, loaded_tokenizer

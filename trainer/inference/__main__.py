@@ -84,6 +84,7 @@ def _load(arguments: argparse.Namespace, ranks: Ranks) -> tuple[Model, Tokenizer
         precision=arguments.precision,
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
+        vocab_size=tokenizer.size,
     )
     with _same_on_all_ranks():
         tokenizer.check_fits(model.vocab_size)

@@ -40,10 +40,10 @@ def find_checkpoint(path: Path) -> Checkpoint:
         if path.name.startswith(PREFIX):
             return _checked(path)
         directory = _directory_of_checkpoints(path)
-        found = checkpoint_files.newest_complete(directory)
-        if found is None:
-            raise TrainerError(f"{path} has no complete checkpoint. {_what_it_has(directory)}")
-        return _checked(found.path)
+        for each in map(checkpoint_files.describe, checkpoint_files.list_paths(directory)):
+            if each.is_complete or each.is_foreign:
+                return _checked(each.path)
+        raise TrainerError(f"{path} has no complete checkpoint. {_what_it_has(directory)}")
     except OSError as error:
         raise TrainerError(
             f"{error.filename or path} cannot be read: {error.strerror}", retry=True
@@ -66,8 +66,6 @@ def _what_it_has(directory: Path) -> str:
     if not paths:
         return f"Name a run directory or an {PREFIX}... directory"
     newest = checkpoint_files.describe(paths[0])
-    if newest.is_foreign:
-        return f"{newest.path.name} was written by Megatron-LM, which does not record the model"
     return f"{newest.path.name} is incomplete: {newest.flaw}"
 
 
@@ -75,11 +73,6 @@ def _checked(path: Path) -> Checkpoint:
     if checkpoint_files.iteration_of(path) is None:
         raise TrainerError(f"{path} is not a checkpoint: its name is not {PREFIX} and at least 7 digits")
     found = checkpoint_files.describe(path)
-    if found.is_foreign:
-        raise TrainerError(
-            f"{path} was written by Megatron-LM, which does not record the model. Resume from it with "
-            "checkpoint.load and generate from the run's own checkpoints"
-        )
     if problems := checkpoint_files.problems(found, hashes=False):
         raise TrainerError(f"{path} is not a complete checkpoint: {'; '.join(problems[:3])}")
     return found
@@ -93,7 +86,7 @@ def inference_config(
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
 ) -> TrainerConfig:
-    """Configuration of the trained model in another layout, without dropout.
+    """Configuration of the trained model in another layout, without dropout. `found` has a record.
 
     Raises:
         TrainerError: the record has an unknown or invalid key, or the model cannot be split in this way.

@@ -10,13 +10,12 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.models.gpt import GPTModel
-from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.checkpoint import state as contents
+from trainer.checkpoint.foreign import read_model
 from trainer.checkpoint.loading import MAX_PROBLEMS, raise_environment_fault
 from trainer.contract.checkpoint_files import Checkpoint
-from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.distributed.rendezvous import Ranks
 from trainer.inference.checkpoint import inference_config
@@ -39,14 +38,20 @@ def load(
     precision: Literal["bf16", "fp16", "fp32"] | None = None,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
+    vocab_size: int | None = None,
 ) -> Model:
     """Load the model of a checkpoint, split over all ranks.
+
+    `vocab_size` is the number of tokens for a checkpoint of Megatron-LM that does not say how many rows are padding.
 
     Raises:
         TrainerError: the ranks do not match the layout, the model cannot be split in this way, or the checkpoint cannot
             be loaded.
         LostPeersError: not all ranks connected.
     """
+    sharding: dict[str, Any] = {}
+    if found.is_foreign:
+        found, sharding = _with_record(found, vocab_size)
     config = inference_config(
         found,
         device=device,
@@ -59,15 +64,21 @@ def load(
     core = dataclasses.replace(transformer_config(config, TORCH), use_cpu_initialization=device == "cpu")
     [chunk] = build_chunks(config, core, groups, TORCH)
     chunk.to(HALF.get(config.training.precision, torch.float32))
-    _load_weights(chunk, found, config, groups)
+    _load_weights(chunk, found, contents.sharding(groups) | sharding)
     return Model(config, chunk, groups)
 
 
-def _load_weights(
-    chunk: GPTModel, found: Checkpoint, config: TrainerConfig, groups: ProcessGroupCollection
-) -> None:
-    metadata = contents.sharding(groups)
-    weights = {"model": chunk.sharded_state_dict(metadata=metadata)}
+def _with_record(found: Checkpoint, vocab_size: int | None) -> tuple[Checkpoint, dict[str, Any]]:
+    """A checkpoint of Megatron-LM with a record of its model, and the options of Core's sharding of its tensors."""
+    model, resumed = read_model(found.path)
+    if vocab_size is not None and vocab_size <= model["padded_vocab_size"]:
+        model = {"vocab_size": vocab_size, **model}
+    record = {"model": model, "precision": resumed.precision}
+    return dataclasses.replace(found, record=record), resumed.content_metadata
+
+
+def _load_weights(chunk: GPTModel, found: Checkpoint, sharding: dict[str, Any]) -> None:
+    weights = {"model": chunk.sharded_state_dict(metadata=sharding)}
     try:
         loaded, _, absent = dist_checkpointing.load(
             weights,

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.foreign import as_megatron_lm
 from tests.trainer.runs import LLAMA, ROOT, environment, finished, free_port, gpt_config
-from trainer.contract.checkpoint_files import COMPLETE, METADATA
+from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA
 from trainer.contract.errors import TrainerError
 from trainer.distributed import groups
 from trainer.inference import Options, generate, load_model
@@ -121,6 +122,20 @@ def test_weights_are_converted_to_another_precision(run: Path) -> None:
     for one, other in pairs:
         assert other.dtype == torch.bfloat16
         assert torch.equal(one.bfloat16(), other)
+
+
+def test_a_checkpoint_of_megatron_lm_is_loaded(run: Path, tmp_path: Path) -> None:
+    """Its arguments describe the model, but not how many of the rows are padding: the tokenizer does."""
+    path = as_megatron_lm(run / "checkpoints/iter_0000002", tmp_path)
+    model, tokenizer = load_model(path.parent, tokenizer="bytes", device="cpu")
+    assert model.vocab_size == tokenizer.size < (model.config.model.padded_vocab_size or 0)
+    ours, _ = load_model(run, tokenizer="bytes", device="cpu")
+    tokens = tokenizer.encode(PROMPTS[1])
+    assert torch.equal(model.logits(tokens), ours.logits(tokens)[:, : tokenizer.size])
+    common = torch.load(path / COMMON, weights_only=False)
+    torch.save({"iteration": common["iteration"]}, path / COMMON)
+    with pytest.raises(TrainerError, match=f"{path} does not describe its model: neither"):
+        load_model(path, tokenizer="bytes", device="cpu")
 
 
 @pytest.fixture
