@@ -12,13 +12,13 @@ from trainer.checkpoint import Checkpoints
 from trainer.contract.batch_size import Batches
 from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.data.loader import data_iterators
-from trainer.evaluation import evaluate
 from trainer.faults.stopping import StopRequest
 from trainer.faults.watch import Phase, Watch
 from trainer.metrics.console import Log
 from trainer.metrics.instruments import Instruments
 from trainer.metrics.record import Metrics
 from trainer.step import DataIterators, StepResult, TrainingState, Vote, train_step
+from trainer.validation import mean_loss
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TrainingLoop:
         for split in due_evaluations(state.iteration, self.config.training):
             if split in self.datasets:
                 with self.instruments.timers.paused():
-                    loss = evaluate(
+                    loss = mean_loss(
                         state.model, self.datasets[split], self.config, self.groups, self._beat_evaluation
                     )
                 self.metrics.evaluation(state.iteration, split, loss)

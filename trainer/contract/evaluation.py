@@ -6,15 +6,20 @@ Retention keeps a checkpoint whose iteration is a multiple of `every` until its 
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.contract.config import Count, NonNegative
+from trainer.contract.config import ConfigError, Count, NonNegative, from_dict
 from trainer.contract.section import config_section
 
 DIRECTORY = "evaluation"
 """Directory of the result files in the run directory."""
+
+FORMAT = 1
+"""Format of the result files. Readers refuse files with a later format."""
 
 
 @config_section
@@ -81,9 +86,110 @@ class EvaluationConfig:
     """Weights & Biases team or user. Default: your default entity."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextResult:
+    """Loss of a model on a tokenized text."""
+
+    name: str
+    prefix: str
+    loss: float | None
+    """Mean cross-entropy in nats per token; None if it is not finite."""
+    perplexity: float | None
+    """exp(loss); None if it is not finite."""
+    tokens: int
+    """Number of predicted tokens."""
+    sequences: int
+    """Number of windows that the text was cut into."""
+    seq_length: int
+    """Length of a window in tokens."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric of a task. lm-eval writes its name and its filter as `acc,none`."""
+
+    name: str
+    """Name in lm-eval, such as acc or exact_match."""
+    filter: str
+    """lm-eval's filter of the answers, such as none or strict-match."""
+    value: float | None
+    """None if it is not finite."""
+    stderr: float | None
+    """Standard error; None if lm-eval computes none."""
+    higher_is_better: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """Metrics of a task of lm-eval, or of a group of tasks."""
+
+    name: str
+    is_group: bool
+    """True for a group, such as mmlu. Its tasks have results of their own."""
+    version: str | None
+    num_fewshot: int | None
+    """Number of examples before each question; None for a group whose tasks differ."""
+    documents: int
+    """Number of questions."""
+    metrics: tuple[Metric, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationResult:
+    """Contents of a result file."""
+
+    format: int
+    name: str
+    """Name of the run."""
+    iteration: int
+    checkpoint: str
+    """Path of the checkpoint."""
+    checkpoint_sha256: str
+    """SHA-256 of its file COMPLETE, which contains those of all other files."""
+    time: float
+    """End of the evaluation (Unix seconds)."""
+    seconds: float
+    """Duration, including the time to load the weights."""
+    world_size: int
+    device: str
+    precision: str
+    """Data type of the weights during evaluation."""
+    tokenizer: str | None
+    settings: EvaluationSettings
+    versions: dict[str, str]
+    """Version of each library."""
+    data: tuple[TextResult, ...] = ()
+    tasks: tuple[TaskResult, ...] = ()
+    samples: str | None = None
+    """Name of the file with the answers to each question, next to the result file; None without tasks."""
+
+
+def read_result(path: Path) -> EvaluationResult:
+    """Read a result file.
+
+    Raises:
+        OSError: it cannot be read.
+        ConfigError: it is not JSON, or not a result file of this version or an earlier one.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON ({error})") from error
+    written = document.get("format") if isinstance(document, dict) else None
+    if isinstance(written, int) and written > FORMAT:
+        raise ConfigError(f"{path} was written by a later version of the trainer. Use that version")
+    return from_dict(EvaluationResult, document, str(path))
+
+
 def result_file(run_dir: Path, iteration: int) -> Path:
     """Path of the results of a checkpoint, such as RUN_DIR/evaluation/iter_0000100.json."""
     return run_dir / DIRECTORY / f"iter_{iteration:07d}.json"
+
+
+def samples_file(run_dir: Path, iteration: int) -> Path:
+    """Path of the answers to each question of the tasks, such as RUN_DIR/evaluation/iter_0000100.samples.jsonl."""
+    return result_file(run_dir, iteration).with_suffix(".samples.jsonl")
 
 
 def evaluated(run_dir: Path) -> set[int]:

@@ -321,10 +321,10 @@ def _open_corpora(where: str, datasets: Sequence[Dataset], rows: int) -> dict[st
         raise ConfigError(
             f"{where}: {weights} of {len(datasets)} datasets have a weight. Give a weight to all of them or to none"
         )
-    return {dataset.prefix: _open_corpus(where, dataset.prefix, rows) for dataset in datasets}
+    return {dataset.prefix: open_corpus(where, dataset.prefix, rows) for dataset in datasets}
 
 
-def _open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
+def open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
     """Open a pair, and check that its .bin matches its .idx."""
     for extension in (".bin", ".idx"):
         if not Path(prefix + extension).is_file():
@@ -346,7 +346,7 @@ def _open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
             "together, or one is truncated; make the pair again"
         )
     if tokens < 2:
-        raise ConfigError(f"{where}: {prefix}.bin has only one token; training needs at least two")
+        raise ConfigError(f"{where}: {prefix}.bin has only one token; at least two are needed")
     _require_rows(where, prefix, corpus, rows)
     return corpus
 

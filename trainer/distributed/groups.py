@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import distributed_c10d
 
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.errors import LostPeersError, ReportedByRank0Error, TrainerError
 from trainer.distributed.rendezvous import Ranks, open_store, select_gpu
 
@@ -26,24 +26,48 @@ GLOO_ERRORS = ("gloo/transport", "gloo::", "[Gloo]")
 
 
 def initialize(config: TrainerConfig, ranks: Ranks, environ: Mapping[str, str]) -> ProcessGroupCollection:
-    """Connect the ranks and build the process groups of the layout.
+    """Connect the ranks of a training run and build the process groups of its layout.
+
+    Raises:
+        TrainerError: see `connect`.
+        LostPeersError: not all ranks connected.
+    """
+    return connect(
+        config.parallelism,
+        ranks,
+        environ,
+        world_size=config.world_size,
+        device=config.device,
+        timeout_minutes=config.training.distributed_timeout_minutes,
+    )
+
+
+def connect(
+    layout: ParallelismConfig,
+    ranks: Ranks,
+    environ: Mapping[str, str],
+    *,
+    world_size: int,
+    device: str,
+    timeout_minutes: int,
+) -> ProcessGroupCollection:
+    """Connect `world_size` ranks and build the process groups of a layout.
 
     Raises:
         TrainerError: the ranks do not match the planned layout, or MASTER_ADDR or MASTER_PORT is not set.
         LostPeersError: not all ranks connected.
     """
-    layout = config.parallelism
-    if ranks.world_size != config.world_size:
+    if ranks.world_size != world_size:
         raise TrainerError(
-            f"{ranks}: the layout was planned for world_size = {config.world_size}. "
+            f"{ranks}: the layout was planned for world_size = {world_size}. "
             "Launch this number of tasks, or plan the layout again"
         )
-    if config.device == "cuda":
+    if device == "cuda":
         select_gpu(ranks)
-    timeout = datetime.timedelta(minutes=config.training.distributed_timeout_minutes)
+    timeout = datetime.timedelta(minutes=timeout_minutes)
     with reporting_lost_peers(ranks, lambda: "while the ranks met"):
         torch.distributed.init_process_group(
-            backend="nccl" if config.device == "cuda" else "gloo",
+            backend="nccl" if device == "cuda" else "gloo",
             store=open_store(ranks, environ, timeout),
             rank=ranks.rank,
             world_size=ranks.world_size,
@@ -54,8 +78,7 @@ def initialize(config: TrainerConfig, ranks: Ranks, environ: Mapping[str, str]) 
             pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
             virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
             context_parallel_size=layout.context_parallel_size,
-            distributed_timeout_minutes=config.training.distributed_timeout_minutes
-            + GROUP_TIMEOUT_MARGIN_S // 60,
+            distributed_timeout_minutes=timeout_minutes + GROUP_TIMEOUT_MARGIN_S // 60,
             create_gloo_process_groups=False,
             use_sharp=layout.use_sharp,
         )

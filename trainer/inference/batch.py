@@ -104,7 +104,8 @@ class Batch:
             return
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            # Another thread, such as NCCL's, must not end the recording.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._compute_last(shape[1])
         self._graph.replay()
 
@@ -113,9 +114,7 @@ class Batch:
         slots = self._lengths[:, None]
         if logits is not None:
             self._tokens.copy_(self._choose(logits, self._ids, self._draws.gather(1, slots)[:, 0]))
-        world_size = self._model.config.world_size
-        if world_size > 1:  # the last rank is always in the last pipeline stage
-            torch.distributed.broadcast(self._tokens, world_size - 1)
+        self._model.from_last_stage(self._tokens)
         self._ids.scatter_(1, slots, self._tokens[:, None])
         # Rows that are finished are computed until `keep` removes them. They stay in the last slot.
         self._lengths.add_(1).clamp_(max=self._num_slots - 1)

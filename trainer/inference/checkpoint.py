@@ -50,6 +50,23 @@ def find_checkpoint(path: Path) -> Checkpoint:
         ) from error
 
 
+def complete_checkpoints(path: Path) -> tuple[list[Checkpoint], list[str]]:
+    """The complete checkpoints in a directory of checkpoints or of a run, newest first, and the flaws of others.
+
+    Raises:
+        TrainerError: the directory cannot be read.
+    """
+    try:
+        found = checkpoint_files.list_checkpoints(_directory_of_checkpoints(path.absolute()))
+        checked = checkpoint_files.demote_incomplete(found)
+    except OSError as error:
+        raise TrainerError(
+            f"{error.filename or path} cannot be read: {error.strerror}", retry=True
+        ) from error
+    flaws = [f"{each.path}: {each.flaw}" for each in checked if each.flaw and not each.is_cut_off]
+    return [each for each in checked if each.is_complete], flaws
+
+
 def _directory_of_checkpoints(path: Path) -> Path:
     """`path` itself, or the directory in which the run in `path` saves."""
     if checkpoint_files.list_paths(path):
@@ -85,22 +102,26 @@ def inference_config(
     precision: Literal["bf16", "fp16", "fp32"] | None,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
+    num_replicas: int = 1,
+    vocab_size: int | None = None,
 ) -> TrainerConfig:
-    """Configuration of the trained model in another layout, without dropout. `found` has a record.
+    """Configuration of the trained model in another layout, without dropout. Call `prepare_device` first.
+
+    `vocab_size` is the number of tokens for a checkpoint of Megatron-LM that does not say how many rows are padding.
 
     Raises:
         TrainerError: the record has an unknown or invalid key, or the model cannot be split in this way.
     """
-    assert found.record is not None
-    if found.record.get("format", checkpoint_files.FORMAT) > checkpoint_files.FORMAT:
+    record = found.record or _record_of_megatron_lm(found.path, vocab_size)
+    if record.get("format", checkpoint_files.FORMAT) > checkpoint_files.FORMAT:
         raise TrainerError(f"{found.path} was written by a later version of the trainer. Use that version")
-    recorded: dict[str, Any] = found.record["model"] | {"attention_dropout": 0.0, "hidden_dropout": 0.0}
+    recorded: dict[str, Any] = record["model"] | {"attention_dropout": 0.0, "hidden_dropout": 0.0}
     model = from_dict(ModelConfig, recorded, f"{found.path / checkpoint_files.COMPLETE}: model")
     training = TrainingConfig(
         micro_batch_size=1,
-        global_batch_size=1,
+        global_batch_size=num_replicas,
         train_iters=1,
-        precision=precision or found.record["precision"],
+        precision=precision or record["precision"],
         transformer_impl="torch",
     )
     config = resolve(
@@ -108,7 +129,7 @@ def inference_config(
             name=found.path.name,
             run_dir=str(found.path.parent),
             device=device,
-            world_size=tensor_parallel * pipeline_parallel,
+            world_size=tensor_parallel * pipeline_parallel * num_replicas,
             model=model,
             parallelism=ParallelismConfig(
                 tensor_model_parallel_size=tensor_parallel, pipeline_model_parallel_size=pipeline_parallel
@@ -125,3 +146,12 @@ def inference_config(
             f"TP = {tensor_parallel} does not divide the model's {groups} query groups. Use a divisor of {groups}"
         )
     return config
+
+
+def _record_of_megatron_lm(path: Path, vocab_size: int | None) -> dict[str, Any]:
+    from trainer.checkpoint.foreign import read_model  # imports megatron.core
+
+    model, resumed = read_model(path)
+    if vocab_size is not None and vocab_size <= model["padded_vocab_size"]:
+        model = {"vocab_size": vocab_size, **model}
+    return {"model": model, "precision": resumed.precision}

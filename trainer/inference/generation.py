@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -132,6 +132,30 @@ def generate(
     """
     options = options or Options()
     rows = [_row(index, prompt, model, tokenizer, options) for index, prompt in enumerate(prompts)]
+    yield from _continue_in_batches(rows, model, tokenizer, options, on_text)
+
+
+def generate_from_tokens(
+    model: Model, tokenizer: Tokenizer, prompts: Mapping[int, Sequence[int]], options: Options
+) -> Iterator[Completion]:
+    """Continue token IDs. The number of a prompt seeds its draws. Every rank of a replica must call this.
+
+    Each prompt has at least one token and fewer than the model has positions.
+    """
+    rows = [
+        _Row(tokenizer.decode(ids), list(ids), random.Random(f"{options.seed}/{number}"))
+        for number, ids in prompts.items()
+    ]
+    return _continue_in_batches(rows, model, tokenizer, options, None)
+
+
+def _continue_in_batches(
+    rows: Sequence[_Row],
+    model: Model,
+    tokenizer: Tokenizer,
+    options: Options,
+    on_text: Callable[[str], None] | None,
+) -> Iterator[Completion]:
     for first in range(0, len(rows), options.batch_size):
         batch = rows[first : first + options.batch_size]
         _continue(batch, model, tokenizer, options, on_text)

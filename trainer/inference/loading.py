@@ -10,12 +10,14 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.models.gpt import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.checkpoint import state as contents
 from trainer.checkpoint.foreign import read_model
 from trainer.checkpoint.loading import MAX_PROBLEMS, raise_environment_fault
 from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.distributed.rendezvous import Ranks
 from trainer.inference.checkpoint import inference_config
@@ -40,7 +42,7 @@ def load(
     pipeline_parallel: int = 1,
     vocab_size: int | None = None,
 ) -> Model:
-    """Load the model of a checkpoint, split over all ranks.
+    """Load the model of a checkpoint. Ranks beyond TP x PP hold further replicas.
 
     `vocab_size` is the number of tokens for a checkpoint of Megatron-LM that does not say how many rows are padding.
 
@@ -49,32 +51,35 @@ def load(
             be loaded.
         LostPeersError: not all ranks connected.
     """
-    sharding: dict[str, Any] = {}
-    if found.is_foreign:
-        found, sharding = _with_record(found, vocab_size)
     config = inference_config(
         found,
         device=device,
         precision=precision,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
+        num_replicas=ranks.world_size // (tensor_parallel * pipeline_parallel),
+        vocab_size=vocab_size,
     )
-    groups = open_groups(config, ranks)
+    return load_part(found, config, open_groups(config, ranks))
+
+
+def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupCollection) -> Model:
+    """Load this rank's part of the model. `config` is the `inference_config` of the checkpoint.
+
+    Raises:
+        TrainerError: the checkpoint cannot be loaded.
+    """
     # With initialization on a CPU, Core would allocate complete matrices and cut out the rank's part.
-    core = dataclasses.replace(transformer_config(config, TORCH), use_cpu_initialization=device == "cpu")
+    core = dataclasses.replace(
+        transformer_config(config, TORCH), use_cpu_initialization=config.device == "cpu"
+    )
     [chunk] = build_chunks(config, core, groups, TORCH)
     chunk.to(HALF.get(config.training.precision, torch.float32))
-    _load_weights(chunk, found, contents.sharding(groups) | sharding)
+    sharding = contents.sharding(groups)
+    if found.is_foreign:
+        sharding |= read_model(found.path)[1].content_metadata
+    _load_weights(chunk, found, sharding)
     return Model(config, chunk, groups)
-
-
-def _with_record(found: Checkpoint, vocab_size: int | None) -> tuple[Checkpoint, dict[str, Any]]:
-    """A checkpoint of Megatron-LM with a record of its model, and the options of Core's sharding of its tensors."""
-    model, resumed = read_model(found.path)
-    if vocab_size is not None and vocab_size <= model["padded_vocab_size"]:
-        model = {"vocab_size": vocab_size, **model}
-    record = {"model": model, "precision": resumed.precision}
-    return dataclasses.replace(found, record=record), resumed.content_metadata
 
 
 def _load_weights(chunk: GPTModel, found: Checkpoint, sharding: dict[str, Any]) -> None:

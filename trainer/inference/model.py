@@ -15,6 +15,9 @@ from trainer.contract.errors import TrainerError
 from trainer.inference.attention import Cache, CachedAttention, Rotary
 from trainer.model.layers import CoreAttention
 
+MAX_LOGITS = 2**26
+"""Maximum number of logits that are computed at once when sequences are scored: 256 MiB in fp32."""
+
 
 class Model:
     """This rank's part of a model in inference mode. Every rank must make the same calls."""
@@ -58,10 +61,10 @@ class Model:
 
     @property
     def can_record(self) -> bool:
-        """True if a step with the cache can be recorded as a CUDA graph: on a single GPU, with Core's layers."""
+        """True if a step with the cache can be recorded as a CUDA graph: without TP and PP, with Core's layers."""
         model = self.config.model
         is_own = model.layer_spec is not None or model.model_provider is not None
-        return self.has_cache and self.device.type == "cuda" and self.config.world_size == 1 and not is_own
+        return self.has_cache and self.device.type == "cuda" and self._groups.mp.size() == 1 and not is_own
 
     def new_cache(self, num_slots: int) -> Cache:
         """An empty cache for sequences of up to `num_slots` tokens."""
@@ -102,6 +105,50 @@ class Model:
         if len(output) > 1:
             output = output[last, torch.arange(len(last), device=self.device)][None]
         return self._to_logits(output)[0, :, : self.vocab_size].float()
+
+    def log_probabilities(
+        self, tokens: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Log-probabilities in fp32 [n], and whether each target is the most likely token [n].
+
+        Element i is about token `targets[i]` after the token at `positions[i]` of row `rows[i]` of `tokens` [b, s].
+        Only the tokens of the vocabulary count: its padding has no probability. Returns None on stages that have no
+        logits.
+        """
+        output = self._compute(
+            tokens, torch.arange(tokens.shape[1], device=self.device).expand_as(tokens), None
+        )
+        if output is None:
+            return None
+        found, greedy = [], []
+        # Logits of a complete batch may need more memory than the model.
+        size = max(1, MAX_LOGITS // self.vocab_size)
+        for part in torch.arange(len(targets), device=self.device).split(size):
+            selected = output[positions[part], rows[part]][None]
+            logits = self._to_logits(selected)[0, :, : self.vocab_size].float()
+            chosen = logits.gather(1, targets[part, None])[:, 0]
+            found.append(chosen - logits.logsumexp(-1))
+            greedy.append(logits.argmax(-1) == targets[part])
+        return torch.cat(found), torch.cat(greedy)
+
+    def from_last_stage(self, values: torch.Tensor) -> torch.Tensor:
+        """The `values` of the ranks of the last stage, on every rank of this replica. All ranks pass the same shape."""
+        group = self._groups.mp
+        if group.size() > 1:
+            # The last rank of the group is always in the last pipeline stage.
+            source = torch.distributed.get_global_rank(group, group.size() - 1)
+            torch.distributed.broadcast(values, source, group=group)
+        return values
+
+    @property
+    def replica(self) -> tuple[int, int]:
+        """Number of this replica of the model, and the number of replicas."""
+        return self._groups.dp.rank(), self._groups.dp.size()
+
+    @property
+    def reports(self) -> bool:
+        """True on one rank of each replica, which is in the last pipeline stage."""
+        return self._is_last and self._groups.tp.rank() == 0
 
     def _compute(
         self, tokens: torch.Tensor, positions: torch.Tensor, cache: Cache | None

@@ -57,13 +57,16 @@ def open_groups(config: TrainerConfig, ranks: Ranks) -> ProcessGroupCollection:
                 "torch.distributed is already initialized in this process. Load the model in a process of its own"
             )
         return ProcessGroupCollection.use_mpu_process_groups()
-    with _without_open_ports() if ranks.world_size == 1 else contextlib.nullcontext():
+    with without_open_ports(ranks):
         return groups.initialize(config, ranks, os.environ)
 
 
 @contextlib.contextmanager
-def _without_open_ports() -> Iterator[None]:
-    """Make gloo listen on the loopback interface only. It opens a port even for a single process."""
+def without_open_ports(ranks: Ranks) -> Iterator[None]:
+    """Make gloo listen on the loopback interface only if there is one rank, for which it opens a port too."""
+    if ranks.world_size > 1:
+        yield
+        return
     before = os.environ.get(INTERFACE)
     os.environ[INTERFACE] = "lo"
     try:

@@ -60,7 +60,7 @@ class TensorBoard:
 
     def _give_up(self, error: OSError) -> None:
         self._writer = None
-        self._log.line(f"no TensorBoard files from here on; training continues: {error}")
+        self._log.line(f"no TensorBoard files from here on: {error}")
 
 
 def open_tensorboard(directory: Path, iteration: int, log: Log) -> TensorBoard | None:
@@ -79,6 +79,6 @@ def open_tensorboard(directory: Path, iteration: int, log: Log) -> TensorBoard |
         writer.add_event(Event(step=iteration + 1, file_version="brain.Event:2"))
         writer.add_event(Event(step=iteration + 1, session_log=SessionLog(status=SessionLog.START)))
     except OSError as error:
-        log.line(f"no TensorBoard files; training continues: {error}")
+        log.line(f"no TensorBoard files: {error}")
         return None
     return TensorBoard(writer, log)

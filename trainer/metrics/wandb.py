@@ -1,6 +1,6 @@
-"""Weights & Biases: the numbers of metrics.jsonl in a W&B run that all attempts share.
+"""Weights & Biases: the numbers of metrics.jsonl in a W&B run that all attempts share. Evaluations have another run.
 
-Only rank 0 uses it, and training never depends on it: an unreachable service, a missing library or a dead process only
+Only rank 0 uses it, and no job depends on it: an unreachable service, a missing library or a dead process only
 result in a line in the log. The key stays in the environment.
 """
 
@@ -12,6 +12,7 @@ import re
 import shlex
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from trainer.contract.config import TrainerConfig, to_dict
@@ -63,7 +64,24 @@ class Experiment:
 
 
 def open_experiment(config: TrainerConfig, run: RunDirectory, log: Log) -> Experiment | None:
-    """Start or resume the W&B run. Returns None, with a line in the log, if that fails."""
+    """Start or resume the W&B run of training. Returns None, with a line in the log, if that fails."""
+    logging = config.logging
+    identity = {
+        "project": logging.wandb_project,
+        "entity": logging.wandb_entity,
+        "name": logging.wandb_exp_name or config.name,
+        "id": run_id(run),
+        "config": to_dict(config),
+    }
+    return open_run(run.root, identity, log)
+
+
+def open_run(directory: Path, identity: dict[str, Any], log: Log) -> Experiment | None:
+    """Start or resume a W&B run. Returns None, with a line in the log, if that fails.
+
+    `identity` has the arguments of wandb.init that identify and describe the run. W&B's files are written to a
+    subdirectory of `directory`.
+    """
     try:
         import wandb
     except ImportError as error:
@@ -77,7 +95,7 @@ def open_experiment(config: TrainerConfig, run: RunDirectory, log: Log) -> Exper
         try:
             if mode != requested:
                 wandb.teardown()  # otherwise the failed start still occupies the run ID
-            return _start(wandb, config, run, log, mode)
+            return _start(wandb, directory, identity, log, mode)
         except Exception as error:  # no error of W&B may end the training
             log.line(f"Weights & Biases ({mode}) cannot be used: {_message(error)}")
     return None
@@ -95,17 +113,12 @@ def run_id(run: RunDirectory) -> str:
     return known
 
 
-def _start(wandb: Any, config: TrainerConfig, run: RunDirectory, log: Log, mode: str) -> Experiment:
-    logging = config.logging
+def _start(wandb: Any, directory: Path, identity: dict[str, Any], log: Log, mode: str) -> Experiment:
     started = wandb.init(
-        project=logging.wandb_project,
-        entity=logging.wandb_entity,
-        name=logging.wandb_exp_name or config.name,
-        id=run_id(run),
+        **identity,
         resume="allow",
-        dir=run.root,
+        dir=directory,
         mode=mode,
-        config=to_dict(config),
         allow_val_change=True,  # a later attempt may have other settings
         settings=wandb.Settings(
             console="off",  # the job has its own log
@@ -119,7 +132,7 @@ def _start(wandb: Any, config: TrainerConfig, run: RunDirectory, log: Log, mode:
         log.line(f"Weights & Biases: {started.url or mode}")
         return Experiment(started, log, sync_command=None)
     reason = "" if os.environ.get(API_KEY_VARIABLE) else f" ({API_KEY_VARIABLE} is not set)"
-    sync_command = f"wandb sync {shlex.quote(str(run.root / 'wandb'))}"
+    sync_command = f"wandb sync {shlex.quote(str(directory / 'wandb'))}"
     log.line(f"Weights & Biases: offline{reason}; to upload this run: {sync_command}")
     return Experiment(started, log, sync_command)
 

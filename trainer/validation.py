@@ -1,4 +1,4 @@
-"""Evaluation: the loss on validation and test samples."""
+"""The loss on validation and test samples during training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.step import forward_backward
 
 
 @torch.no_grad()
-def evaluate(
+def mean_loss(
     model: list[DistributedDataParallel],
     dataset: torch.utils.data.Dataset | None,
     config: TrainerConfig,

@@ -1,0 +1,140 @@
+"""Checks an evaluation job before any weights are loaded, and reports all mistakes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.contract.checkpoint_files import Checkpoint, iteration_of
+from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.errors import TrainerError
+from trainer.contract.evaluation import EvaluationConfig, evaluated, is_due
+from trainer.contract.wording import counted
+from trainer.data.blend import LogLine
+from trainer.evaluate.perplexity import open_text
+from trainer.evaluate.tasks import KEY, Tasks, load_tasks
+from trainer.inference.checkpoint import complete_checkpoints, find_checkpoint, inference_config
+from trainer.inference.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the job computes."""
+
+    checkpoints: list[Checkpoint]
+    """Checkpoints to evaluate, newest first."""
+    tasks: Tasks | None
+    """None without tasks."""
+
+
+def check_sizes(config: EvaluationConfig) -> None:
+    """Check that the ranks can be divided into replicas of the model, and that there is something to compute.
+
+    Raises:
+        ConfigError: they cannot, or there is not.
+    """
+    settings = config.settings
+    tensor, pipeline = settings.tensor_model_parallel_size, settings.pipeline_model_parallel_size
+    if config.world_size % (tensor * pipeline):
+        raise ConfigError(
+            f"world_size = {config.world_size} is not a multiple of TP x PP = {tensor} x {pipeline} = "
+            f"{tensor * pipeline}, the number of ranks of one replica of the model"
+        )
+    if not settings.data and not settings.tasks:
+        raise ConfigError("evaluation.data and evaluation.tasks are empty, so there is nothing to evaluate")
+
+
+def model_config(config: EvaluationConfig, found: Checkpoint) -> TrainerConfig:
+    """Configuration of the model of a checkpoint, in the layout of this job.
+
+    Raises:
+        TrainerError: the model cannot be split in this way.
+    """
+    settings = config.settings
+    tensor, pipeline = settings.tensor_model_parallel_size, settings.pipeline_model_parallel_size
+    return inference_config(
+        found,
+        device=config.device,
+        precision=settings.precision,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        num_replicas=config.world_size // (tensor * pipeline),
+    )
+
+
+def prepare(config: EvaluationConfig, log: LogLine) -> Work:
+    """Choose the checkpoints, load the tasks and check everything else. Only rank 0 calls this.
+
+    Raises:
+        ConfigError: all mistakes, one per line.
+        TrainerError: a file cannot be read.
+    """
+    problems: list[str] = []
+
+    def collect(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except TrainerError as error:
+            if error.retry:
+                raise
+            problems.append(str(error))
+
+    checkpoints: list[Checkpoint] = []
+    collect(lambda: checkpoints.extend(_choose(config, log)))
+    models: list[TrainerConfig] = []
+    for found in checkpoints[:1]:  # the checkpoints of a run have one model
+        collect(lambda found=found: models.append(model_config(config, found)))  # type: ignore[misc]
+    names = [data.name for data in config.settings.data]
+    problems += [
+        f"evaluation.data: two texts have the name {name!r}. Rename one of them"
+        for name in sorted({name for name in names if names.count(name) > 1})
+    ]
+    vocab_size = _vocab_size(models[0]) if models else 2**31
+    for index, data in enumerate(config.settings.data):
+        where = f"evaluation.data[{index}]"
+        collect(lambda data=data, where=where: open_text(data, where, 1, vocab_size, None))  # type: ignore[misc]
+    tasks = None
+    if config.settings.tasks and (checkpoints or problems):
+        collect(lambda: _check_tokenizer(config, vocab_size))
+        tasks, unusable = load_tasks(config.settings.tasks)
+        problems += unusable
+    if problems:
+        if len(problems) > 1:
+            problems.append(f"{counted(len(problems), 'mistake')}; nothing was evaluated")
+        raise ConfigError("\n".join(problems))
+    return Work(checkpoints, tasks)
+
+
+def _choose(config: EvaluationConfig, log: LogLine) -> list[Checkpoint]:
+    path = Path(config.checkpoint)
+    every = config.settings.every
+    if every is None or iteration_of(path) is not None:
+        found = find_checkpoint(path)
+        if found.is_foreign:
+            raise ConfigError(
+                f"{found.path} was written by Megatron-LM. Results name the record of a checkpoint, which it does not "
+                "have. Start a run from it with checkpoint.load, and evaluate the run's own checkpoints"
+            )
+        return [found]
+    complete, flaws = complete_checkpoints(path)
+    for flaw in flaws:
+        log(f"not evaluated: {flaw}")
+    done = evaluated(Path(config.run_dir))
+    return [each for each in complete if is_due(each.iteration, every) and each.iteration not in done]
+
+
+def _check_tokenizer(config: EvaluationConfig, vocab_size: int) -> None:
+    if config.tokenizer is None:
+        raise ConfigError(f"{KEY} needs a tokenizer: gpt2, bytes, or the path of a tokenizer.json")
+    tokenizer = load_tokenizer(config.tokenizer, config.eod_token)
+    tokenizer.check_fits(vocab_size)
+    if tokenizer.eod_id is None:
+        raise ConfigError(
+            f"the tokenizer {tokenizer.name} names no end-of-document token, which {KEY} needs: it precedes a text "
+            "without context and ends an answer. Set eod_token"
+        )
+
+
+def _vocab_size(model: TrainerConfig) -> int:
+    return model.model.vocab_size or model.model.padded_vocab_size or 0

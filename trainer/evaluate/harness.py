@@ -1,0 +1,170 @@
+"""lm-eval's interface to a model of the trainer. Computes what lm-eval's own model `hf` computes on the exported model.
+
+Log-probabilities are computed in fp32 over the vocabulary without its padding. `hf` normalizes them in the data type of
+the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval import evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from trainer.contract.errors import TrainerError
+from trainer.contract.evaluation import EvaluationSettings, Metric, TaskResult
+from trainer.evaluate.replicas import Replicas
+from trainer.evaluate.tasks import Tasks
+from trainer.inference.generation import Options
+
+MAX_NEW_TOKENS = 256
+"""Maximum number of new tokens where a task sets none, as in lm-eval's `hf`."""
+
+GREEDY = 0.0
+"""Temperature at which the most likely token is always chosen."""
+
+Encoded = tuple[tuple[str, str], list[int], list[int]]
+"""Context and continuation as text, and their tokens."""
+
+
+class HarnessModel(TemplateLM):  # type: ignore[misc]
+    """The replicas as a model of lm-eval. To lm-eval, they are a single process."""
+
+    def __init__(self, replicas: Replicas, options: EvaluationSettings) -> None:
+        super().__init__()
+        self._replicas = replicas
+        self._batch_size = options.batch_size
+        self._max_length = replicas.model.max_length
+        self._token_of_document_end = replicas.tokenizer.eod_id
+
+    @property
+    def eot_token_id(self) -> int:
+        """The end-of-document token. It also precedes a text without context, as each document in training."""
+        assert self._token_of_document_end is not None  # see `checks`
+        return self._token_of_document_end
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Token IDs of a text. The trainer's tokenizers never add special tokens."""
+        return self._replicas.tokenizer.encode(string)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """Log-likelihood of each continuation, and whether greedy decoding would produce it."""
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        return found
+
+    def _loglikelihood_tokens(self, requests: Sequence[Encoded], **kwargs: Any) -> list[tuple[float, bool]]:
+        for (_, text), _, continuation in requests:
+            if not 0 < len(continuation) <= self._max_length:
+                raise TrainerError(
+                    f"the answer {text[:60]!r} of a task has {len(continuation)} tokens, but the model computes 1 to "
+                    f"{self._max_length} (model.max_position_embeddings). Remove the task from evaluation.tasks"
+                )
+        return self._replicas.score([(context, continuation) for _, context, continuation in requests])
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihood of each text. Long texts are cut into windows, as lm-eval does."""
+        windows: list[tuple[list[int], list[int]]] = []
+        ends = []
+        for request in requests:
+            tokens = get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0]),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self._max_length,
+                context_len=1,
+            )
+            windows += map(make_disjoint_window, tokens)
+            ends.append(len(windows))
+        found = [log_likelihood for log_likelihood, _ in self._replicas.score(windows)]
+        return [math.fsum(found[first:end]) for first, end in zip([0, *ends], ends, strict=False)]
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """New text for each context, up to the first stop string."""
+        prompts = []
+        for request in requests:
+            context, arguments = request.args
+            options = self._generation_options(arguments)
+            room = self._max_length - options.max_new_tokens
+            if room < 1:
+                raise TrainerError(
+                    f"the task {request.task_name} generates up to {options.max_new_tokens} tokens, but the model has "
+                    f"{self._max_length} positions for the question and the answer (model.max_position_embeddings). "
+                    "Lower max_gen_toks in generation_kwargs of the task"
+                )
+            tokens = self.tok_encode(context)[-room:] or [self.prefix_token_id]
+            prompts.append((tokens, options))
+        return self._replicas.generate(prompts)
+
+    def _generation_options(self, arguments: dict[str, Any]) -> Options:
+        given = normalize_gen_kwargs(arguments, MAX_NEW_TOKENS)
+        temperature = float(given.get("temperature", GREEDY)) if given["do_sample"] else GREEDY
+        draws = temperature > GREEDY
+        return Options(
+            max_new_tokens=given["max_gen_toks"],
+            temperature=temperature,
+            top_k=(given.get("top_k") or None) if draws else None,
+            top_p=given.get("top_p") if draws else None,
+            repetition_penalty=given.get("repetition_penalty", 1.0),
+            stop=tuple(string for string in given["until"] if string),
+            batch_size=self._batch_size,
+        )
+
+
+def run_tasks(
+    replicas: Replicas, tasks: Tasks, settings: EvaluationSettings
+) -> tuple[list[TaskResult], list[dict[str, Any]]]:
+    """Results of all tasks, and the answers to each question. Only rank 0 calls this; the other ranks serve."""
+    tasks.reset(settings.num_fewshot)
+    # Not simple_evaluate, which also describes the machine with the help of other programs.
+    found = evaluate(
+        HarnessModel(replicas, settings),
+        {"tasks": tasks.tasks, "groups": tasks.groups},
+        limit=settings.limit,
+    )
+    replicas.release()
+    assert found is not None
+    results = [_task_result(name, found) for name in found["results"]]
+    samples = [_sample(name, sample) for name, each in found["samples"].items() for sample in each]
+    return [result for result in results if result.metrics], samples
+
+
+def _task_result(name: str, found: dict[str, Any]) -> TaskResult:
+    values = found["results"][name]
+    version = str(found["versions"].get(name))
+    num_fewshot = found["n-shot"].get(name)
+    metrics = []
+    for key, value in values.items():
+        metric, separator, filtered = key.partition(",")
+        if not separator or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        metrics.append(
+            Metric(
+                name=metric,
+                filter=filtered,
+                value=_finite(value),
+                stderr=_finite(values.get(f"{metric}_stderr,{filtered}")),
+                higher_is_better=found["higher_is_better"].get(name, {}).get(metric),
+            )
+        )
+    return TaskResult(
+        name=name,
+        is_group=name not in found["n-samples"],
+        version=None if version in ("None", "N/A", "Yaml") else version,  # lm-eval's words for none
+        num_fewshot=num_fewshot if isinstance(num_fewshot, int) else None,
+        documents=values["sample_len"],
+        metrics=tuple(metrics),
+    )
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _sample(task: str, sample: dict[str, Any]) -> dict[str, Any]:
+    """The answers to a question, without its text."""
+    names = ("doc_id", "filter", "target", "resps", "filtered_resps", *sample["metrics"])
+    return {"task": task, **{name: sample[name] for name in names}}

@@ -1,0 +1,140 @@
+"""Tasks of EleutherAI's lm-eval, by name or from files. Imports lm-eval only if there are tasks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from trainer.contract.errors import TrainerError
+from trainer.contract.wording import did_you_mean
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
+KEY = "evaluation.tasks"
+"""Key of the run file."""
+
+SUFFIXES = (".yaml", ".yml")
+
+_GROUP = re.compile(r"""^group:\s*['"]?([^\s'"#]+)""", re.MULTILINE)
+
+FEWSHOT_SEED, NUMPY_SEED, PYTHON_SEED = 1234, 1234, 0
+"""Seeds of lm-eval's own command: the choice of examples, and draws in the code of tasks."""
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Loaded tasks and groups of tasks, by name."""
+
+    tasks: dict[str, Any]
+    groups: dict[str, Any]
+
+    def reset(self, num_fewshot: int | None) -> None:
+        """Set the number of examples and the seed of their choice, as lm-eval's own command does.
+
+        A task that sets zero examples, since it cannot have any, keeps them.
+        """
+        random.seed(PYTHON_SEED)
+        numpy.random.seed(NUMPY_SEED)
+        for task in self.tasks.values():
+            default = task.get_config("num_fewshot")
+            if default is None or (num_fewshot is not None and default != 0):
+                task.set_config(key="num_fewshot", value=num_fewshot or 0)
+            task.set_fewshot_seed(seed=FEWSHOT_SEED)
+
+
+def load_tasks(names: Sequence[str]) -> tuple[Tasks, list[str]]:
+    """Load tasks and their data sets. The second result is a line for each task that cannot be loaded.
+
+    Raises:
+        TrainerError: lm-eval is not installed.
+    """
+    _prepare_library()
+    tasks = Tasks({}, {})
+    missing = [name for name in names if is_file(name) and not Path(name).is_file()]
+    problems = [f"{KEY}: {name}: no such file" for name in missing]
+    files = [name for name in names if is_file(name) and name not in missing]
+    groups = {name: group for name in files if (group := _group_in(Path(name))) is not None}
+    manager = _manager(list(groups), include_defaults=not all(map(is_file, names)))
+    problems += [
+        _unknown(name, manager) for name in names if not is_file(name) and name not in manager.task_index
+    ]
+    if problems:
+        return tasks, problems
+    for name in names:
+        try:
+            try:
+                loaded = manager.load([groups.get(name, name)])
+            except KeyError:  # the group in a file may refer to tasks of lm-eval, whose index takes seconds
+                manager = _manager(list(groups), include_defaults=True)
+                loaded = manager.load([groups.get(name, name)])
+        except Exception as error:  # a task may run any code
+            problems.append(f"{KEY}: {name} cannot be loaded: {_reason(error, name)}")
+            continue
+        if twice := sorted(loaded["tasks"].keys() & tasks.tasks.keys()):
+            problems.append(
+                f"{KEY}: {name} contains {twice[0]}, which another entry contains. Remove one of them"
+            )
+        tasks.tasks.update(loaded["tasks"])
+        tasks.groups.update(loaded["groups"])
+    return tasks, problems
+
+
+def is_file(name: str) -> bool:
+    """True if an entry of the tasks is a path."""
+    return "/" in name or name.endswith(SUFFIXES)
+
+
+def _prepare_library() -> None:
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    try:
+        import lm_eval.tasks  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise TrainerError(
+            f"{KEY} needs lm-eval, but {error.name} is not installed. Install it with: pip install 'hpcgen[eval]'"
+        ) from error
+
+
+def _group_in(file: Path) -> str | None:
+    """Name of the group of tasks that a file defines; None if it defines a task."""
+    match = _GROUP.search(file.read_text(encoding="utf-8", errors="replace"))
+    return match and match[1]
+
+
+def _manager(group_files: Sequence[str], *, include_defaults: bool) -> TaskManager:
+    from lm_eval.tasks import TaskManager
+
+    # lm-eval 0.4.13 loads a group only by its name, from an index of the directory with its file and its tasks.
+    directories: list[str | Path] = list(dict.fromkeys(Path(file).absolute().parent for file in group_files))
+    return TaskManager(include_path=directories, include_defaults=include_defaults)
+
+
+def _unknown(name: str, manager: TaskManager) -> str:
+    suggestion = did_you_mean(name, manager.all_tasks, most=3)
+    return (
+        f"{KEY}: lm-eval has no task {name!r}; "
+        f"{suggestion or 'name a task, a group or a tag of `lm-eval ls tasks`, or the path of a task file'}"
+    )
+
+
+def _reason(error: Exception, name: str) -> str:
+    """Describe why a task cannot be loaded, and what to do if its data set is not on this machine."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    if not any("Offline" in type(each).__name__ or isinstance(each, ConnectionError) for each in causes):
+        return text
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return (
+        f"its data set is not in the cache, and there is no network ({text}). On a node with network and the same "
+        f"HF_HOME ({home}), run: python -m trainer.evaluate --download {name}"
+    )
