@@ -32,6 +32,7 @@ LONG_FILES = (
     "trainer/test_resuming.py",
     "slurm/test_submit.py",
     "slurm/test_preflight.py",
+    "slurm/test_evaluation.py",
     "trainer/health/test_scripts.py",
     "trainer/test_layouts.py",
     "slurm/test_train.py",

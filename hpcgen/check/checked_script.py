@@ -16,8 +16,11 @@ def checked_script(plan: Plan, stage: str, site_directories: Sequence[Path]) -> 
         HpcgenError: a template is missing, unreadable or invalid, or renders shell code with a syntax error.
     """
     script = render_stage(plan, stage, site_directories)
-    if script.uses_site_templates:  # the shipped templates are tested; the check costs 50 ms
-        from hpcgen.check.shell_programs import require_syntax
+    for each in (script, script.queued):
+        if (
+            each is not None and each.uses_site_templates
+        ):  # the shipped templates are tested; the check costs 50 ms
+            from hpcgen.check.shell_programs import require_syntax
 
-        require_syntax(script)
+            require_syntax(each)
     return script

@@ -22,6 +22,7 @@ OVERRIDES = (
     "environment.REPRESENTATIVE=two words",
     "data.mock=false",
     "data.corpus={directory: /data/corpus, source: {directory: /data/text}, num_output_files: 16}",
+    "evaluation.data=[{name: text, prefix: /data/text}]",
     f"image.output={IMAGE_FILE}",
     "image.code=/code/hpcgen",
     "training.micro_batch_size=1",

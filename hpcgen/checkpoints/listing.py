@@ -11,6 +11,7 @@ from hpcgen.checkpoints.finding import demote_incomplete, read_directory, set_as
 from hpcgen.checkpoints.retention import Retention
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.evaluation import is_due
 
 State = Literal["complete", "damaged", "incomplete", "Megatron-LM's", "set aside"]
 
@@ -30,13 +31,15 @@ class Entry:
     is_pinned: bool
     kept_by: str | None
     """Reason why retention keeps the checkpoint; None if it may be removed."""
+    evaluation: Literal["evaluated", "to be evaluated"] | None = None
+    """None if it has no result and evaluation.every does not select it."""
 
 
 def list_entries(directory: Path, retention: Retention) -> list[Entry]:
     """Lists every checkpoint in `directory`, newest first, then those set aside as broken."""
     checkpoints = read_directory(directory)
     checked = demote_incomplete(checkpoints)
-    kept = checkpoint_files.kept(checked, retention.keep_last, retention.keep_every)
+    kept = retention.kept(checked)
     entries = [
         Entry(
             path=checkpoint.path,
@@ -47,6 +50,7 @@ def list_entries(directory: Path, retention: Retention) -> list[Entry]:
             bytes=size_of(checkpoint),
             is_pinned=checkpoint.is_pinned,
             kept_by=kept.get(checkpoint.iteration),
+            evaluation=_evaluation(seen, retention),
         )
         for checkpoint, seen in zip(checkpoints, checked, strict=True)
     ]
@@ -79,6 +83,15 @@ def _state(checkpoint: Checkpoint, seen: Checkpoint) -> State:
     if seen.is_complete:
         return "complete"
     return "incomplete" if checkpoint.is_cut_off else "damaged"
+
+
+def _evaluation(
+    checkpoint: Checkpoint, retention: Retention
+) -> Literal["evaluated", "to be evaluated"] | None:
+    if checkpoint.iteration in retention.evaluated:
+        return "evaluated"
+    awaited = checkpoint.is_complete and is_due(checkpoint.iteration, retention.evaluation_every)
+    return "to be evaluated" if awaited else None
 
 
 def _unfinished_save(checkpoint: Checkpoint) -> str:

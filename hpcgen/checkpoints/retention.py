@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hpcgen.checkpoints.run_config import read_run_config
 from hpcgen.errors import HpcgenError
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.evaluation import evaluated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,26 +22,56 @@ class Retention:
 
     keep_last: int | None
     keep_every: int | None
+    evaluation_every: int | None = None
+    evaluated: frozenset[int] = frozenset()
+    """Iterations that have a result of an evaluation."""
     source: Path | None
     """Configuration file with the rules; None if there is none."""
+
+    def kept(self, checkpoints: Sequence[Checkpoint]) -> dict[int, str]:
+        """Reasons to keep checkpoints, by iteration."""
+        return checkpoint_files.kept(
+            checkpoints, self.keep_last, self.keep_every, self.evaluation_every, self.evaluated
+        )
 
     def __str__(self) -> str:
         if self.keep_last is None:
             return "keeps all: no retention rule"
         newest = "the newest one" if self.keep_last == 1 else f"the newest {self.keep_last}"
         every = f", multiples of {self.keep_every:,}" if self.keep_every else ""
-        return f"keeps {newest}{every}, and pinned ones"
+        awaited = (
+            f", multiples of {self.evaluation_every:,} until they are evaluated"
+            if self.evaluation_every
+            else ""
+        )
+        return f"keeps {newest}{every}{awaited}, and pinned ones"
 
 
 def read_retention(path: Path) -> Retention:
-    """Reads the retention rules from the configuration of the run in `path`, or of the run that saves to `path`."""
-    config, source = read_run_config(path)
+    """Reads the retention rules from the configuration of the run in `path`, or of the run that saves to `path`.
+
+    Raises:
+        HpcgenError: the results of its evaluations cannot be listed.
+    """
+    run_dir = path
+    config, source = read_run_config(run_dir)
     if source is None:
-        config, source = read_run_config(path.absolute().parent)
+        run_dir = path.absolute().parent
+        config, source = read_run_config(run_dir)
         if not _saves_into(config, path):
             return Retention(keep_last=None, keep_every=None, source=None)
     rules = checkpoint_section(config)
-    return Retention(keep_last=rules.get("keep_last"), keep_every=rules.get("keep_every"), source=source)
+    try:
+        results = evaluated(run_dir)
+    except OSError as error:
+        raise file_error(error, run_dir, "read") from error
+    return Retention(
+        keep_last=rules.get("keep_last"),
+        keep_every=rules.get("keep_every"),
+        evaluation_every=config.get("evaluation_every"),
+        evaluated=frozenset(results),
+        source=source,
+    )
 
 
 def _saves_into(config: dict[str, Any], path: Path) -> bool:
@@ -62,7 +94,7 @@ def prunable(directory: Path, retention: Retention) -> list[Checkpoint]:
             f"{directory}: checkpoint.keep_last is not set{where}, so all are kept", "add --keep-last N"
         )
     checkpoints = demote_incomplete(read_directory(directory))
-    kept = checkpoint_files.kept(checkpoints, retention.keep_last, retention.keep_every)
+    kept = retention.kept(checkpoints)
     return [checkpoint for checkpoint in reversed(checkpoints) if checkpoint.iteration not in kept]
 
 

@@ -63,6 +63,7 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
 def _show(label: str, run: Run, summary: Summary) -> None:
     """Prints the run in a few lines."""
     from hpcgen.report.curve import Curve, draw_text
+    from hpcgen.report.evaluations import line
     from hpcgen.report.history import number_or_none
     from hpcgen.report.words import count_in_short, duration, figure, percent
 
@@ -92,3 +93,7 @@ def _show(label: str, run: Run, summary: Summary) -> None:
         f"{figure(summary.tflops_per_device, 3)} TFLOP/s per device{mfu}{memory}, "
         f"{counted(summary.starts, 'attempt')}"
     )
+    if summary.results:
+        click.echo(harmless(line(summary.results[-1])))
+    for problem in summary.unreadable_results:
+        click.echo(f"warning: {harmless(problem)}", err=True)

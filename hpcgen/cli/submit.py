@@ -178,3 +178,7 @@ def _show_run(plan: Plan) -> None:
     drawn = f", loss curve {picture}" if picture else " (for a picture of the loss: pip install matplotlib)"
     click.echo(f"run {run_dir}: checkpoints, metrics.jsonl, tensorboard{drawn}")
     click.echo(f"next: {program()} report {short_path(run_dir)}", err=True)
+    queued = plan.training.queued if plan.training else None
+    if queued is not None and queued.name not in plan.stages:
+        command = f"{program()} submit {queued.name} --launcher local"
+        click.echo(f"no {queued.name} job was queued; run {command} with the same run file", err=True)

@@ -21,6 +21,7 @@ from trainer.contract.config import (
     ParallelismConfig,
     TrainingConfig,
 )
+from trainer.contract.evaluation import EvaluationSettings
 from trainer.contract.section import config_section
 
 
@@ -83,3 +84,5 @@ class RunConfig:
     """Saving, loading and retention of checkpoints."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     """Metrics, TensorBoard, Weights & Biases and profiling."""
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    """Evaluation of checkpoints by the stage evaluate."""

@@ -14,6 +14,7 @@ from hpcgen.config.run import DataConfig, RunConfig
 from hpcgen.errors import HpcgenError, Problem
 from trainer.contract import imports
 from trainer.contract.config import BlendConfig
+from trainer.contract.evaluation import EvaluationSettings, is_task_file
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -42,6 +43,7 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
         checkpoint=at.fields(config.checkpoint, "save", "load"),
         model=at.functions(config.model, "layer_spec", "model_provider"),
         optimizer=at.functions(config.optimizer, "lr_schedule"),
+        evaluation=at.evaluation(config.evaluation),
     )
 
 
@@ -87,9 +89,22 @@ class _Resolver:
             **blends,
         )
 
+    def evaluation(self, evaluation: EvaluationSettings) -> EvaluationSettings:
+        """The section `evaluation` with the paths of its texts and task files resolved."""
+        return dataclasses.replace(
+            evaluation,
+            data=tuple(self.fields(text, "prefix") for text in evaluation.data),
+            tasks=tuple(self.path(task) if is_task_file(task) else task for task in evaluation.tasks),
+        )
+
     def _corpus(self, corpus: CorpusConfig) -> CorpusConfig:
         source = self.fields(corpus.source, "directory", "manifest")
         return dataclasses.replace(self.fields(corpus, "directory"), source=source)
+
+
+def checkpoint_directory(config: RunConfig) -> str:
+    """The directory of the run's checkpoints."""
+    return config.checkpoint.save or f"{config.paths.run_dir}/checkpoints"
 
 
 def import_files(config: RunConfig) -> tuple[str, ...]:
@@ -123,6 +138,10 @@ def _trainer_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
     for name in BLENDS:
         for index, dataset in enumerate(getattr(config.data, name)):
             yield f"data.{name}[{index}].prefix", dataset.prefix
+    for index, text in enumerate(config.evaluation.data):
+        yield f"evaluation.data[{index}].prefix", text.prefix
+    for index, task in enumerate(config.evaluation.tasks):
+        yield f"evaluation.tasks[{index}]", task
     for path, value in (
         ("data.cache_dir", config.data.cache_dir),
         ("data.tokenizer.vocab_file", config.data.tokenizer.vocab_file),

@@ -64,12 +64,15 @@ def plan(
         raise HpcgenError(f"unknown stage {unknown[0]!r}", f"use {', '.join(STAGES)}")
     ordered = [stage for stage in STAGES.values() if stage.name in stages]
     config = absolute_paths(run.config, run.directory)
-    problems = list(_section_problems(run, ordered))
+    queued = (stage.queued_stage(config) for stage in ordered)
+    # a stage that a job queues follows the same rules
+    checked = list(dict.fromkeys((*ordered, *(stage for stage in queued if stage is not None))))
+    problems = list(_section_problems(run, checked))
     reads_trainer_config = any(stage.reads_trainer_config for stage in ordered)
     training = plan_training(run, config) if reads_trainer_config else None
     trainer = training.trainer if training else None
     problems += training.errors if training else ()
-    for stage in ordered:
+    for stage in checked:
         problems += stage.problems(run, trainer)
     errors = [*run.mistakes, *_described(run, problems)]
     planned: dict[str, StagePlan] = {}
@@ -137,7 +140,12 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
 
 def _prefix_keys(config: RunConfig) -> dict[str, str]:
     """Maps each file of the pairs in the run file to the key that names it."""
-    return {
+    of_texts = {
+        text.prefix + suffix: f"evaluation.data[{index}].prefix"
+        for index, text in enumerate(config.evaluation.data)
+        for suffix in (".idx", ".bin")
+    }
+    return of_texts | {
         dataset.prefix + suffix: f"data.{field}[{index}].prefix"
         for field in ("datasets", "train", "valid", "test")
         for index, dataset in enumerate(getattr(config.data, field))
@@ -157,7 +165,7 @@ def _missing_inputs(
 ) -> tuple[list[str], list[str]]:
     """Missing input files: errors, or warnings if not even the first directory of the path exists on this machine."""
     absent: dict[str, str] = {}
-    for stage in stages.values():
+    for stage in (*stages.values(), *(stage.queued for stage in stages.values() if stage.queued)):
         absent.update({path: stage.name for path in stage.inputs if path not in absent and not exists(path)})
     corpus = config.data.corpus
     pairs = itertools.chain.from_iterable(corpora.blend(corpus).values()) if corpus else ()

@@ -48,6 +48,8 @@ class StagePlan:
     datasets: tuple[str, ...]
     """Members of `inputs` that are dataset files. There may be thousands, so the job checks each once and not on every
     node."""
+    queued: StagePlan | None
+    """The stage whose jobs the job queues. Its script is the job's file NAME.sh."""
     signal_lead_s: int
     """Seconds before the time limit at which the job receives its signal; 0 for stages with nothing to save."""
 
@@ -78,6 +80,7 @@ def make_stage(
     """
     allocation = make_allocation(stage, config, run.cluster, run.node_type)
     environment = stage_environment(stage, run, config)
+    queued = stage.queued_stage(config)
     work = stage.work(run, config, allocation, trainer)
     reads = (*work.reads, *_code(run), *_topology(environment))
     container = _container(stage, run, config, work, environment)
@@ -98,6 +101,7 @@ def make_stage(
         files=work.files,
         values=work.values,
         datasets=work.datasets,
+        queued=make_stage(queued, run, config, trainer) if queued else None,
         signal_lead_s=signal_lead_s,
     )
 

@@ -22,6 +22,7 @@ from hpcgen.planning.model_size import checkpoint_bytes
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World
+from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
 from trainer.contract.config import ModelConfig, TrainerConfig
@@ -59,11 +60,13 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         data=trainer_data(config),
         checkpoint=config.checkpoint,
         logging=config.logging,
+        evaluation=config.evaluation,
         world=World(
             path=nodes.path,
             count=allocation.nodes,
             ranks_each=allocation.ntasks_per_node,
         ),
+        evaluation_world=_evaluation_world(run, config),
         gpus_per_node=run.node_type.gpus_per_node or allocation.ntasks_per_node,
         device=run.node_type.device,
         device_memory_gib=run.node_type.gpu_memory_gib,
@@ -97,6 +100,12 @@ def plan_training(run: Run, config: RunConfig) -> Training:
     )
 
 
+def _evaluation_world(run: Run, config: RunConfig) -> World:
+    allocation = make_allocation(EVALUATE, config, run.cluster, run.node_type)
+    path = place_of(EVALUATE, "nodes", config, run.cluster).path
+    return World(path=path, count=allocation.nodes, ranks_each=allocation.ntasks_per_node)
+
+
 def _set_by_user(document: Document) -> tuple[str, ...]:
     """The keys that --set sets, then those that the run file sets."""
     own = [(path, where) for path, where in document.origins.items() if not where.startswith("preset ")]
@@ -124,6 +133,7 @@ def _trainer(run: Run, config: RunConfig, facts: Facts, allocation: Allocation) 
         data=facts.data,
         checkpoint=config.checkpoint,
         logging=config.logging,
+        evaluation_every=config.evaluation.every,
     )
     return resolve(trainer)
 

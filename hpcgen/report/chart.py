@@ -51,9 +51,9 @@ class Series:
         )
 
     @classmethod
-    def dots(cls, label: str, color: int, x: Column, y: Column) -> Series:
-        """Single values, joined by a dashed line."""
-        return cls(label=label, color=color, x=x, low=y, high=y, middle=y, kind="dots")
+    def dots(cls, label: str, color: int, x: Column, y: Column, error: Column | float = 0.0) -> Series:
+        """Single values, joined by a dashed line, with a band of their errors."""
+        return cls(label=label, color=color, x=x, low=y - error, high=y + error, middle=y, kind="dots")
 
     @classmethod
     def area(cls, label: str, color: int, x: Column, low: Column, high: Column) -> Series:
@@ -200,11 +200,14 @@ def _paths(series: Series, x_scale: Scale, y_scale: Scale) -> Iterator[Path]:
     if series.kind == "area":
         yield Path(kind="area", color=series.color, d=_band(x, low, high))
         return
+    has_range = bool(np.any(series.high > series.low))
     if series.kind == "dots":
-        yield Path(kind="link", color=series.color, d=_line(x, high))
-        yield Path(kind="dots", color=series.color, d=_dots(x, high))
+        if has_range:
+            yield Path(kind="band", color=series.color, d=_band(x, low, high))
+        yield Path(kind="link", color=series.color, d=_line(x, middle))
+        yield Path(kind="dots", color=series.color, d=_dots(x, middle))
         return
-    if bool(np.any(series.high > series.low)):
+    if has_range:
         yield Path(kind="band", color=series.color, d=_band(x, low, high))
     elif series.middle_label:
         yield Path(kind="raw", color=series.color, d=_line(x, high))
@@ -234,6 +237,8 @@ def _hover(series: Series) -> dict[str, Any]:
     values["middle"] = _rounded(series.middle)
     if series.middle_label:
         values["middle_label"] = series.middle_label
+    if series.kind == "dots" and np.any(series.high > series.low):
+        values["error"] = _rounded(series.high - series.middle, 2)
     if series.kind == "line" and np.any((series.low < series.middle) | (series.middle < series.high)):
         values["low"] = _rounded(series.low)
         if np.any(series.low < series.high):

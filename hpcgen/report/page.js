@@ -43,8 +43,9 @@
         : format(series.low[index]) + " to " + format(series.high[index]);
       if (at === null) at = xs[index];
       const place = xs[index] === at ? "" : ` (at ${format(xs[index])})`;
+      const error = series.error ? ` ± ${format(series.error[index])}` : "";
       if (series.middle_label || range === null) {
-        rows.push(row(series.middle_label ? `${series.label}, median` : series.label + place, series.color, format(series.middle[index])));
+        rows.push(row(series.middle_label ? `${series.label}, median` : series.label + place, series.color, format(series.middle[index]) + error));
       }
       if (range !== null) rows.push(row(series.label + place, series.color, range));
     }

@@ -13,6 +13,7 @@ import jinja2
 from hpcgen.report import words
 from hpcgen.report.chart import Chart
 from hpcgen.report.essentials import differences, essentials
+from hpcgen.report.evaluations import with_error
 from hpcgen.report.history import Event, number_or_none
 from hpcgen.report.labels import MAX_NAMED, heading, labels
 from hpcgen.report.panels import NamedHistory, draw_charts
@@ -20,6 +21,7 @@ from hpcgen.report.run import Run
 from hpcgen.report.summary import AttemptSummary, Summary, summarize
 from hpcgen.text import counted
 from hpcgen.version import __version__
+from trainer.contract.evaluation import EvaluationResult
 
 HERE = Path(__file__).parent
 MAX_ROWS = 25
@@ -65,7 +67,10 @@ def render_page(runs: Sequence[Run]) -> str:
     names = labels(runs)
     summaries = [summarize(run) for run in runs]
     charts = draw_charts(
-        [NamedHistory(name=name, history=run.history) for name, run in zip(names, runs, strict=True)]
+        [
+            NamedHistory(name=name, history=run.history, results=run.results)
+            for name, run in zip(names, runs, strict=True)
+        ]
     )
     is_one = len(runs) == 1
     return environment.get_template("page.html.j2").render(
@@ -142,6 +147,8 @@ def _time_notes(summary: Summary) -> Iterator[str]:
 
 def _tables(run: Run, summary: Summary) -> Iterator[Table]:
     yield _attempts(summary)
+    if run.results:
+        yield _newest_result(run.results[-1])
     if run.history.checkpoints:
         yield _checkpoints(run.history.checkpoints)
     if run.history.spikes:
@@ -248,6 +255,35 @@ def _checkpoints(events: Sequence[Event]) -> Table:
         rows=rows,
         note=_rest(len(events), "checkpoints", "newest"),
         is_open=len(events) <= 8,
+    )
+
+
+def _newest_result(result: EvaluationResult) -> Table:
+    texts = [
+        (
+            text.name,
+            "loss",
+            f"{words.figure(text.loss)} (perplexity {words.figure(text.perplexity)})",
+            f"{text.tokens:,} tokens",
+        )
+        for text in result.data
+    ]
+    tasks = [
+        (
+            task.name,
+            ", ".join((metric.name, *([metric.filter] if metric.filter != "none" else []))),
+            with_error(metric),
+            f"{task.documents:,} documents",
+        )
+        for task in result.tasks
+        for metric in task.metrics
+    ]
+    rows = (*texts, *tasks)
+    return Table(
+        title=f"Evaluation of iteration {result.iteration:,}",
+        heads=("text or task", "metric", "value ± standard error", "size"),
+        rows=rows[:MAX_ROWS],
+        note=_rest(len(rows), "metrics", "first"),
     )
 
 

@@ -10,8 +10,10 @@ import numpy as np
 
 from hpcgen.report.chart import Chart, Series, Style, draw
 from hpcgen.report.downsample import MAX_BUCKETS, bucket_edges, bucket_means, downsample
+from hpcgen.report.evaluations import compare_results, draw_results
 from hpcgen.report.history import Column, Event, History, number_or_none
 from hpcgen.report.scale import Scale
+from trainer.contract.evaluation import EvaluationResult
 
 RECENT_SHARE = 0.75
 """Fraction of the run after which the chart of the recent loss starts."""
@@ -25,6 +27,7 @@ class NamedHistory:
 
     name: str
     history: History
+    results: tuple[EvaluationResult, ...] = ()
 
 
 def draw_charts(runs: Sequence[NamedHistory]) -> list[Chart]:
@@ -119,6 +122,7 @@ def _of_one(run: NamedHistory) -> Iterator[Chart | None]:
 
     yield _loss(run, x_scale, restarts)
     yield _recent_loss(run, restarts)
+    yield from draw_results(run.results, x_scale, restarts)
     yield panel(GRADIENT_NORM)
     yield panel(LEARNING_RATE)
     yield panel(THROUGHPUT)
@@ -140,6 +144,7 @@ def _of_several(runs: Sequence[NamedHistory]) -> Iterator[Chart | None]:
     yield _recent_losses(runs)
     yield _loss_by_tokens(runs)
     yield _validation_losses(runs, x_scale)
+    yield from compare_results([(run.name, run.results) for run in runs], x_scale)
     for panel in (GRADIENT_NORM, LEARNING_RATE, THROUGHPUT):
         yield draw(panel.key, panel.title, lines(panel.column, smooth=panel.smooth), x_scale, panel.style)
     flops = Style(unit="TFLOP/s per device", from_zero=True)
@@ -318,7 +323,9 @@ def _points(events: Sequence[Event], name: str) -> tuple[Column, Column]:
 def _iterations(runs: Sequence[NamedHistory]) -> Scale:
     starts = [run.history.attempts[0].iteration for run in runs if run.history.attempts]
     low = min([*starts, *(int(run.history.iteration[0]) - 1 for run in runs)])
-    return Scale(low=float(low), high=float(max(run.history.iteration[-1] for run in runs)))
+    evaluated = (result.iteration for run in runs for result in run.results)
+    high = max(*evaluated, *(int(run.history.iteration[-1]) for run in runs), low)
+    return Scale(low=float(low), high=float(high))
 
 
 def _restarts(history: History) -> Iterator[tuple[int, str]]:

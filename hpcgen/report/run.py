@@ -8,8 +8,10 @@ from typing import Any
 
 from hpcgen.checkpoints.run_config import read_trained_config
 from hpcgen.errors import HpcgenError
+from hpcgen.report.evaluations import read_results
 from hpcgen.report.history import History, read_history
 from hpcgen.report.state import State, state_of
+from trainer.contract.evaluation import EvaluationResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,10 @@ class Run:
     state: State
     word: str
     """Reason why the run failed, hung or died, or the last activity of an unfinished run; empty if unknown."""
+    results: tuple[EvaluationResult, ...]
+    """Results of the stage evaluate, oldest first."""
+    unreadable_results: tuple[str, ...]
+    """Messages about invalid result files."""
     hangs: tuple[str, ...]
     """Directories with the stacks of hung ranks."""
     now: float
@@ -56,6 +62,7 @@ def _read_run(directory: Path, now: float) -> Run:
     history = read_history(directory / "metrics.jsonl")
     config = read_trained_config(directory)
     state, word = state_of(directory, history, now)
+    results, unreadable = read_results(directory)
     return Run(
         directory=directory,
         name=str(history.start.get("name") or config.get("name") or directory.absolute().name),
@@ -63,6 +70,8 @@ def _read_run(directory: Path, now: float) -> Run:
         config=config,
         state=state,
         word=word,
+        results=results,
+        unreadable_results=unreadable,
         hangs=tuple(sorted(_hangs(directory))),
         now=now,
     )

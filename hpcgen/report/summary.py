@@ -12,6 +12,7 @@ import numpy as np
 from hpcgen.report.history import Attempt, Column, Event, History, number_or_none
 from hpcgen.report.run import Run
 from hpcgen.report.state import State
+from trainer.contract.evaluation import EvaluationResult
 
 RECENT_LINES = 100
 """Number of lines in the median for the current throughput."""
@@ -71,6 +72,10 @@ class Summary:
     lowest_loss: float | None
     evaluations: dict[str, float | None]
     """Last loss of each split."""
+    results: tuple[EvaluationResult, ...]
+    """Results of the stage evaluate, oldest first."""
+    unreadable_results: tuple[str, ...]
+    """Messages about invalid result files."""
     step_time_s: float | None
     tokens_per_s: float | None
     tflops_per_device: float | None
@@ -127,6 +132,8 @@ def summarize(run: Run) -> Summary:
         evaluations={
             str(event.get("split")): number_or_none(event.get("loss")) for event in history.evaluations
         },
+        results=run.results,
+        unreadable_results=run.unreadable_results,
         step_time_s=step_time_s,
         tokens_per_s=recent["tokens_per_s"],
         tflops_per_device=recent["model_tflops_per_device"],

@@ -27,7 +27,8 @@ RENDEZVOUS_ID = {
 }
 """Computed together with RENDEZVOUS."""
 
-TRAINER_CONFIG = {"TRAINER_CONFIG": "RUN_DIR/jobs/JOBID/trainer.json"}
+TRAINER_FILE = "trainer.json"
+TRAINER_CONFIG = {"TRAINER_CONFIG": f"RUN_DIR/jobs/JOBID/{TRAINER_FILE}"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +172,10 @@ class Stage(ABC):
     def warnings(self, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields warnings specific to this stage."""
         yield from ()
+
+    def queued_stage(self, config: RunConfig) -> Stage | None:
+        """The stage whose jobs this stage's job queues while it runs. Its script is one of the job's files."""
+        return None
 
     def job_name(self, run_name: str) -> str:
         """The job's name in Slurm."""

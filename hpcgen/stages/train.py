@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hpcgen.stages.stage import TRAINER_CONFIG, Advice, Export, Stage, Work
+from hpcgen.stages.stage import TRAINER_CONFIG, TRAINER_FILE, Advice, Export, Stage, Work
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
@@ -22,7 +22,7 @@ class Train(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """Runs the trainer on the data blend with the run's checkpoints."""
-        from hpcgen.planning.paths import import_files, trainer_data
+        from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
         from hpcgen.planning.resuming import checkpoints_read, proof_of_checkpoints
         from trainer.contract.config import fingerprint
 
@@ -32,7 +32,7 @@ class Train(Stage):
         inputs = (*files, *import_files(config))
         if checkpoint.load:
             inputs = (*inputs, proof_of_checkpoints(checkpoint.load))
-        checkpoints = checkpoint.save or f"{config.paths.run_dir}/checkpoints"
+        checkpoints = checkpoint_directory(config)
         return Work(
             arguments=("-m", "trainer"),
             inputs=inputs,
@@ -46,6 +46,7 @@ class Train(Stage):
                 "fingerprint": "" if trainer is None else fingerprint(trainer),
                 "max_restarts": allocation.max_restarts,
                 "checkpoints": checkpoints,
+                **({"evaluation_every": config.evaluation.every} if config.evaluation.every else {}),
                 **self._preflight(run, config, allocation),
             },
         )
@@ -76,6 +77,12 @@ class Train(Stage):
 
         if trainer is not None:
             yield from nothing_to_do(trainer)
+
+    def queued_stage(self, config: RunConfig) -> Stage | None:
+        """The stage evaluate with `evaluation.every`."""
+        from hpcgen.stages.evaluate import EVALUATE
+
+        return EVALUATE if config.evaluation.every is not None else None
 
     def job_name(self, run_name: str) -> str:
         """The name of the run."""
@@ -109,7 +116,7 @@ def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:
     """The trainer's configuration as a job file."""
     from hpcgen.planning.config_text import config_text
 
-    return {} if trainer is None else {"trainer.json": config_text(trainer)}
+    return {} if trainer is None else {TRAINER_FILE: config_text(trainer)}
 
 
 def _overlaps(parallelism: ParallelismConfig) -> bool:
@@ -146,7 +153,7 @@ TRAIN = Train(
     trains=True,
     reads_trainer_config=True,
     own_variables={**TRAINER_CONFIG, "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-RESTART"},
-    config_file="trainer.json",
+    config_file=TRAINER_FILE,
     config_variable="TRAINER_CONFIG",
     stopped_marker="STOPPED",
 )

@@ -63,6 +63,32 @@ def test_list_shows_which_checkpoints_are_kept_and_why(run: Path) -> None:
     assert hpcgen("checkpoint", "list", run / "checkpoints") == ended
 
 
+def test_checkpoints_to_be_evaluated_are_listed_and_kept(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [start(), step(1)], evaluation_every=300)
+    for iteration in (100, 300, 600, 700, 800):
+        write_checkpoint(run / "checkpoints", iteration)
+    (run / "checkpoints/iter_0000900").mkdir()
+    (run / "evaluation").mkdir()
+    for name in ("iter_0000600.json", "iter_0000600.samples.jsonl", "queued"):
+        (run / "evaluation" / name).touch()
+    rows = json.loads(hpcgen("checkpoint", "list", run, "--json").stdout)
+    assert {row["iteration"]: (row["kept_by"], row["evaluation"]) for row in rows} == {
+        900: ("not complete", None),
+        800: ("the newest", None),
+        700: ("keep_last = 2", None),
+        600: (None, "evaluated"),
+        300: ("to be evaluated", "to be evaluated"),
+        100: (None, None),
+    }
+    shown = hpcgen("checkpoint", "list", run / "checkpoints")
+    assert shown.stdout.splitlines()[0].endswith("kept by                     evaluation")
+    assert "nothing (prune removes it)  evaluated\n" in shown.stdout
+    assert "to be evaluated             to be evaluated\n" in shown.stdout
+    assert ", multiples of 300 until they are evaluated, and pinned ones" in shown.stderr
+    hpcgen("checkpoint", "prune", run)
+    assert names(run / "checkpoints") == [f"iter_0000{n}00" for n in (3, 7, 8, 9)]
+
+
 def test_list_shows_incomplete_checkpoints(run: Path) -> None:
     checkpoints = run / "checkpoints"
     (checkpoints / "iter_0000900").mkdir()

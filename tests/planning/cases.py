@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hpcgen.planning.rules import Facts, World, check
 from trainer.contract.config import (
     BlendConfig,
@@ -13,7 +15,8 @@ from trainer.contract.config import (
 
 
 def valid_facts(device_memory_gib: float = 80, **changes: object) -> Facts:
-    """GPT of 12 layers and 16 heads on two nodes of 8 GPUs; `changes` are "section__key" or "nodes"."""
+    """GPT of 12 layers and 16 heads on two nodes of 8 GPUs; `changes` are "section__key", "nodes" or
+    "evaluation_ranks"."""
     facts = Facts(
         model=ModelConfig(
             num_layers=12, hidden_size=1024, num_attention_heads=16, seq_length=2048, vocab_size=50257
@@ -23,9 +26,13 @@ def valid_facts(device_memory_gib: float = 80, **changes: object) -> Facts:
         optimizer=OptimizerConfig(lr=3e-4),
         data=BlendConfig(mock=True),
         world=World(path="slurm.train.nodes", count=2, ranks_each=8),
+        evaluation_world=World(path="slurm.evaluate.nodes", count=1, ranks_each=8),
         gpus_per_node=8,
         device_memory_gib=device_memory_gib,
     )
+    if ranks := changes.pop("evaluation_ranks", None):
+        world = World(path="slurm.evaluate.nodes", count=ranks, ranks_each=1)
+        facts = dataclasses.replace(facts, evaluation_world=world)
     for name, value in changes.items():
         path = facts.world.path if name == "nodes" else name.replace("__", ".")
         facts = facts.with_value(path, value)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from hpcgen.planning.rules import Facts, World, check
-from tests.planning.cases import errors, valid_facts
+from tests.planning.cases import errors, valid_facts, warnings
 from trainer.contract.config import (
     BlendConfig,
     Dataset,
@@ -17,6 +17,7 @@ from trainer.contract.config import (
     RopeScaling,
     TrainingConfig,
 )
+from trainer.contract.evaluation import EvaluationData
 
 TP = "parallelism__tensor_model_parallel_size"
 PP = "parallelism__pipeline_model_parallel_size"
@@ -27,7 +28,7 @@ HEADS = "model__num_attention_heads"
 GROUPS = "model__num_query_groups"
 BATCH = "training__global_batch_size"
 RAMPUP = "training__rampup_batch_size"
-SECTIONS = ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging")
+SECTIONS = ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging", "evaluation")
 FULL = {"training__recompute_granularity": "full"}
 GRAPHS = {"training__cuda_graph_impl": "transformer_engine"}
 ROPE = {"model__position_embedding_type": "rope"}
@@ -39,6 +40,10 @@ LLAMA3 = RopeScaling(
     high_freq_factor=4.0,
 )
 YARN = RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=8192)
+WIKITEXT = EvaluationData(name="wikitext", prefix="wikitext")
+TEXT = {"evaluation__data": (WIKITEXT,)}
+EVALUATION_TP = "evaluation__tensor_model_parallel_size"
+EVALUATION_PP = "evaluation__pipeline_model_parallel_size"
 CORPUS, WEIGHED = Dataset(prefix="corpus"), Dataset(prefix="weighed", weight=0.5)
 
 REFUSED = {
@@ -379,6 +384,52 @@ REFUSED = {
         {"checkpoint__changed": ("optimizer.lr", "training.lr")},
         "checkpoint.changed[1] is not a hyperparameter; did you mean optimizer.lr?",
     ),
+    "evaluation of checkpoints that are not written": (
+        {**TEXT, "evaluation__every": 250, "checkpoint__save_interval": 100},
+        "evaluation.every is not a multiple of checkpoint.save_interval = 100 (250 / 100); use 200 or 300",
+    ),
+    "evaluation with saves by the clock": (
+        {**TEXT, "evaluation__every": 250},
+        "evaluation.every selects multiples of this step, but without checkpoint.save_interval any step may be saved; "
+        "use null, or set checkpoint.save_interval to a divisor of it",
+    ),
+    "evaluation of nothing": (
+        {"evaluation__every": 200, "checkpoint__save_interval": 100},
+        "evaluation.every queues jobs with nothing to compute, because evaluation.data and evaluation.tasks are empty; "
+        "use null, or set evaluation.data or evaluation.tasks",
+    ),
+    "two texts of one name": (
+        {"evaluation__data": (WIKITEXT, EvaluationData(name="wikitext", prefix="other"))},
+        "evaluation.data[1].name is a duplicate of evaluation.data[0].name; remove it",
+    ),
+    "a task twice": (
+        {"evaluation__tasks": ("hellaswag", "piqa", "hellaswag")},
+        "evaluation.tasks[2] is a duplicate of evaluation.tasks[0]; remove it",
+    ),
+    "TP of the evaluation does not divide heads": (
+        {EVALUATION_TP: 3, "evaluation_ranks": 24},
+        "evaluation.tensor_model_parallel_size does not divide model.num_attention_heads = 16 (16 / 3); "
+        "use 1, 2, 4 or 8",
+    ),
+    "TP of the evaluation and query groups": (
+        {EVALUATION_TP: 8, HEADS: 48, "model__hidden_size": 3072, GROUPS: 12},
+        "evaluation.tensor_model_parallel_size neither divides model.num_query_groups = 12 nor is a multiple of it "
+        "(12 / 8); use 1, 2 or 4",
+    ),
+    "PP of the evaluation does not divide layers": (
+        {EVALUATION_PP: 8},
+        "evaluation.pipeline_model_parallel_size does not divide model.num_layers = 12 (12 / 8); use 1, 2 or 4",
+    ),
+    "more model-parallel ranks than the evaluation job has": (
+        {EVALUATION_TP: 16},
+        "evaluation.tensor_model_parallel_size results in TP x PP = 16 x 1 = 16, which does not divide 1 x 8 = 8 ranks "
+        "of the evaluation job (8 / 16); use 1, 2, 4 or 8, or change slurm.evaluate.nodes",
+    ),
+    "PP does not divide the ranks of the evaluation job": (
+        {EVALUATION_PP: 3, EVALUATION_TP: 2},
+        "evaluation.pipeline_model_parallel_size results in TP x PP = 2 x 3 = 6, which does not divide 1 x 8 = 8 ranks "
+        "of the evaluation job (8 / 6); use 1, 2 or 4, or change slurm.evaluate.nodes",
+    ),
     "a profile that ends before it starts": (
         {"logging__profile_step_start": 10, "logging__profile_step_end": 10},
         "logging.profile_step_end must be greater than logging.profile_step_start = 10; use 12",
@@ -479,6 +530,8 @@ ACCEPTED = {
     "a schedule in a file": {"optimizer__lr_schedule": "../my schedules/restarts.py:rate"},
     "layers of a package": {"model__layer_spec": "my.layers:spec"},
     "checkpoints to keep": {"checkpoint__keep_every": 300, "checkpoint__save_interval": 100},
+    "evaluation": {**TEXT, "evaluation__every": 200, "checkpoint__save_interval": 100},
+    "evaluation by hand": {"evaluation__tasks": ("hellaswag",), EVALUATION_TP: 4, EVALUATION_PP: 2},
     "changed hyperparameters": {"checkpoint__changed": ("optimizer.lr", "data.datasets")},
     "a profile": {"logging__profile_step_start": 10, "logging__record_memory_history": True},
     "selective recompute": {"training__recompute_granularity": "selective"},
@@ -519,6 +572,15 @@ def test_a_problem_depends_on_every_section_that_its_reason_names(changes):
 @pytest.mark.parametrize("changes", ACCEPTED.values(), ids=ACCEPTED)
 def test_valid_values_pass(changes):
     assert errors(**changes) == []
+
+
+def test_training_does_not_queue_the_final_checkpoint_unless_it_is_a_multiple():
+    evaluated = {**TEXT, "checkpoint__save_interval": 100}
+    assert warnings(**evaluated, evaluation__every=200) == []
+    assert warnings(**evaluated, evaluation__every=300) == [
+        "evaluation.every does not divide training.train_iters = 1000, so training does not queue an evaluation of the "
+        "final checkpoint; use 100 or 200"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from trainer.contract import config as configuration
 from trainer.contract.checkpoint_files import COMPLETE, PINNED, STARTED, TRACKER, kept, list_checkpoints
 from trainer.contract.config import CheckpointConfig, TrainerConfig
 from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.evaluation import evaluated, result_file
 from trainer.contract.resolve import resolve
 from trainer.metrics.console import Log
 
@@ -527,6 +528,25 @@ def test_retention(tmp_path: Path) -> None:
         40: "keep_every = 40",
         10: "pinned",
     }
+
+
+def test_retention_keeps_checkpoints_until_they_are_evaluated(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    make(checkpoints, 0, *range(10, 60, 10), torn=(40,))
+    rules = {"keep_last": 1, "keep_every": None, "evaluation_every": 20}
+    assert [path.name for path in prune(checkpoints, **rules, evaluated=evaluated(tmp_path))] == [
+        "iter_0000030",
+        "iter_0000010",
+        "iter_0000000",
+    ]
+    assert kept(list_checkpoints(checkpoints), **rules)[20] == "to be evaluated"
+    result = result_file(tmp_path, 20)
+    result.parent.mkdir()
+    result.touch()
+    assert [path.name for path in prune(checkpoints, **rules, evaluated=evaluated(tmp_path))] == [
+        "iter_0000020"
+    ]
+    assert remaining(checkpoints) == [40, 50]
 
 
 @pytest.mark.process

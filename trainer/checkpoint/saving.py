@@ -104,7 +104,7 @@ class Checkpoints:
         self.retry_pending = False
         """True if a background save failed for a temporary reason. The next one is due now; its failure is final."""
         self._is_first = True
-        self._retention = Retention(directory, config.checkpoint, log)
+        self._retention = Retention(directory, config, log)
 
     def prepare(self, state: TrainingState) -> None:
         """Pin the memory for the first copy in the background. Otherwise the first save must wait for this."""

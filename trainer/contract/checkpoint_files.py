@@ -11,12 +11,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.contract import record_shape
+from trainer.contract.evaluation import is_due
 from trainer.contract.wording import counted
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -315,16 +316,25 @@ def demote_incomplete(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     return checked
 
 
-def kept(checkpoints: Sequence[Checkpoint], keep_last: int | None, keep_every: int | None) -> dict[int, str]:
+def kept(
+    checkpoints: Sequence[Checkpoint],
+    keep_last: int | None,
+    keep_every: int | None,
+    evaluation_every: int | None = None,
+    evaluated: Collection[int] = (),
+) -> dict[int, str]:
     """Reasons to keep checkpoints, by iteration. Checkpoints that are not in the result may be removed.
 
     Only complete ones count towards `keep_last`, and only they are ever removed: an incomplete one may be a
     save in progress, and this trainer does not own those of Megatron-LM. None for `keep_last` keeps all.
+    `evaluated` are the iterations with a result.
     """
     reasons = {}
     num_newer = 0
     for checkpoint in sorted(checkpoints, key=lambda checkpoint: checkpoint.iteration, reverse=True):
         reason = _reason_to_keep(checkpoint, num_newer, keep_last, keep_every)
+        if reason is None and is_due(checkpoint.iteration, evaluation_every):
+            reason = None if checkpoint.iteration in evaluated else "to be evaluated"
         num_newer += checkpoint.is_complete
         if reason is not None:
             reasons[checkpoint.iteration] = reason

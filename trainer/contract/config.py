@@ -401,6 +401,8 @@ class TrainerConfig:
     data: BlendConfig
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+    evaluation_every: Count | None = None
+    """Keep checkpoints whose iteration is a multiple of this number until they are evaluated. Default: none."""
 
 
 class ConfigError(TrainerError):
@@ -430,8 +432,13 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def fingerprint(config: TrainerConfig) -> str:
-    """SHA-256 of all values of `config`. A resolved configuration keeps it when written as JSON and read back."""
-    return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
+    """SHA-256 of all values of `config` that affect training.
+
+    A resolved configuration keeps it when written as JSON and read back.
+    """
+    values = to_dict(config)
+    del values["evaluation_every"]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def from_dict(cls: type[T], document: Any, where: str) -> T:

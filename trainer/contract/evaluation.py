@@ -182,6 +182,11 @@ def read_result(path: Path) -> EvaluationResult:
     return from_dict(EvaluationResult, document, str(path))
 
 
+def is_task_file(task: str) -> bool:
+    """True if a task is the path of a task file, and not the name of a task."""
+    return task.endswith((".yaml", ".yml"))
+
+
 def result_file(run_dir: Path, iteration: int) -> Path:
     """Path of the results of a checkpoint, such as RUN_DIR/evaluation/iter_0000100.json."""
     return run_dir / DIRECTORY / f"iter_{iteration:07d}.json"

@@ -56,7 +56,16 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 def _print_entries(entries: Sequence[Entry]) -> None:
     from hpcgen.report.words import moment
 
-    titles = ("checkpoint", "iteration", "complete since", "size", "state", "kept by")
+    evaluates = any(entry.evaluation for entry in entries)
+    titles = (
+        "checkpoint",
+        "iteration",
+        "complete since",
+        "size",
+        "state",
+        "kept by",
+        *_if(evaluates, "evaluation"),
+    )
     rows = [
         (
             entry.path.name,
@@ -65,6 +74,7 @@ def _print_entries(entries: Sequence[Entry]) -> None:
             size_text(entry.bytes),
             entry.state,
             _kept_by(entry),
+            *_if(evaluates, entry.evaluation or ""),
         )
         for entry in entries
     ]
@@ -74,6 +84,10 @@ def _print_entries(entries: Sequence[Entry]) -> None:
         click.echo(_row(row, widths, COLORS.get(entry.state)))
         if entry.problem is not None:
             click.echo(f"    {harmless(entry.problem)}")
+
+
+def _if(condition: bool, cell: str) -> tuple[str, ...]:
+    return (cell,) if condition else ()
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], state_color: str | None = None) -> str:

@@ -10,6 +10,7 @@ from hpcgen.planning.rules import (
     checkpoint,
     cuda_graphs,
     data,
+    evaluation,
     logging,
     model,
     optimizer,
@@ -33,10 +34,16 @@ ERRORS: tuple[Rule, ...] = (
     *cuda_graphs.RULES,
     *checkpoint.RULES,
     *logging.RULES,
+    *evaluation.RULES,
 )
 """Rules that a run must obey. Causes precede their consequences, because the first violation is reported."""
 
-WARNINGS: tuple[Rule, ...] = (*resources.RULES, *precision.WARNINGS, *optimizer.WARNINGS)
+WARNINGS: tuple[Rule, ...] = (
+    *resources.RULES,
+    *precision.WARNINGS,
+    *optimizer.WARNINGS,
+    *evaluation.WARNINGS,
+)
 """Rules that a run may break at the cost of speed or memory."""
 
 Key = tuple[str, str]

@@ -20,6 +20,7 @@ from trainer.contract.config import (
     ParallelismConfig,
     TrainingConfig,
 )
+from trainer.contract.evaluation import EvaluationSettings
 from trainer.contract.resolve import resolve_model, resolve_optimizer
 
 
@@ -53,7 +54,10 @@ class Facts:
     data: BlendConfig
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+    evaluation: EvaluationSettings = dataclasses.field(default_factory=EvaluationSettings)
     world: World
+    evaluation_world: World = World(path="slurm.evaluate.nodes", count=1, ranks_each=1)
+    """The ranks of the evaluation job."""
     gpus_per_node: int
     """Devices per node, all connected by NVLink."""
     device: Literal["cuda", "cpu"] = "cuda"

@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcgen.planning.stage import StagePlan
 from hpcgen.resources import shipped
 from hpcgen.slurm.rendering.settings import has_preflight
+from hpcgen.stages.stage import TRAINER_FILE
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def _names(stage: StagePlan, hooks: bool) -> Iterator[str]:
     yield "scratch"
     if stage.kind.uses_gpus:
         yield "ranks"
-    if stage.kind.reads_trainer_config:
+    if stage.kind.config_file == TRAINER_FILE:
         yield "datasets"
     if container is not None and container.image_is_file:
         yield "verify-image"
@@ -56,6 +57,10 @@ def _names(stage: StagePlan, hooks: bool) -> Iterator[str]:
         yield "enroot"
     if stage.checks_nodes:
         yield "node-check"
+    if "evaluation_every" in stage.values:
+        yield "due-checkpoints"
     yield stage.name if stage.kind.frame == "base" else stage.kind.frame
+    if stage.queued is not None:
+        yield f"{stage.queued.name}-queue"
     if has_preflight(stage):
         yield "preflight"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -35,16 +37,23 @@ class Script:
     """The template files and libraries that it was rendered from."""
     uses_site_templates: bool = False
     """True if one of them belongs to a site."""
+    queued: Script | None = None
+    """The script of the jobs that the job queues."""
 
     def directives(self) -> tuple[str, ...]:
         """The text after #SBATCH of each directive, in order."""
-        return tuple(line[8:] for line in self.text.splitlines() if line.startswith("#SBATCH "))
+        return tuple(line[8:] for line in self._head() if line.startswith("#SBATCH "))
 
     def definitions(self) -> list[str]:
         """The lines between the directives and the call of `main`, which submitit's launch line replaces."""
         lines = self.text.splitlines()
         assert lines[-1] == CALL
-        return lines[1 + max(index for index, line in enumerate(lines) if line.startswith("#SBATCH ")) : -1]
+        last = max(index for index, line in enumerate(self._head()) if line.startswith("#SBATCH "))
+        return lines[last + 1 : -1]
+
+    def _head(self) -> list[str]:
+        """The lines before the first command, where sbatch reads directives. A job file may be a script, too."""
+        return list(itertools.takewhile(lambda line: line[:1] in ("", "#"), self.text.splitlines()))
 
 
 def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) -> Script:
@@ -61,10 +70,21 @@ def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) 
     uses_site_templates = any(not origin.startswith(SHIPPED) for origin in origins)
     versions = _replaced_versions(environment, plan.stages[stage]) if uses_site_templates else ()
     sources = template_sources(environment, origins)
-    context = template_context(plan, stage, sources, versions, hooks=defines_hooks(sources))
+    queued = _queued_script(plan, stage, site_directories)
+    context = template_context(plan, stage, sources, versions, hooks=defines_hooks(sources), queued=queued)
     text = script_text(environment, name, context)
     libraries = tuple(library.path for library in context["libraries"])
-    return Script(text, (*sources, *libraries), uses_site_templates)
+    return Script(text, (*sources, *libraries), uses_site_templates, queued)
+
+
+def _queued_script(plan: Plan, stage: str, site_directories: Sequence[Path]) -> Script | None:
+    """The script of the jobs that the stage's job queues."""
+    queued = plan.stages[stage].queued
+    if queued is None:
+        return None
+    return render_stage(
+        dataclasses.replace(plan, stages={queued.name: queued}), queued.name, site_directories
+    )
 
 
 def script_text(environment: ShellEnvironment, name: str, context: Mapping[str, Any]) -> str:
@@ -115,11 +135,20 @@ def _replaced_versions(environment: ShellEnvironment, stage: StagePlan) -> tuple
 
 
 def template_context(
-    plan: Plan, stage_name: str, sources: Sequence[Path], replaced: Sequence[str] = (), *, hooks: bool = False
+    plan: Plan,
+    stage_name: str,
+    sources: Sequence[Path],
+    replaced: Sequence[str] = (),
+    *,
+    hooks: bool = False,
+    queued: Script | None = None,
 ) -> dict[str, Any]:
     """The plain values that a template can use. templates/README.md documents each."""
     stage = plan.stages[stage_name]
     container, settings = stage.container, stage_settings(plan, stage)
+    files = dict(stage.files)
+    if stage.queued is not None and queued is not None:
+        files[f"{stage.queued.name}.sh"] = queued.text
     context: dict[str, Any] = {
         **{setting.name: setting.value for setting in settings},
         "settings": settings,
@@ -134,13 +163,14 @@ def template_context(
         "copy_image": container is not None and container.copy_image,
         "preflight": has_preflight(stage),
         "spare_nodes": stage.allocation.spare_nodes,
-        "job_files": [{"name": name, "text": text} for name, text in stage.files.items()],
+        "job_files": [{"name": name, "text": text} for name, text in files.items()],
         # the image stage runs its job files, so no other user may have write access to their directory
         "job_files_directory": "scratch" if stage.kind.runs_own_files else "job_dir",
         "hooks": hooks,
         "libraries": stage_libraries(stage, hooks=hooks),
     }
     context["header"] = _header(plan, stage, context, sources, replaced)
+    context["queues_jobs"] = queued is not None  # follows from job_files, which the hash in the header covers
     return context
 
 

@@ -1,0 +1,132 @@
+"""Rules for the evaluation of checkpoints. All are hpcgen's, except those of the layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from hpcgen.planning.rules import parallelism
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
+from trainer.contract.config import ParallelismConfig
+
+TP = "evaluation.tensor_model_parallel_size"
+PP = "evaluation.pipeline_model_parallel_size"
+LAYOUT_RULES: tuple[Rule, ...] = (
+    parallelism.tensor_parallel_divides_heads,
+    parallelism.tensor_parallel_fits_query_groups,
+    parallelism.tensor_parallel_divides_mlp,
+    parallelism.tensor_parallel_divides_vocabulary,
+    parallelism.pipeline_divides_layers,
+)
+"""Rules for the layout of training that also apply to the layout of the evaluation."""
+
+
+def layout_fits_model(facts: Facts) -> Iterator[Violation]:
+    """TP and PP of the evaluation divide the model as those of training do (see the rules in LAYOUT_RULES)."""
+    layout = ParallelismConfig(
+        tensor_model_parallel_size=facts.evaluation.tensor_model_parallel_size,
+        pipeline_model_parallel_size=facts.evaluation.pipeline_model_parallel_size,
+    )
+    of_evaluation = dataclasses.replace(facts, parallelism=layout)
+    seen = set()
+    for rule in LAYOUT_RULES:
+        for violation in rule(of_evaluation):
+            path = violation.path.replace("parallelism.", "evaluation.")
+            if path not in seen:
+                seen.add(path)
+                yield dataclasses.replace(violation, path=path)
+
+
+def layout_divides_ranks(facts: Facts) -> Iterator[Violation]:
+    """world_size % (TP x PP) == 0 (megatron/core/parallel_state.py, initialize_model_parallel)."""
+    world = facts.evaluation_world
+    tensor, pipeline = (
+        facts.evaluation.tensor_model_parallel_size,
+        facts.evaluation.pipeline_model_parallel_size,
+    )
+    if world.size % (tensor * pipeline) == 0:
+        return
+    is_pipeline = world.size % pipeline != 0
+    own, other = (pipeline, tensor) if is_pipeline else (tensor, pipeline)
+    yield Violation(
+        path=PP if is_pipeline else TP,
+        depends_on=("slurm",),
+        reason=f"results in TP x PP = {tensor} x {pipeline} = {tensor * pipeline}, which does not divide {world} of "
+        f"the evaluation job ({world.size} / {tensor * pipeline})",
+        candidates=[size for size in divisors(world.size, near=own) if world.size % (size * other) == 0],
+        advice=f"change {world.path}",
+    )
+
+
+def evaluated_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
+    """every % save_interval == 0."""
+    every, interval = facts.evaluation.every, facts.checkpoint.save_interval
+    if every is None:
+        return
+    if interval is None:
+        yield Violation(
+            path="evaluation.every",
+            depends_on=("checkpoint",),
+            reason="selects multiples of this step, but without checkpoint.save_interval any step may be saved",
+            candidates=[None],
+            advice="set checkpoint.save_interval to a divisor of it",
+        )
+    elif every % interval:
+        yield Violation(
+            path="evaluation.every",
+            depends_on=("checkpoint",),
+            reason=f"is not a multiple of checkpoint.save_interval = {interval} ({every} / {interval})",
+            candidates=multiples(interval, near=every),
+            offers=2,
+        )
+
+
+def evaluation_has_work(facts: Facts) -> Iterator[Violation]:
+    """every needs data or tasks."""
+    evaluation = facts.evaluation
+    if evaluation.every is not None and not evaluation.data and not evaluation.tasks:
+        yield Violation(
+            path="evaluation.every",
+            reason="queues jobs with nothing to compute, because evaluation.data and evaluation.tasks are empty",
+            candidates=[None],
+            advice="set evaluation.data or evaluation.tasks",
+        )
+
+
+def names_are_unique(facts: Facts) -> Iterator[Violation]:
+    """Results are stored by the name of the text or task."""
+    names = [text.name for text in facts.evaluation.data]
+    yield from _duplicates(names, "evaluation.data[{}].name")
+    yield from _duplicates(facts.evaluation.tasks, "evaluation.tasks[{}]")
+
+
+def _duplicates(names: Sequence[str], path: str) -> Iterator[Violation]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            first = path.format(names.index(name))
+            yield Violation(path=path.format(index), reason=f"is a duplicate of {first}", advice="remove it")
+
+
+def final_checkpoint_is_evaluated(facts: Facts) -> Iterator[Violation]:
+    """train_iters % every == 0."""
+    every, last = facts.evaluation.every, facts.training.train_iters
+    if every is None or last % every == 0:
+        return
+    yield Violation(
+        path="evaluation.every",
+        depends_on=("training",),
+        reason=f"does not divide training.train_iters = {last}, so training does not queue an evaluation of the final "
+        "checkpoint",
+        candidates=[size for size in divisors(last, near=every) if size > 1],
+        offers=2,
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    layout_fits_model,
+    layout_divides_ranks,
+    evaluated_checkpoints_are_written,
+    evaluation_has_work,
+    names_are_unique,
+)
+WARNINGS: tuple[Rule, ...] = (final_checkpoint_is_evaluated,)

@@ -1,0 +1,109 @@
+"""The stage evaluate: computes perplexity and tasks of lm-eval for the checkpoints of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from hpcgen.stages.stage import Export, Stage, Work
+
+if TYPE_CHECKING:
+    from hpcgen.config.loader import Run
+    from hpcgen.config.run import RunConfig
+    from hpcgen.config.tokenizer import TokenizerConfig
+    from hpcgen.errors import Problem
+    from hpcgen.planning.allocation import Allocation
+    from trainer.contract.config import TrainerConfig
+
+CONFIG_FILE = "evaluation.json"
+GPT2_FILES = ("vocab.json", "merges.txt")
+"""Names of GPT-2's files in a directory that the trainer reads."""
+
+
+class Evaluate(Stage):
+    """Runs trainer.evaluate."""
+
+    def work(
+        self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
+    ) -> Work:
+        """Evaluates the checkpoints that are due; without `evaluation.every`, the newest one."""
+        from hpcgen.planning.config_text import config_text
+        from hpcgen.planning.paths import checkpoint_directory
+        from trainer.contract.evaluation import EvaluationConfig, is_task_file
+
+        settings, checkpoints = config.evaluation, checkpoint_directory(config)
+        tokenizer = config.data.tokenizer
+        evaluation = EvaluationConfig(
+            name=config.name,
+            run_dir=config.paths.run_dir,
+            device=run.node_type.device,
+            world_size=allocation.num_tasks,
+            checkpoint=checkpoints,
+            tokenizer=_tokenizer_name(tokenizer) if settings.tasks else None,
+            eod_token=tokenizer.eod_token if settings.tasks else None,
+            settings=settings,
+            tensorboard=config.logging.tensorboard,
+            wandb_project=config.logging.wandb_project,
+            wandb_entity=config.logging.wandb_entity,
+        )
+        pairs = tuple(f"{text.prefix}{suffix}" for text in settings.data for suffix in (".idx", ".bin"))
+        task_files = tuple(task for task in settings.tasks if is_task_file(task))
+        tokenizer_files = _tokenizer_files(tokenizer) if settings.tasks else ()
+        return Work(
+            arguments=("-m", "trainer.evaluate"),
+            inputs=(*pairs, *task_files, *tokenizer_files),
+            reads=(checkpoints,),
+            files={CONFIG_FILE: config_text(evaluation)},
+            values={"checkpoints": checkpoints, "evaluation_every": settings.every or 0},
+        )
+
+    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """Yields mistakes that leave the job without work, or lm-eval without the tokenizer of the model."""
+        from hpcgen.errors import Problem
+
+        config = run.config
+        if not config.evaluation.data and not config.evaluation.tasks:
+            reason = "has neither data nor tasks, so stage evaluate has nothing to compute"
+            yield Problem("evaluation", reason, "set evaluation.data or evaluation.tasks")
+        vocabulary, merges = config.data.tokenizer.vocab_file, config.data.tokenizer.merges_file
+        if config.evaluation.tasks and vocabulary is not None and merges is not None:
+            paths = (PurePosixPath(vocabulary), PurePosixPath(merges))
+            if tuple(path.name for path in paths) != GPT2_FILES or paths[0].parent != paths[1].parent:
+                reason = "and merges_file have other names or directories than evaluation.tasks requires"
+                hint = f"put both files into one directory as {' and '.join(GPT2_FILES)}"
+                yield Problem("data.tokenizer.vocab_file", reason, hint, depends_on=("evaluation",))
+
+    def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
+        """Yields variables for offline mode and threads."""
+        yield Export("OMP_NUM_THREADS", "1", "One OpenMP thread per rank; more would oversubscribe its CPUs.")
+        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+            yield Export(name, "1", "Keeps ranks from contacting the Hugging Face Hub while GPUs wait.")
+
+
+def _tokenizer_name(tokenizer: TokenizerConfig) -> str:
+    """The tokenizer as the trainer names it: a known name, a tokenizer.json or a directory."""
+    if tokenizer.tokenizer_file is not None:
+        return tokenizer.tokenizer_file
+    return str(PurePosixPath(tokenizer.vocab_file).parent) if tokenizer.vocab_file else tokenizer.kind
+
+
+def _tokenizer_files(tokenizer: TokenizerConfig) -> tuple[str, ...]:
+    files = (tokenizer.tokenizer_file, tokenizer.vocab_file, tokenizer.merges_file)
+    return tuple(file for file in files if file is not None)
+
+
+EVALUATE = Evaluate(
+    name="evaluate",
+    order=85,
+    summary="evaluates checkpoints: perplexity and tasks of lm-eval",
+    settings_doc="Resources for evaluating checkpoints.",
+    uses_gpus=True,
+    by_submitit=True,
+    time_limit="4:00:00",
+    reads_trainer_config=True,
+    own_variables={"EVALUATION_CONFIG": "RUN_DIR/jobs/JOBID/evaluation.json"},
+    config_file=CONFIG_FILE,
+    config_variable="EVALUATION_CONFIG",
+)
+STAGES = (EVALUATE,)

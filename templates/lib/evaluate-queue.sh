@@ -1,0 +1,68 @@
+# Training with evaluation.every: queues an evaluation job for each checkpoint that is due. Its errors never end training.
+
+# This file has the checkpoints that have a job, with the job's ID. Each job evaluates all checkpoints that are due, so the
+# next one also does the work of one that failed.
+evaluation_queue=$run_dir/evaluation/queued evaluation_poll_s=60
+queue_pid='' queued='' queue_problem=''
+start_evaluation_queue() {
+    follow_checkpoints &
+    queue_pid=$!
+}
+# In the background, until it gets TERM or the job's shell has ended: looks for checkpoints. TERM does not interrupt sbatch.
+follow_checkpoints() {
+    local stopped=0 sleeper=''
+    trap '' USR2
+    trap '[[ ! $sleeper ]] || kill "$sleeper" 2>/dev/null' EXIT
+    restore_environment
+    while kill -0 $$ 2>/dev/null; do
+        trap 'stopped=1' TERM
+        queue_evaluations
+        trap 'exit 0' TERM
+        ((!stopped)) || exit 0
+        sleep "$evaluation_poll_s" &
+        sleeper=$!
+        wait "$sleeper"
+    done
+}
+# Looks once more, for the last checkpoint. Before a time limit, this is left to the job's next attempt.
+stop_evaluation_queue() {
+    local status=$rc
+    kill "$queue_pid" 2>/dev/null
+    ((terminated)) || wait "$queue_pid"
+    ((terminated || warned)) || run_step queue_last_evaluations
+    rc=$status
+}
+queue_last_evaluations() { restore_environment; queue_evaluations; }
+# Removes what Slurm, submitit and this job added to the environment of the submitting shell: sbatch reads it as options.
+restore_environment() {
+    local name
+    for name in $(compgen -e); do
+        case $name in
+            SLURM_CONF) ;;
+            SLURM_* | SLURMD_* | SBATCH_* | SRUN_* | SUBMITIT_* | PYXIS_* | PMI_* | PMIX_* | TRAINER_*) unset -v "$name" ;;
+            CUDA_VISIBLE_DEVICES | GPU_DEVICE_ORDINAL | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK) unset -v "$name" ;;
+        esac
+    done
+}
+queue_evaluations() {
+    local name
+    for name in $(list_due_checkpoints); do
+        if [[ " $queued " == *" $name "* ]] || grep -qs "^$name " -- "$evaluation_queue"; then continue; fi
+        queue_evaluation "$name" || return 0
+    done
+}
+# NAME: queues a job for the checkpoint. As a singleton, it starts after the run's other evaluation jobs have ended.
+queue_evaluation() {
+    local answer problem errors=$job_dir/sbatch.log
+    if answer=$(timeout --kill-after=5 30 sbatch --parsable --dependency=singleton "$job_dir/evaluate.sh" </dev/null 2>"$errors"); then
+        queued+=" $1"
+        mkdir -p -- "${evaluation_queue%/*}" && echo "$1 ${answer%%;*}" >>"$evaluation_queue"
+        say "queued job ${answer%%;*} to evaluate $1"
+        return 0
+    fi
+    problem=$(tail -n 1 -- "$errors")
+    [[ $problem == "$queue_problem" ]] ||
+        say "WARNING: no job queued to evaluate $1: ${problem:-sbatch does not answer}; trying again every $evaluation_poll_s s while training (by hand: hpcgen submit evaluate)" >&2
+    queue_problem=$problem
+    return 1
+}

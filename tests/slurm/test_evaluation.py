@@ -1,0 +1,175 @@
+"""Training that queues jobs of the stage evaluate. In most tests, a stand-in takes the place of the evaluator."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpcgen as interface
+from hpcgen import api
+from tests.slurm.cluster import SlurmCluster
+from tests.slurm.conftest import JOB_S, log_of, program_first, render
+from trainer.contract.evaluation import evaluated
+
+EVALUATOR = """\
+import json, os, re, sys
+from pathlib import Path
+
+fail_once = Path(__file__).with_name("fail-once")
+if fail_once.exists():
+    fail_once.unlink()
+    sys.exit("failing once")
+config = json.loads(Path(sys.argv[-1]).read_text())
+results = Path(config["run_dir"], "evaluation")
+results.mkdir(exist_ok=True)
+for complete in sorted(Path(config["checkpoint"]).glob("iter_*/COMPLETE")):
+    result = results / f"{complete.parent.name}.json"
+    if int(complete.parent.name[5:]) % config["settings"]["every"] == 0 and not result.exists():
+        result.write_text(json.dumps({"job": os.environ["SLURM_JOB_ID"], "variables": sorted(os.environ)}))
+"""
+"""A program with the files of trainer.evaluate, which computes nothing."""
+
+
+@pytest.fixture
+def evaluated_run(tiny_run: Path, byte_corpus: Path) -> Path:
+    """The tiny run with a save after every second step, an evaluation of every fourth, and the stand-in."""
+    stand_in(tiny_run, f'exec {sys.executable} "$@"')
+    section = f"evaluation: {{every: 4, data: [{{name: text, prefix: {byte_corpus}}}]}}\n"
+    section += "slurm: {train: {time: '5:00'}, evaluate: {time: '7:00'}}\n"
+    text = re.sub(r"slurm: .*\n", "", tiny_run.read_text())
+    tiny_run.write_text(text.replace("save_interval: 4", "save_interval: 2, keep_last: 1") + section)
+    return tiny_run
+
+
+def stand_in(run: Path, trainer: str) -> None:
+    """Has the cluster's Python run EVALUATOR for the evaluator, and these shell commands for all else."""
+    (run.parent / "evaluator.py").write_text(EVALUATOR)
+    python = run.parent / "python"
+    evaluator = f'exec {sys.executable} {run.parent}/evaluator.py "$@"'
+    python.write_text(f"#!/bin/bash\n[[ $2 != trainer.evaluate ]] || {evaluator}\n{trainer}\n")
+    python.chmod(0o755)
+    (run.parent / "cluster.yaml").write_text(f"extends: local\npython: {python}\nstartup_time_s: 1\n")
+
+
+def queued(run: Path) -> dict[str, str]:
+    """Checkpoint -> job that training queued for it, from its file."""
+    lines = (run.parent / "run/evaluation/queued").read_text().splitlines()
+    jobs = dict(line.split() for line in lines)
+    assert len(jobs) == len(lines), lines
+    return jobs
+
+
+def checkpoints(run: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (run.parent / "run/checkpoints").glob("iter_*"))
+
+
+def completed(cluster: SlurmCluster, run: Path, job_id: str) -> str:
+    """The log of a training job that has succeeded."""
+    assert cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(run, job_id)
+    return log_of(run, job_id)
+
+
+def test_checkpoints_are_kept_until_they_are_evaluated_and_sbatch_may_fail(
+    slurm_cluster: SlurmCluster, evaluated_run: Path
+) -> None:
+    run_dir = evaluated_run.parent / "run"
+    sbatch = '#!/bin/bash\necho "sbatch: error: Unable to contact slurm controller" >&2; exit 1\n'
+    failing = program_first(slurm_cluster, evaluated_run.parent / "failing", "sbatch", sbatch)
+    log = completed(
+        slurm_cluster, evaluated_run, slurm_cluster.sbatch(render(evaluated_run), failing, cwd=run_dir)
+    )
+    assert "WARNING: no job queued to evaluate iter_0000004: sbatch: error: Unable to contact" in log
+    assert checkpoints(evaluated_run) == [4, 8]
+    assert not (run_dir / "evaluation").exists()
+
+    plan = api.plan(api.load_run(evaluated_run), ["evaluate"])
+    job_id = slurm_cluster.sbatch(api.render(plan, "evaluate"), cwd=run_dir)
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED"
+    assert evaluated(run_dir) == {4, 8}
+
+    longer = render(evaluated_run, "training.train_iters=12", "optimizer.lr_decay_iters=8")
+    completed(slurm_cluster, evaluated_run, slurm_cluster.sbatch(longer, cwd=run_dir))
+    assert checkpoints(evaluated_run) == [12]
+    assert [*queued(evaluated_run)] == ["iter_0000012"]
+    assert slurm_cluster.wait(queued(evaluated_run)["iter_0000012"], timeout_s=JOB_S) == "COMPLETED"
+    assert evaluated(run_dir) == {4, 8, 12}
+
+
+def test_a_requeued_training_does_not_queue_an_evaluation_twice(
+    slurm_cluster: SlurmCluster, evaluated_run: Path
+) -> None:
+    """In the first attempt, the job for iteration 4 fails. In the second one, the job for 8 also evaluates 4."""
+    fail_once = evaluated_run.parent / "fail-once"
+    fail_once.touch()
+    run_dir = evaluated_run.parent / "run"
+    script = render(evaluated_run)
+    [fingerprint] = re.findall(r"^fingerprint=(\w+)$", script, re.MULTILINE)
+    trainer = f"""\
+save() {{ mkdir -p {run_dir}/checkpoints/$1; : >{run_dir}/checkpoints/$1/COMPLETE; }}
+if [[ ! ${{SLURM_RESTART_COUNT-}} ]]; then
+    save iter_0000002
+    save iter_0000004
+    for _ in {{1..300}}; do [[ -e {fail_once} ]] || break; /bin/sleep 0.1; done
+    echo 4 >{run_dir}/checkpoints/latest_checkpointed_iteration.txt
+    exit 7
+fi
+save iter_0000008
+printf '8\\n{fingerprint}\\n' >{run_dir}/DONE
+"""
+    stand_in(evaluated_run, trainer)
+    often = program_first(
+        slurm_cluster, evaluated_run.parent / "often", "sleep", "#!/bin/bash\nexec /bin/sleep 0.5\n"
+    )
+    job_id = slurm_cluster.sbatch(script, f"{often},SBATCH_TIMELIMIT=3", cwd=run_dir)
+    log = completed(slurm_cluster, evaluated_run, job_id)
+    assert "failed with status 7 at iteration 4" in log
+    assert "WARNING" not in log
+    jobs = queued(evaluated_run)
+    assert [*jobs] == ["iter_0000004", "iter_0000008"]
+    for evaluation, state in zip(jobs.values(), ("FAILED", "COMPLETED"), strict=True):
+        assert slurm_cluster.wait(evaluation, timeout_s=JOB_S) == state
+        assert slurm_cluster.show(evaluation)["TimeLimit"] == "00:07:00"
+        assert slurm_cluster.show(evaluation)["JobName"] == "tiny-evaluate"
+    assert evaluated(run_dir) == {4, 8}
+    for iteration in (4, 8):
+        result = json.loads((run_dir / f"evaluation/iter_{iteration:07}.json").read_text())
+        assert result["job"] == jobs["iter_0000008"]
+        assert not {"TRAINER_CONFIG", "TRAINER_STOP_FILE", "SBATCH_TIMELIMIT"} & set(result["variables"])
+
+
+def test_a_submitted_training_queues_the_same_jobs(
+    slurm_cluster: SlurmCluster, evaluated_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in slurm_cluster.env.items():
+        monkeypatch.setenv(name, value)
+    run = interface.load_run(evaluated_run, ["training.train_iters=4"])
+    [job] = interface.submit(interface.plan(run))
+    completed(slurm_cluster, evaluated_run, job.job_id)
+    [evaluation] = queued(evaluated_run).values()
+    assert slurm_cluster.wait(evaluation, timeout_s=JOB_S) == "COMPLETED"
+    assert evaluated(evaluated_run.parent / "run") == {4}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trainer.evaluate") is None, reason="needs trainer.evaluate")
+def test_the_queued_job_computes_the_perplexity_of_the_checkpoint(
+    slurm_cluster: SlurmCluster, evaluated_run: Path
+) -> None:
+    from trainer.contract.evaluation import read_result, result_file
+
+    run_dir = evaluated_run.parent / "run"
+    (evaluated_run.parent / "cluster.yaml").write_text(
+        f"extends: local\npython: {sys.executable}\nstartup_time_s: 1\n"
+    )
+    script = render(evaluated_run, "training.train_iters=4", "evaluation.limit=8")
+    completed(slurm_cluster, evaluated_run, slurm_cluster.sbatch(script, cwd=run_dir))
+    [evaluation] = queued(evaluated_run).values()
+    log = run_dir / f"evaluate-{evaluation}.log"
+    assert slurm_cluster.wait(evaluation, timeout_s=JOB_S) == "COMPLETED", log.read_text()
+    [text] = read_result(result_file(run_dir, 4)).data
+    assert text.loss is not None
+    assert 3 < text.loss < 7  # a model of bytes that has barely been trained: log(257) = 5.5
