@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from trainer.contract.errors import TrainerError
+from trainer.contract.generation import Choice
 from trainer.inference import sampling
 from trainer.inference.tokenizer import Tokenizer
 
@@ -25,44 +26,16 @@ FinishReason = Literal["eod", "stop", "length"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to continue a prompt."""
+class Options(Choice):
+    """How to continue a prompt (see `trainer.contract.generation`).
 
-    max_new_tokens: int = 128
-    """Maximum number of new tokens per prompt."""
-    temperature: float = 0.0
-    """Divisor of the logits before a token is drawn; 0 always takes the most likely token."""
-    top_k: int | None = None
-    """Draw only from this number of most likely tokens. Default: all."""
-    top_p: float | None = None
-    """Draw only from the most likely tokens whose probabilities add up to this number. Default: all."""
-    repetition_penalty: float = 1.0
-    """Factor by which tokens of the prompt and of the new text become less likely; 1 changes nothing."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a text. They are not part of it."""
-    seed: int = 1234
-    """Seed of the draws. Each prompt has its own sequence of draws, so its text does not depend on the batch size."""
-    batch_size: int = 32
-    """Number of prompts that are continued together."""
+    Raises:
+        TrainerError: a value is out of range, or has no effect.
+    """
 
     def __post_init__(self) -> None:
-        for name, is_valid, valid in (
-            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
-            ("temperature", 0 <= self.temperature < float("inf"), "0 or a positive number"),
-            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1"),
-            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "greater than 0 and at most 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "a positive number"),
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("stop", all(self.stop), "strings that are not empty"),
-        ):
-            if not is_valid:
-                raise TrainerError(f"{name} = {getattr(self, name)!r} must be {valid}")
-        for name in ("top_k", "top_p"):
-            if getattr(self, name) is not None and self.temperature == 0:
-                raise TrainerError(
-                    f"{name} = {getattr(self, name)} has no effect at temperature 0, which always takes the most "
-                    f"likely token. Set a temperature, such as 1.0, or remove {name}"
-                )
+        if mistake := self.mistake():
+            raise TrainerError(mistake)
 
 
 @dataclass(frozen=True)
@@ -125,14 +98,15 @@ def generate(
     """Continue `prompts`. Yields a completion for each, in their order, as soon as its batch is done.
 
     `on_text` receives the text of the first prompt of a batch in pieces, as it is generated. Every rank must call this
-    with the same arguments.
+    with the same arguments. Replica r of n replicas of the model continues the prompts r, r + n, r + 2n, ...
 
     Raises:
         TrainerError: a prompt is empty or too long, before the first batch.
     """
     options = options or Options()
     rows = [_row(index, prompt, model, tokenizer, options) for index, prompt in enumerate(prompts)]
-    yield from _continue_in_batches(rows, model, tokenizer, options, on_text)
+    replica, num_replicas = model.replica
+    yield from _continue_in_batches(rows[replica::num_replicas], model, tokenizer, options, on_text)
 
 
 def generate_from_tokens(

@@ -80,6 +80,21 @@ def test_two_ranks_generate_what_one_does(
     assert outputs[1][0] == ""
 
 
+def test_replicas_share_the_prompts_of_a_file(
+    run: Path, expected: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    port, output = free_port(), tmp_path / "new/texts.jsonl"
+    given = ("--prompts", str(run / "prompts.jsonl"), "--output", str(output))
+    given = (*given, "--tensor-model-parallel-size", "1", "--batch-size", "1")
+    ranks = [start(run, *given, rank=rank, world_size=2, port=port) for rank in range(2)]
+    outputs = [rank.communicate(timeout=300) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert [json.loads(line) for line in output.read_text().splitlines()] == expected
+    assert outputs[0][0] == outputs[1][0] == ""
+    assert f"texts: {output}\n3 prompts, 24 new tokens in " in outputs[0][1]
+    assert list(output.parent.iterdir()) == [output]
+
+
 def test_hpcgen_generate_writes_json_lines_into_a_pipe(run: Path, expected: list[dict[str, Any]]) -> None:
     command = [str(Path(sys.executable).with_name("hpcgen")), "generate", "--checkpoint", str(run), *OPTIONS]
     given = (run / "prompts.jsonl").read_text()
