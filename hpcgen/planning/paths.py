@@ -92,7 +92,7 @@ class _Resolver:
     def evaluation(self, evaluation: EvaluationSettings) -> EvaluationSettings:
         """The section `evaluation` with the paths of its texts and task files resolved."""
         return dataclasses.replace(
-            evaluation,
+            self.fields(evaluation, "hf_home"),
             data=tuple(self.fields(text, "prefix") for text in evaluation.data),
             tasks=tuple(self.path(task) if is_task_file(task) else task for task in evaluation.tasks),
         )
@@ -149,6 +149,7 @@ def _trainer_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
         ("data.tokenizer.tokenizer_file", config.data.tokenizer.tokenizer_file),
         ("checkpoint.save", config.checkpoint.save),
         ("checkpoint.load", config.checkpoint.load),
+        ("evaluation.hf_home", config.evaluation.hf_home),
     ):
         if value is not None:
             yield path, value

@@ -54,8 +54,14 @@ class Evaluate(Stage):
             arguments=("-m", "trainer.evaluate"),
             inputs=(*pairs, *task_files, *tokenizer_files),
             reads=(checkpoints,),
+            # data sets are locked in their cache while they are read
+            writes=(settings.hf_home,) if settings.hf_home else (),
             files={CONFIG_FILE: config_text(evaluation)},
-            values={"checkpoints": checkpoints, "evaluation_every": settings.every or 0},
+            values={
+                "checkpoints": checkpoints,
+                "evaluation_every": settings.every or 0,
+                "hf_home": settings.hf_home or "",
+            },
         )
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
@@ -79,6 +85,8 @@ class Evaluate(Stage):
         yield Export("OMP_NUM_THREADS", "1", "One OpenMP thread per rank; more would oversubscribe its CPUs.")
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
             yield Export(name, "1", "Keeps ranks from contacting the Hugging Face Hub while GPUs wait.")
+        if config.evaluation.hf_home is not None:
+            yield Export("HF_HOME", config.evaluation.hf_home, "Data sets of the tasks (evaluation.hf_home).")
 
 
 def _tokenizer_name(tokenizer: TokenizerConfig) -> str:

@@ -1,5 +1,6 @@
 # evaluate: a checkpoint with a result is not evaluated again, so an interrupted job can be rerun safely.
 
+[[ ! $hf_home ]] || task_environment+=("HF_HOME=$hf_home")
 # With evaluation.every, each job evaluates all checkpoints that are due, so the next job may have none.
 find_due_checkpoints() {
     ((evaluation_every)) || return 0

@@ -58,6 +58,15 @@ def test_the_job_evaluates_the_checkpoints_of_the_run(tmp_path):
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 128, "vocab_size": 1000}
 
 
+def test_data_sets_of_tasks_are_read_from_a_directory_of_the_run_file(tmp_path):
+    run = evaluated_run({"tasks": ["piqa"], "hf_home": "huggingface"})
+    stage = planned(tmp_path, run, ["evaluate"]).stages["evaluate"]
+    home = f"{tmp_path}/huggingface"
+    assert {each.name: each.value for each in stage.environment}["HF_HOME"] == home
+    assert home in stage.directories
+    assert stage.values["hf_home"] == home
+
+
 def test_the_checkpoints_may_be_elsewhere(tmp_path):
     run = evaluated_run({"data": [TEXT]})
     stage = planned(tmp_path, run, ["evaluate"], ["checkpoint.save=ckpt"]).stages["evaluate"]

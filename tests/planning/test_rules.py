@@ -583,6 +583,16 @@ def test_training_does_not_queue_the_final_checkpoint_unless_it_is_a_multiple():
     ]
 
 
+def test_tasks_without_a_directory_of_data_sets_are_a_warning():
+    tasks = {"evaluation__tasks": ("hellaswag", "own.yaml", "mmlu")}
+    assert warnings(**tasks) == [
+        "evaluation.hf_home is null, so a job of the cluster finds no data set for evaluation.tasks (hellaswag, mmlu); "
+        "set it to a directory that python -m trainer.evaluate --download has filled"
+    ]
+    assert warnings(**tasks, evaluation__hf_home="/huggingface") == []
+    assert warnings(evaluation__tasks=("own.yaml",)) == []
+
+
 @pytest.mark.parametrize(
     "split", ["", "99", "90,10", "1,2,3,4", "0,1,1", "a,b,c", "1;2;3", "9" * 400 + ",1,1"]
 )

@@ -43,6 +43,9 @@ class EvaluationSettings:
     """Tokenized texts for perplexity."""
     tasks: tuple[str, ...] = ()
     """Tasks of EleutherAI's lm-eval: names such as hellaswag, or paths of task files."""
+    hf_home: str | None = None
+    """Directory with the data sets of tasks (HF_HOME of the job), which compute nodes cannot download. Default: a
+    directory on the node's scratch, which is empty."""
     num_fewshot: NonNegative | None = None
     """Number of examples before each question. Default: that of each task."""
     limit: Count | None = None

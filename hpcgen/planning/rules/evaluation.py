@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from hpcgen.planning.rules import parallelism
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
 from trainer.contract.config import ParallelismConfig
+from trainer.contract.evaluation import is_task_file
 
 TP = "evaluation.tensor_model_parallel_size"
 PP = "evaluation.pipeline_model_parallel_size"
@@ -122,6 +123,17 @@ def final_checkpoint_is_evaluated(facts: Facts) -> Iterator[Violation]:
     )
 
 
+def tasks_have_data(facts: Facts) -> Iterator[Violation]:
+    """Tasks that lm-eval knows by name have data sets on the Hugging Face Hub."""
+    named = [task for task in facts.evaluation.tasks if not is_task_file(task)]
+    if named and facts.evaluation.hf_home is None:
+        yield Violation(
+            path="evaluation.hf_home",
+            reason=f"is null, so a job of the cluster finds no data set for evaluation.tasks ({', '.join(named)})",
+            advice="set it to a directory that python -m trainer.evaluate --download has filled",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     layout_fits_model,
     layout_divides_ranks,
@@ -129,4 +141,4 @@ RULES: tuple[Rule, ...] = (
     evaluation_has_work,
     names_are_unique,
 )
-WARNINGS: tuple[Rule, ...] = (final_checkpoint_is_evaluated,)
+WARNINGS: tuple[Rule, ...] = (final_checkpoint_is_evaluated, tasks_have_data)
