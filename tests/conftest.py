@@ -43,6 +43,7 @@ LONG_FILES = (
     "slurm/test_accepted.py",
     "trainer/test_failing.py",
     "trainer/test_alive.py",
+    "trainer/evaluate/test_tasks.py",
     "install/test_extras.py",
     "test_site.py",
     "trainer/test_exchange.py",

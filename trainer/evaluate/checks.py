@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from trainer.contract.checkpoint_files import Checkpoint, iteration_of
 from trainer.contract.config import ConfigError, TrainerConfig
@@ -16,6 +17,11 @@ from trainer.evaluate.perplexity import open_text
 from trainer.evaluate.tasks import KEY, Tasks, load_tasks
 from trainer.inference.checkpoint import complete_checkpoints, find_checkpoint, inference_config
 from trainer.inference.tokenizer import load_tokenizer
+
+T = TypeVar("T")
+
+MAX_VOCAB_SIZE = 2**31
+"""More tokens than any model has. Used if no checkpoint tells the number."""
 
 
 @dataclass(frozen=True)
@@ -72,32 +78,31 @@ def prepare(config: EvaluationConfig, log: LogLine) -> Work:
     """
     problems: list[str] = []
 
-    def collect(function: Callable[[], object]) -> None:
+    def collect(function: Callable[..., T], *arguments: Any) -> T | None:
         try:
-            function()
+            return function(*arguments)
         except TrainerError as error:
             if error.retry:
                 raise
             problems.append(str(error))
+            return None
 
-    checkpoints: list[Checkpoint] = []
-    collect(lambda: checkpoints.extend(_choose(config, log)))
-    models: list[TrainerConfig] = []
-    for found in checkpoints[:1]:  # the checkpoints of a run have one model
-        collect(lambda found=found: models.append(model_config(config, found)))  # type: ignore[misc]
-    names = [data.name for data in config.settings.data]
+    checkpoints = collect(_choose, config, log) or []
+    # The checkpoints of a run have one model.
+    model = collect(model_config, config, checkpoints[0]) if checkpoints else None
+    vocab_size = _vocab_size(model) if model else MAX_VOCAB_SIZE
+    settings = config.settings
+    names = [data.name for data in settings.data]
     problems += [
         f"evaluation.data: two texts have the name {name!r}. Rename one of them"
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
-    vocab_size = _vocab_size(models[0]) if models else 2**31
-    for index, data in enumerate(config.settings.data):
-        where = f"evaluation.data[{index}]"
-        collect(lambda data=data, where=where: open_text(data, where, 1, vocab_size, None))  # type: ignore[misc]
+    for index, data in enumerate(settings.data):
+        collect(open_text, data, f"evaluation.data[{index}]", 1, vocab_size, None)
     tasks = None
-    if config.settings.tasks and (checkpoints or problems):
-        collect(lambda: _check_tokenizer(config, vocab_size))
-        tasks, unusable = load_tasks(config.settings.tasks)
+    if settings.tasks and (checkpoints or problems):
+        collect(_check_tokenizer, config, vocab_size)
+        tasks, unusable = load_tasks(settings.tasks)
         problems += unusable
     if problems:
         if len(problems) > 1:

@@ -32,7 +32,7 @@ Encoded = tuple[tuple[str, str], list[int], list[int]]
 """Context and continuation as text, and their tokens."""
 
 
-class HarnessModel(TemplateLM):  # type: ignore[misc]
+class HarnessModel(TemplateLM):
     """The replicas as a model of lm-eval. To lm-eval, they are a single process."""
 
     def __init__(self, replicas: Replicas, options: EvaluationSettings) -> None:

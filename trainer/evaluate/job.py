@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -102,12 +103,9 @@ def evaluate(config: EvaluationConfig, ranks: Ranks) -> None:
         for found in checkpoints:
             where = f"during the evaluation of {found.path}"
             result, samples = _evaluate(config, found, groups, ranks, tasks[0], log)
+            record = functools.partial(_record, config, result, samples, log)
             with termination.writing():
-                if ranks.rank == 0:
-                    write_result(Path(config.run_dir), result, samples)
-                    for line in summary(result):
-                        log.line(line)
-                    boards.draw(config, result, log)
+                at_rank_0(record, Path(config.run_dir), "written")
         process_groups.finalize()
 
 
@@ -187,6 +185,15 @@ def _run_tasks(
 
     assert tasks is not None
     return run_tasks(replicas, tasks, config.settings)
+
+
+def _record(
+    config: EvaluationConfig, result: EvaluationResult, samples: list[dict[str, Any]], log: Log
+) -> None:
+    write_result(Path(config.run_dir), result, samples)
+    for line in summary(result):
+        log.line(line)
+    boards.draw(config, result, log)
 
 
 def _plan(config: EvaluationConfig, checkpoints: list[Checkpoint]) -> str:

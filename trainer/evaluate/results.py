@@ -32,7 +32,7 @@ def record_sha256(checkpoint: Checkpoint) -> str:
     return hashlib.sha256((checkpoint.path / COMPLETE).read_bytes()).hexdigest()
 
 
-def write_result(run_dir: Path, result: EvaluationResult, samples: Sequence[dict[str, Any]]) -> Path:
+def write_result(run_dir: Path, result: EvaluationResult, samples: Sequence[dict[str, Any]]) -> None:
     """Write the results. The result file comes last, since it marks the checkpoint as evaluated.
 
     Raises:
@@ -44,7 +44,6 @@ def write_result(run_dir: Path, result: EvaluationResult, samples: Sequence[dict
         lines = (json.dumps(sample, ensure_ascii=False, default=str) for sample in samples)
         publish(samples_file(run_dir, result.iteration), "".join(f"{line}\n" for line in lines))
     publish(path, json.dumps(dataclasses.asdict(result), indent=1, ensure_ascii=False) + "\n")
-    return path
 
 
 def all_results(run_dir: Path) -> list[EvaluationResult]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from trainer.contract.errors import TrainerError
+from trainer.contract.evaluation import is_task_file
 from trainer.contract.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 KEY = "evaluation.tasks"
 """Key of the run file."""
-
-SUFFIXES = (".yaml", ".yml")
 
 _GROUP = re.compile(r"""^group:\s*['"]?([^\s'"#]+)""", re.MULTILINE)
 
@@ -59,13 +58,13 @@ def load_tasks(names: Sequence[str]) -> tuple[Tasks, list[str]]:
     """
     _prepare_library()
     tasks = Tasks({}, {})
-    missing = [name for name in names if is_file(name) and not Path(name).is_file()]
+    missing = [name for name in names if is_task_file(name) and not Path(name).is_file()]
     problems = [f"{KEY}: {name}: no such file" for name in missing]
-    files = [name for name in names if is_file(name) and name not in missing]
+    files = [name for name in names if is_task_file(name) and name not in missing]
     groups = {name: group for name in files if (group := _group_in(Path(name))) is not None}
-    manager = _manager(list(groups), include_defaults=not all(map(is_file, names)))
+    manager = _manager(list(groups), include_defaults=not all(map(is_task_file, names)))
     problems += [
-        _unknown(name, manager) for name in names if not is_file(name) and name not in manager.task_index
+        _unknown(name, manager) for name in names if not is_task_file(name) and name not in manager.task_index
     ]
     if problems:
         return tasks, problems
@@ -83,14 +82,14 @@ def load_tasks(names: Sequence[str]) -> tuple[Tasks, list[str]]:
             problems.append(
                 f"{KEY}: {name} contains {twice[0]}, which another entry contains. Remove one of them"
             )
+        problems += [
+            f"{KEY}: {name}: the metric of {task} runs code that the model has written, which is not safe. Remove it"
+            for task, found in loaded["tasks"].items()
+            if getattr(found, "UNSAFE_CODE", False)
+        ]
         tasks.tasks.update(loaded["tasks"])
         tasks.groups.update(loaded["groups"])
     return tasks, problems
-
-
-def is_file(name: str) -> bool:
-    """True if an entry of the tasks is a path."""
-    return "/" in name or name.endswith(SUFFIXES)
 
 
 def _prepare_library() -> None:

@@ -149,14 +149,14 @@ def test_a_limit_and_a_number_of_examples_apply_to_all_tasks(
 def test_all_mistakes_are_reported_at_once(llama: parts.Imported, tasks: Path, tmp_path: Path) -> None:
     config = job(llama, tasks, tmp_path / "run")
     config["settings"]["data"][0]["prefix"] = str(tmp_path / "missing")
-    config["settings"]["tasks"] = [str(tasks / "missing.yaml"), str(tasks)]
+    config["settings"]["tasks"] = [str(tasks / "missing.yaml"), str(tasks / "other.yml")]
     config |= {"tokenizer": "gpt2", "eod_token": None}
     statuses, log = parts.finish(config)
     assert statuses == [2]
     assert f"evaluation.data[0]: {tmp_path}/missing.bin is not a file" in log
     assert "the tokenizer gpt2 has IDs up to 50256, but the model has 300 tokens" in log
     assert f"evaluation.tasks: {tasks}/missing.yaml: no such file" in log
-    assert f"evaluation.tasks: {tasks}: no such file" in log
+    assert f"evaluation.tasks: {tasks}/other.yml: no such file" in log
     assert "4 mistakes; nothing was evaluated" in log
     assert not (tmp_path / "run/evaluation").exists()
 
