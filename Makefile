@@ -12,11 +12,11 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup quickstart quick test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data bench-train bench-precision golden docs clean
+.PHONY: help install setup quickstart quick test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data bench-train bench-precision bench-generation golden docs clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo "others: install test check pytest test-slow test-gpu layouts bench bench-data bench-train bench-precision golden docs clean"
+	@echo "others: install test check pytest test-slow test-gpu layouts bench bench-data bench-train bench-precision bench-generation golden docs clean"
 
 install: $(READY)
 
@@ -97,6 +97,10 @@ bench-train: $(READY)
 # FP8 beside bf16 on the same text, on GPUs: make bench-precision CORPUS=...
 bench-precision: $(READY)
 	$(BIN)/python -m benchmarks.precision $(CORPUS)
+
+# Generation beside transformers, on a GPU if there is one.
+bench-generation: $(READY)
+	$(BIN)/python -m benchmarks.generation
 
 golden: $(READY)
 	$(BIN)/pytest tests/rendering/test_golden.py --update-golden

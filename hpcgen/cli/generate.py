@@ -83,7 +83,7 @@ PASSED_ON = (
     "--batch-size",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Prompts to continue together.  [default: 16]",
+    help="Prompts to continue together.  [default: 32]",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Write JSON Lines. Default for --prompts in a pipe or file."

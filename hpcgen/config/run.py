@@ -8,6 +8,7 @@ from typing import Literal
 from hpcgen.config.container import ContainerConfig
 from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.fields import EnvironmentName, FilePath, Name, RunPath
+from hpcgen.config.huggingface_export import ExportConfig
 from hpcgen.config.image import ImageConfig
 from hpcgen.config.preflight import PreflightConfig
 from hpcgen.config.slurm_section import SlurmConfig
@@ -22,6 +23,7 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.evaluation import EvaluationSettings
+from trainer.contract.generation import GenerationSettings
 from trainer.contract.section import config_section
 
 
@@ -86,3 +88,7 @@ class RunConfig:
     """Metrics, TensorBoard, Weights & Biases and profiling."""
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     """Evaluation of checkpoints by the stage evaluate."""
+    generation: GenerationSettings = field(default_factory=GenerationSettings)
+    """Texts that the stage generate continues."""
+    export: ExportConfig = field(default_factory=ExportConfig)
+    """Model that the stage export writes."""

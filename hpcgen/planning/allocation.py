@@ -129,6 +129,8 @@ def stage_settings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> S
     if stage.time_limit is not None:
         # with training's time limit, a short job would wait for a long slot
         chosen["time"] = own.time or within_limit(stage.time_limit, chosen["partition"], cluster)
+    if stage.one_node_by_default:
+        chosen["nodes"] = own.nodes
     chosen["extra_directives"] = tuple(option for _, option in _extra_directives(stage, config, cluster))
     return type(own)(**chosen)
 
@@ -176,7 +178,9 @@ class Place:
 
 def place_of(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -> Place:
     """The place that sets a stage's setting, or the stage's own section if it is not set."""
-    own_alone = name == "time" and stage.time_limit is not None
+    own_alone = (name == "time" and stage.time_limit is not None) or (
+        name == "nodes" and stage.one_node_by_default
+    )
     if getattr(config.slurm.of(stage), name) is None and not own_alone:
         if getattr(config.slurm.defaults, name) is not None:
             return Place(f"slurm.defaults.{name}")

@@ -44,6 +44,8 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
         model=at.functions(config.model, "layer_spec", "model_provider"),
         optimizer=at.functions(config.optimizer, "lr_schedule"),
         evaluation=at.evaluation(config.evaluation),
+        generation=at.fields(config.generation, "prompts", "output"),
+        export=at.fields(config.export, "directory"),
     )
 
 
@@ -150,6 +152,9 @@ def _trainer_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
         ("checkpoint.save", config.checkpoint.save),
         ("checkpoint.load", config.checkpoint.load),
         ("evaluation.hf_home", config.evaluation.hf_home),
+        ("generation.prompts", config.generation.prompts),
+        ("generation.output", config.generation.output),
+        ("export.directory", config.export.directory),
     ):
         if value is not None:
             yield path, value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from hpcgen.stages.stage import Export, Stage, Work
@@ -11,14 +10,11 @@ from hpcgen.stages.stage import Export, Stage, Work
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.config.run import RunConfig
-    from hpcgen.config.tokenizer import TokenizerConfig
     from hpcgen.errors import Problem
     from hpcgen.planning.allocation import Allocation
     from trainer.contract.config import TrainerConfig
 
 CONFIG_FILE = "evaluation.json"
-GPT2_FILES = ("vocab.json", "merges.txt")
-"""Names of GPT-2's files in a directory that the trainer reads."""
 
 
 class Evaluate(Stage):
@@ -30,6 +26,7 @@ class Evaluate(Stage):
         """Evaluates the checkpoints that are due; without `evaluation.every`, the newest one."""
         from hpcgen.planning.config_text import config_text
         from hpcgen.planning.paths import checkpoint_directory
+        from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name
         from trainer.contract.evaluation import EvaluationConfig, is_task_file
 
         settings, checkpoints = config.evaluation, checkpoint_directory(config)
@@ -40,7 +37,7 @@ class Evaluate(Stage):
             device=run.node_type.device,
             world_size=allocation.num_tasks,
             checkpoint=checkpoints,
-            tokenizer=_tokenizer_name(tokenizer) if settings.tasks else None,
+            tokenizer=tokenizer_name(tokenizer) if settings.tasks else None,
             eod_token=tokenizer.eod_token if settings.tasks else None,
             settings=settings,
             tensorboard=config.logging.tensorboard,
@@ -49,10 +46,9 @@ class Evaluate(Stage):
         )
         pairs = tuple(f"{text.prefix}{suffix}" for text in settings.data for suffix in (".idx", ".bin"))
         task_files = tuple(task for task in settings.tasks if is_task_file(task))
-        tokenizer_files = _tokenizer_files(tokenizer) if settings.tasks else ()
         return Work(
             arguments=("-m", "trainer.evaluate"),
-            inputs=(*pairs, *task_files, *tokenizer_files),
+            inputs=(*pairs, *task_files, *(tokenizer_files(tokenizer) if settings.tasks else ())),
             reads=(checkpoints,),
             # data sets are locked in their cache while they are read
             writes=(settings.hf_home,) if settings.hf_home else (),
@@ -67,18 +63,14 @@ class Evaluate(Stage):
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields mistakes that leave the job without work, or lm-eval without the tokenizer of the model."""
         from hpcgen.errors import Problem
+        from hpcgen.planning.trainer_tokenizer import tokenizer_problems
 
         config = run.config
         if not config.evaluation.data and not config.evaluation.tasks:
             reason = "has neither data nor tasks, so stage evaluate has nothing to compute"
             yield Problem("evaluation", reason, "set evaluation.data or evaluation.tasks")
-        vocabulary, merges = config.data.tokenizer.vocab_file, config.data.tokenizer.merges_file
-        if config.evaluation.tasks and vocabulary is not None and merges is not None:
-            paths = (PurePosixPath(vocabulary), PurePosixPath(merges))
-            if tuple(path.name for path in paths) != GPT2_FILES or paths[0].parent != paths[1].parent:
-                reason = "and merges_file have other names or directories than evaluation.tasks requires"
-                hint = f"put both files into one directory as {' and '.join(GPT2_FILES)}"
-                yield Problem("data.tokenizer.vocab_file", reason, hint, depends_on=("evaluation",))
+        if config.evaluation.tasks:
+            yield from tokenizer_problems(config.data.tokenizer, "evaluation.tasks")
 
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
         """Yields variables for offline mode and threads."""
@@ -87,18 +79,6 @@ class Evaluate(Stage):
             yield Export(name, "1", "Keeps ranks from contacting the Hugging Face Hub while GPUs wait.")
         if config.evaluation.hf_home is not None:
             yield Export("HF_HOME", config.evaluation.hf_home, "Data sets of the tasks (evaluation.hf_home).")
-
-
-def _tokenizer_name(tokenizer: TokenizerConfig) -> str:
-    """The tokenizer as the trainer names it: a known name, a tokenizer.json or a directory."""
-    if tokenizer.tokenizer_file is not None:
-        return tokenizer.tokenizer_file
-    return str(PurePosixPath(tokenizer.vocab_file).parent) if tokenizer.vocab_file else tokenizer.kind
-
-
-def _tokenizer_files(tokenizer: TokenizerConfig) -> tuple[str, ...]:
-    files = (tokenizer.tokenizer_file, tokenizer.vocab_file, tokenizer.merges_file)
-    return tuple(file for file in files if file is not None)
 
 
 EVALUATE = Evaluate(

@@ -94,6 +94,8 @@ class Stage(ABC):
     """The job uses all GPUs of its nodes, and its tasks are ranks with a rendezvous."""
     is_single_task: bool = False
     """The job, or each task of an array, is one process on one node."""
+    one_node_by_default: bool = False
+    """The job runs on one node unless the stage's own section sets `nodes`."""
     shares_node: bool = False
     """Other jobs may run on the job's node."""
     in_container: bool = True

@@ -17,6 +17,8 @@ def run_of_every_stage(runtime: str, **sections: Any) -> dict[str, Any]:
         image={"output": "/shared/images/new.sqsh", "code": "/shared/code/abc"},
         data={"corpus": {"directory": "/shared/c4", "source": {"directory": "/shared/text"}}},
         evaluation={"data": [{"name": "wikitext", "prefix": "/shared/wikitext"}]},
+        generation={"prompts": "/shared/prompts.jsonl"},
+        export={"directory": "/shared/models/exported"},
         slurm={"defaults": {"time": "2:00:00"}, "train": {"nodes": 16}},
         **sections,
     )

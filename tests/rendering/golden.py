@@ -31,6 +31,12 @@ SCRIPTS = (
 EVALUATION = "evaluation.data=[{name: wikitext, prefix: /shared/data/wikitext}]"
 """Work for the stage evaluate. The run file of site-group has its own, with `every`."""
 
+OVERRIDES = (
+    'generation={prompts: /shared/prompts.jsonl, temperature: 0.8, stop: ["a b"]}',
+    "export.directory=/shared/models/exported",
+)
+"""Work for the stages generate and export, which site-group does not have."""
+
 
 def render(case: str, stage: str) -> str:
     """The script of a stage, by shipped templates and profiles, whatever this machine has besides."""
@@ -53,6 +59,8 @@ def folded(script: str) -> str:
 
 def planned_case(case: str) -> Plan:
     """The plan of all stages of a case."""
-    overrides = () if case == "site-group" else (EVALUATION,)
+    overrides, stages = (EVALUATION, *OVERRIDES), list(STAGES)
+    if case == "site-group":
+        overrides, stages = (), [stage for stage in stages if stage not in ("generate", "export")]
     with mock.patch.dict(os.environ, {"XDG_CONFIG_HOME": "/nonexistent"}):
-        return plan(load_run(GOLDEN / case / "run.yaml", overrides), STAGES, exists=lambda path: True)
+        return plan(load_run(GOLDEN / case / "run.yaml", overrides), stages, exists=lambda path: True)

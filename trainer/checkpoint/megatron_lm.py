@@ -59,6 +59,8 @@ class Resumed:
     """Known keys of the sections that COMPLETE would have, as in JSON."""
     content_metadata: dict[str, Any]
     """Options of Core's sharding of the tensors."""
+    precision: str | None = None
+    """Value of training.precision."""
     tokenizer_type: str | None = None
     """Value of --tokenizer-type."""
 
@@ -103,6 +105,7 @@ def resumed(common: Mapping[str, Any], layout: ParallelismConfig, *, weights_onl
         consumed_samples=args.get("consumed_train_samples", iteration * batch),
         sections=sections,
         content_metadata=dict(common.get("content_metadata") or {}),
+        precision=_precision(args),
         tokenizer_type=args.get("tokenizer_type"),
     )
 
@@ -159,9 +162,13 @@ def _training(args: Mapping[str, Any]) -> dict[str, Any]:
         "global_batch_size": args["global_batch_size"],
         "seed": args["seed"],
         "rampup_batch_size": None if rampup is None else [int(number) for number in rampup],
-        "precision": "fp16" if args.get("fp16") else "bf16" if args.get("bf16") else "fp32",
+        "precision": _precision(args),
         **{name: args.get(name) for name in (FP8 if args.get("fp8") else ("fp8",))},
     }
+
+
+def _precision(args: Mapping[str, Any]) -> str:
+    return "fp16" if args.get("fp16") else "bf16" if args.get("bf16") else "fp32"
 
 
 def _optimizer(args: Mapping[str, Any], schedule: Mapping[str, Any], iteration: int) -> dict[str, Any]:

@@ -115,7 +115,13 @@ def _choose(config: EvaluationConfig, log: LogLine) -> list[Checkpoint]:
     path = Path(config.checkpoint)
     every = config.settings.every
     if every is None or iteration_of(path) is not None:
-        return [find_checkpoint(path)]
+        found = find_checkpoint(path)
+        if found.is_foreign:
+            raise ConfigError(
+                f"{found.path} was written by Megatron-LM. Results name the record of a checkpoint, which it does not "
+                "have. Start a run from it with checkpoint.load, and evaluate the run's own checkpoints"
+            )
+        return [found]
     complete, flaws = complete_checkpoints(path)
     for flaw in flaws:
         log(f"not evaluated: {flaw}")

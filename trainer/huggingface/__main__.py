@@ -34,6 +34,7 @@ def _leave(number: int, frame: Any) -> None:
 
 def _export(arguments: argparse.Namespace) -> None:
     from trainer.huggingface.exporting import Options, export
+    from trainer.inference.checkpoint import find_checkpoint
 
     options = Options(
         family=arguments.family,
@@ -43,7 +44,7 @@ def _export(arguments: argparse.Namespace) -> None:
         eos_token=arguments.eos_token,
         check=arguments.check,
     )
-    export(arguments.source, arguments.to, options, _report)
+    export(find_checkpoint(arguments.source).path, arguments.to, options, _report)
 
 
 def _import(arguments: argparse.Namespace) -> None:
@@ -64,7 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     to_huggingface = commands.add_parser("export", help="write a checkpoint as a Hugging Face directory")
     to_huggingface.set_defaults(function=_export)
-    to_huggingface.add_argument("source", type=Path, metavar="CHECKPOINT", help="an iter_... directory")
+    to_huggingface.add_argument(
+        "source",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="an iter_... directory, or a directory of checkpoints or of a run",
+    )
     to_huggingface.add_argument("--to", type=Path, required=True, metavar="DIR", help="new directory")
     to_huggingface.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="default: the checkpoint's")
     to_huggingface.add_argument(
@@ -74,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         "--vocab-size", type=int, metavar="N", help="number of rows that are not padding"
     )
     to_huggingface.add_argument(
-        "--tokenizer", type=Path, metavar="PATH", help="tokenizer.json, or a directory"
+        "--tokenizer", type=Path, metavar="PATH", help="gpt2, a tokenizer.json, or a directory"
     )
     to_huggingface.add_argument("--eos-token", metavar="TOKEN", help="token at the end of a document")
     to_huggingface.add_argument(

@@ -8,11 +8,9 @@ from typing import Any
 
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import FORMAT
-from trainer.contract.config import ConfigError, ModelConfig, ParallelismConfig, from_dict
+from trainer.contract.config import ConfigError, ModelConfig, from_dict
 from trainer.contract.errors import TrainerError
 from trainer.contract.resolve import resolve_model
-
-GPT2_VOCABULARY = 50257
 
 
 @dataclass(frozen=True)
@@ -78,17 +76,7 @@ def _read_foreign(path: Path) -> dict[str, Any]:
     from trainer.distributed import device
 
     device.prepare("cpu")
-    from trainer.checkpoint import loading  # imports megatron.core, so it must come after `device.prepare`
+    from trainer.checkpoint import foreign  # imports megatron.core, so it must come after `device.prepare`
 
-    try:
-        resumed = loading.read_foreign(path, ParallelismConfig(), weights_only=True)
-    except TrainerError as error:
-        raise TrainerError(f"{path}: {error}") from error
-    if "model" not in resumed.sections:
-        raise TrainerError(
-            f"{path} does not describe its model: neither the trainer nor pretrain_gpt.py wrote it"
-        )
-    model = resumed.sections["model"]
-    if resumed.tokenizer_type == "GPT2BPETokenizer":
-        model = {"vocab_size": GPT2_VOCABULARY, **model}
+    model, resumed = foreign.read_model(path)
     return {**resumed.sections, "model": model, "consumed_samples": resumed.consumed_samples}

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer.contract.errors import TrainerError
 from trainer.huggingface.destination import copy_file, write_json
+from trainer.inference.tokenizer import GPT2_EOD, gpt2_files
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -41,14 +42,17 @@ class Tokenizer:
 
 
 def find_tokenizer(path: Path, eos_token: str | None = None) -> Tokenizer | None:
-    """The tokenizer in a directory, or in the file tokenizer.json. None if the directory has none.
+    """The tokenizer in a directory, or in the file tokenizer.json, or GPT-2's. None if the directory has none.
 
     `eos_token` is the end of a document, if tokenizer_config.json does not name one.
 
     Raises:
         TrainerError: a file is missing or invalid, or there is no such token.
     """
-    if path.is_dir():
+    if str(path) == "gpt2":
+        files = dict(zip(("vocab.json", "merges.txt"), gpt2_files(), strict=True))
+        eos_token = eos_token or GPT2_EOD
+    elif path.is_dir():
         files = {name: path / name for name in FILES if (path / name).is_file()}
     elif path.is_file():
         files = {"tokenizer.json": path}

@@ -6,8 +6,8 @@
     for completion in generate(model, tokenizer, ["Once upon a time"]):
         print(completion.text)
 
-`loading` builds the model and reads its weights, `model` computes logits, `attention` has the key-value cache,
-`sampling` chooses tokens and `generation` is the loop around them.
+`loading` builds the model and reads its weights, `model` computes logits, `attention` has the key-value cache, `batch`
+is a step of several rows, `sampling` chooses tokens and `generation` is the loop around them.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ def load_model(
     chosen = prepare_device(device)
     from trainer.inference.loading import load  # imports megatron.core: after `prepare_device`
 
-    model = load(found, Ranks(0, 0, 1, "load_model"), device=chosen, precision=precision)
+    model = load(
+        found,
+        Ranks(0, 0, 1, "load_model"),
+        device=chosen,
+        precision=precision,
+        vocab_size=loaded_tokenizer.size,
+    )
     loaded_tokenizer.check_fits(model.vocab_size)
     return model, loaded_tokenizer

@@ -1,6 +1,7 @@
 """`python -m trainer.inference`: continues prompts from a file, or those typed on a terminal.
 
 With several ranks (torchrun, srun), every rank runs the same command. Rank 0 reads the prompts and writes the results.
+Ranks beyond TP x PP hold further replicas of the model, which share the prompts of a file.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
+from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
 from trainer.distributed.rendezvous import Ranks, find_ranks
 from trainer.faults.stopping import announce, leave
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from trainer.inference.model import Model
 
 T = TypeVar("T")
+
+WAIT_S = 24 * 3600
+"""Time that replicas wait for each other."""
 
 BROKEN_PIPE = 141
 """Exit status if the reader of the results has gone, as of a process that SIGPIPE ends."""
@@ -68,12 +74,14 @@ def _load(arguments: argparse.Namespace, ranks: Ranks) -> tuple[Model, Tokenizer
         tokenizer = load_tokenizer(arguments.tokenizer, arguments.eod_token)
         pipeline = arguments.pipeline_model_parallel_size
         tensor = arguments.tensor_model_parallel_size or max(1, ranks.world_size // pipeline)
-        if tensor * pipeline != ranks.world_size:
+        if ranks.world_size % (tensor * pipeline):
             raise TrainerError(
                 f"TP x PP = {tensor} x {pipeline} = {tensor * pipeline}, but the number of ranks is {ranks.world_size} "
-                f"(from {ranks.source}). Launch {tensor * pipeline} ranks, or set "
+                f"(from {ranks.source}). Launch a multiple of {tensor * pipeline} ranks, or set "
                 "--tensor-model-parallel-size and --pipeline-model-parallel-size to fit"
             )
+        if arguments.prompts is None and ranks.world_size != tensor * pipeline:
+            raise TrainerError("several replicas of a model need a file with prompts. Name it with --prompts")
     device = prepare_device(arguments.device)
     from trainer.inference.loading import load  # imports megatron.core: after `prepare_device`
 
@@ -84,6 +92,7 @@ def _load(arguments: argparse.Namespace, ranks: Ranks) -> tuple[Model, Tokenizer
         precision=arguments.precision,
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
+        vocab_size=tokenizer.size,
     )
     with _same_on_all_ranks():
         tokenizer.check_fits(model.vocab_size)
@@ -108,20 +117,55 @@ def _answer(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace, r
     """Continue the prompts of a file."""
     prompts = _from_rank_0(lambda: _read_prompts(arguments.prompts), ranks)
     # A terminal shows a single text while it is generated.
-    is_shown = len(prompts) == 1 and not arguments.json and sys.stdout.isatty()
-    started, num_tokens = time.monotonic(), 0
+    is_shown = len(prompts) == 1 and not arguments.json and not arguments.output and sys.stdout.isatty()
+    started, num_tokens, lines = time.monotonic(), 0, []
     on_text = _print if is_shown and ranks.rank == 0 else None
-    for completion in generate(model, tokenizer, prompts, _options(arguments), on_text):
+    completions = generate(model, tokenizer, prompts, _options(arguments), on_text)
+    if model.replica[1] > 1:
+        completions = _from_replicas(model, completions)
+    for completion in completions:
         num_tokens += len(completion.tokens)
-        if ranks.rank == 0:
+        if arguments.output is not None:
+            lines.append(_json(completion))
+        elif ranks.rank == 0:
             _show(completion, arguments.json, with_prompt=len(prompts) > 1, is_shown=is_shown)
-    if ranks.rank == 0 and (arguments.json or len(prompts) > 1):
+    if ranks.rank != 0:
+        return
+    if arguments.output is not None:
+        _write(arguments.output, "".join(lines))
+    if arguments.json or arguments.output is not None or len(prompts) > 1:
         seconds = time.monotonic() - started
         print(
             f"{counted(len(prompts), 'prompt')}, {counted(num_tokens, 'new token')} in {seconds:.1f} s "
             f"({num_tokens / max(seconds, 1e-9):,.0f} tokens/s)",
             file=sys.stderr,
         )
+
+
+def _from_replicas(model: Model, completions: Iterator[Completion]) -> Iterator[Completion]:
+    """The completions of all replicas in the order of the prompts, on rank 0."""
+    import torch
+
+    from trainer.distributed import groups
+
+    groups.set_group_timeouts(WAIT_S)  # the first replica to finish waits for the last one
+    replica, num_replicas = model.replica
+    own = [(replica + index * num_replicas, completion) for index, completion in enumerate(completions)]
+    is_first = torch.distributed.get_rank() == 0
+    parts: list[list[tuple[int, Completion]]] = [[]] * torch.distributed.get_world_size()
+    torch.distributed.gather_object(own if model.reports else [], parts if is_first else None)
+    found = sorted(itertools.chain.from_iterable(parts), key=lambda each: each[0])
+    return (completion for _, completion in found)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the results at once, so that a file that exists is complete."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(path, text)
+    except OSError as error:
+        raise TrainerError(f"{path} cannot be written: {error.strerror}", retry=True) from error
+    print(f"texts: {path}", file=sys.stderr)
 
 
 def _converse(model: Model, tokenizer: Tokenizer, options: Options, ranks: Ranks) -> None:
@@ -154,11 +198,15 @@ def _read_line() -> str | None:
 
 def _show(completion: Completion, as_json: bool, *, with_prompt: bool, is_shown: bool) -> None:
     if as_json:
-        print(json.dumps(dataclasses.asdict(completion), ensure_ascii=False), flush=True)
+        print(_json(completion), end="", flush=True)
     elif is_shown:
         _print("\n")
     else:
         _print(f"{completion.prompt}{completion.text}\n\n" if with_prompt else f"{completion.text}\n")
+
+
+def _json(completion: Completion) -> str:
+    return json.dumps(dataclasses.asdict(completion), ensure_ascii=False) + "\n"
 
 
 def _print(text: str) -> None:
@@ -218,6 +266,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--eod-token", metavar="TOKEN", help="token at the end of a document")
     parser.add_argument("--json", action="store_true", help="write JSON Lines")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write JSON Lines into this file, once all texts are done"
+    )
     parser.add_argument("--max-new-tokens", type=int, metavar="N", default=defaults.max_new_tokens)
     parser.add_argument("--temperature", type=float, metavar="T", default=defaults.temperature)
     parser.add_argument("--top-k", type=int, metavar="K")

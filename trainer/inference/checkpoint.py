@@ -40,10 +40,10 @@ def find_checkpoint(path: Path) -> Checkpoint:
         if path.name.startswith(PREFIX):
             return _checked(path)
         directory = _directory_of_checkpoints(path)
-        found = checkpoint_files.newest_complete(directory)
-        if found is None:
-            raise TrainerError(f"{path} has no complete checkpoint. {_what_it_has(directory)}")
-        return _checked(found.path)
+        for each in map(checkpoint_files.describe, checkpoint_files.list_paths(directory)):
+            if each.is_complete or each.is_foreign:
+                return _checked(each.path)
+        raise TrainerError(f"{path} has no complete checkpoint. {_what_it_has(directory)}")
     except OSError as error:
         raise TrainerError(
             f"{error.filename or path} cannot be read: {error.strerror}", retry=True
@@ -83,8 +83,6 @@ def _what_it_has(directory: Path) -> str:
     if not paths:
         return f"Name a run directory or an {PREFIX}... directory"
     newest = checkpoint_files.describe(paths[0])
-    if newest.is_foreign:
-        return f"{newest.path.name} was written by Megatron-LM, which does not record the model"
     return f"{newest.path.name} is incomplete: {newest.flaw}"
 
 
@@ -92,11 +90,6 @@ def _checked(path: Path) -> Checkpoint:
     if checkpoint_files.iteration_of(path) is None:
         raise TrainerError(f"{path} is not a checkpoint: its name is not {PREFIX} and at least 7 digits")
     found = checkpoint_files.describe(path)
-    if found.is_foreign:
-        raise TrainerError(
-            f"{path} was written by Megatron-LM, which does not record the model. Resume from it with "
-            "checkpoint.load and generate from the run's own checkpoints"
-        )
     if problems := checkpoint_files.problems(found, hashes=False):
         raise TrainerError(f"{path} is not a complete checkpoint: {'; '.join(problems[:3])}")
     return found
@@ -110,22 +103,25 @@ def inference_config(
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
     num_replicas: int = 1,
+    vocab_size: int | None = None,
 ) -> TrainerConfig:
-    """Configuration of the trained model in another layout, without dropout.
+    """Configuration of the trained model in another layout, without dropout. Call `prepare_device` first.
+
+    `vocab_size` is the number of tokens for a checkpoint of Megatron-LM that does not say how many rows are padding.
 
     Raises:
         TrainerError: the record has an unknown or invalid key, or the model cannot be split in this way.
     """
-    assert found.record is not None
-    if found.record.get("format", checkpoint_files.FORMAT) > checkpoint_files.FORMAT:
+    record = found.record or _record_of_megatron_lm(found.path, vocab_size)
+    if record.get("format", checkpoint_files.FORMAT) > checkpoint_files.FORMAT:
         raise TrainerError(f"{found.path} was written by a later version of the trainer. Use that version")
-    recorded: dict[str, Any] = found.record["model"] | {"attention_dropout": 0.0, "hidden_dropout": 0.0}
+    recorded: dict[str, Any] = record["model"] | {"attention_dropout": 0.0, "hidden_dropout": 0.0}
     model = from_dict(ModelConfig, recorded, f"{found.path / checkpoint_files.COMPLETE}: model")
     training = TrainingConfig(
         micro_batch_size=1,
         global_batch_size=num_replicas,
         train_iters=1,
-        precision=precision or found.record["precision"],
+        precision=precision or record["precision"],
         transformer_impl="torch",
     )
     config = resolve(
@@ -150,3 +146,12 @@ def inference_config(
             f"TP = {tensor_parallel} does not divide the model's {groups} query groups. Use a divisor of {groups}"
         )
     return config
+
+
+def _record_of_megatron_lm(path: Path, vocab_size: int | None) -> dict[str, Any]:
+    from trainer.checkpoint.foreign import read_model  # imports megatron.core
+
+    model, resumed = read_model(path)
+    if vocab_size is not None and vocab_size <= model["padded_vocab_size"]:
+        model = {"vocab_size": vocab_size, **model}
+    return {"model": model, "precision": resumed.precision}

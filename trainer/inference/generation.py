@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from trainer.contract.errors import TrainerError
+from trainer.contract.generation import Choice
 from trainer.inference import sampling
 from trainer.inference.tokenizer import Tokenizer
 
@@ -23,44 +26,16 @@ FinishReason = Literal["eod", "stop", "length"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to continue a prompt."""
+class Options(Choice):
+    """How to continue a prompt (see `trainer.contract.generation`).
 
-    max_new_tokens: int = 128
-    """Maximum number of new tokens per prompt."""
-    temperature: float = 0.0
-    """Divisor of the logits before a token is drawn; 0 always takes the most likely token."""
-    top_k: int | None = None
-    """Draw only from this number of most likely tokens. Default: all."""
-    top_p: float | None = None
-    """Draw only from the most likely tokens whose probabilities add up to this number. Default: all."""
-    repetition_penalty: float = 1.0
-    """Factor by which tokens of the prompt and of the new text become less likely; 1 changes nothing."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a text. They are not part of it."""
-    seed: int = 1234
-    """Seed of the draws. Each prompt has its own sequence of draws, so its text does not depend on the batch size."""
-    batch_size: int = 16
-    """Number of prompts that are continued together."""
+    Raises:
+        TrainerError: a value is out of range, or has no effect.
+    """
 
     def __post_init__(self) -> None:
-        for name, is_valid, valid in (
-            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
-            ("temperature", 0 <= self.temperature < float("inf"), "0 or a positive number"),
-            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1"),
-            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "greater than 0 and at most 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "a positive number"),
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("stop", all(self.stop), "strings that are not empty"),
-        ):
-            if not is_valid:
-                raise TrainerError(f"{name} = {getattr(self, name)!r} must be {valid}")
-        for name in ("top_k", "top_p"):
-            if getattr(self, name) is not None and self.temperature == 0:
-                raise TrainerError(
-                    f"{name} = {getattr(self, name)} has no effect at temperature 0, which always takes the most "
-                    f"likely token. Set a temperature, such as 1.0, or remove {name}"
-                )
+        if mistake := self.mistake():
+            raise TrainerError(mistake)
 
 
 @dataclass(frozen=True)
@@ -123,14 +98,15 @@ def generate(
     """Continue `prompts`. Yields a completion for each, in their order, as soon as its batch is done.
 
     `on_text` receives the text of the first prompt of a batch in pieces, as it is generated. Every rank must call this
-    with the same arguments.
+    with the same arguments. Replica r of n replicas of the model continues the prompts r, r + n, r + 2n, ...
 
     Raises:
         TrainerError: a prompt is empty or too long, before the first batch.
     """
     options = options or Options()
     rows = [_row(index, prompt, model, tokenizer, options) for index, prompt in enumerate(prompts)]
-    yield from _continue_in_batches(rows, model, tokenizer, options, on_text)
+    replica, num_replicas = model.replica
+    yield from _continue_in_batches(rows[replica::num_replicas], model, tokenizer, options, on_text)
 
 
 def generate_from_tokens(
@@ -185,52 +161,60 @@ def _continue(
     on_text: Callable[[str], None] | None,
 ) -> None:
     """Continue `rows` together until each has a finish_reason."""
-    from trainer.inference.model import Batch
+    from trainer.inference.batch import Batch
 
-    with torch.inference_mode():
-        batch = Batch(model, [row.ids for row in rows], options.max_new_tokens)
+    num_slots = min(max(len(row.ids) for row in rows) + options.max_new_tokens, model.max_length)
+    with torch.inference_mode(), _explain_memory(model, len(rows), num_slots):
+        draws = [_draws(row, options) for row in rows]
+        choose = functools.partial(_choose, options=options)
+        batch = Batch(model, [row.ids for row in rows], draws, choose, num_slots)
         running, num_shown = list(rows), 0
         while running:
-            tokens = _next_tokens(batch.next_logits(), running, model, options)
-            for row, token in zip(running, tokens, strict=True):
-                is_shown = on_text is not None and row is rows[0]
-                row.add(token, tokenizer, options, model.max_length, is_shown)
+            for row, token in zip(running, batch.next_tokens(), strict=True):
+                if row.finish_reason is None:
+                    is_shown = on_text is not None and row is rows[0]
+                    row.add(token, tokenizer, options, model.max_length, is_shown)
             if on_text is not None and len(rows[0].text) > num_shown:
                 on_text(rows[0].text[num_shown:])
                 num_shown = len(rows[0].text)
-            batch.append(tokens)
             kept = [index for index, row in enumerate(running) if row.finish_reason is None]
-            if kept and len(kept) < len(running):
-                batch.keep(kept)
-            running = [running[index] for index in kept]
+            if 2 * len(kept) <= len(running):  # a smaller batch costs a copy of the cache, and a new graph
+                running = [running[index] for index in kept]
+                if kept:
+                    batch.keep(kept)
 
 
-def _next_tokens(
-    logits: torch.Tensor | None, rows: Sequence[_Row], model: Model, options: Options
-) -> list[int]:
-    """The next token of each row, equal on all ranks."""
-    if logits is not None:
-        if options.repetition_penalty != 1:
-            logits = sampling.penalize_repetition(logits, _seen(rows, logits), options.repetition_penalty)
-        chosen = sampling.choose(
-            logits,
-            [row.generator for row in rows],
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-        )
-    else:
-        chosen = torch.empty(len(rows), dtype=torch.int64, device=model.device)
-    tokens: list[int] = model.from_last_stage(chosen).tolist()
-    return tokens
+def _draws(row: _Row, options: Options) -> list[float]:
+    """Numbers with which the new tokens are drawn."""
+    count = options.max_new_tokens if options.temperature > 0 else 0
+    return [sampling.next_draw(row.generator) for _ in range(count)]
 
 
-def _seen(rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
-    """True for the tokens of each row's prompt and new text [b, vocabulary]."""
-    seen = torch.zeros(logits.shape, dtype=torch.bool)
-    for flags, row in zip(seen, rows, strict=True):
-        flags[row.ids + row.tokens] = True
-    return seen.to(logits.device)
+def _choose(
+    logits: torch.Tensor, ids: torch.Tensor, draws: torch.Tensor, *, options: Options
+) -> torch.Tensor:
+    """The next token of each row [b], for logits [b, vocabulary], the tokens so far [b, S] and draws [b]."""
+    if options.repetition_penalty != 1:
+        seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, True)
+        logits = sampling.penalize_repetition(logits, seen, options.repetition_penalty)
+    return sampling.choose(
+        logits, draws, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p
+    )
+
+
+@contextlib.contextmanager
+def _explain_memory(model: Model, num_rows: int, num_slots: int) -> Iterator[None]:
+    """Report in one line that a GPU's memory is too small for a batch."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(model.device))
+        cache = model.cache_bytes(num_rows, num_slots) / 2**30
+        raise TrainerError(
+            f"out of GPU memory: the keys and values of batch_size = {num_rows} texts of up to {num_slots} tokens take "
+            f"{cache:.1f} GiB in addition to the weights, and {free:.1f} of {total:.1f} GiB are free. "
+            "Use a smaller batch_size or max_new_tokens, or more GPUs"
+        ) from error
 
 
 def _first_stop(text: str, stop: Sequence[str]) -> int | None:

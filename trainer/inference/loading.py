@@ -14,6 +14,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.checkpoint import state as contents
+from trainer.checkpoint.foreign import read_model
 from trainer.checkpoint.loading import MAX_PROBLEMS, raise_environment_fault
 from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.config import TrainerConfig
@@ -39,8 +40,11 @@ def load(
     precision: Literal["bf16", "fp16", "fp32"] | None = None,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
+    vocab_size: int | None = None,
 ) -> Model:
-    """Load the model of a checkpoint, split over all ranks.
+    """Load the model of a checkpoint. Ranks beyond TP x PP hold further replicas.
+
+    `vocab_size` is the number of tokens for a checkpoint of Megatron-LM that does not say how many rows are padding.
 
     Raises:
         TrainerError: the ranks do not match the layout, the model cannot be split in this way, or the checkpoint cannot
@@ -53,6 +57,8 @@ def load(
         precision=precision,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
+        num_replicas=ranks.world_size // (tensor_parallel * pipeline_parallel),
+        vocab_size=vocab_size,
     )
     return load_part(found, config, open_groups(config, ranks))
 
@@ -69,15 +75,15 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
     )
     [chunk] = build_chunks(config, core, groups, TORCH)
     chunk.to(HALF.get(config.training.precision, torch.float32))
-    _load_weights(chunk, found, config, groups)
+    sharding = contents.sharding(groups)
+    if found.is_foreign:
+        sharding |= read_model(found.path)[1].content_metadata
+    _load_weights(chunk, found, sharding)
     return Model(config, chunk, groups)
 
 
-def _load_weights(
-    chunk: GPTModel, found: Checkpoint, config: TrainerConfig, groups: ProcessGroupCollection
-) -> None:
-    metadata = contents.sharding(groups)
-    weights = {"model": chunk.sharded_state_dict(metadata=metadata)}
+def _load_weights(chunk: GPTModel, found: Checkpoint, sharding: dict[str, Any]) -> None:
+    weights = {"model": chunk.sharded_state_dict(metadata=sharding)}
     try:
         loaded, _, absent = dist_checkpointing.load(
             weights,

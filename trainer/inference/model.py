@@ -1,4 +1,4 @@
-"""Logits of a loaded model: for the next token of each row of a batch, with or without a cache, and for notebooks."""
+"""A loaded model and its logits, with or without a cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+from megatron.core.transformer.attention import SelfAttention
 
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
@@ -33,6 +34,7 @@ class Model:
         self._is_plain = isinstance(chunk, GPTModel) and all(
             getattr(type(chunk), name) is getattr(GPTModel, name) for name in ("forward", "_postprocess")
         )
+        self._dtype: torch.dtype = chunk.config.params_dtype
         self._attention: list[CachedAttention] = []
         self._rotary: Rotary | None = None
         if self._is_plain:
@@ -58,9 +60,22 @@ class Model:
         return bool(self._attention)
 
     @property
-    def is_last_stage(self) -> bool:
-        """True if this rank has logits. In a pipeline, only the last stage has."""
-        return self._is_last
+    def can_record(self) -> bool:
+        """True if a step with the cache can be recorded as a CUDA graph: without TP and PP, with Core's layers."""
+        model = self.config.model
+        is_own = model.layer_spec is not None or model.model_provider is not None
+        return self.has_cache and self.device.type == "cuda" and self._groups.mp.size() == 1 and not is_own
+
+    def new_cache(self, num_slots: int) -> Cache:
+        """An empty cache for sequences of up to `num_slots` tokens."""
+        return Cache(num_slots, self._attention[0].attention.window, self._dtype)
+
+    def cache_bytes(self, num_rows: int, num_slots: int) -> int:
+        """Size of a cache on this rank."""
+        core = self.module.config
+        heads = core.num_query_groups // self._groups.tp.size()
+        per_token = 2 * len(self._attention) * heads * core.kv_channels * self._dtype.itemsize
+        return num_rows * num_slots * per_token
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits in fp32 [token, vocabulary] after each of `tokens`. Requires a single pipeline stage.
@@ -81,13 +96,15 @@ class Model:
     ) -> torch.Tensor | None:
         """Logits in fp32 [b, vocabulary] after the token with index `last` [b] of each row of `tokens` [b, s].
 
-        With `cache`, `tokens` follow those that it contains. Returns None on stages that have no logits.
+        `positions` are those of the tokens [b, s], or [1, s] if all rows have the same. With `cache`, `tokens` follow
+        those that it contains. Returns None on stages that have no logits.
         """
         output = self._compute(tokens, positions, cache)
         if output is None:
             return None
-        selected = output[last, torch.arange(len(last), device=self.device)][None]
-        return self._to_logits(selected)[0, :, : self.vocab_size].float()
+        if len(output) > 1:
+            output = output[last, torch.arange(len(last), device=self.device)][None]
+        return self._to_logits(output)[0, :, : self.vocab_size].float()
 
     def log_probabilities(
         self, tokens: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor
@@ -138,7 +155,7 @@ class Model:
     ) -> torch.Tensor | None:
         """Hidden states after the last layer, or logits of a user's model [s, b, ...]. None before the last stage."""
         if self._rotary is not None:
-            self._rotary.positions = positions
+            self._rotary.begin(positions)
         for attention in self._attention:
             attention.cache = cache
         if not self._is_first:
@@ -157,8 +174,8 @@ class Model:
 
     def _receive(self, rows: int, length: int) -> torch.Tensor:
         """The output [s, b, hidden] of the stage before this one."""
-        dtype = self.module.config.params_dtype
-        hidden = torch.empty(length, rows, self.config.model.hidden_size, dtype=dtype, device=self.device)
+        shape = (length, rows, self.config.model.hidden_size)
+        hidden = torch.empty(shape, dtype=self._dtype, device=self.device)
         torch.distributed.recv(hidden, self._stage(-1), group=self._groups.pp)
         return hidden
 
@@ -166,58 +183,17 @@ class Model:
         return torch.distributed.get_global_rank(self._groups.pp, self._groups.pp.rank() + step)
 
     def _replace_attention(self, chunk: GPTModel) -> None:
-        """Put the cache between the layers and their attention, if all layers have the trainer's."""
-        found = [getattr(layer.self_attention, "core_attention", None) for layer in chunk.decoder.layers]
-        if any(type(attention) is not CoreAttention for attention in found):
+        """Put the cache between the layers and their attention, if all layers have Core's and the trainer's."""
+        layers = [layer.self_attention for layer in chunk.decoder.layers]
+        if any(
+            type(layer) is not SelfAttention or type(layer.core_attention) is not CoreAttention
+            for layer in layers
+        ):
             return
-        for layer, attention in zip(chunk.decoder.layers, found, strict=True):
-            cached = CachedAttention(attention, layer.layer_number)
-            layer.self_attention.core_attention = cached
-            self._attention.append(cached)
         if self.config.model.position_embedding_type == "rope":
-            self._rotary = chunk.rotary_pos_emb = Rotary(chunk.rotary_pos_emb.inv_freq.to(self.device))
-
-
-class Batch:
-    """Sequences that are continued together, one token at a time."""
-
-    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-        self._model = model
-        self._sequences = [list(prompt) for prompt in prompts]
-        self._cache: Cache | None = None
-        if model.has_cache:
-            longest = max(map(len, prompts))
-            self._cache = Cache(min(longest + max_new_tokens, model.max_length))
-        self._computed = 0
-        """Number of steps so far."""
-
-    def next_logits(self) -> torch.Tensor | None:
-        """Logits [b, vocabulary] of the next token of each row; None on ranks that have none."""
-        lengths = [len(sequence) for sequence in self._sequences]
-        new, last = self._sequences, [length - 1 for length in lengths]
-        positions = [list(range(max(lengths)))] * len(new)
-        if self._cache is not None:
-            self._cache.length = max(lengths)
-            self._cache.is_ragged = len(set(lengths)) > 1
-            if self._computed:
-                new = [sequence[-1:] for sequence in self._sequences]
-                positions, last = [[index] for index in last], [0] * len(new)
-        self._computed += 1
-        width = max(map(len, new))
-        rows = [row + [0] * (width - len(row)) for row in new]
-        device = self._model.device
-        tokens, where, index = (torch.tensor(x, device=device) for x in (rows, positions, last))
-        if self._cache is not None:
-            self._cache.positions = where
-        return self._model.next_logits(tokens, where, index, self._cache)
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Add the next token of each row."""
-        for sequence, token in zip(self._sequences, tokens, strict=True):
-            sequence.append(token)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Remove the rows that are not in `rows`."""
-        self._sequences = [self._sequences[row] for row in rows]
-        if self._cache is not None:
-            self._cache.keep(torch.tensor(rows, device=self._model.device))
+            self._rotary = Rotary(chunk.rotary_pos_emb.inv_freq.to(self.device), self._dtype)
+            # Core's layers would compute the cosines and sines again, and count positions from 0 in each step.
+            chunk.position_embedding_type = "none"
+        for layer in layers:
+            layer.core_attention = CachedAttention(layer.core_attention, layer.layer_number, self._rotary)
+            self._attention.append(layer.core_attention)

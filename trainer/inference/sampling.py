@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 
 import torch
 
@@ -39,10 +38,10 @@ def keep_top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
     return logits.masked_fill(removed, -math.inf)
 
 
-def draw(logits: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
-    """Draw a token for each row from its distribution, with a number in [0, 1) per row."""
+def draw(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Draw a token for each row from its distribution, with a number in [0, 1) per row [b], in fp64."""
     cumulative = logits.double().softmax(-1).cumsum(-1)
-    targets = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
+    targets = draws[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True)[:, 0]
 
 
@@ -52,14 +51,9 @@ def next_draw(generator: random.Random) -> float:
 
 
 def choose(
-    logits: torch.Tensor,
-    generators: Sequence[random.Random],
-    *,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
+    logits: torch.Tensor, draws: torch.Tensor, *, temperature: float, top_k: int | None, top_p: float | None
 ) -> torch.Tensor:
-    """The next token of each row [b]: the most likely one at temperature 0, else drawn with the row's generator."""
+    """The next token of each row [b]: the most likely one at temperature 0, else drawn with the row's number."""
     if temperature == 0:
         return logits.argmax(-1)
     logits = logits / temperature
@@ -67,4 +61,4 @@ def choose(
         logits = keep_top_k(logits, top_k)
     if top_p is not None:
         logits = keep_top_p(logits, top_p)
-    return draw(logits, [next_draw(generator) for generator in generators])
+    return draw(logits, draws)

@@ -59,7 +59,7 @@ def load_tokenizer(name: str | Path, eod_token: str | None = None) -> Tokenizer:
     """
     if str(name) == "bytes":
         return Tokenizer("bytes", lambda text: list(text.encode()), _decode_bytes, BYTES_EOD + 1, BYTES_EOD)
-    files = _gpt2_files() if str(name) == "gpt2" else _files(Path(name))
+    files = gpt2_files() if str(name) == "gpt2" else _files(Path(name))
     library = _read(files)
     if len(files) > 1:
         eod_token = eod_token or GPT2_EOD
@@ -80,7 +80,7 @@ def _decode_bytes(ids: Sequence[int]) -> str:
     return bytes(index for index in ids if index < BYTES_EOD).decode(errors="replace")
 
 
-def _gpt2_files() -> tuple[Path, ...]:
+def gpt2_files() -> tuple[Path, ...]:
     """GPT-2's two files, which OpenAI calls encoder.json and vocab.bpe. Does not import hpcgen."""
     package = importlib.util.find_spec("hpcgen")
     for directory in package.submodule_search_locations or () if package else ():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.foreign import as_megatron_lm
 from tests.trainer.huggingface.models import (
     VOCAB_SIZE,
     assert_same_weights,
@@ -27,13 +27,9 @@ from tests.trainer.huggingface.models import (
 )
 from tests.trainer.runs import LLAMA, ROOT, finished, gpt_config
 from tests.trainer.tensors import load_all
-from trainer.checkpoint import megatron_lm
 from trainer.contract import checkpoint_files
-from trainer.contract import config as configuration
-from trainer.contract.checkpoint_files import COMMON, COMPLETE, TRACKER
-from trainer.contract.config import TrainerConfig
+from trainer.contract.checkpoint_files import COMPLETE
 from trainer.contract.errors import TrainerError
-from trainer.contract.resolve import resolve
 from trainer.huggingface import check
 from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model
@@ -115,22 +111,6 @@ def test_a_checkpoint_of_megatron_lm_is_exported(trained: Path, tmp_path: Path) 
     assert_same_weights(tmp_path / "theirs", tmp_path / "ours")
     ours, other = (json.loads((tmp_path / name / "config.json").read_bytes()) for name in ("ours", "theirs"))
     assert other == ours
-
-
-def as_megatron_lm(checkpoint: Path, directory: Path) -> Path:
-    """A copy as pretrain_gpt.py leaves it: with its arguments, without a record."""
-    path = shutil.copytree(checkpoint, directory / "megatron" / checkpoint.name)
-    record = checkpoint_files.read_record(path)
-    plain = gpt_config("/corpus", Path("/run"))
-    plain["model"] = record["model"]
-    config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
-    args = vars(megatron_lm.common_state(config, 2, 8)["args"])
-    common = {"args": argparse.Namespace(**args), "iteration": 2, "checkpoint_version": 3.0}
-    torch.save(common, path / COMMON)
-    for name in (COMPLETE, "STARTED"):
-        (path / name).unlink()
-    (path.parent / TRACKER).write_text("2")
-    return path
 
 
 @pytest.mark.parametrize(

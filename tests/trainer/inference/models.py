@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -48,7 +48,7 @@ def checkpoint(model: dict[str, Any]) -> Checkpoint:
     )
 
 
-def family(name: str, length: int = LENGTH) -> tuple[Model, Any]:
+def family(name: str, length: int = LENGTH, device: Literal["cuda", "cpu"] = "cpu") -> tuple[Model, Any]:
     """Our model and transformers' model of a family with the same weights, for sequences of up to `length` tokens."""
     found = FAMILIES[name]
     positions = "n_positions" if "n_positions" in found.options else "max_position_embeddings"
@@ -56,7 +56,7 @@ def family(name: str, length: int = LENGTH) -> tuple[Model, Any]:
         found, options=found.options | {positions: length}, model=found.model | {"seq_length": length}
     )
     reference = found.build()
-    config, chunk = build_chunk(found.model)
+    config, chunk = build_chunk(found.model, device)
     weights = megatron_weights(reference)
     with torch.no_grad():
         for key, parameter in chunk.named_parameters():
@@ -64,9 +64,11 @@ def family(name: str, length: int = LENGTH) -> tuple[Model, Any]:
     return Model(config, chunk, open_groups(config, ONE)), reference
 
 
-def build_chunk(model: dict[str, Any]) -> tuple[TrainerConfig, GPTModel]:
+def build_chunk(
+    model: dict[str, Any], device: Literal["cuda", "cpu"] = "cpu"
+) -> tuple[TrainerConfig, GPTModel]:
     """The configuration of a single rank, and Core's model with undefined weights."""
-    config = inference_config(checkpoint(model), device="cpu", precision=None)
+    config = inference_config(checkpoint(model), device=device, precision=None)
     groups = open_groups(config, ONE)
     [chunk] = build.build_chunks(config, build.transformer_config(config, TORCH), groups, TORCH)
     return config, chunk

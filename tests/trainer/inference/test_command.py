@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.foreign import as_megatron_lm
 from tests.trainer.runs import LLAMA, ROOT, environment, finished, free_port, gpt_config
-from trainer.contract.checkpoint_files import COMPLETE, METADATA
+from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA
 from trainer.contract.errors import TrainerError
 from trainer.distributed import groups
 from trainer.inference import Options, generate, load_model
@@ -79,6 +80,21 @@ def test_two_ranks_generate_what_one_does(
     assert outputs[1][0] == ""
 
 
+def test_replicas_share_the_prompts_of_a_file(
+    run: Path, expected: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    port, output = free_port(), tmp_path / "new/texts.jsonl"
+    given = ("--prompts", str(run / "prompts.jsonl"), "--output", str(output))
+    given = (*given, "--tensor-model-parallel-size", "1", "--batch-size", "1")
+    ranks = [start(run, *given, rank=rank, world_size=2, port=port) for rank in range(2)]
+    outputs = [rank.communicate(timeout=300) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert [json.loads(line) for line in output.read_text().splitlines()] == expected
+    assert outputs[0][0] == outputs[1][0] == ""
+    assert f"texts: {output}\n3 prompts, 24 new tokens in " in outputs[0][1]
+    assert list(output.parent.iterdir()) == [output]
+
+
 def test_hpcgen_generate_writes_json_lines_into_a_pipe(run: Path, expected: list[dict[str, Any]]) -> None:
     command = [str(Path(sys.executable).with_name("hpcgen")), "generate", "--checkpoint", str(run), *OPTIONS]
     given = (run / "prompts.jsonl").read_text()
@@ -121,6 +137,20 @@ def test_weights_are_converted_to_another_precision(run: Path) -> None:
     for one, other in pairs:
         assert other.dtype == torch.bfloat16
         assert torch.equal(one.bfloat16(), other)
+
+
+def test_a_checkpoint_of_megatron_lm_is_loaded(run: Path, tmp_path: Path) -> None:
+    """Its arguments describe the model, but not how many of the rows are padding: the tokenizer does."""
+    path = as_megatron_lm(run / "checkpoints/iter_0000002", tmp_path)
+    model, tokenizer = load_model(path.parent, tokenizer="bytes", device="cpu")
+    assert model.vocab_size == tokenizer.size < (model.config.model.padded_vocab_size or 0)
+    ours, _ = load_model(run, tokenizer="bytes", device="cpu")
+    tokens = tokenizer.encode(PROMPTS[1])
+    assert torch.equal(model.logits(tokens), ours.logits(tokens)[:, : tokenizer.size])
+    common = torch.load(path / COMMON, weights_only=False)
+    torch.save({"iteration": common["iteration"]}, path / COMMON)
+    with pytest.raises(TrainerError, match=f"{path} does not describe its model: neither"):
+        load_model(path, tokenizer="bytes", device="cpu")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +114,58 @@ def test_models_of_users_generate_what_they_compute(key: str) -> None:
     model = Model(config, chunk, open_groups(config, ONE))
     [completion] = continued(model, [TOKENIZER.decode(tokens[:3])], max_new_tokens=6)
     assert completion.tokens == tokens[3:]
+
+
+def test_rows_that_end_early_do_not_change_the_others(llama: Model) -> None:
+    """Four of the six end at different steps, so the batch shrinks on the way."""
+    prompts = random_prompts(6)
+    alone = [continued(llama, [prompt], max_new_tokens=24)[0] for prompt in prompts]
+    ends = tuple(one.text[index : index + 2] for index, one in zip((20, 3, 9, 4), alone, strict=False))
+    together = continued(llama, prompts, max_new_tokens=24, stop=ends)
+    assert {one.finish_reason for one in together} == {"stop", "length"}
+    assert len({len(one.tokens) for one in together}) > 3
+    for one, complete in zip(together, alone, strict=True):
+        assert one.tokens == complete.tokens[: len(one.tokens)]
+        assert one.finish_reason == "stop" or one.text == complete.text
+
+
+def test_long_rows_end_before_short_ones(llama: Model) -> None:
+    """The longest prompt reaches the last position of the model while two others continue."""
+    prompts = ["\u0101" * (LENGTH - 4), "\u0102", "\u0103\u0104"]
+    options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 1.0, "repetition_penalty": 1.5}
+    together = continued(llama, prompts, **options)
+    assert [len(one.tokens) for one in together] == [4, 30, 30]
+    assert together[0] == continued(llama, prompts[:1], **options)[0]
+    assert together == continued(without_cache("llama")[0], prompts, **options)
+
+
+def test_a_repeated_token_becomes_less_likely_at_each_step(llama: Model) -> None:
+    """Neither padding nor a token of another row counts as repeated."""
+    prompts = random_prompts(3)
+    for completion in continued(llama, prompts, max_new_tokens=20, repetition_penalty=1e9):
+        text = completion.prompt + completion.text
+        assert len(set(text[len(completion.prompt) :])) == len(completion.text)
+        assert not set(completion.prompt) & set(completion.text)
+
+
+def test_attention_of_users_is_computed_without_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_ATTENTION)
+    _, chunk = build_chunk(FAMILIES["llama"].model | {"layer_spec": f"{tmp_path}/own.py:layers"})
+    config, _ = build_chunk(FAMILIES["llama"].model)
+    assert not Model(config, chunk, open_groups(config, ONE)).has_cache
+
+
+OWN_ATTENTION = """
+from megatron.core.transformer.attention import SelfAttention
+
+class Own(SelfAttention):
+    pass
+
+def layers(core, vp_stage, usual):
+    for layer in usual.layer_specs:
+        layer.submodules.self_attention.module = Own
+    return usual
+"""
 
 
 def test_one_seed_gives_one_text(llama: Model) -> None:

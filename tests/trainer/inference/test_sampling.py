@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 import torch
@@ -42,21 +41,21 @@ def test_a_repeated_token_becomes_less_likely() -> None:
 
 
 def test_draws_follow_the_distribution() -> None:
-    draws = [(index + 0.5) / 100 for index in range(100)]
+    draws = (torch.arange(100, dtype=torch.float64) + 0.5) / 100
     tokens = sampling.draw(LOGITS.expand(100, 4), draws)
     assert torch.bincount(tokens).tolist() == [50, 25, 15, 10]
 
 
 def test_a_removed_token_is_never_drawn() -> None:
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]])
-    draws = [0.0, 0.49, 0.5, 1 - 2**-sampling.DRAW_BITS]
+    draws = torch.tensor([0.0, 0.49, 0.5, 1 - 2**-sampling.DRAW_BITS], dtype=torch.float64)
     assert sampling.draw(logits.expand(4, 5), draws).tolist() == [1, 1, 3, 3]
 
 
 def test_temperature_0_takes_the_most_likely_token_and_a_low_one_nearly_always_does() -> None:
     def choose(temperature: float) -> int:
-        generators = [random.Random(1)]
-        return int(sampling.choose(LOGITS, generators, temperature=temperature, top_k=None, top_p=None))
+        draws = torch.tensor([0.5], dtype=torch.float64)
+        return int(sampling.choose(LOGITS, draws, temperature=temperature, top_k=None, top_p=None))
 
     assert choose(0.0) == 0
     assert choose(1e-3) == 0

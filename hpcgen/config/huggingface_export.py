@@ -1,0 +1,19 @@
+"""Section `export` of the run file."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainer.contract.section import config_section
+
+
+@config_section
+class ExportConfig:
+    """Export of the newest complete checkpoint as a Hugging Face directory."""
+
+    directory: str | None = None
+    """New directory to write."""
+    dtype: Literal["bf16", "fp16", "fp32"] | None = None
+    """Data type of the weights. Default: that of the checkpoint."""
+    family: Literal["gpt2", "llama", "mistral", "qwen2", "qwen3"] | None = None
+    """Model family. Default: the first that can express the model."""

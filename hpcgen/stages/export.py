@@ -1,0 +1,67 @@
+"""The stage export: writes the newest checkpoint of the run as a Hugging Face directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from hpcgen.errors import Problem
+from hpcgen.stages.stage import Stage, Work
+
+if TYPE_CHECKING:
+    from hpcgen.config.loader import Run
+    from hpcgen.config.run import RunConfig
+    from hpcgen.planning.allocation import Allocation
+    from trainer.contract.config import TrainerConfig
+
+
+class Export(Stage):
+    """Runs trainer.huggingface."""
+
+    def work(
+        self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
+    ) -> Work:
+        """Exports the checkpoint with the run's tokenizer. One byte per token is not a tokenizer of transformers."""
+        from hpcgen.planning.paths import checkpoint_directory
+        from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name
+
+        settings, tokenizer = config.export, config.data.tokenizer
+        checkpoints, directory = checkpoint_directory(config), settings.directory or ""
+        options = {
+            "--dtype": settings.dtype,
+            "--family": settings.family,
+            "--tokenizer": None if tokenizer.kind == "bytes" else tokenizer_name(tokenizer),
+            "--eos-token": tokenizer.eod_token,
+        }
+        return Work(
+            arguments=(
+                *("-m", "trainer.huggingface", "export", checkpoints, f"--to={directory}"),
+                *(f"{name}={value}" for name, value in options.items() if value is not None),
+            ),
+            inputs=tokenizer_files(tokenizer),
+            reads=(checkpoints,),
+            large=(str(PurePosixPath(directory).parent),),
+            values={"destination": directory},
+        )
+
+    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """Yields a missing directory."""
+        from hpcgen.planning.trainer_tokenizer import tokenizer_problems
+
+        if run.config.export.directory is None:
+            yield Problem("export.directory", "is missing", "name a new directory for the exported model")
+        yield from tokenizer_problems(run.config.data.tokenizer, "export.directory")
+
+
+STAGES = (
+    Export(
+        name="export",
+        order=87,
+        summary="writes the newest checkpoint as a Hugging Face directory",
+        settings_doc="Resources for exporting a checkpoint.",
+        is_single_task=True,
+        by_submitit=True,
+        time_limit="4:00:00",
+    ),
+)

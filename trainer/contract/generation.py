@@ -1,0 +1,73 @@
+"""Text generation: how a token is chosen, and the run file's section for generation as a job."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainer.contract.config import Count, NonNegative, NonNegativeFloat
+from trainer.contract.section import config_section
+
+DIRECTORY = "generation"
+"""Directory of the results in the run directory."""
+
+
+@config_section
+class Choice:
+    """How to continue a prompt."""
+
+    max_new_tokens: Count = 128
+    """Maximum number of new tokens per prompt."""
+    temperature: NonNegativeFloat = 0.0
+    """Divisor of the logits before a token is drawn. Default: 0, which always takes the most likely token."""
+    top_k: Count | None = None
+    """Draw only from this number of most likely tokens. Default: all."""
+    top_p: NonNegativeFloat | None = None
+    """Draw only from the most likely tokens whose probabilities add up to this number. Default: all."""
+    repetition_penalty: NonNegativeFloat = 1.0
+    """Factor by which tokens of the prompt and of the new text become less likely. Default: 1, which changes
+    nothing."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a text. They are not part of it."""
+    seed: NonNegative = 1234
+    """Seed of the draws. Each prompt has its own sequence of draws, so its text does not depend on the batch size."""
+    batch_size: Count = 32
+    """Number of prompts that a replica of the model continues together."""
+
+    def mistake(self) -> str | None:
+        """The first value that is out of range or has no effect; None if there is none."""
+        for name, is_valid, valid in (
+            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+            ("temperature", 0 <= self.temperature < float("inf"), "0 or a positive number"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1"),
+            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "greater than 0 and at most 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "a positive number"),
+            ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("stop", all(self.stop), "strings that are not empty"),
+        ):
+            if not is_valid:
+                return f"{name} = {getattr(self, name)!r} must be {valid}"
+        for name in ("top_k", "top_p"):
+            if getattr(self, name) is not None and self.temperature == 0:
+                return (
+                    f"{name} = {getattr(self, name)} has no effect at temperature 0, which always takes the most "
+                    f"likely token. Set a temperature, such as 1.0, or remove {name}"
+                )
+        return None
+
+
+@config_section
+class GenerationSettings(Choice):
+    """Continues the prompts of a file with the newest complete checkpoint of a run."""
+
+    prompts: str | None = None
+    """JSON Lines file with a key `prompt` in each line."""
+    output: str | None = None
+    """JSON Lines file for the texts. It appears when all texts are done. Default: the name of the file with the
+    prompts, in the directory `generation` of the run directory."""
+    tensor_model_parallel_size: Count | None = None
+    """Tensor-parallel size of the model during generation. Ranks beyond TP x PP hold further replicas, which share the
+    prompts. Default: that of training."""
+    pipeline_model_parallel_size: Count = 1
+    """Pipeline-parallel size of the model during generation."""
+    precision: Literal["bf16", "fp16", "fp32"] | None = None
+    """Data type of the weights. Default: that of training."""
