@@ -24,34 +24,40 @@ PROCESS_FOLDERS = ("check", "enroot", "install", "lint", "slurm")
 
 LONG_FILES = (
     "test_docs.py",
-    "slurm/test_faults.py",
-    "install/test_code_dir.py",
-    "trainer/test_checkpoints.py",
-    "slurm/test_job.py",
     "slurm/test_site.py",
-    "cli/test_templates.py",
-    "trainer/test_resuming.py",
+    "check/test_site.py",
     "slurm/test_submit.py",
-    "slurm/test_preflight.py",
-    "slurm/test_evaluation.py",
-    "trainer/health/test_scripts.py",
-    "trainer/test_layouts.py",
+    "install/test_code_dir.py",
+    "slurm/test_job.py",
+    "trainer/test_checkpoints.py",
+    "slurm/test_faults.py",
+    "trainer/test_resuming.py",
     "slurm/test_train.py",
+    "cli/test_templates.py",
     "slurm/test_data.py",
-    "trainer/test_poison.py",
-    "trainer/test_fp16.py",
-    "slurm/test_cluster.py",
-    "slurm/test_accepted.py",
-    "trainer/test_failing.py",
-    "trainer/test_alive.py",
+    "enroot/test_build_image.py",
+    "trainer/health/test_scripts.py",
+    "slurm/test_preflight.py",
     "trainer/evaluate/test_tasks.py",
+    "slurm/test_evaluation.py",
+    "trainer/test_layouts.py",
+    "cli/test_conversion.py",
+    "check/test_rules.py",
+    "slurm/test_cluster.py",
+    "trainer/test_poison.py",
+    "slurm/test_accepted.py",
     "install/test_extras.py",
+    "trainer/huggingface/test_round_trip.py",
+    "rendering/test_golden.py",
+    "trainer/test_failing.py",
+    "trainer/test_fp16.py",
+    "trainer/test_alive.py",
     "test_site.py",
     "trainer/test_exchange.py",
     "data/test_tokenize.py",
+    "data/test_task.py",
     "data/test_kills.py",
     "data/test_identity.py",
-    "data/test_task.py",
     "cli/test_submit_local.py",
 )
 """Files that run first, so that no worker is left with a long one while the others have finished.
@@ -111,9 +117,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # what is imported stays, and no later collection needs to visit it
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    try:
+        return (yield)
+    finally:
+        gc.freeze()  # what is imported stays, and no later collection needs to visit it
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -82,9 +82,12 @@ def test_every_key_can_be_uncommented_and_means_its_default(preset: str | None):
     assert usual.problems == ()
     keys = commented_keys(text)
     assert len(keys) > 80
+    seen = set(starter_text(None).splitlines()) if preset else set()
     for index in keys:
-        document = _with_preset(uncommented(text, index), sections)
         line = text.splitlines()[index]
+        if line in seen:
+            continue
+        document = _with_preset(uncommented(text, index), sections)
         built = build(RunConfig, document)
         assert built.problems == (), line
         assert built.config == usual.config, line

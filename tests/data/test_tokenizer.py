@@ -241,7 +241,7 @@ def test_a_missing_tokenizer_file_is_named_before_a_stage_starts(tmp_path):
 def test_a_tokenizer_with_a_cleared_cache_returns_the_same_ids(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    texts = [f"word{number} and {number * 7919}" for number in range(50)]
+    texts = [f"word{number} and {number * 7919}" for number in range(10)]
     ids, lengths = load_tokenizer(TokenizerConfig(), "gigatoken").encode(texts)
     monkeypatch.setattr("hpcgen.data.tokenizer._MEMORY_CHECK_CHARACTERS", 1)
     monkeypatch.setattr("hpcgen.data.tokenizer._MAX_MEMORY", 0)
