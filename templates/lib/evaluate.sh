@@ -1,6 +1,5 @@
 # evaluate: a checkpoint with a result is not evaluated again, so an interrupted job can be rerun safely.
 
-[[ ! $hf_home ]] || task_environment+=("HF_HOME=$hf_home")
 # With evaluation.every, each job evaluates all checkpoints that are due, so the next job may have none.
 find_due_checkpoints() {
     ((evaluation_every)) || return 0
@@ -11,6 +10,7 @@ find_due_checkpoints() {
 read_configuration() {
     export EVALUATION_CONFIG=$job_dir/evaluation.json
     add_options --config "$EVALUATION_CONFIG"
+    [[ ! $hf_home ]] || task_environment+=("HF_HOME=$hf_home")
 }
 
 conclude() {
