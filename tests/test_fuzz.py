@@ -64,6 +64,7 @@ training:
   global_batch_size: 64
   train_iters: 100
 optimizer: {lr: 1e-3}
+evaluation: {tasks: [hellaswag]}
 data:
   mock: true
   corpus:

@@ -26,8 +26,10 @@ from hpcgen.config.fields import constraint_problems
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.planning.environment import library_path
 from hpcgen.planning.paths import corpus_job
 from hpcgen.planning.plan import Plan
+from hpcgen.slurm.rendering.settings import LIBRARY_PATH
 from hpcgen.stages import STAGES
 from tests.hostile import (
     KEY,
@@ -62,6 +64,7 @@ RUN: dict[str, Any] = {
     "model": {**SHAPE, "vocab_size": 50257},
     "training": {"micro_batch_size": 1, "global_batch_size": 4, "train_iters": 10},
     "optimizer": {"lr": 1e-3},
+    "evaluation": {"data": [{"name": "text", "prefix": "/data/text"}]},
     "data": {
         "datasets": [{"prefix": "/data/a"}],
         "tokenizer": {"kind": "huggingface", "tokenizer_file": "/data/t.json", "eod_token": "e"},
@@ -239,7 +242,9 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     elif container is not None:
         assert ran.call("srun", "create")[-1] == container.image
     assert holds(step, planned_stage.allocation.srun_options())
-    assert holds(step, (*image, *(container.words() if container else ()), "env"))
+    libraries = ":".join(library_path(planned_stage.kind, cluster))
+    with_libraries = ("sh", "-c", LIBRARY_PATH, "library_path", libraries) if libraries else ()
+    assert holds(step, (*image, *(container.words() if container else ()), *with_libraries, "env"))
     assert f"TMPDIR={cluster.scratch}/hpcgen-slurm-77/tmp" in step
     python = () if stage == "image" else (planned_stage.python,)
     assert holds(step, (*python, *planned_stage.arguments))

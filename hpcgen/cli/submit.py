@@ -82,6 +82,9 @@ def command(
         _show_jobs(plan, jobs)
     if launcher == "local" and plan.training is not None:
         _show_run(plan)
+    for done in plan.stages.values() if launcher == "local" else ():
+        if done.kind.results:
+            click.echo(f"{done.name}: results are in {plan.config.paths.run_dir}/{done.kind.results}")
 
 
 def _would_submit(stage: StagePlan, tasks: tuple[int, ...] | None) -> str:

@@ -72,6 +72,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "staged_gib_per_node": checkpointing.staged_bytes(trainer) * stage.allocation.ntasks_per_node / GIB,
         "slow_step_s": checkpointing.slow_step_s(trainer),
         "signal_lead_s": stage.signal_lead_s,
+        "evaluation_every": trainer.evaluation_every,
     }
 
 
@@ -109,9 +110,15 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("learning rate", _rate(summary)),
         ("memory", f"about {summary['memory_gib_per_device']:.1f} GiB on the device with the most in use"),
         ("checkpoint", checkpoint),
+        *_evaluation(summary),
         ("stop", stop),
         ("nodes checked", checked),
     ]
+
+
+def _evaluation(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    every = summary["evaluation_every"]
+    return [("evaluation", f"a job for each checkpoint of a multiple of {every:,} steps")] if every else []
 
 
 def _parameters(summary: dict[str, Any]) -> str:

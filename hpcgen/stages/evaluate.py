@@ -93,5 +93,6 @@ EVALUATE = Evaluate(
     own_variables={"EVALUATION_CONFIG": "RUN_DIR/jobs/JOBID/evaluation.json"},
     config_file=CONFIG_FILE,
     config_variable="EVALUATION_CONFIG",
+    results="evaluation",
 )
 STAGES = (EVALUATE,)

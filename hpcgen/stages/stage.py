@@ -129,6 +129,8 @@ class Stage(ABC):
     """Name in `Work.files` of the file that `hpcgen submit` passes as --config. Empty for none."""
     config_variable: str = ""
     """Name in `own_variables` of the variable with the path of `config_file`."""
+    results: str = ""
+    """Directory of the job's results in the run directory. Empty if there is none to point to."""
     stopped_marker: str | None = None
     """File in the run directory that shows that the job saved and stopped early. The command accepts --stop-file."""
 

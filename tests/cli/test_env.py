@@ -76,7 +76,10 @@ def test_the_exports_are_those_of_the_rendered_script(tmp_path, workplace, stage
     assert "export FOO='a b'" in exports
 
 
-OF_THE_LAUNCH_LINE = {"TRAINER_CONFIG", "TRAINER_STOP_FILE", "TRAINER_RENDEZVOUS_ID", "CORPUS_JOB"}
+OF_THE_LAUNCH_LINE = {
+    *("TRAINER_CONFIG", "TRAINER_STOP_FILE", "TRAINER_RENDEZVOUS_ID"),
+    *("CORPUS_JOB", "EVALUATION_CONFIG"),
+}
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "image"])

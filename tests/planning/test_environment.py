@@ -212,6 +212,7 @@ def test_one_switch_turns_sharp_on(tmp_path):
         "SHARP_SMX_UCX_INTERFACE": "mlx5_ib0:1",
     }
     assert added == {
+        "evaluate": sharp,
         "nccl-test": {**sharp, "NCCL_COLLNET_ENABLE": "1"},
         "node-health": sharp,
         "train": sharp,

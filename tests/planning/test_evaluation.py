@@ -9,6 +9,7 @@ import pytest
 
 from hpcgen import plan
 from hpcgen.errors import ConfigErrors
+from hpcgen.planning.summary import for_people, summarize
 from tests.runs import loaded, minimal_run, planned
 from trainer.contract.config import fingerprint
 
@@ -117,6 +118,9 @@ def test_the_trainer_keeps_what_is_to_be_evaluated_and_its_fingerprint_stays(tmp
     assert json.loads(with_every.stages["train"].files["trainer.json"])["evaluation_every"] == 4
     assert "evaluation_every" not in without.stages["train"].files["trainer.json"]
     assert fingerprint(with_every.trainer) == fingerprint(without.trainer)
+    shown, hidden = (dict(for_people(summarize(each))) for each in (with_every, without))
+    assert shown["evaluation"] == "a job for each checkpoint of a multiple of 4 steps"
+    assert "evaluation" not in hidden
     assert with_every.stages["train"].queued.name == "evaluate"
     assert without.stages["train"].queued is None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -13,8 +12,8 @@ import pytest
 import hpcgen as interface
 from hpcgen import api
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import JOB_S, log_of, program_first, render
-from trainer.contract.evaluation import evaluated
+from tests.slurm.conftest import JOB_S, hpcgen, log_of, program_first, render
+from trainer.contract.evaluation import evaluated, read_result, result_file
 
 EVALUATOR = """\
 import json, os, re, sys
@@ -155,12 +154,9 @@ def test_a_submitted_training_queues_the_same_jobs(
     assert evaluated(evaluated_run.parent / "run") == {4}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("trainer.evaluate") is None, reason="needs trainer.evaluate")
 def test_the_queued_job_computes_the_perplexity_of_the_checkpoint(
     slurm_cluster: SlurmCluster, evaluated_run: Path
 ) -> None:
-    from trainer.contract.evaluation import read_result, result_file
-
     run_dir = evaluated_run.parent / "run"
     (evaluated_run.parent / "cluster.yaml").write_text(
         f"extends: local\npython: {sys.executable}\nstartup_time_s: 1\n"
@@ -173,3 +169,14 @@ def test_the_queued_job_computes_the_perplexity_of_the_checkpoint(
     [text] = read_result(result_file(run_dir, 4)).data
     assert text.loss is not None
     assert 3 < text.loss < 7  # a model of bytes that has barely been trained: log(257) = 5.5
+
+
+def test_the_newest_checkpoint_is_evaluated_on_this_machine(
+    single_process_run: Path, byte_corpus: Path
+) -> None:
+    data = f"evaluation={{limit: 8, data: [{{name: text, prefix: {byte_corpus}}}]}}"
+    arguments = ("submit", "evaluate", "-c", str(single_process_run), "--launcher=local", "--set", data)
+    run_dir = single_process_run.parent / "run"
+    out = hpcgen(*arguments, cwd=single_process_run.parent)
+    assert out == f"evaluate: results are in {run_dir}/evaluation\n"
+    assert evaluated(run_dir) == {8}

@@ -62,7 +62,7 @@ def _download(names: list[str]) -> int:
     found, problems = load_tasks(names)
     if problems:
         raise ConfigError("\n".join(problems))
-    print(f"{len(found.tasks)} tasks are in the cache: {', '.join(found.tasks)}")
+    print(f"in the cache: {', '.join(found.tasks)}")
     return Exit.DONE
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.contract.config import to_dict
-from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import EvaluationConfig, EvaluationResult
 from trainer.contract.run_directory import RunDirectory
 from trainer.evaluate.results import all_results, numbers
@@ -28,10 +27,10 @@ def draw(config: EvaluationConfig, result: EvaluationResult, log: Log) -> None:
     run = RunDirectory(root=run_dir, checkpoints=run_dir / "checkpoints", index_cache=run_dir / "index-cache")
     try:
         if config.tensorboard:
-            _draw_tensorboard(run.tensorboard / TENSORBOARD_RUN, all_results(run_dir), log)
+            _draw_tensorboard(run.tensorboard / TENSORBOARD_RUN, all_results(run_dir, log), log)
         if config.wandb_project is not None:
             _draw_wandb(config, run, result, log)
-    except (OSError, TrainerError) as error:
+    except OSError as error:
         log.line(
             f"iteration {result.iteration}: TensorBoard and Weights & Biases are not up to date: {error}"
         )

@@ -26,7 +26,7 @@ MAX_VOCAB_SIZE = 2**31
 
 @dataclass(frozen=True)
 class Work:
-    """What the job computes."""
+    """Checkpoints and tasks of a job."""
 
     checkpoints: list[Checkpoint]
     """Checkpoints to evaluate, newest first."""

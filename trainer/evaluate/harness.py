@@ -121,8 +121,8 @@ def run_tasks(
     tasks.reset(settings.num_fewshot)
     # Not simple_evaluate, which also describes the machine with the help of other programs.
     found = evaluate(
-        HarnessModel(replicas, settings),
-        {"tasks": tasks.tasks, "groups": tasks.groups},
+        lm=HarnessModel(replicas, settings),
+        task_dict={"tasks": tasks.tasks, "groups": tasks.groups},
         limit=settings.limit,
     )
     replicas.release()

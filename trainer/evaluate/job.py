@@ -44,8 +44,8 @@ from trainer.inference.tokenizer import load_tokenizer
 from trainer.metrics.console import Log
 from trainer.metrics.versions import distribution_version, versions
 
-TIMEOUT_MINUTES = 120
-"""Timeout of collectives. The other ranks wait while rank 0 downloads data sets or computes metrics."""
+TIMEOUT_MINUTES = 60
+"""Timeout of collectives. The other ranks wait while rank 0 loads tasks and computes metrics."""
 
 
 class Termination:

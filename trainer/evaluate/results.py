@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.checkpoint_files import COMPLETE, Checkpoint
+from trainer.contract.config import ConfigError
 from trainer.contract.evaluation import (
     EvaluationResult,
     TaskResult,
@@ -21,6 +22,7 @@ from trainer.contract.evaluation import (
 )
 from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted, duration
+from trainer.metrics.console import Log
 
 
 def record_sha256(checkpoint: Checkpoint) -> str:
@@ -46,14 +48,19 @@ def write_result(run_dir: Path, result: EvaluationResult, samples: Sequence[dict
     publish(path, json.dumps(dataclasses.asdict(result), indent=1, ensure_ascii=False) + "\n")
 
 
-def all_results(run_dir: Path) -> list[EvaluationResult]:
-    """Results of all checkpoints of a run, oldest first.
+def all_results(run_dir: Path, log: Log) -> list[EvaluationResult]:
+    """Results of all checkpoints of a run, oldest first. Logs a line for each damaged file.
 
     Raises:
         OSError: a result file cannot be read.
-        ConfigError: a file in the directory is not a result file.
     """
-    return [read_result(result_file(run_dir, iteration)) for iteration in sorted(evaluated(run_dir))]
+    found = []
+    for iteration in sorted(evaluated(run_dir)):
+        try:
+            found.append(read_result(result_file(run_dir, iteration)))
+        except ConfigError as error:
+            log.line(f"not drawn: {error}")
+    return found
 
 
 def numbers(result: EvaluationResult) -> dict[str, float]:

@@ -134,6 +134,7 @@ def _reason(error: Exception, name: str) -> str:
         return text
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
-        f"its data set is not in the cache, and there is no network ({text}). On a node with network and the same "
-        f"HF_HOME ({home}), run: python -m trainer.evaluate --download {name}"
+        f"its data set is not in {home} (HF_HOME), and there is no network ({text}). On a node with network, run "
+        f"`HF_HOME=DIRECTORY python -m trainer.evaluate --download {name}` with a directory that all nodes see. Set "
+        "evaluation.hf_home to it"
     )

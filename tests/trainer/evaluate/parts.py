@@ -14,7 +14,7 @@ import numpy
 
 from tests.trainer.forked import ForkedPython
 from tests.trainer.huggingface.models import VOCAB_SIZE, save_model, transformers_process
-from tests.trainer.runs import environment, free_port
+from tests.trainer.runs import environment, free_port, new_process
 from trainer.contract.evaluation import EvaluationResult, read_result, result_file, samples_file
 from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model
@@ -160,7 +160,7 @@ def configuration(checkpoint: Path, run_dir: Path, world_size: int = 1, **settin
     }
 
 
-def start(config: dict[str, Any], ranks: int | None = None) -> list[ForkedPython]:
+def start(config: dict[str, Any], ranks: int | None = None) -> list[Any]:
     """The ranks of an evaluation job. Default: as many as it is configured for."""
     ranks = ranks or config["world_size"]
     directory = Path(config["run_dir"])
@@ -169,8 +169,9 @@ def start(config: dict[str, Any], ranks: int | None = None) -> list[ForkedPython
     offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
     caches = {"HF_HOME": str(directory / "huggingface")}
     port = free_port()
+    process = new_process if config["device"] == "cuda" else ForkedPython
     return [
-        ForkedPython(
+        process(
             arguments,
             environment(rank, ranks, port) | offline | caches,
             directory / "log",

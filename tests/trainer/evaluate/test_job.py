@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer.evaluate import parts
 from tests.trainer.runs import finished, gpt_config, write_corpus
@@ -47,6 +48,27 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
     assert (result.checkpoint, result.precision) == (str(model.checkpoint), "fp32")
     assert result.settings.data[0].prefix == str(tmp_path / "text")
     assert result.versions["megatron-core"] != ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("world_size", "sizes"),
+    [(1, {}), (2, {}), (2, {"tensor_model_parallel_size": 2}), (2, {"pipeline_model_parallel_size": 2})],
+    ids=["1 GPU", "2 replicas", "TP2", "PP2"],
+)
+def test_gpus_compute_the_loss_of_transformers(
+    world_size: int, sizes: dict[str, int], tmp_path: Path
+) -> None:
+    if torch.cuda.device_count() < world_size:
+        pytest.skip(f"needs {world_size} GPUs")
+    model = parts.import_case("llama3.2", tmp_path)
+    tokens = parts.write_text(tmp_path / "text").tolist()
+    config = job(model.checkpoint, tmp_path / "run", str(tmp_path / "text"), **sizes)
+    result, _ = parts.evaluated(config | {"device": "cuda", "world_size": world_size})
+    [text] = result.data
+    windows = [tokens[first : first + text.seq_length + 1] for first in range(0, 499, text.seq_length)]
+    assert text.tokens == 499
+    assert text.loss == pytest.approx(parts.reference_loss(model.exported, windows), abs=1e-4)
 
 
 def points(run_dir: Path) -> list[tuple[int, dict[str, float]]]:

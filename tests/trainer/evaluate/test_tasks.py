@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.evaluate import parts
+from tests.trainer.forked import run_python
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import EvaluationResult
 from trainer.evaluate.tasks import load_tasks
@@ -172,8 +174,34 @@ def test_a_data_set_that_is_not_cached_is_named_with_the_command_that_caches_it(
     statuses, log = parts.finish(config | {"tokenizer": str(llama.tokenizer), "eod_token": parts.EOD})
     assert statuses == [2]
     [line] = [line for line in log.splitlines() if line]
-    assert "remote.yaml cannot be loaded: its data set is not in the cache, and there is no network" in line
+    assert (
+        f"remote.yaml cannot be loaded: its data set is not in {tmp_path}/run/huggingface (HF_HOME)" in line
+    )
     assert "python -m trainer.evaluate --download" in line
+
+
+def test_data_sets_are_loaded_before_the_job(tasks: Path, tmp_path: Path) -> None:
+    arguments = (
+        "-m",
+        "trainer.evaluate",
+        "--download",
+        str(tasks / "suite.yaml"),
+        str(tasks / "answer.yaml"),
+    )
+    done = run_python(*arguments, env={**os.environ, "HF_HOME": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (0, "in the cache: choice, letters, answer\n"), done.stderr
+    assert list((tmp_path / "datasets").rglob("*.arrow"))
+
+
+def test_a_task_that_occurs_twice_and_one_that_runs_code_are_refused(tasks: Path, tmp_path: Path) -> None:
+    unsafe = tmp_path / "unsafe.yaml"
+    unsafe.write_text(f"include: {tasks}/answer.yaml\ntask: unsafe\nunsafe_code: true\n")
+    _, problems = load_tasks([str(tasks / "suite.yaml"), str(tasks / "letters.yaml"), str(unsafe)])
+    assert problems == [
+        f"evaluation.tasks: {tasks}/letters.yaml contains letters, which another entry contains. Remove one of them",
+        f"evaluation.tasks: {unsafe}: the metric of unsafe runs code that the model has written, which is not safe. "
+        "Remove it",
+    ]
 
 
 @pytest.mark.slow  # lm-eval reads the files of its 14,000 tasks
