@@ -35,7 +35,7 @@ OVERRIDES = (
     'generation={prompts: /shared/prompts.jsonl, temperature: 0.8, stop: ["a b"]}',
     "export.directory=/shared/models/exported",
 )
-"""Work for the stages generate and export, which site-group does not have."""
+"""Work for the stages generate and export."""
 
 
 def render(case: str, stage: str) -> str:
@@ -59,8 +59,6 @@ def folded(script: str) -> str:
 
 def planned_case(case: str) -> Plan:
     """The plan of all stages of a case."""
-    overrides, stages = (EVALUATION, *OVERRIDES), list(STAGES)
-    if case == "site-group":
-        overrides, stages = (), [stage for stage in stages if stage not in ("generate", "export")]
+    overrides = OVERRIDES if case == "site-group" else (EVALUATION, *OVERRIDES)
     with mock.patch.dict(os.environ, {"XDG_CONFIG_HOME": "/nonexistent"}):
-        return plan(load_run(GOLDEN / case / "run.yaml", overrides), stages, exists=lambda path: True)
+        return plan(load_run(GOLDEN / case / "run.yaml", overrides), STAGES, exists=lambda path: True)
