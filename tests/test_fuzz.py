@@ -65,6 +65,8 @@ training:
   train_iters: 100
 optimizer: {lr: 1e-3}
 evaluation: {tasks: [hellaswag]}
+generation: {prompts: /shared/prompts.jsonl}
+export: {directory: /shared/exported}
 data:
   mock: true
   corpus:

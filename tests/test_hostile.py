@@ -65,6 +65,8 @@ RUN: dict[str, Any] = {
     "training": {"micro_batch_size": 1, "global_batch_size": 4, "train_iters": 10},
     "optimizer": {"lr": 1e-3},
     "evaluation": {"data": [{"name": "text", "prefix": "/data/text"}]},
+    "generation": {"prompts": "/prompts.jsonl"},
+    "export": {"directory": "/exported"},
     "data": {
         "datasets": [{"prefix": "/data/a"}],
         "tokenizer": {"kind": "huggingface", "tokenizer_file": "/data/t.json", "eod_token": "e"},
