@@ -65,8 +65,8 @@ RUN: dict[str, Any] = {
     "training": {"micro_batch_size": 1, "global_batch_size": 4, "train_iters": 10},
     "optimizer": {"lr": 1e-3},
     "evaluation": {"data": [{"name": "text", "prefix": "/data/text"}]},
-    "generation": {"prompts": "/prompts.jsonl"},
-    "export": {"directory": "/exported"},
+    "generation": {"prompts": "/prompts/all.jsonl"},
+    "export": {"directory": "/models/exported"},
     "data": {
         "datasets": [{"prefix": "/data/a"}],
         "tokenizer": {"kind": "huggingface", "tokenizer_file": "/data/t.json", "eod_token": "e"},
@@ -133,7 +133,11 @@ def values(way: str, runtime: str, texts: Mapping[TextField, str]) -> tuple[dict
     elif way in SOURCES:
         data["corpus"] = {**data["corpus"], "source": SOURCES[way]}
     elif way == "GPT-2's tokenizer":
-        data["tokenizer"] = {"kind": "gpt2", "vocab_file": "/data/v.json", "merges_file": "/data/m.txt"}
+        data["tokenizer"] = {
+            "kind": "gpt2",
+            "vocab_file": "/data/vocab.json",
+            "merges_file": "/data/merges.txt",
+        }
     if runtime == "none":
         container = {}
     run = {**RUN, "data": data, "container": {**container, "runtime": runtime}}
@@ -165,6 +169,8 @@ def planned(
 
 def read_by(texts: Mapping[TextField, str]) -> Collection[str]:
     """The stages that can say these texts to Slurm: what `slurm` says of one stage is read by no other."""
+    if any(place[-1] in ("vocab_file", "merges_file") for _, place in texts):  # these stages fix the names
+        return [name for name in STAGES if name not in ("generate", "export")]
     sections = {place[1] if cls is RunConfig and place[0] == "slurm" else None for cls, place in texts}
     return [name for name, stage in STAGES.items() if sections == {stage.section}] or tuple(STAGES)
 
