@@ -285,7 +285,7 @@ def require_harmless(directory: Path, found: Plan) -> None:
     """The scripts of the plan run, carry everything, print no secret and start nothing that was planted."""
     for stage in found.stages:
         script = render(found, stage)
-        ran = run_script(script, directory, found.config.paths.run_dir, found.config.secrets)
+        ran = run_script(script, directory, found.config.paths.run_dir, found.stages[stage].secrets)
         assert "hunter2" not in script + ran.output
         try:
             require_carried(found, stage, ran)
