@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,11 +26,11 @@ def run_generation(arguments: Sequence[str]) -> int:
     """Runs `python -m trainer.inference ARGUMENTS` with this process's input and output. Returns its status.
 
     Raises:
-        PackageNotFoundError: a package that it needs is not installed.
+        HpcgenError: packages that it needs are not installed.
     """
-    for module, package in PACKAGES.items():
-        if find_spec(module) is None:
-            raise PackageNotFoundError(package)
+    if missing := [package for module, package in PACKAGES.items() if find_spec(module) is None]:
+        needs = f"hpcgen generate needs {', '.join(missing)}"
+        raise HpcgenError(f"{needs}. Install it with: pip install 'hpcgen[train,data]'")
     # A local folder named trainer must not be imported.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", MODULE, *arguments]

@@ -48,6 +48,7 @@ MISSING = {
     "templates check": ([], "lint"),
     "init": (["other.yaml", "--from", "script.sh", "--cluster", "azure-ndv5"], "lint"),
     "report": (["run"], "report"),
+    "generate": (["--checkpoint", "earlier", "--tokenizer", "bytes", "--prompt", "x"], "train,data"),
 }
 
 

@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,3 +198,15 @@ def test_a_run_on_a_cpu_does_not_import_torchs_compiler(config: dict[str, Any], 
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"iteration {iterations}/{iterations}" in done.stdout
         assert "imported: False" in done.stdout
+
+
+@pytest.mark.process
+def test_device_contexts_hold_for_the_replaced_factories() -> None:
+    """transformers builds models on the meta device, and would otherwise leave their buffers uninitialized."""
+    program = (
+        "import torch; from trainer.distributed import device; device.stand_in_for_cuda()\n"
+        "with torch.device('meta'): print(torch.arange(3).device, torch.empty(3).device)\n"
+        "print(torch.empty(3, device='cuda').device)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "meta meta\ncpu\n"

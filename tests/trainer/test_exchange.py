@@ -622,3 +622,42 @@ def test_weights_of_a_run_without_the_distributed_optimizer(corpus: str, tmp_pat
     [(iteration, loss, _, _)] = finished(config).steps
     assert iteration == 1
     assert loss < theirs[1] - 0.1  # the batch that it began with, after its six steps
+
+
+LLAMA_FLAGS = (
+    *("--swiglu", "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--disable-bias-linear"),
+    *("--group-query-attention", "--num-query-groups", "2", "--untie-embeddings-and-output-weights"),
+)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@needs_megatron_lm
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [((), 1), (LLAMA_FLAGS, 1), ((*LLAMA_FLAGS, "--tensor-model-parallel-size", "2"), 2)],
+    ids=["gpt", "llama", "llama TP2"],
+)
+def test_the_export_of_pretrain_gpts_checkpoint_computes_its_logits(
+    flags: tuple[str, ...], ranks: int, corpus: str, tmp_path: Path
+) -> None:
+    """Megatron-Core reads its weights for our logits; the export reads them tensor by tensor."""
+    from transformers import AutoModelForCausalLM
+
+    from trainer.inference import load_model
+
+    steps = ("--train-iters", "5", "--lr-warmup-iters", "1", RESHARDABLE)
+    pretrain_gpt(corpus, tmp_path / "theirs", *steps, *MODEL, *flags, ranks=ranks)
+    checkpoint = tmp_path / "theirs/iter_0000005"
+    command = [sys.executable, "-m", "trainer.huggingface", "export", checkpoint, "--to", tmp_path / "hf"]
+    subprocess.run([*command, "--vocab-size", "999"], check=True)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    model, _ = load_model(checkpoint, tokenizer="bytes", device="cpu", precision="fp32")
+    for length in (1, 7, 33, 64):
+        tokens = [(7 * index + length) % 999 for index in range(length)]
+        with torch.no_grad():
+            expected = reference(torch.tensor([tokens])).logits[0]
+        found = model.logits(tokens)[:, :999]
+        error = float((found - expected[:, : found.shape[1]]).abs().max() / expected.abs().max())
+        print(json.dumps({"length": length, "error": error}))
+        assert error < 1e-5

@@ -97,6 +97,10 @@ def _replace_factories(torch: Any) -> None:
 
         return create
 
+    # torch lists the factories to which `with torch.device(...)` applies when it is first used. It must list the
+    # originals, which these call; otherwise transformers loads models with uninitialized buffers.
+    with torch.device("cpu"):
+        torch.empty(0)
     for name in FACTORIES:
         setattr(torch, name, on_cpu(getattr(torch, name)))
     # Core passes the "device number" only to factories, so it may be a device.
