@@ -97,19 +97,15 @@ def command(
     weights = f"{name}-weights"
     own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
     editor = f"./{schema.name}"
+    gpus = node_type.gpus_per_node
     if hf_dir is not None:
-        text = run_file(
-            _from_huggingface(own, hf_dir, weights, node_type.gpus_per_node, time),
-            editor,
-            file_name=path.name,
-        )
+        values = _from_huggingface(own, hf_dir, weights, gpus, time)
+        text = run_file(values, editor, file_name=path.name)
     elif migration is not None:
-        text = run_file(
-            _complete({**own, **migration.sections}, chosen, str(script)), editor, file_name=path.name
-        )
+        values = _complete({**own, **migration.sections}, chosen, str(script))
+        text = run_file(values, editor, file_name=path.name)
     else:
         defaults = PRESETS.get(preset or "")
-        gpus = node_type.gpus_per_node
         text = starter(
             name, cluster, run_dir, defaults, editor, gpus_per_node=gpus, time=time, file_name=path.name
         )

@@ -88,18 +88,9 @@ def plan(
     errors += missing
     if errors:
         raise ConfigErrors(list(dict.fromkeys(errors)))
-    warnings: list[Problem] = []
-    if any(one.container for one in planned.values()):
-        warnings += container_warnings(run.config, run.cluster)
-    if any(stage.in_container for stage in ordered):
-        warnings += missing_file_warnings(run.config, run.cluster, exists)
-    for one in planned.values():
-        warnings += array_warnings(one.kind, config, run.cluster)
-        warnings += environment_warnings(one.kind, run, one.environment)
-    warnings += training.warnings if training else ()
+    warnings = [*_stage_warnings(run, config, planned, exists), *(training.warnings if training else ())]
     for stage in ordered:
         warnings += stage.warnings(trainer)
-    warnings = list(dict.fromkeys(warnings))
     return Plan(
         run=run,
         config=config,
@@ -107,11 +98,24 @@ def plan(
         trainer=trainer,
         layout=training.layout if training else None,
         warnings=(
-            *(_describe(run, problem) for problem in warnings),
+            *(_describe(run, problem) for problem in dict.fromkeys(warnings)),
             *unsure,
             *_unchecked_pairs(config, planned, exists),
         ),
     )
+
+
+def _stage_warnings(
+    run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
+) -> Iterator[Problem]:
+    """Yields warnings about containers, arrays and variables."""
+    if any(stage.container for stage in stages.values()):
+        yield from container_warnings(run.config, run.cluster)
+    if any(stage.kind.in_container for stage in stages.values()):
+        yield from missing_file_warnings(run.config, run.cluster, exists)
+    for stage in stages.values():
+        yield from array_warnings(stage.kind, config, run.cluster)
+        yield from environment_warnings(stage.kind, run, stage.environment)
 
 
 def _unchecked_pairs(

@@ -533,7 +533,7 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
     ranks: int = 1
-    """Of Megatron-LM's part; ours has one."""
+    """Number of ranks of Megatron-LM; ours is one."""
     tolerance: float = 1e-5
 
 

@@ -80,7 +80,7 @@ class EvaluationConfig:
     eod_token: str | None = None
     """Token at the end of a document. Default: that of the tokenizer."""
     settings: EvaluationSettings
-    """What to compute."""
+    """Texts, tasks and layout."""
     tensorboard: bool = True
     """Add the results to TensorBoard's event files in the run directory, at the checkpoint's iteration."""
     wandb_project: str | None = None
