@@ -27,6 +27,7 @@ LONG_FILES = (
     "slurm/test_site.py",
     "check/test_site.py",
     "slurm/test_submit.py",
+    "slurm/test_run.py",
     "install/test_code_dir.py",
     "slurm/test_job.py",
     "trainer/test_checkpoints.py",
@@ -127,6 +128,16 @@ def pytest_collection() -> Generator[None]:
     finally:
         gc.freeze()  # what is imported stays, and no later collection needs to visit it
         gc.enable()
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> Generator[str]:
+    """A program for `python` in job scripts, which needs no time to import the trainer."""
+    # Imported here, since it makes each fork server import torch.
+    from tests.trainer.stand_in_python import stand_in_python
+
+    with stand_in_python() as program:
+        yield str(program)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -58,15 +60,15 @@ def constant(values: Mapping[str, Any], origin: str) -> Document:
     """`values` as a document in which all values have the same origin."""
     origins = {"": origin}
 
-    def copy(value: Any, path: str) -> Any:
+    def copied(value: Any, path: str) -> Any:
         origins[path] = origin
         if isinstance(value, Mapping):
-            return {key: copy(item, _join(path, key)) for key, item in value.items()}
+            return {key: copied(item, _join(path, key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [copy(item, f"{path}[{index}]") for index, item in enumerate(value)]
+            return [copied(item, f"{path}[{index}]") for index, item in enumerate(value)]
         return value
 
-    return Document(copy(values, ""), origins)
+    return Document(copied(values, ""), origins)
 
 
 def merge(lower: Document, upper: Document) -> Document:
@@ -171,6 +173,14 @@ def parse(text: str, name: str) -> Document:
     Raises:
         HpcgenError: see `read`.
     """
+    document = _parsed(text, name)
+    return Document(copy.deepcopy(document.values), dict(document.origins))
+
+
+# Most of the time of loading a run goes into its profile and node type, which `templates check` loads once for each
+# script.
+@functools.lru_cache(maxsize=32)
+def _parsed(text: str, name: str) -> Document:
     walk = _Walk(name, text)
     if walk.root is None:
         return Document({}, {"": name})

@@ -25,7 +25,7 @@ SUBMIT = [sys.executable, "-m", "hpcgen", "submit", "train", "--launcher", "loca
 
 
 @pytest.fixture
-def run_file(workplace: Path) -> Path:
+def run_file(workplace: Path, stand_in: str) -> Path:
     """More steps than a test waits for."""
     training = {"micro_batch_size": 1, "global_batch_size": 1, "train_iters": 20_000, "precision": "fp32"}
     values = minimal_run(
@@ -33,7 +33,9 @@ def run_file(workplace: Path) -> Path:
         model={**SHAPE, "vocab_size": 1000},
         training=training,
         data={"mock": True, "num_workers": 0},
+        cluster="./cluster.yaml",
     )
+    (workplace / "cluster.yaml").write_text(f"extends: local\npython: {stand_in}\n")
     return write_yaml(workplace / "run.yaml", values)
 
 

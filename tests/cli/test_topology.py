@@ -44,7 +44,7 @@ def test_show_has_every_fact_with_its_source(name):
 
 def test_show_says_conditions_and_thresholds():
     out = hpcgen("topology", "show", "ndv5").stdout
-    assert "TORCH_NCCL_AVOID_RECORD_STREAMS=1  (train, torch <2.8)\n" in out
+    assert "TORCH_NCCL_AVOID_RECORD_STREAMS=1  (train, run, torch <2.8)\n" in out
     assert (
         "2 or more nodes, 16 GiB, NVLS on, CollNet on: expected 450, warns below 400, fails below 300 GB/s"
         in out

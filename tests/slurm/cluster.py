@@ -73,6 +73,7 @@ JobAcctGatherType=jobacct_gather/none
 MailProg=/bin/true
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 MinJobAge=3600
+FirstJobId={first_job_id}
 KillWait={kill_wait_s}
 SlurmctldTimeout=30
 SlurmdTimeout={slurmd_timeout_s}
@@ -109,6 +110,9 @@ class SlurmCluster:
     Every partition of `partitions` has all nodes; the first is the default. `slurmd_timeout_s` is how long
     Slurm waits before it calls a silent node down, `kill_wait_s` how long what is to end may take.
 
+    Jobs count from `first_job_id`. The ports of a job's ranks follow from its number, so jobs with the same number in
+    clusters that run side by side would share them.
+
     `plugins` are lines of plugstack.conf, in which {directory} is the cluster's own. Daemons, and so tasks, find
     the programs in the directory `programs` before all others.
     """
@@ -120,6 +124,7 @@ class SlurmCluster:
         num_cloud_nodes: int = 0,
         partitions: Sequence[str] = ("gpu",),
         slurmd_timeout_s: int = 30,
+        first_job_id: int = 1,
         kill_wait_s: int = 5,
         plugins: Sequence[str] = (),
         programs: Path | None = None,
@@ -128,6 +133,7 @@ class SlurmCluster:
         self.num_cloud_nodes = num_cloud_nodes
         self.partitions = partitions
         self.slurmd_timeout_s = slurmd_timeout_s
+        self.first_job_id = first_job_id
         self.kill_wait_s = kill_wait_s
         self.plugins = plugins
         self.programs = programs
@@ -197,7 +203,7 @@ class SlurmCluster:
 
         Raises TimeoutError with the job's record and the daemons' logs.
         """
-        if not _becomes_true(lambda: self.show(job_id)["JobState"] in states, timeout_s, interval_s=0.2):
+        if not _becomes_true(lambda: self.show(job_id)["JobState"] in states, timeout_s, interval_s=0.5):
             missed = f"job {job_id} reached none of {sorted(states)} within {timeout_s} s"
             raise TimeoutError(f"{missed}: {self.show(job_id)}\n{self.logs()}")
         return self.show(job_id)["JobState"]
@@ -260,6 +266,7 @@ class SlurmCluster:
             user=pwd.getpwuid(os.geteuid()).pw_name,
             port=controller,
             slurmd_timeout_s=self.slurmd_timeout_s,
+            first_job_id=self.first_job_id,
             kill_wait_s=self.kill_wait_s,
         )
         for name, port in zip(self.nodes, ports, strict=True):

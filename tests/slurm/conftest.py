@@ -18,9 +18,9 @@ from tests.slurm.cluster import SlurmCluster, missing_slurm
 
 HPCGEN = (sys.executable, "-m", "hpcgen")
 
-CLUSTER = f"""\
+CLUSTER = """\
 extends: local
-python: {sys.executable}
+python: PYTHON
 startup_time_s: 1
 """
 
@@ -63,15 +63,21 @@ def byte_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tiny_run(tmp_path: Path, byte_corpus: Path) -> Path:
-    """A run file next to its cluster profile, and its run directory."""
+def tiny_run(tmp_path: Path, byte_corpus: Path, stand_in: str) -> Path:
+    """A run file next to its cluster profile, and its run directory. Its ranks are stand-ins."""
+    return make_run(tmp_path, byte_corpus, stand_in)
+
+
+@pytest.fixture
+def real_run(tmp_path: Path, byte_corpus: Path) -> Path:
+    """Like `tiny_run`, with ranks that `python -m trainer` starts."""
     return make_run(tmp_path, byte_corpus)
 
 
 @pytest.fixture(scope="session")
-def single_process_run(tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path) -> Path:
+def single_process_run(tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path, stand_in: str) -> Path:
     """The run file of a tiny run that one process has finished, without Slurm."""
-    run = make_run(tmp_path_factory.mktemp("single"), byte_corpus)
+    run = make_run(tmp_path_factory.mktemp("single"), byte_corpus, stand_in)
     hpcgen("submit", "train", "-c", str(run), "--launcher=local", cwd=run.parent)
     return run
 
@@ -82,8 +88,13 @@ def single_process_curve(single_process_run: Path) -> dict[int, tuple[float, flo
     return curve(single_process_run)
 
 
-def make_run(directory: Path, corpus: Path) -> Path:
-    (directory / "cluster.yaml").write_text(CLUSTER)
+def profile_text(python: str | Path = sys.executable) -> str:
+    """The text of a cluster profile with this Python."""
+    return CLUSTER.replace("PYTHON", str(python))
+
+
+def make_run(directory: Path, corpus: Path, python: str = sys.executable) -> Path:
+    (directory / "cluster.yaml").write_text(profile_text(python))
     (directory / "run").mkdir()
     run = directory / "run.yaml"
     run.write_text(RUN.replace("CORPUS", str(corpus)))

@@ -23,7 +23,7 @@ from hpcgen.planning.container import CONTAINER_NAME, Container
 from tests.enroot.registry import registry
 from tests.runs import write_yaml
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import CLUSTER, JOB_S, RUN, curve, hpcgen, log_of, wait_for_steps
+from tests.slurm.conftest import JOB_S, RUN, curve, hpcgen, log_of, profile_text, wait_for_steps
 from tests.slurm.containers import (
     PLUGIN,
     ROOT,
@@ -135,7 +135,7 @@ def make_run(directory: Path, node: Node, runtime: str, corpus: Path, **containe
     """The tiny run, in a container whose Python writes down what it sees."""
     for name in ("run", "bin", "scratch"):
         (directory / name).mkdir()
-    profile = dict(line.split(": ", 1) for line in CLUSTER.splitlines())
+    profile = dict(line.split(": ", 1) for line in profile_text().splitlines())
     python = directory / "bin/python"
     words = {"run": directory / "run", "home": node.home, "code": ROOT, "python": profile["python"]}
     python.write_text(PYTHON.format(**words))
@@ -313,7 +313,7 @@ def undisturbed(
 ) -> dict[int, tuple[float, float]]:
     """The curve of the same run without container and Slurm."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    (directory / "cluster.yaml").write_text(CLUSTER)
+    (directory / "cluster.yaml").write_text(profile_text())
     run = directory / "run.yaml"
     run.write_text(RUN.replace("CORPUS", str(byte_corpus)))
     sets = [f"--set={each}" for each in LONG]

@@ -79,7 +79,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def make_run(directory: Path, server: Server) -> Path:
     """A run file whose corpus is planned."""
-    (directory / "cluster.yaml").write_text(conftest.CLUSTER)
+    (directory / "cluster.yaml").write_text(conftest.profile_text())
     (directory / "run").mkdir()
     kept = [line for line in conftest.RUN.splitlines() if not line.startswith(("slurm:", "data:"))]
     run = directory / "run.yaml"

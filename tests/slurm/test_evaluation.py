@@ -12,7 +12,7 @@ import pytest
 import hpcgen as interface
 from hpcgen import api
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import JOB_S, hpcgen, log_of, program_first, render
+from tests.slurm.conftest import JOB_S, hpcgen, log_of, profile_text, program_first, render
 from trainer.contract.evaluation import evaluated, read_result, result_file
 
 EVALUATOR = """\
@@ -35,9 +35,9 @@ for complete in sorted(Path(config["checkpoint"]).glob("iter_*/COMPLETE")):
 
 
 @pytest.fixture
-def evaluated_run(tiny_run: Path, byte_corpus: Path) -> Path:
+def evaluated_run(tiny_run: Path, byte_corpus: Path, stand_in: str) -> Path:
     """The tiny run with a save after every second step, an evaluation of every fourth, and the stand-in."""
-    stand_in(tiny_run, f'exec {sys.executable} "$@"')
+    be_evaluator(tiny_run, f'exec {stand_in} "$@"')
     section = f"evaluation: {{every: 4, data: [{{name: text, prefix: {byte_corpus}}}]}}\n"
     section += "slurm: {train: {time: '5:00'}, evaluate: {time: '7:00'}}\n"
     text = re.sub(r"slurm: .*\n", "", tiny_run.read_text())
@@ -45,14 +45,14 @@ def evaluated_run(tiny_run: Path, byte_corpus: Path) -> Path:
     return tiny_run
 
 
-def stand_in(run: Path, trainer: str) -> None:
+def be_evaluator(run: Path, trainer: str) -> None:
     """Has the cluster's Python run EVALUATOR for the evaluator, and these shell commands for all else."""
     (run.parent / "evaluator.py").write_text(EVALUATOR)
     python = run.parent / "python"
     evaluator = f'exec {sys.executable} {run.parent}/evaluator.py "$@"'
     python.write_text(f"#!/bin/bash\n[[ $2 != trainer.evaluate ]] || {evaluator}\n{trainer}\n")
     python.chmod(0o755)
-    (run.parent / "cluster.yaml").write_text(f"extends: local\npython: {python}\nstartup_time_s: 1\n")
+    (run.parent / "cluster.yaml").write_text(profile_text(python))
 
 
 def queued(run: Path) -> dict[str, str]:
@@ -120,7 +120,7 @@ fi
 save iter_0000008
 printf '8\\n{fingerprint}\\n' >{run_dir}/DONE
 """
-    stand_in(evaluated_run, trainer)
+    be_evaluator(evaluated_run, trainer)
     often = program_first(
         slurm_cluster, evaluated_run.parent / "often", "sleep", "#!/bin/bash\nexec /bin/sleep 0.5\n"
     )
@@ -155,12 +155,10 @@ def test_a_submitted_training_queues_the_same_jobs(
 
 
 def test_the_queued_job_computes_the_perplexity_of_the_checkpoint(
-    slurm_cluster: SlurmCluster, evaluated_run: Path
+    slurm_cluster: SlurmCluster, evaluated_run: Path, stand_in: str
 ) -> None:
     run_dir = evaluated_run.parent / "run"
-    (evaluated_run.parent / "cluster.yaml").write_text(
-        f"extends: local\npython: {sys.executable}\nstartup_time_s: 1\n"
-    )
+    (evaluated_run.parent / "cluster.yaml").write_text(profile_text(stand_in))
     script = render(evaluated_run, "training.train_iters=4", "evaluation.limit=8")
     completed(slurm_cluster, evaluated_run, slurm_cluster.sbatch(script, cwd=run_dir))
     [evaluation] = queued(evaluated_run).values()

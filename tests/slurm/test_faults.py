@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster
-from tests.slurm.conftest import CLUSTER, TWO_RANKS, log_of, make_run, render
+from tests.slurm.conftest import TWO_RANKS, log_of, make_run, profile_text, render
 from trainer.contract import checkpoint_files
 
 SAVE_INTERVAL = 12
@@ -65,10 +65,12 @@ class Attempt:
 class LongRun:
     """A run with many attempts. Whenever its job gives up, the script is submitted again."""
 
-    def __init__(self, cluster: SlurmCluster, run: Path, *overrides: str) -> None:
+    def __init__(
+        self, cluster: SlurmCluster, run: Path, *overrides: str, python: str = sys.executable
+    ) -> None:
         self._cluster, self._run = cluster, run
         self.directory = run.parent / "run"
-        skip_import_check(run)
+        skip_import_check(run, python)
         self._script = render(run, *SMALL, *overrides)
         self.job_id = ""
         self.checkpoints = self.directory / "checkpoints"
@@ -128,7 +130,7 @@ class LongRun:
         job = {f"SLURM_JOB_ID={self.job_id}", f"SLURM_CONF={self._cluster.env['SLURM_CONF']}"}
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if (process / "cmdline").read_text().split("\0")[1:4] != ["-m", "trainer", "--config"]:
+                if "\0-m\0trainer\0--config\0" not in (process / "cmdline").read_text():
                     continue
                 environ = (process / "environ").read_text(errors="replace").split("\0")
                 if job <= set(environ):
@@ -194,12 +196,12 @@ class LongRun:
         return log_of(self._run, self.job_id)
 
 
-def skip_import_check(run: Path) -> None:
+def skip_import_check(run: Path, interpreter: str) -> None:
     """Skips the script's import check, which would take a third of the time of these attempts."""
     python = run.parent / "python"
-    python.write_text(f'#!/bin/bash\n[[ "$*" == *--versions ]] || exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/bash\n[[ "$*" == *--versions ]] || exec {interpreter} "$@"\n')
     python.chmod(0o755)
-    (run.parent / "cluster.yaml").write_text(CLUSTER.replace(sys.executable, str(python)))
+    (run.parent / "cluster.yaml").write_text(profile_text(python))
 
 
 def steps(metrics: str) -> dict[int, Values]:
@@ -239,6 +241,7 @@ def test_kills_and_stops_change_no_step(
     slurm_cluster: SlurmCluster,
     tmp_path: Path,
     byte_corpus: Path,
+    stand_in: str,
     count: int,
     inside: int,
     overrides: tuple[str, ...],
@@ -251,11 +254,12 @@ def test_kills_and_stops_change_no_step(
     iterations = 3 * SAVE_INTERVAL * count
     longer = (f"training.train_iters={iterations}", f"optimizer.lr_decay_iters={iterations}", *overrides)
 
-    def begin(name: str) -> LongRun:
+    def begin(name: str, python: str) -> LongRun:
         (tmp_path / name).mkdir()
-        return LongRun(slurm_cluster, make_run(tmp_path / name, byte_corpus), *longer)
+        return LongRun(slurm_cluster, make_run(tmp_path / name, byte_corpus), *longer, python=python)
 
-    killed, stopped, undisturbed = map(begin, ("killed", "stopped", "undisturbed"))
+    killed = begin("killed", sys.executable)
+    stopped, undisturbed = begin("stopped", stand_in), begin("undisturbed", stand_in)
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     with ThreadPoolExecutor(2) as threads:

@@ -16,6 +16,7 @@ from tests.slurm.conftest import (
     TWO_RANKS,
     failing_requeue,
     log_of,
+    profile_text,
     program_first,
     render,
     run_job,
@@ -27,7 +28,7 @@ def test_a_trainer_that_cannot_be_imported_ends_the_job_with_one_clear_line(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
     cluster = tiny_run.parent / "cluster.yaml"
-    cluster.write_text("extends: local\npython: /usr/bin/python3\nstartup_time_s: 1\n")
+    cluster.write_text(profile_text("/usr/bin/python3"))
     job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
     assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
     last = log_of(tiny_run, job_id).splitlines()[-1]
@@ -77,7 +78,7 @@ def end_training_with(status: int, run: Path, versions: str = 'echo "trainer 0"'
         f'#!/bin/bash\n[[ "$*" == *--versions* ]] && {{ {versions}; exit; }}\necho broken\nexit {status}\n'
     )
     python.chmod(0o755)
-    (run.parent / "cluster.yaml").write_text(f"extends: local\npython: {python}\nstartup_time_s: 1\n")
+    (run.parent / "cluster.yaml").write_text(profile_text(python))
 
 
 def test_a_loss_that_is_not_a_number_ends_the_job_in_its_first_attempt(
@@ -101,7 +102,7 @@ def test_a_second_job_in_the_same_run_directory_ends_at_once(
     wait_for_steps(tiny_run, 1)
     second = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
     assert slurm_cluster.wait(second, timeout_s=JOB_S) == "FAILED"
-    assert f"job {first} is training in" in log_of(tiny_run, second)
+    assert f"job {first} is running in" in log_of(tiny_run, second)
     slurm_cluster.run("scancel", first)
     slurm_cluster.wait(first, timeout_s=60)
 
@@ -110,7 +111,7 @@ def test_a_second_job_in_the_same_run_directory_ends_at_once(
     ("failures", "last"),
     [
         (2, "NOT_EXPORTED is not set: export it where you submit"),
-        (99, "squeue cannot tell whether job 424242 is still training in"),
+        (99, "squeue cannot tell whether job 424242 is still running in"),
     ],
 )
 def test_a_failing_squeue_is_retried_and_never_counts_as_no_other_job(

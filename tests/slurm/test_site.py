@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster, missing_slurm
-from tests.slurm.conftest import JOB_S, curve, hpcgen, log_of, wait_for_steps
+from tests.slurm.conftest import JOB_S, curve, hpcgen, log_of, profile_text, wait_for_steps
 
 MODULES = Path("/usr/share/modules/init/bash")  # where Debian's environment-modules puts it
 
@@ -144,7 +144,7 @@ def test_broken_hooks_prevent_neither_the_requeue_nor_the_conclusion(
     profile, python = tiny_run.parent / "cluster.yaml", tiny_run.parent / "python"
     python.write_text('#!/bin/bash\n[[ "$*" == *--versions* ]] || exit 7\n')
     python.chmod(0o755)
-    profile.write_text(f"extends: local\npython: {python}\nstartup_time_s: 1\n")
+    profile.write_text(profile_text(python))
     templates = tiny_run.parent / "site" / "slurm"
     templates.mkdir(parents=True)
     (templates / "train.sbatch.j2").write_text(BROKEN)

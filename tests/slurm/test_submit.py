@@ -54,7 +54,8 @@ def test_submitting_from_python_trains_on_both_nodes_on_the_same_curve(
 def test_a_warned_job_of_submitit_requeues_itself_and_resumes(
     on_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
-    run = interface.load_run(tiny_run, ["training.train_iters=60", "optimizer.lr_decay_iters=60"])
+    longer = ("training.train_iters=60", "optimizer.lr_decay_iters=60", "checkpoint.save_interval=1000")
+    run = interface.load_run(tiny_run, longer)
     [job] = interface.submit(interface.plan(run))
     wait_for_steps(tiny_run, 3)
     on_cluster.run("scancel", "--batch", "--signal=USR2", job.job_id)
@@ -238,7 +239,7 @@ def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Pat
     assert "stage train failed (task 0); its log is" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
 def test_a_data_stage_that_is_ended_leaves_no_process_and_no_private_file(tiny_run: Path, name: str) -> None:
     """In the middle of a pair, by Ctrl-C, which a terminal sends to all, or by SIGTERM to the command alone."""
     options = plan_corpus(tiny_run, copies=200)
@@ -254,10 +255,10 @@ def test_a_data_stage_that_is_ended_leaves_no_process_and_no_private_file(tiny_r
     assert list(pairs.rglob("*")) == []
 
 
-def test_the_second_ctrl_c_ends_a_training_that_hangs(tiny_run: Path) -> None:
+def test_the_second_ctrl_c_ends_a_training_that_hangs(real_run: Path) -> None:
     """Two ranks, one of which hangs: they cannot save."""
     with on_this_machine(
-        "train", "-c", str(tiny_run), "--set=slurm.train.ntasks_per_node=2", cwd=tiny_run.parent
+        "train", "-c", str(real_run), "--set=slurm.train.ntasks_per_node=2", cwd=real_run.parent
     ) as process:
         wait_for(lambda: process.poll() is not None or len(ranks(process.pid)) == 2)
         os.kill(ranks(process.pid)[0], signal.SIGSTOP)

@@ -24,21 +24,21 @@ from tests.slurm.conftest import (
 
 
 def test_the_piped_script_trains_on_both_nodes_and_computes_what_one_process_does(
-    slurm_cluster: SlurmCluster, tiny_run: Path, single_process_curve: dict[int, tuple[float, float]]
+    slurm_cluster: SlurmCluster, real_run: Path, single_process_curve: dict[int, tuple[float, float]]
 ) -> None:
     """Another program has the port that the job's number gives."""
-    script = render(tiny_run, *TWO_NODES, *TP2_PP2)
-    job_id = slurm_cluster.sbatch(script, "--hold", cwd=tiny_run.parent)
+    script = render(real_run, *TWO_NODES, *TP2_PP2)
+    job_id = slurm_cluster.sbatch(script, "--hold", cwd=real_run.parent)
     port = 10_000 + int(job_id) * 8 % 20_000
     with socket.create_server(("127.0.0.1", port)):
         slurm_cluster.run("scontrol", "release", job_id)
         state = slurm_cluster.wait(job_id, timeout_s=JOB_S)
-    log = log_of(tiny_run, job_id)
+    log = log_of(real_run, job_id)
     assert state == "COMPLETED", log
     assert f"rank 0: port {port} is in use; the ranks meet at port" in log
     assert "on ndv5-[1-2]" in log
     assert "TP 2 x PP 2" in log
-    found = curve(tiny_run)
+    found = curve(real_run)
     assert found.keys() == single_process_curve.keys()
     for iteration, expected in single_process_curve.items():
         assert found[iteration] == pytest.approx(expected, rel=1e-4, abs=1e-4)
@@ -62,26 +62,38 @@ LONG = ("training.train_iters=40", "optimizer.lr_decay_iters=40", "checkpoint.sa
 
 
 def test_a_warned_job_requeues_itself_and_ends_on_the_identical_curve(
-    slurm_cluster: SlurmCluster, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path
+    slurm_cluster: SlurmCluster,
+    tiny_run: Path,
+    tmp_path: Path,
+    byte_corpus: Path,
+    stand_in: str,
 ) -> None:
     """The signal that Slurm sends before the time limit, sent by hand; test_cluster.py waits for Slurm's."""
     slow = slow_requeue(slurm_cluster, tiny_run.parent)
     job_id = slurm_cluster.sbatch(render(tiny_run, *LONG), slow, cwd=tiny_run.parent)
     wait_for_steps(tiny_run, 3)
     slurm_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
-    ends_on_the_undisturbed_curve(slurm_cluster, tiny_run, job_id, LONG, tmp_path_factory, byte_corpus)
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = make_run(tmp_path / "undisturbed", byte_corpus, stand_in)
+    ends_on_the_undisturbed_curve(slurm_cluster, tiny_run, job_id, LONG, undisturbed)
 
 
 @pytest.mark.slow
 def test_a_job_that_slurm_warns_requeues_itself_and_ends_on_the_identical_curve(
-    slurm_cluster: SlurmCluster, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path
+    slurm_cluster: SlurmCluster,
+    tiny_run: Path,
+    tmp_path: Path,
+    byte_corpus: Path,
+    stand_in: str,
 ) -> None:
     """The real pre-timeout signal. Slurm looks at limits every 30 s, so that it comes about 27 s after the start."""
     longer = ("training.train_iters=120", "optimizer.lr_decay_iters=120", "checkpoint.save_interval=1000")
     sets = (*longer, "training.global_batch_size=64")
     warned = ('slurm.train.time="2:00"', "slurm.train.signal_lead_s=100")
     job_id = slurm_cluster.sbatch(render(tiny_run, *sets, *warned), cwd=tiny_run.parent)
-    ends_on_the_undisturbed_curve(slurm_cluster, tiny_run, job_id, sets, tmp_path_factory, byte_corpus)
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = make_run(tmp_path / "undisturbed", byte_corpus, stand_in)
+    ends_on_the_undisturbed_curve(slurm_cluster, tiny_run, job_id, sets, undisturbed)
 
 
 def ends_on_the_undisturbed_curve(
@@ -89,8 +101,7 @@ def ends_on_the_undisturbed_curve(
     run: Path,
     job_id: str,
     sets: tuple[str, ...],
-    tmp_path_factory: pytest.TempPathFactory,
-    corpus: Path,
+    undisturbed: Path,
 ) -> None:
     assert cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(run, job_id)
     log = log_of(run, job_id)
@@ -98,7 +109,6 @@ def ends_on_the_undisturbed_curve(
     assert "back into the queue (restart 1 of at most 100)" in log
     assert "ERROR" not in log
     assert int(cluster.show(job_id)["Restarts"]) >= 1
-    undisturbed = make_run(tmp_path_factory.mktemp("undisturbed"), corpus)
     options = [f"--set={each}" for each in sets]
     hpcgen("submit", "train", "-c", str(undisturbed), "--launcher=local", *options, cwd=undisturbed.parent)
     assert curve(run) == curve(undisturbed)

@@ -1,7 +1,7 @@
 """Runs Python programs as forks of a process that has imported the trainer, since imports take most of a short run.
 
-A fork differs from `python -m` and `python -c` in what is imported before its first line. tests/slurm starts `python -m
-trainer`.
+A fork differs from `python -m` and `python -c` in what is imported before its first line. tests/slurm/test_faults.py
+and the first test of test_train.py next to it start `python -m trainer`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class ForkedPython:
     ) -> None:
         """Starts `python ARGUMENTS` (-m or -c first) in ROOT. Appends to `output`, and its stderr to `errors`."""
         files = (output, errors or output)
-        self._process = CONTEXT.Process(target=_be_python, args=(list(arguments), dict(environment), *files))
+        self._process = CONTEXT.Process(
+            target=_start_as_python, args=(list(arguments), dict(environment), *files)
+        )
         self._process.start()
 
     @property
@@ -60,23 +62,46 @@ class ForkedPython:
 
 def run_python(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Runs `python ARGUMENTS` as a fork and waits for its end."""
+    [done] = run_ranks(arguments, [os.environ if env is None else env])
+    return done
+
+
+def run_ranks(
+    arguments: Sequence[str], environments: Sequence[Mapping[str, str]]
+) -> list[subprocess.CompletedProcess[str]]:
+    """Runs `python ARGUMENTS` in each environment at once, as forks, and waits for the end of all."""
     with tempfile.TemporaryDirectory() as directory:
-        output, errors = Path(directory) / "stdout", Path(directory) / "stderr"
-        process = ForkedPython(arguments, os.environ if env is None else env, output, errors)
+        streams = [
+            (Path(directory, f"{rank}.out"), Path(directory, f"{rank}.err"))
+            for rank in range(len(environments))
+        ]
+        processes = [
+            ForkedPython(arguments, environment, *files)
+            for environment, files in zip(environments, streams, strict=True)
+        ]
         try:
-            status = process.wait(timeout=300)
+            statuses = [process.wait(timeout=300) for process in processes]
         finally:
-            process.kill()
-        return subprocess.CompletedProcess(arguments, status, output.read_text(), errors.read_text())
+            for process in processes:
+                process.kill()
+        return [
+            subprocess.CompletedProcess(arguments, status, output.read_text(), errors.read_text())
+            for status, (output, errors) in zip(statuses, streams, strict=True)
+        ]
 
 
-def _be_python(arguments: list[str], environment: dict[str, str], output: Path, errors: Path) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
+def _start_as_python(arguments: list[str], environment: dict[str, str], output: Path, errors: Path) -> None:
     os.chdir(ROOT)
     for path, descriptor in ((output, 1), (errors, 2)):
         with path.open("a") as file:
             os.dup2(file.fileno(), descriptor)
+    be_python(arguments, environment)
+
+
+def be_python(arguments: list[str], environment: dict[str, str]) -> None:
+    """Does in this process, a fork, what `python ARGUMENTS` would do in this environment."""
+    os.environ.clear()
+    os.environ.update(environment)
     from tests.trainer.preloaded import SEARCHED
 
     added = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -84,11 +109,17 @@ def _be_python(arguments: list[str], environment: dict[str, str], output: Path, 
     if any((Path(path) / "sitecustomize.py").exists() for path in added):
         sys.modules.pop("sitecustomize", None)
         import sitecustomize  # noqa: F401  # as Python does at its start
-    option, program, *rest = arguments
-    if option == "-m":
-        sys.argv = [program, *rest]
-        sys.modules.pop(program, None)  # else runpy warns that it is imported
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = [option, *rest]
+    first, *rest = arguments
+    if first == "-m":
+        module, *rest = rest
+        sys.argv = [module, *rest]
+        sys.modules.pop(module, None)  # else runpy warns that it is imported
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        program, *rest = rest
+        sys.argv = [first, *rest]
         exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(first).parent))
+        runpy.run_path(first, run_name="__main__")

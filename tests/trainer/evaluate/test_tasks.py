@@ -105,6 +105,7 @@ def test_llama_answers_as_with_lm_evals_own_model(
     assert accuracy.stderr > 0
 
 
+@pytest.mark.slow  # test_job.py compares the loss of a GPT-2
 def test_gpt2_answers_as_with_lm_evals_own_model(tasks: Path, tmp_path: Path) -> None:
     model = parts.import_case("gpt2", tmp_path)
     result, samples = parts.evaluated(job(model, tasks, tmp_path / "run"))
@@ -114,11 +115,10 @@ def test_gpt2_answers_as_with_lm_evals_own_model(tasks: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("world_size", "sizes"),
     [
-        (2, {}),
-        (2, {"tensor_model_parallel_size": 2}),
-        (4, {"pipeline_model_parallel_size": 2}),
+        pytest.param(2, {}, id="2 replicas", marks=pytest.mark.slow),
+        pytest.param(2, {"tensor_model_parallel_size": 2}, id="TP2"),
+        pytest.param(4, {"pipeline_model_parallel_size": 2}, id="PP2 x 2 replicas"),
     ],
-    ids=["2 replicas", "TP2", "PP2 x 2 replicas"],
 )
 def test_layouts_have_the_results_of_one_rank(
     world_size: int,

@@ -20,11 +20,9 @@ def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.process
-def test_the_first_test_records_a_baseline_for_later_tests(
-    tmp_path: Path,
-) -> None:
+def test_the_first_test_records_a_baseline_for_later_tests(tmp_path: Path, stand_in: str) -> None:
     baseline = tmp_path / "baseline.json"
-    site = write_site(tmp_path, nccl_baseline=str(baseline))
+    site = write_site(tmp_path, nccl_baseline=str(baseline), python=stand_in)
     script = render("nccl-test", site, tasks("nccl-test", 2, 2))
     first = batch(script, tmp_path, NODES, job_id=1)
     assert first.status == 0, first.log
@@ -54,16 +52,17 @@ def test_the_first_test_records_a_baseline_for_later_tests(
     assert "ERROR: the fabric did not pass (above); figures: " in second.log
 
 
-def crippled(directory: Path) -> tuple[str, Path]:
+def crippled(directory: Path, python: str) -> tuple[str, Path]:
     """The script of a site whose settings explain a low bandwidth, and its baseline file."""
     baseline = directory / "baseline.json"
-    site = write_site(directory, nccl_baseline=str(baseline), environment={"NCCL_MAX_NCHANNELS": "2"})
+    environment = {"NCCL_MAX_NCHANNELS": "2"}
+    site = write_site(directory, nccl_baseline=str(baseline), environment=environment, python=python)
     return render("nccl-test", site, tasks("nccl-test", 1, 2)), baseline
 
 
 @pytest.mark.process
-def test_nothing_is_recorded_where_a_setting_explains_a_low_bandwidth(tmp_path: Path) -> None:
-    script, baseline = crippled(tmp_path)
+def test_nothing_is_recorded_where_a_setting_explains_a_low_bandwidth(tmp_path: Path, stand_in: str) -> None:
+    script, baseline = crippled(tmp_path, stand_in)
     found = batch(script, tmp_path, ("n1",))
     assert found.status == 1, found.log
     assert (
@@ -75,17 +74,19 @@ def test_nothing_is_recorded_where_a_setting_explains_a_low_bandwidth(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_baseline_is_recorded_on_request(tmp_path: Path) -> None:
-    script, baseline = crippled(tmp_path)
+def test_a_baseline_is_recorded_on_request(tmp_path: Path, stand_in: str) -> None:
+    script, baseline = crippled(tmp_path, stand_in)
     found = batch(script, tmp_path, ("n1",), arguments=["--record-baseline"])
     assert found.status == 0, found.log
     assert len(json.loads(baseline.read_text())) == 1
 
 
 @pytest.mark.process
-def test_a_node_that_the_sites_command_refuses_is_left_out_and_listed_for_a_day(tmp_path: Path) -> None:
+def test_a_node_that_the_sites_command_refuses_is_left_out_and_listed_for_a_day(
+    tmp_path: Path, stand_in: str
+) -> None:
     command = ["/bin/sh", "-c", 'test "$SLURMD_NODENAME" != n2 || { echo broken fan; exit 3; }']
-    site = write_site(tmp_path, health_command=command)
+    site = write_site(tmp_path, health_command=command, python=stand_in)
     known = tmp_path / "run" / "excluded_nodes"
     known.write_text("n8 99999999999\nn9 1\nn1 99999999999\n")
     found = batch(render("node-health", site, tasks("node-health", 2, 2)), tmp_path, NODES)

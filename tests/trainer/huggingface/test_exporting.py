@@ -7,9 +7,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,16 @@ import pytest
 import torch
 
 from tests.trainer.foreign import as_megatron_lm
+from tests.trainer.forked import ForkedPython, run_python
 from tests.trainer.huggingface.models import (
     VOCAB_SIZE,
     assert_same_weights,
     save_model,
     save_tokenizer,
+    transformers_process,
     weights,
 )
-from tests.trainer.runs import LLAMA, ROOT, finished, gpt_config
+from tests.trainer.runs import LLAMA, finished, gpt_config
 from tests.trainer.tensors import load_all
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import COMPLETE
@@ -33,6 +34,7 @@ from trainer.contract.errors import TrainerError
 from trainer.huggingface import check
 from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model
+from trainer.huggingface.source import read_source
 
 pytestmark = pytest.mark.process
 
@@ -213,58 +215,74 @@ def test_a_check_that_fails_leaves_nothing(
     assert "logits" in refused(imported, tmp_path / "exported", Options(check=True))
 
 
+def difference(checkpoint: Path, exported: Path) -> str:
+    """The result of the check, in the process of transformers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return check.compare(read_source(checkpoint), exported)
+
+
 def test_the_check_finds_a_wrong_weight(imported: Path, tmp_path: Path) -> None:
     source = tmp_path / "exported"
     export(imported, source, Options(), ignore)
-    run_check = (
-        "import sys; from pathlib import Path; from trainer.huggingface import check, source\n"
-        "print(check.compare(source.read_source(Path(sys.argv[1])), Path(sys.argv[2])))"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", run_check, str(imported), str(source)]
-    passed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "differ from the checkpoint's by at most" in passed.stdout
+    compared = transformers_process().submit(difference, imported, source).result()
+    assert "differ from the checkpoint's by at most" in compared
     from safetensors.torch import save_file
 
     tensors = weights(source)
     tensors["model.layers.0.self_attn.q_proj.weight"][0, 0] += 1.0
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
-    failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "the logits of the export differ from the checkpoint's" in failed.stderr
+    with pytest.raises(TrainerError, match="the logits of the export differ from the checkpoint's"):
+        transformers_process().submit(difference, imported, source).result()
+
+
+WITH_SMALL_FILES = """
+import resource, runpy
+resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 1024, 100 * 1024))
+runpy.run_module("trainer.huggingface", run_name="__main__", alter_sys=True)
+"""
 
 
 @pytest.mark.parametrize("direction", ["export", "import"])
 def test_a_full_disk_leaves_nothing(direction: str, imported: Path, tmp_path: Path) -> None:
     """The limit of a file's size stands in for a full disk."""
     source = imported if direction == "export" else imported.parents[1] / "original"
-    command = f"{sys.executable} -m trainer.huggingface {direction} {source} --to {tmp_path}/out"
-    limited = ["bash", "-c", f"ulimit -f 100; exec {command}"]
-    ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
+    ended = run_python("-c", WITH_SMALL_FILES, direction, str(source), "--to", f"{tmp_path}/out")
     assert ended.returncode == 2
     reason = f"{tmp_path}/out cannot be written (File too large)"
     assert ended.stderr == f"{reason}; what was written of it is removed\n"
     assert not list(tmp_path.iterdir())
 
 
+SLOWLY = """
+import sys, time
+from trainer.huggingface import __main__, exporting, transforms
+slow = transforms.to_huggingface
+def to_huggingface(*args):
+    print("begun", flush=True)
+    time.sleep(0.2)
+    return slow(*args)
+exporting.to_huggingface = to_huggingface
+sys.exit(__main__.main())
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_kill_leaves_nothing_at_the_destination(
     imported: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    program = (
-        "import sys, time; from pathlib import Path; from trainer.huggingface import __main__, exporting, transforms\n"
-        "slow = transforms.to_huggingface\n"
-        "def to_huggingface(*args):\n    print('begun', flush=True); time.sleep(0.2); return slow(*args)\n"
-        "exporting.to_huggingface = to_huggingface\n"
-        "sys.exit(__main__.main())"
-    )
-    command = [sys.executable, "-c", program, "export", str(imported), "--to", str(tmp_path / "out")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("begun")
-        time.sleep(0.3)
-        process.send_signal(number)
-    assert process.returncode != 0
-    assert not (tmp_path / "out").exists()
+    log, folder = tmp_path / "log", tmp_path / "exports"
+    folder.mkdir()
+    arguments = ("-c", SLOWLY, "export", str(imported), "--to", str(folder / "out"))
+    process = ForkedPython(arguments, os.environ, log)
+    while not (log.exists() and "begun" in log.read_text()):
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.send_signal(number)
+    assert process.wait(timeout=60) != 0
+    assert not (folder / "out").exists()
     if number == signal.SIGTERM:
-        assert not list(tmp_path.iterdir())
-    export(imported, tmp_path / "out", Options(), ignore)
-    assert (tmp_path / "out" / "model.safetensors").exists()
+        assert not list(folder.iterdir())
+    export(imported, folder / "out", Options(), ignore)
+    assert (folder / "out" / "model.safetensors").exists()

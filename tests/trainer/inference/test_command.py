@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.trainer.foreign import as_megatron_lm
+from tests.trainer.forked import run_ranks
 from tests.trainer.runs import LLAMA, ROOT, environment, finished, free_port, gpt_config
 from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA
 from trainer.contract.errors import TrainerError
@@ -55,43 +56,35 @@ def expected(run: Path) -> list[dict[str, Any]]:
     return [vars(completion) for completion in completions]
 
 
-def start(run: Path, *arguments: str, rank: int = 0, world_size: int = 1, port: str = "0") -> Any:
-    return subprocess.Popen(
-        [sys.executable, "-m", "trainer.inference", str(run), *OPTIONS, *arguments],
-        cwd=ROOT,
-        env=environment(rank, world_size, port),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def generated(run: Path, *arguments: str, world_size: int = 1) -> list[subprocess.CompletedProcess[str]]:
+    """The ranks of `python -m trainer.inference`, which have ended."""
+    command = ("-m", "trainer.inference", str(run), *OPTIONS, *arguments)
+    port = free_port()
+    return run_ranks(command, [environment(rank, world_size, port) for rank in range(world_size)])
 
 
 @pytest.mark.parametrize("arguments", [(), ("--pipeline-model-parallel-size", "2")], ids=["TP2", "PP2"])
 def test_two_ranks_generate_what_one_does(
     run: Path, expected: list[dict[str, Any]], arguments: tuple[str, ...]
 ) -> None:
-    port = free_port()
     given = ("--prompts", str(run / "prompts.jsonl"), "--json", *arguments)
-    ranks = [start(run, *given, rank=rank, world_size=2, port=port) for rank in range(2)]
-    outputs = [rank.communicate(timeout=300) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    assert [json.loads(line) for line in outputs[0][0].splitlines()] == expected
-    assert outputs[1][0] == ""
+    ranks = generated(run, *given, world_size=2)
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
+    assert [json.loads(line) for line in ranks[0].stdout.splitlines()] == expected
+    assert ranks[1].stdout == ""
 
 
 def test_replicas_share_the_prompts_of_a_file(
     run: Path, expected: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    port, output = free_port(), tmp_path / "new/texts.jsonl"
+    output = tmp_path / "new/texts.jsonl"
     given = ("--prompts", str(run / "prompts.jsonl"), "--output", str(output))
     given = (*given, "--tensor-model-parallel-size", "1", "--batch-size", "1")
-    ranks = [start(run, *given, rank=rank, world_size=2, port=port) for rank in range(2)]
-    outputs = [rank.communicate(timeout=300) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    ranks = generated(run, *given, world_size=2)
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
     assert [json.loads(line) for line in output.read_text().splitlines()] == expected
-    assert outputs[0][0] == outputs[1][0] == ""
-    assert f"texts: {output}\n3 prompts, 24 new tokens in " in outputs[0][1]
+    assert ranks[0].stdout == ranks[1].stdout == ""
+    assert f"texts: {output}\n3 prompts, 24 new tokens in " in ranks[0].stderr
     assert list(output.parent.iterdir()) == [output]
 
 
@@ -104,27 +97,41 @@ def test_hpcgen_generate_writes_json_lines_into_a_pipe(run: Path, expected: list
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == expected
     assert done.stderr.startswith("3 prompts, 24 new tokens in ")
-    long = subprocess.run([*command, "--prompt", "x" * 64], capture_output=True, text=True, check=False)
-    assert (long.returncode, long.stdout) == (2, "")
-    assert "prompt 1 has 64 tokens, but the model has 64 positions" in long.stderr
-    assert len(long.stderr.splitlines()) == 1
 
 
 def test_lines_that_are_typed_are_continued(run: Path, expected: list[dict[str, Any]]) -> None:
-    typed = start(run)
-    stdout, stderr = typed.communicate(f"{PROMPTS[0]}\n{'x' * 64}\n{PROMPTS[2]}\n", timeout=300)
-    assert typed.returncode == 0, stderr
+    typed = subprocess.run(
+        [sys.executable, "-m", "trainer.inference", str(run), *OPTIONS],
+        cwd=ROOT,
+        env=environment(0, 1, "0"),
+        input=f"{PROMPTS[0]}\n{'x' * 64}\n{PROMPTS[2]}\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert typed.returncode == 0, typed.stderr
     texts = [one["text"] for one in expected]
-    assert stdout.startswith(f"> {texts[0]}\n> prompt 1 has 64 tokens")
-    assert stdout.endswith(f"> {texts[2]}\n> \n")
+    assert typed.stdout.startswith(f"> {texts[0]}\n> prompt 1 has 64 tokens")
+    assert typed.stdout.endswith(f"> {texts[2]}\n> \n")
+
+
+def test_a_prompt_that_fills_the_model_is_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "x" * 64}) + "\n")
+    message = refused(run, "--prompts", str(tmp_path / "long.jsonl"))
+    assert message.startswith("trainer: prompt 1 has 64 tokens, but the model has 64 positions")
 
 
 def test_a_layout_for_other_ranks_is_refused(run: Path) -> None:
-    refused = start(run, "--prompts", str(run / "prompts.jsonl"), "--tensor-model-parallel-size", "2")
-    stdout, stderr = refused.communicate(timeout=300)
-    assert (refused.returncode, stdout) == (2, "")
-    assert stderr.startswith("trainer: TP x PP = 2 x 1 = 2, but the number of ranks is 1 ")
-    assert len(stderr.splitlines()) == 1
+    message = refused(run, "--prompts", str(run / "prompts.jsonl"), "--tensor-model-parallel-size", "2")
+    assert message.startswith("trainer: TP x PP = 2 x 1 = 2, but the number of ranks is 1 ")
+
+
+def refused(run: Path, *arguments: str) -> str:
+    """The one line that the program writes."""
+    [done] = generated(run, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    return done.stderr
 
 
 def test_weights_are_converted_to_another_precision(run: Path) -> None:

@@ -56,7 +56,7 @@ def continued(model: Model, prompts: list[str], **options: Any) -> list[Completi
 @pytest.mark.parametrize(
     ("name", "number", "count"),
     [
-        ("llama", 20, 64),
+        ("llama", 10, 40),
         *((name, 4, 24) for name in FAMILIES if name != "llama"),
     ],
 )
